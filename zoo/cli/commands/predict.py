@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +20,10 @@ from zoo.common.report import Row
 from zoo.runs import export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.inference import Inference
-from zoo.runs.input_files import describe_left_out, list_input_files
 from zoo.runs.load import build_inference, read_parts
-from zoo.runs.predict import content_digest, log, predict_files, result_settings
+from zoo.runs.predict.input_files import describe_left_out, list_input_files
+from zoo.runs.predict.results import log
+from zoo.runs.predict.run import content_digest, predict_files, result_settings
 
 USAGE = "zoo predict --ckpt_path RUN --input PATH --output DIR"
 TRAINER_OPTIONS = {
@@ -85,17 +83,16 @@ def main(
         log.warning("%s: left out %s", input, describe_left_out(left_out))
     chosen = {**specs.get("options", {}), **options}
     settings = result_settings(content_digest(path), specs["inference"], chosen, precision)
-    with terminate_as_exit():
-        if engine == "ray":
-            if ranks != (0, 1):
-                raise ValueError("--engine ray: start the command once, without --shard")
-            from zoo.runs.predict_ray import WorkerSettings, predict_with_ray
+    if engine == "ray":
+        if ranks != (0, 1):
+            raise ValueError("--engine ray: start the command once, without --shard")
+        from zoo.runs.predict.run_ray import WorkerSettings, predict_with_ray
 
-            worker = WorkerSettings(str(path.absolute()), options, precision, device, registry.admitted())
-            return predict_with_ray(worker, files, output, settings, overwrite, ray_address, ray_workers)
-        inference = build_inference(path, specs, state, fused, choose_device(device), **options)
-        bar = verbosity() != "quiet"
-        return predict_files(inference, files, output, settings, overwrite, *ranks, precision, bar)
+        worker = WorkerSettings(str(path.absolute()), options, precision, device, str(Path.cwd()), registry.admitted())
+        return predict_with_ray(worker, files, output, settings, overwrite, ray_address, ray_workers)
+    inference = build_inference(path, specs, state, fused, choose_device(device), **options)
+    bar = verbosity() != "quiet"
+    return predict_files(inference, files, output, settings, overwrite, *ranks, precision, bar)
 
 
 def check_arguments(model: Sequence[str], *required: Path | None) -> None:
@@ -168,20 +165,3 @@ def choose_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     return own_device(device)
-
-
-@contextlib.contextmanager
-def terminate_as_exit() -> Iterator[None]:
-    """Leave with 143 on SIGTERM, so that the file under way does not count as one that killed its process."""
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -17,9 +17,10 @@ from zoo.miipher.nets.cleaner import Encoder
 from zoo.runs.export import is_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.frozen import state_digest
-from zoo.runs.input_files import describe_left_out, list_input_files
 from zoo.runs.load import load
-from zoo.runs.predict import content_digest, log, predict_files, result_settings
+from zoo.runs.predict.input_files import describe_left_out, list_input_files
+from zoo.runs.predict.results import log
+from zoo.runs.predict.run import content_digest, predict_files, result_settings
 
 
 def read_encoder(path: Path) -> Encoder:

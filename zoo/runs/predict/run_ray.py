@@ -23,9 +23,11 @@ from rich.progress import Progress
 
 from zoo import __version__
 from zoo.common.report import Row
-from zoo.runs.input_files import InputFile
+from zoo.runs.inference import Inference
 from zoo.runs.load import load
-from zoo.runs.predict import Results, autocast, log, open_results
+from zoo.runs.predict.input_files import InputFile
+from zoo.runs.predict.results import Results, log, open_results
+from zoo.runs.predict.run import autocast, terminate_as_exit
 
 CHUNK_FILES = 64  # at most: calls cost the driver time, and a bar should move
 _CHUNKS_PER_ACTOR = 4  # at least, so that all end together
@@ -41,8 +43,9 @@ class WorkerSettings:
     Args:
         path: checkpoint or export, absolute, on a file system that all nodes share.
         options: of `zoo.load`.
-        precision: one of `zoo.runs.predict.PRECISIONS`.
+        precision: one of `PRECISIONS`.
         device: "auto" is a GPU for each actor where the cluster has any.
+        folder: the driver's working directory.
         packages: of the user, whose classes may be built.
     """
 
@@ -50,44 +53,67 @@ class WorkerSettings:
     options: Mapping[str, Any]
     precision: str
     device: str
+    folder: str
     packages: Sequence[str] = ()
 
 
 class PredictWorker:
-    """An actor: loads the model once and computes chunks of files.
+    """An actor, which loads the model once and computes chunks of files.
+
+    What ends the whole run is returned and not raised: Ray would wrap it, and try again.
 
     Args:
         settings: what to load.
         output: absolute path of the folder for results.
         settings_id: see `Results`.
         version: the driver's.
-
-    Raises:
-        ValueError: when this node has another version, or does not share the output folder.
     """
 
     def __init__(self, settings: WorkerSettings, output: str, settings_id: str, version: str) -> None:
-        host = socket.gethostname()
-        if version != __version__:
-            raise ValueError(f"node {host} has zoo {__version__}, the driver {version}: install the same on all nodes")
-        if not Path(output).is_dir():
-            raise ValueError(f"node {host} has no {output}: all nodes need it on one file system")
-        self._output, self._settings_id, self._precision = Path(output), settings_id, settings.precision
-        self._inference = load(settings.path, settings.device, allow_import=settings.packages, **settings.options)
+        self._settings, self._output, self._settings_id, self._version = settings, Path(output), settings_id, version
+        self._inference: Inference | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Compute a chunk, a line of JSON; returns its totals and failures likewise."""
-        chunk = json.loads(batch["item"][0])
+        """Compute a chunk, a line of JSON; returns its totals, failures and what ends the run likewise."""
+        made: dict[str, Any] = {}
+        try:
+            self._inference = self._inference or self._load()
+            made = self._compute(self._inference, json.loads(batch["item"][0]))
+        except OSError as error:
+            made["error"] = error.errno, error.strerror or str(error)
+        except (ValueError, ImportError) as error:
+            made["error"] = None, str(error)
+        except (torch.AcceleratorError, MemoryError):
+            os._exit(1)  # Ray starts another actor, which computes the rest of the chunk
+        return {"item": [json.dumps(made)]}
+
+    def _load(self) -> Inference:
+        """Load the model.
+
+        Raises:
+            ValueError: when this node has another version, or does not share the output folder.
+        """
+        host, settings = socket.gethostname(), self._settings
+        if self._version != __version__:
+            raise ValueError(
+                f"node {host} has zoo {__version__}, the driver {self._version}: install the same on all nodes"
+            )
+        if not self._output.is_dir():
+            raise ValueError(f"node {host} has no {self._output}: all nodes need it on one file system")
+        with contextlib.suppress(OSError):
+            os.chdir(settings.folder)  # options may name files
+        return load(settings.path, settings.device, allow_import=settings.packages, **settings.options)
+
+    def _compute(self, inference: Inference, chunk: Mapping[str, Any]) -> dict[str, Any]:
         rows = {row["target"]: row for row in chunk["rows"]}
         results = Results(self._output, self._settings_id, f"chunk{chunk['number']}", rows)
         failures = []
-        with torch.inference_mode(), autocast(self._inference.device, self._precision):
-            for source, target in chunk["files"]:
-                file = InputFile(source, target)
+        with torch.inference_mode(), autocast(inference.device, self._settings.precision):
+            for file in (InputFile(*file) for file in chunk["files"]):
                 if not results.skip(file):
-                    row = results.compute(self._inference, file)
-                    failures += [(source, row["error"])] if row["error"] else []
-        return {"item": [json.dumps({"totals": results.totals, "failures": failures})]}
+                    row = results.compute(inference, file)
+                    failures += [(row["source"], row["error"])] if row["error"] else []
+        return {"totals": results.totals, "failures": failures}
 
 
 def predict_with_ray(
@@ -120,12 +146,14 @@ def predict_with_ray(
         OSError: the cluster does not answer, or the disk is full.
         ValueError: the model cannot be loaded, or a node has another version or other folders.
     """
-    with connect(address, workers) as ray, open_results(output, settings, overwrite) as results:
+    with (
+        connect(address, workers) as ray,
+        terminate_as_exit(),  # Ray's own handler leaves with 15
+        open_results(output, settings, overwrite) as results,
+    ):
         pending = [file for file in files if not results.skip(file)]
         chunks = split_chunks(pending, workers or max(int(ray.cluster_resources().get("CPU", 1)), 1))
         unfinished = {target: row for target, row in results.rows.items() if row["status"] in _UNFINISHED}
-        if overwrite:
-            unfinished = {target: row for target, row in unfinished.items() if row["status"] != "failed"}
         items = [
             json.dumps({
                 "number": number,
@@ -139,7 +167,10 @@ def predict_with_ray(
         arguments = (replace(worker, device=device), str(output.absolute()), results.settings_id, __version__)
         with Progress(disable=not progress) as bar:
             task = bar.add_task("predict", total=len(pending))
-            for made in run_actors(ray, items, arguments, workers, device == "cuda"):
+            for made in run_actors(items, arguments, workers, device == "cuda"):
+                if "error" in made:
+                    number, message = made["error"]
+                    raise ValueError(message) if number is None else OSError(number, message)
                 results.totals.update(made["totals"])
                 for failure in made["failures"]:
                     log.warning("%s failed: %s", *failure)
@@ -154,7 +185,7 @@ def split_chunks(files: Sequence[InputFile], workers: int) -> list[Sequence[Inpu
 
 
 def run_actors(
-    ray: Any, items: Sequence[str], arguments: Sequence[Any], workers: int | None, gpu: bool
+    items: Sequence[str], arguments: Sequence[Any], workers: int | None, gpu: bool
 ) -> Iterator[dict[str, Any]]:
     """Compute chunks by actors; yields what each gave, as it comes."""
     from ray.data import ActorPoolStrategy, DataContext, from_items
@@ -177,15 +208,9 @@ def run_actors(
     try:
         for row in dataset.iter_rows():
             yield json.loads(row["item"])
-    except ray.exceptions.RayError as error:
-        raise explain_ray_error(error) from None
-
-
-def explain_ray_error(error: Exception) -> Exception:
-    """What an actor raised, without Ray's pages around it."""
-    while isinstance(inner := getattr(error, "cause", None) or error.__cause__, Exception):
-        error = inner
-    return error
+    except Exception as error:  # Ray Data raises plain ones
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        raise ChildProcessError(f"Ray ended the run: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Prediction over many files: each result once, whatever is killed, and a journal of what made it.
+"""The results in a folder: what made each, what is done, and who writes there.
 
 A process appends a row to its part of the manifest, `manifest.rank<i>-of-<n>.jsonl`, before and after each file. The
 process that ends last merges the parts into `manifest.jsonl`, one row a result, and writes `summary.json`.
@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
-from zoo import __version__
 from zoo.common.atomic import sweep_temporaries
 from zoo.common.folders import begin_output
 from zoo.common.hardware import peak_memory_bytes
@@ -30,88 +28,16 @@ from zoo.common.locks import LOCK_NAME
 from zoo.common.report import Row, write_report
 from zoo.common.work import Journal, cause
 from zoo.runs.inference import Inference
-from zoo.runs.input_files import RESERVED_NAMES, InputFile
+from zoo.runs.predict.input_files import RESERVED_NAMES, InputFile
 
 log = logging.getLogger(__name__)
 
 MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME = RESERVED_NAMES
 OUTCOMES = ("done", "failed")
 MAX_ATTEMPTS = 3  # of a file that kills its process
-PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-_VERSION_KEY = "zoo"  # of the settings: written, not compared
+VERSION_KEY = "zoo"  # of the settings: written, not compared
 _LOCK_SECONDS = 120.0  # another process may merge a long manifest
 _LEAST_FREE_BYTES = 2**20  # below this a failed write is taken for a full disk
-
-
-def predict_files(
-    inference: Inference,
-    files: Sequence[InputFile],
-    output: Path,
-    settings: Mapping[str, Any],
-    overwrite: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    precision: str = "32-true",
-    progress: bool = True,
-) -> Row:
-    """Compute the files of one process; those whose result is there are skipped.
-
-    Args:
-        files: of all processes, see `list_input_files`; this one takes every world_size-th from the rank-th on.
-        output: the folder for results.
-        settings: what the results depend on besides the inputs, see `result_settings`.
-        overwrite: compute also what is done, and replace other settings.
-        precision: one of `PRECISIONS`.
-        progress: show a bar on rank 0.
-
-    Returns:
-        Counts `done`, `failed`, `skipped`; `seconds` of work; `audio_seconds` and `real_time_factor` (seconds of work
-        per second of audio) where there is audio; `peak_memory_gib`; `missing`, if other processes have files to do.
-        The last process returns, and writes to `summary.json`, the sums over all.
-
-    Raises:
-        ValueError: when the folder has results of other settings, or another process does the same work.
-        OSError: when the disk is full: the next files would fare no better.
-    """
-    with open_results(output, settings, overwrite, rank, world_size) as results:
-        own = files[rank::world_size]
-        with torch.inference_mode(), autocast(inference.device, precision):
-            for file in track(own, "predict", disable=not (progress and own and rank == 0)):
-                if not results.skip(file):
-                    results.compute(inference, file)
-        return results.finish(files, inference.device)
-
-
-def result_settings(checkpoint: str, inference: str, options: Mapping[str, Any], precision: str = "32-true") -> Row:
-    """What the results of a model depend on besides their inputs; the content of `settings.json`.
-
-    Args:
-        checkpoint: digest of the weights, see `content_digest`.
-        inference: public name of its class.
-        options: values of the class's arguments that are not weights.
-    """
-    return {
-        "checkpoint": checkpoint,
-        "inference": inference,
-        "options": dict(options),
-        "precision": precision,
-        _VERSION_KEY: __version__,
-    }
-
-
-def content_digest(path: Path) -> str:
-    """The sha256 of a file, or of the names and contents of all files below a folder (model cards left out)."""
-    if path.is_file():
-        return _sha256(path)
-    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-    lines = [f"{name} {_sha256(path / name)}\n" for name in names if not name.endswith(".md")]
-    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
-
-
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """The context of a precision, one of `PRECISIONS`."""
-    dtype = PRECISIONS[precision]
-    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def read_manifest(path: Path) -> list[Row]:
@@ -223,11 +149,12 @@ class Results:
         return facts
 
     def _count_attempts(self, row: Row) -> int:
-        """How many processes died at a file of this content."""
+        """How many processes died at a file of this content; one that failed by that gets one more try in each call."""
         last = self.rows.get(row["target"], {})
         if any(last.get(key) != row[key] for key in ("settings", "sha256")):
             return 0
-        return 0 if last["status"] == "failed" and self.overwrite else last.get("attempt", 0)
+        attempts = last.get("attempt", 0)
+        return min(attempts, MAX_ATTEMPTS - 1) if last["status"] == "failed" else attempts
 
     def _add_seconds(self, seconds: float, audio_seconds: float | None) -> None:
         sums = {"seconds": seconds}
@@ -322,7 +249,7 @@ def _begin_settings(output: Path, settings: Mapping[str, Any], overwrite: bool) 
         write_report(output, {SETTINGS_NAME: settings})
         return
     try:
-        begin_output(output, settings, SETTINGS_NAME, notes=(_VERSION_KEY,))
+        begin_output(output, settings, SETTINGS_NAME, notes=(VERSION_KEY,))
     except ValueError as error:
         raise ValueError(f"{error}" + ("; or replace the results by --overwrite true" if has_results else "")) from None
 
@@ -369,16 +296,17 @@ def summarize_parts(parts: Sequence[Mapping[str, Any]]) -> Row:
 def describe_input(source: str) -> Row:
     """The size, time of change and sha256 of a file."""
     facts = os.stat(source)
-    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": _sha256(Path(source))}
+    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": file_digest(Path(source))}
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _settings_id(settings: Mapping[str, Any]) -> str:
-    compared = {key: value for key, value in settings.items() if key != _VERSION_KEY}
+    compared = {key: value for key, value in settings.items() if key != VERSION_KEY}
     return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
 
 
