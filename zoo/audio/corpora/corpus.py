@@ -17,7 +17,7 @@ from zoo.audio.corpora.selection import match_entries, relative_name
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
-from zoo.common.text_files import read_lines
+from zoo.common.reading.text_files import read_lines
 
 CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, what training clips are brought to

@@ -15,7 +15,7 @@ from zoo.audio.corpora.corpus import CACHES, cache_folder
 from zoo.audio.corpora.selection import without_suffix
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
-from zoo.common.text_files import read_lines
+from zoo.common.reading.text_files import read_lines
 
 FULL_COUNT = 13_100  # utterances of LJSpeech 1.1
 VALIDATION_COUNT = 150  # of the split that HiFi-GAN's authors ship; they train on the other 12,950

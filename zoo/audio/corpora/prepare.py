@@ -14,8 +14,8 @@ from rich.progress import track
 
 from zoo.audio.corpora.layouts import CorpusKind, corpus_home, read_corpus
 from zoo.audio.io import files
-from zoo.common.archives import extract_archive
 from zoo.common.atomic import write_atomic
+from zoo.common.reading.extract import extract_archive
 
 MANIFEST_NAME = "manifest.jsonl"
 _LOG = logging.getLogger(__name__)

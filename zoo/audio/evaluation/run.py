@@ -30,9 +30,9 @@ from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, i
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
 from zoo.common.locks import writes_into
+from zoo.common.reading.text_files import read_lines
 from zoo.common.report import Row, box_plots, failure_lines, summary_table, write_report
 from zoo.common.statistics import LEVEL, Measure, summarise
-from zoo.common.text_files import read_lines
 from zoo.common.work import Table, cause, spread
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from zoo.common.reading.archives import check_zip, data_start, open_checked
-from zoo.common.text_files import read_lines
+from zoo.common.reading.text_files import read_lines
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
