@@ -27,7 +27,7 @@ READABLE = {
     **{("wav", damage): 1 for damage in ("streamed", "streamed_sox", "streamed_zero", "length_too_large")},
     ("flac", "streamed"): 1,
     **{(kind, damage): 1 for kind in ("cbr", "vbr") for damage in ("header_missing", "streamed", "padded", "tagged")},
-    **{(kind, "joined_without_header"): 2 for kind in ("cbr", "vbr")},
+    **{(kind, damage): 2 for kind in ("cbr", "vbr") for damage in ("joined_without_header", "joined_with_tags")},
 }
 DAMAGES = {
     "wav": ("valid", "cut", "joined", "header_missing", "length_too_small", "length_too_large", "streamed",
@@ -37,7 +37,7 @@ DAMAGES = {
     "ogg": ("valid", "cut", "joined", "header_missing"),
     "opus": ("valid", "cut", "joined", "header_missing"),
     "cbr": ("valid", "cut", "joined", "header_missing", "length_too_small", "length_too_large", "streamed", "padded",
-            "tagged", "cut_without_header", "joined_without_header"),
+            "tagged", "cut_without_header", "joined_without_header", "joined_with_tags"),
 }  # fmt: skip
 DAMAGES["vbr"] = DAMAGES["cbr"]
 CASES = [(*container, damage) for container in CONTAINERS for damage in DAMAGES[container[0]]]
@@ -108,6 +108,7 @@ def damage_file(kind: str, content: bytes, damage: str, samples: int) -> bytes:
         "tagged": tags[0] + content + tags[1] + tags[2],
         "cut_without_header": plain[: len(plain) // 3 + 7],
         "joined_without_header": plain + plain,
+        "joined_with_tags": 2 * (tags[0] + plain + tags[2]),
     }[damage]
 
 

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-Data = bytes | mmap.mmap
-
 _UNKNOWN_LENGTH = 2**63 - 1  # of a file in libsndfile, which then decodes up to the end instead of estimating
 _STREAMED_SIZES = (range(0x7FFF0000, 0x80010000), range(0xFFFF0000, 0x100000000))  # of a wav written into a pipe
 _TRAILERS = (b"TAG", b"ID3", b"APETAGEX", b"LYRICS")
-_ZERO_SCAN = 1 << 16  # bytes looked at to tell padding from content
+_ZERO_BLOCK = 1 << 16  # bytes looked at together
 _OGG_BEGIN, _OGG_END = 2, 4  # flags of a stream's first and last page
 _FLAC_LONGEST_FRAME = 1 << 18  # bytes, where STREAMINFO does not tell
+_FLAC_BLOCKS = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << n for n in range(8)}}  # samples by code
 _MPEG_SCAN = 1 << 16  # bytes in front of the first frame
 _MPEG_1_LAYER_2 = (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384)  # kbit/s
 _MPEG_1_LAYER_3 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
@@ -120,7 +119,7 @@ def inspect_container(path: Path, scan: bool = True) -> Layout:
         return Layout(0, size) if first is None else _inspect_mpeg(data, first, end)
 
 
-def _skip_id3(data: Data, start: int) -> int:
+def _skip_id3(data: mmap.mmap, start: int) -> int:
     """The byte behind the ID3v2 tags that begin at `start`."""
     while data[start : start + 3] == b"ID3" and len(data) >= start + 10:
         flags, *sizes = data[start + 5 : start + 10]
@@ -129,7 +128,12 @@ def _skip_id3(data: Data, start: int) -> int:
     return start
 
 
-def _strip_trailers(data: Data, end: int) -> int:
+def _skip_tag(data: mmap.mmap, start: int) -> int:
+    """The byte behind an ID3v1 or ID3v2 tag between the frames of files that were joined."""
+    return start + 128 if data[start : start + 3] == b"TAG" else _skip_id3(data, start)
+
+
+def _strip_trailers(data: mmap.mmap, end: int) -> int:
     """The byte behind the audio: ID3v1 and APEv2 tags at the end are none."""
     if end >= 128 and data[end - 128 : end - 125] == b"TAG":
         end -= 128
@@ -139,11 +143,13 @@ def _strip_trailers(data: Data, end: int) -> int:
     return max(end, 0)
 
 
-def _is_padding(data: Data, start: int, end: int) -> bool:
-    return not data[start : min(end, start + _ZERO_SCAN)].strip(b"\0")
+def _is_padding(data: mmap.mmap, start: int, end: int) -> bool:
+    """Whether all bytes are zero."""
+    blocks = range(start, end, _ZERO_BLOCK)
+    return not any(data[first : min(end, first + _ZERO_BLOCK)].strip(b"\0") for first in blocks)
 
 
-def _inspect_wav(data: Data, size: int) -> Layout:
+def _inspect_wav(data: mmap.mmap, size: int) -> Layout:
     position, large = 12, None
     while position + 8 <= size:
         name, length = struct.unpack("<4sI", data[position : position + 8])
@@ -159,7 +165,7 @@ def _inspect_wav(data: Data, size: int) -> Layout:
         length = large
     elif any(length in sizes for sizes in _STREAMED_SIZES) and length > size - first:
         return Layout(0, size, patches={position + 4: b"\xff" * 4})
-    elif length == 0 and size > first and not _is_chunk(data, first):
+    elif length == 0 and size > first and not _is_chunk(data, first, size):
         return Layout(0, size, patches={position + 4: b"\xff" * 4})
     riff = struct.unpack("<I", data[4:8])[0] + 8
     if length > size - first and (riff > size or large is not None):
@@ -168,13 +174,15 @@ def _inspect_wav(data: Data, size: int) -> Layout:
     return Layout(0, size)
 
 
-def _is_chunk(data: Data, position: int) -> bool:
-    """Whether a RIFF chunk begins here."""
+def _is_chunk(data: mmap.mmap, position: int, end: int | None = None) -> bool:
+    """Whether a RIFF chunk begins here and, where `end` is given, ends there or before."""
     header = data[position : position + 8]
-    return len(header) == 8 and all(32 <= value < 127 for value in header[:4])
+    if len(header) < 8 or not all(32 <= value < 127 for value in header[:4]):
+        return False
+    return end is None or position + 8 + struct.unpack("<I", header[4:])[0] <= end
 
 
-def _check_chunks(data: Data, position: int, size: int, length: int) -> None:
+def _check_chunks(data: mmap.mmap, position: int, size: int, length: int) -> None:
     """Refuse samples behind those that the header of a wav counts."""
     position += length % 2 if not _is_chunk(data, position) else 0  # some writers leave the padding out
     while position < size and _is_chunk(data, position):
@@ -190,7 +198,7 @@ def _check_chunks(data: Data, position: int, size: int, length: int) -> None:
         )
 
 
-def _check_ogg(data: Data, position: int, end: int) -> None:
+def _check_ogg(data: mmap.mmap, position: int, end: int) -> None:
     flags, has_begun = 0, False
     if position + 27 > end:
         raise ContainerError("cut, the first Ogg page is incomplete")
@@ -206,7 +214,7 @@ def _check_ogg(data: Data, position: int, end: int) -> None:
             raise ContainerError("several Ogg streams joined; split them or encode them again as one")
         has_begun = has_begun or not flags & _OGG_BEGIN
         position = page_end
-    if isinstance(data, mmap.mmap) and data.find(b"OggS", position, end) >= 0:
+    if data.find(b"OggS", position, end) >= 0:
         raise ContainerError(f"damaged, there is no Ogg page at byte {position}")
     if not flags & _OGG_END:
         raise ContainerError("cut, the Ogg stream has no end mark")
@@ -231,8 +239,10 @@ def _inspect_flac(data: mmap.mmap, start: int, end: int, scan: bool) -> Layout:
         samples is None and (position := data.rfind(data[first : first + 2], max(first, end - longest), position)) > 0
     ):
         samples = _parse_flac_frame(data[position : position + 16], data[first : first + 4], block_samples)
+    if samples is None and promised == 0:
+        raise ContainerError("damaged, the FLAC header counts no samples and no frame is at the end")
     if samples is None:
-        raise ContainerError("damaged, no FLAC frame at its end")
+        return Layout(start, end)
     if promised not in (0, samples):
         raise ContainerError(
             f"cut, joined or a wrong header, the FLAC header promises {promised} samples and the last frame ends at "
@@ -262,12 +272,9 @@ def _parse_flac_frame(header: bytes, first: bytes, block_samples: int) -> int | 
         position = 4 + ones
     code = header[2] >> 4
     extra = {6: 1, 7: 2}.get(code, 0)
-    if extra:
-        samples = int.from_bytes(header[position : position + extra], "big") + 1
-    else:
-        samples = {0: 0, 1: 192}.get(code, 576 << code - 2 if code < 6 else 256 << code - 8 if code >= 8 else 0)
+    samples = _FLAC_BLOCKS.get(code) or int.from_bytes(header[position : position + extra], "big") + 1
     position += extra + {12: 1, 13: 2, 14: 2}.get(header[2] & 0x0F, 0)
-    if not samples or position >= len(header) or _crc8(header[:position]) != header[position]:
+    if code == 0 or position >= len(header) or _crc8(header[:position]) != header[position]:
         return None
     return samples + (number if header[1] & 1 else number * block_samples)
 
@@ -326,10 +333,10 @@ def _inspect_mpeg(data: mmap.mmap, start: int, end: int) -> Layout:
         if size is None:
             frame = _parse_mpeg_header(header)
             if frame is None:
-                if (behind := _skip_id3(data, position)) > position:
+                if (behind := _skip_tag(data, position)) > position:
                     position = behind
                     continue
-                if header[:3] == b"TAG" or _is_padding(data, position, end):
+                if _is_padding(data, position, end):
                     break
                 raise ContainerError(f"damaged or joined, there is no MPEG frame at byte {position}")
             if frame[2] != stream:
