@@ -119,6 +119,18 @@ def test_silent_and_loud_files_pass(corpus, tmp_path):
     assert degrade(corpus, tmp_path / "out")["failed"] == 0
 
 
+@pytest.mark.parametrize("peak_db", [-10, -50, -80])
+def test_quiet_recordings_keep_their_precision(tmp_path, peak_db):
+    loud = np.random.default_rng(0).uniform(-1, 1, 8000)
+    for name in ("a", "b"):
+        files.write(tmp_path / "clean" / f"{name}.wav", loud * 10 ** (peak_db / 20), RATE, "FLOAT")
+    degrade(tmp_path / "clean", tmp_path / "out", val_items=1)
+    source = files.read_mono(tmp_path / "clean" / "a.wav").astype(np.float64)
+    for path in (tmp_path / "out").glob("*/clean/*.wav"):
+        error = files.read_mono(path) - source
+        assert 10 * np.log10(np.sum(source**2) / max(np.sum(error**2), 1e-30)) >= 80
+
+
 def test_wrong_calls_are_named(corpus, tmp_path):
     degrade(corpus, tmp_path / "out")
     with pytest.raises(ValueError, match=r"begun with other settings: seed 172957 \(now 1\)"):

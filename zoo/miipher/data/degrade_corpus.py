@@ -28,6 +28,7 @@ from zoo.common.ranges import at_least
 from zoo.common.work import Journal, spread
 
 SPLITS = ("val", "train")
+QUIET_PEAK = 2.0**-6  # recordings below it (-36 dBFS) are written with 32 bits
 Row = dict[str, Any]
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Workbench:
     def _write(self, folder: Path, keys: Sequence[str], clean: np.ndarray, degraded: Sequence[np.ndarray]) -> None:
         """All copies of the clean recording are one file where the file system has hard links."""
         first = folder / "clean" / f"{keys[0]}.wav"
-        files.write(first, clean, self.sample_rate)
+        files.write(first, clean, self.sample_rate, _subtype(clean))
         for key, copy in zip(keys, degraded, strict=True):
             target = folder / "clean" / f"{key}.wav"
             if target != first:
@@ -93,7 +94,12 @@ class Workbench:
                 except OSError:
                     with replacing(target) as temporary:
                         shutil.copyfile(first, temporary)
-            files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate)
+            files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate, _subtype(copy))
+
+
+def _subtype(audio: np.ndarray) -> str:
+    """Choose the sample format: 16 bits would lose the precision of a quiet recording, which is scaled up later."""
+    return "PCM_16" if np.abs(audio).max() >= QUIET_PEAK else "PCM_32"
 
 
 def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int) -> list[Job]:
@@ -129,9 +135,10 @@ def degrade_corpus(
 ) -> dict[str, int]:
     """Write degraded copies of a corpus as mirrored trees.
 
-    `OUTPUT/{train,val}/clean/<key>.wav` and `.../degraded/<key>.wav` are both mono, 16 bit and of equal length. A key
-    is the utterance's name, `_` and the number of the copy. The randomness of a copy follows from the seed, the
-    utterance's place in the sorted corpus and the copy's number alone. A killed call is resumed by the same call.
+    `OUTPUT/{train,val}/clean/<key>.wav` and `.../degraded/<key>.wav` are both mono and of equal length, of 16 bits or,
+    where quiet, 32. A key is the utterance's name, `_` and the number of the copy. The randomness of a copy follows
+    from the seed, the utterance's place in the sorted corpus and the copy's number alone. A killed call is resumed by
+    the same call.
 
     The other arguments are those of `degrade`.
 
