@@ -197,7 +197,9 @@ class _Batch:
 
     def optimal_actions(self) -> Tensor:
         """Refused: nobody knows them."""
-        raise ValueError(f"the best actions of {self.env.id} are unknown: name a demonstrator (--epsilon.demonstrator)")
+        raise ValueError(
+            f"nobody knows the best actions of {self.env.id}: name a demonstrator (--epsilon.demonstrator)"
+        )
 
 
 class Loop(_Batch):
