@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +23,10 @@ from zoo.runs.folder import find_checkpoint
 from zoo.runs.inference import Inference
 from zoo.runs.load import build_inference, read_parts
 from zoo.runs.predict.input_files import describe_left_out, list_input_files
-from zoo.runs.predict.results import log
 from zoo.runs.predict.run import content_digest, predict_files, result_settings
+
+log = logging.getLogger(__name__)
+
 
 USAGE = "zoo predict --ckpt_path RUN --input PATH --output DIR"
 TRAINER_OPTIONS = {

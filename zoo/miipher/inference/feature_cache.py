@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from zoo.runs.folder import find_checkpoint
 from zoo.runs.frozen import state_digest
 from zoo.runs.load import load
 from zoo.runs.predict.input_files import describe_left_out, list_input_files
-from zoo.runs.predict.results import log
 from zoo.runs.predict.run import content_digest, predict_files, result_settings
+
+log = logging.getLogger(__name__)
 
 
 def read_encoder(path: Path) -> Encoder:

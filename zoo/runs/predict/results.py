@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -26,7 +26,7 @@ from zoo.common.folders import begin_output
 from zoo.common.hardware import peak_memory_bytes
 from zoo.common.locks import LOCK_NAME
 from zoo.common.report import Row, write_report
-from zoo.common.work import Journal, cause
+from zoo.common.work import Journal, cause, json_line
 from zoo.runs.inference import Inference
 from zoo.runs.predict.input_files import RESERVED_NAMES, InputFile
 
@@ -70,8 +70,10 @@ class Results:
         self, output: Path, settings_id: str, part: str, rows: Mapping[str, Row], overwrite: bool = False
     ) -> None:
         self.output, self.settings_id, self.overwrite = output, settings_id, overwrite
-        self._journal = Journal(output / f"manifest.{part}.jsonl", key="target", ascii=True)
-        self.rows = {**rows, **self._journal.begin()} if self._journal.path.exists() else dict(rows)
+        self._path = output / f"manifest.{part}.jsonl"
+        own = Journal(self._path, key="target", ascii=True).begin() if self._path.exists() else {}
+        self.rows = {**rows, **own}
+        self._file: BinaryIO | None = None  # stays open: to open it twice for each file costs as much as a short file
         self.totals: Counter[str] = Counter(dict.fromkeys((*OUTCOMES, "skipped"), 0))
 
     def skip(self, file: InputFile) -> bool:
@@ -86,7 +88,7 @@ class Results:
                 content = describe_input(file.source)
                 if content["sha256"] != row["sha256"]:
                     return False
-                self._journal.append(row | {"source": file.source} | content)
+                self._append(row | {"source": file.source} | content)
         except OSError:
             return False
         self.totals["skipped"] += 1
@@ -128,21 +130,33 @@ class Results:
         status, seconds = "failed" if error else "done", time.perf_counter() - began
         row |= {"status": status, "error": error, "seconds": round(seconds, 6)}
         row = row | facts | row  # in this order, and no fact hides what the row says
-        self._journal.append(row)
+        self._append(row)
         self.totals[status] += 1
         if not error:
             self._add_seconds(seconds, row.get("audio_seconds"))
         return row
 
+    def close(self) -> None:
+        """Close the part of the manifest."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, row: Row) -> None:
+        self._file = self._file or self._path.open("ab")
+        self._file.write(json_line(row))
+        self._file.flush()
+
     def _attempt(self, inference: Inference, file: InputFile, row: Row, attempt: int) -> Mapping[str, Any]:
         target = self.output / file.target
-        self._journal.append(row | {"status": "started", "attempt": attempt + 1})
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self._append(row | {"status": "started", "attempt": attempt + 1})
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # a result of other settings or of another content
         try:
             facts = inference.process_file(Path(file.source), target)
         except (KeyboardInterrupt, SystemExit):  # not the file's fault
-            self._journal.append(row | {"status": "interrupted", "attempt": attempt})
+            self._append(row | {"status": "interrupted", "attempt": attempt})
             raise
         if not target.exists():
             raise RuntimeError(f"{type(inference).__name__}.process_file wrote no {target}")
@@ -184,6 +198,7 @@ class SharedResults(Results):
         """Sum up, and merge the parts of the manifest if no other process runs; see `predict_files`."""
         memory = round(peak_memory_bytes(device or torch.device("cpu")) / 2**30, 3)
         totals = {**self.totals, "peak_memory_gib": memory}
+        self.close()
         with _lock_folder(self.output):
             self._part_lock.close()
             rows = read_rows(self.output) if running_parts(self.output) else merge_parts(self.output)

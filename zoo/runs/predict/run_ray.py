@@ -26,8 +26,11 @@ from zoo.common.report import Row
 from zoo.runs.inference import Inference
 from zoo.runs.load import load
 from zoo.runs.predict.input_files import InputFile
-from zoo.runs.predict.results import Results, log, open_results
+from zoo.runs.predict.results import Results, open_results
 from zoo.runs.predict.run import autocast, terminate_as_exit
+
+log = logging.getLogger(__name__)
+
 
 CHUNK_FILES = 64  # at most: calls cost the driver time, and a bar should move
 _CHUNKS_PER_ACTOR = 4  # at least, so that all end together
@@ -113,6 +116,7 @@ class PredictWorker:
                 if not results.skip(file):
                     row = results.compute(inference, file)
                     failures += [(row["source"], row["error"])] if row["error"] else []
+        results.close()
         return {"totals": results.totals, "failures": failures}
 
 
