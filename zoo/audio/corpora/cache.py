@@ -170,19 +170,18 @@ def build(
         ValueError: there are no files, too many bad ones, or the folder holds something else.
         OSError: the disk is full; nothing is left behind.
     """
-    folder = Path(os.path.abspath(folder))
-    if not files:
+    folder, paths = Path(os.path.abspath(folder)), [Path(os.path.abspath(file)) for file in files]
+    if not paths:
         raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
-    paths = [Path(os.path.abspath(file)) for file in files]
     names = relative_names(paths, root)
     key = _key(paths, names, sample_rate, channels)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
+    partial = folder.with_name(f".{folder.name}.partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if (cache := _existing(folder)) is not None and cache.key == key:
             return _checked(cache, len(names), max_bad_share)
-        partial = folder.with_name(f".{folder.name}.partial")
         try:
             known = _fill(paths, partial, key, sample_rate, progress, max_bad_share, channels)
             _finish(names, known, partial, channels, {"key": key, "sample_rate": sample_rate})

@@ -172,20 +172,28 @@ def degrade_corpus(
     bench = Workbench(degrader, noises, rirs, sample_rate, clean, output)
     manifest = Journal(output / "manifest.jsonl")
     manifest.begin()
-    left = 0
-    for split in SPLITS:
-        todo = _remaining([job for job in jobs if job.split == split], manifest.rows, output)
-        left += sum(len(job.copies) for job in todo)
-        for rows in track(spread(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
-            for row in rows:
-                manifest.add(row)
-            if rows[0]["status"] == "failed":
-                log.warning("left out: %s", rows[0]["error"])
+    made = sum(
+        _make_copies([job for job in jobs if job.split == split], split, bench, manifest, workers, progress)
+        for split in SPLITS
+    )
     keys = [key for job in jobs for key, _ in job.copies]
     rows = manifest.finish(keys)
     failed = [row for row in rows if row["status"] == "failed"]
-    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - left}
+    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - made}
     return {**counts, "bad_files": len({row["source"] for row in failed})}
+
+
+def _make_copies(
+    jobs: Sequence[Job], split: str, bench: Workbench, manifest: Journal, workers: int, progress: bool
+) -> int:
+    """Make the copies of a split that are missing, with a row of the manifest each; returns their number."""
+    todo = _remaining(jobs, manifest.rows, bench.output)
+    for rows in track(spread(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
+        for row in rows:
+            manifest.add(row)
+        if rows[0]["status"] == "failed":
+            log.warning("left out: %s", rows[0]["error"])
+    return sum(len(job.copies) for job in todo)
 
 
 def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path) -> list[Job]:
