@@ -33,14 +33,11 @@ WITHOUT_IMPORT = {
     "pytest-timeout": "`timeout` of pytest's settings",
     "pytest-xdist": "`pytest -n 2`",
     "ruff": "a linter",
-    "s3fs": "fsspec imports it for s3:// addresses",
     "types-pyyaml": "mypy reads it",
 }
 # Distribution that is imported and not declared -> the declared one whose interface it belongs to.
 PART_OF = {
     "antlr4-python3-runtime": "omegaconf",
-    "botocore": "s3fs",  # its errors
-    "boto3": "moto",
     "docstring-parser": "jsonargparse",
     "httpx": "nicegui",
     "ipython": "ipykernel",
@@ -49,7 +46,6 @@ PART_OF = {
     "python-socketio": "nicegui",
     "starlette": "fastapi",
     "torchmetrics": "lightning",  # zoo/cli/lazy_imports.py only puts off what Lightning imports
-    "yarl": "aiohttp",
 }
 
 

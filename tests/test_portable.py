@@ -39,7 +39,6 @@ KILLS = {
 }
 FOLDERS = re.compile(r"/(proc|sys|dev|tmp|bin|usr|etc)/")
 WITH_FOLDERS = {
-    "zoo/audio/io/shards.py": "of a memfd",
     "zoo/common/hardware.py": "looked for; the answer is 0 or the next way without it",
     "zoo/tuning/batch_size.py": "Linux alone",
     "zoo/ui/jobs/records.py": "psutil answers without it",

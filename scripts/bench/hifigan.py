@@ -100,7 +100,7 @@ def loader(settings: Settings) -> list[Finding]:
     }
     real = Path(os.environ.get("ZOO_DATA", "")) / "ljspeech"
     if "ZOO_DATA" in os.environ and real.is_dir():
-        corpora["real clips"] = _as_wavs(files.walk(real)[:64], settings.folder / "real" / "wavs")
+        corpora["real clips"] = _as_wavs(files.find_audio_files(real)[:64], settings.folder / "real" / "wavs")
     return [_loader(settings, name, paths) for name, paths in corpora.items()]
 
 

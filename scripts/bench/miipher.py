@@ -207,7 +207,7 @@ def buckets(size: Size) -> list[Finding]:
     corpora = {"made corpus": made_seconds(500 if size.quick else 5000, 5.0, longest=30.0)}
     real = Path(os.environ.get("ZOO_DATA", "")) / "ljspeech"
     if "ZOO_DATA" in os.environ and real.is_dir():
-        found = [files.info(path) for path in files.walk(real)]
+        found = [files.info(path) for path in files.find_audio_files(real)]
         corpora["LJSpeech"] = np.array([each.samples / each.sample_rate for each in found])
     findings = []
     for name, whole in corpora.items():

@@ -68,7 +68,7 @@ def lay_out(output: Path, data: Path | None = None) -> Path:
     if output.is_dir():
         return output
     data = data or Path(os.environ.get("ZOO_DATA", "data"))
-    speech, noise = (files.walk(data / name) for name in (SPEECH_FOLDER, NOISE_FOLDER))
+    speech, noise = (files.find_audio_files(data / name) for name in (SPEECH_FOLDER, NOISE_FOLDER))
     held = set(speech[-HELD_OUT:])
     building = output.with_name(f"{output.name}.part")
     shutil.rmtree(building, ignore_errors=True)
@@ -112,7 +112,7 @@ def clips(output: Path = Path("runs/audiosr/mixed")) -> list[Finding]:
     Args:
         output: folder to write, which ZOO_MIXED names where it is another one.
     """
-    counts = {part: len(files.walk(lay_out(output) / part / "high")) for part in ("train", "valid")}
+    counts = {part: len(files.find_audio_files(lay_out(output) / part / "high")) for part in ("train", "valid")}
     return [Finding(part, count, "clips") for part, count in counts.items()]
 
 

@@ -77,7 +77,7 @@ def test_splice_each_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["splice", str(tmp_path / "in"), str(tmp_path / "out"), "--each=true"]) == 1
     assert "done 2, skipped 0, failed 1" in capsys.readouterr().out
     assert files.info(tmp_path / "out" / "a.wav").samples == RATE // 2
-    assert sorted(path.name for path in files.walk(tmp_path / "out")) == ["a.wav", "c.wav"]
+    assert sorted(path.name for path in files.find_audio_files(tmp_path / "out")) == ["a.wav", "c.wav"]
 
 
 def test_cache_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

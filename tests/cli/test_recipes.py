@@ -247,12 +247,13 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (["fit", "--ckpt_path", "last"], "no run with a checkpoint"),
         (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
-        (["predict", "--ckpt_path", "nowhere"], "nowhere"),
+        (["predict", "--ckpt_path", "nowhere", "--input", ".", "--output", "out"], "nowhere"),
         (["fit", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["convert", "hifigan", "nowhere", "there"], "nowhere"),
         (["convert", "nosuch", "a", "b"], "nosuch"),
         (["nonsense"], "no command 'nonsense'"),
-        (["predict", "--config", str(VOCODER), "--input", ".", "--output", "out"], "needs --ckpt_path"),
+        (["predict", "hifigan/smoke", "--input", ".", "--output", "out"], "takes no recipe"),
+        (["predict", "--input", ".", "--output", "out"], "needs --ckpt_path"),
         (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "model.init_args.accumulate"),
         (["fit", "--config", str(VOCODER), "--trainer.max_step", "2"], "unknown key trainer.max_step"),
     ],
@@ -282,7 +283,7 @@ def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(
     assert main(["fit", *recipe, "--ckpt_path", "golden.ckpt"]) == 1
     assert "--init_from" in capsys.readouterr().err
     files.write("in.wav", SpeechLike(22050).utterance(0)[:11025], 22050)
-    args = ["predict", *recipe, "--ckpt_path", "golden.ckpt", "--input", "in.wav", "--output", "out"]
+    args = ["predict", "--ckpt_path", "golden.ckpt", "--input", "in.wav", "--output", "out"]
     assert main(args) == 0
     assert files.info("out/in.wav").samples == 11025
 

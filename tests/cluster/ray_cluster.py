@@ -82,7 +82,7 @@ class RayCluster:
         for node in self.nodes:
             with contextlib.suppress(psutil.Error):
                 children = psutil.Process(node.pid).children(recursive=True)
-                found += [each for each in children if each.cmdline()[:1] and "ray::Worker" in each.cmdline()[0]]
+                found += [each for each in children if each.cmdline()[:1] and "PredictWorker" in each.cmdline()[0]]
         return found
 
 

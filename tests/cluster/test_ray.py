@@ -19,7 +19,7 @@ import pytest
 from tests.cluster.ray_cluster import RayCluster, available, ray_cluster
 from tests.harness import TOY_ARGS, TOY_FIT, forked, good, zoo
 from zoo.audio.io import files
-from zoo.runs.bulk import read_manifest
+from zoo.runs.predict.results import read_manifest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not available(), reason="needs Ray: the extra ray")]
 LETHAL = "007"
@@ -106,7 +106,7 @@ def assert_whole(work: Path, names: list[str], again: int = 0) -> None:
     assert sum(computed.values()) - len(names) <= again
     assert sorted(path.stem for path in (work / "out").rglob("*.wav")) == names
     found = sorted(path.name for path in (work / "out").iterdir())
-    assert found == ["even", "manifest.jsonl", "odd", "summary.json"]
+    assert found == ["even", "manifest.jsonl", "odd", "settings.json", "summary.json"]
 
 
 def equal_to_ranks(run: Path, work: Path, but: int = 0) -> None:
@@ -117,14 +117,13 @@ def equal_to_ranks(run: Path, work: Path, but: int = 0) -> None:
     ours, plain = work / "out", work / "plain"
     expected, found = rows_of(plain / "manifest.jsonl"), rows_of(ours / "manifest.jsonl")
     assert expected.keys() == found.keys()
-    unequal = Counter(found[source]["status"] for source in expected if found[source] != expected[source])
-    # where an actor was killed between a result and its row, the next one has found the result
-    assert unequal <= Counter(skipped=2, failed=but), unequal
+    unequal = [found[source]["status"] for source in expected if found[source] != expected[source]]
+    assert unequal == ["failed"] * but
     for path in ours.rglob("*.wav"):
         assert path.read_bytes() == (plain / path.relative_to(ours)).read_bytes()
 
 
-def test_a_node_killed_in_the_middle_loses_nothing(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
+def test_killed_node_loses_nothing(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
     seed = time.time_ns() % 2**32
     print("seed", seed)
     names = write_inputs(tmp_path, 80)
@@ -132,13 +131,12 @@ def test_a_node_killed_in_the_middle_loses_nothing(cluster: RayCluster, run: Pat
     driver.until(random.Random(seed).randrange(5, 50))
     cluster.kill_node(1)
     assert driver.end() == 0, driver.said
-    assert "was lost with" in driver.said or "was lost while it started" in driver.said
     assert_whole(tmp_path, names, again=1)
     equal_to_ranks(run, tmp_path)
 
 
 @pytest.mark.slow
-def test_lost_actors_are_replaced_and_a_lethal_file_fails_alone(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
+def test_lethal_file_fails_alone(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
     seed = time.time_ns() % 2**32
     print("seed", seed)
     chance = random.Random(seed)
@@ -163,14 +161,12 @@ def test_lost_actors_are_replaced_and_a_lethal_file_fails_alone(cluster: RayClus
     again = forked("predict", *TOY_ARGS, "--ckpt_path", run, "--input", "in", "--output", "out", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert_whole(tmp_path, names, again=2)
-    assert {row["status"] for row in rows_of(tmp_path / "out" / "manifest.jsonl").values()} <= {"done", "skipped"}
+    assert {row["status"] for row in rows_of(tmp_path / "out" / "manifest.jsonl").values()} == {"done"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_stopped_driver_takes_its_actors_along(
-    cluster: RayCluster, run: Path, tmp_path: Path, number: int, code: int
-) -> None:
+def test_stopped_driver_ends_its_actors(cluster: RayCluster, run: Path, tmp_path: Path, number: int, code: int) -> None:
     names = write_inputs(tmp_path, 40)
     driver = Driver(cluster, run, tmp_path, "--ray_workers", 1)
     driver.until(5)
@@ -187,7 +183,7 @@ def test_a_stopped_driver_takes_its_actors_along(
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_all_with_one_line(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
+def test_full_disk_ends_with_one_line(cluster: RayCluster, run: Path, tmp_path: Path) -> None:
     names = write_inputs(tmp_path, 60)
     (tmp_path / "out").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(tmp_path / "out")]
@@ -206,7 +202,7 @@ def test_a_full_disk_ends_all_with_one_line(cluster: RayCluster, run: Path, tmp_
 
 
 @pytest.mark.slow
-def test_without_a_cluster_one_of_this_machine_is_started(run: Path, tmp_path: Path) -> None:
+def test_without_cluster_one_of_this_machine_is_started(run: Path, tmp_path: Path) -> None:
     names = write_inputs(tmp_path, 12)
     options = ["--ckpt_path", run, "--input", "in", "--output", "out", "--engine", "ray", "--ray_workers", 2]
     good(zoo("predict", *TOY_ARGS, *options, cwd=tmp_path, RAY_AUTH_MODE="disabled"))

@@ -53,7 +53,6 @@ BAD: dict[str, Callable[[Path], bytes]] = {
     "noise.mp3": lambda folder: bytes(range(256)) * 20,
     "cut_header.wav": lambda folder: encoded(folder, "wav")[:30],
     "rate_0.wav": lambda folder: header(folder, 24, 0),
-    "claims_2_gib.wav": lambda folder: header(folder, 40, 2**31),
     "cut.wav": lambda folder: cut(folder, "wav"),
     "cut.flac": lambda folder: cut(folder, "flac"),
     "flipped_bit.flac": flipped_bit,
@@ -69,6 +68,7 @@ ODD: dict[str, Callable[[Path], bytes]] = {
     "silence.wav": lambda folder: samples(folder, np.zeros(RATE), "PCM_16"),
     "one_sample.wav": lambda folder: samples(folder, TONE[:1], "PCM_16"),
     "8_bit.wav": lambda folder: samples(folder, TONE, "PCM_U8"),
+    "claims_2_gib.wav": lambda folder: header(folder, 40, 2**31),
     "streamed.wav": lambda folder: header(folder, 40, 2**32 - 1),
     "lossy.mp3": lambda folder: encoded(folder, "mp3"),
 }

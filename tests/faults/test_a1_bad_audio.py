@@ -9,7 +9,7 @@ import torch
 from tests.faults.bad_audio import BAD, ODD, RATE, corpus
 from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, forked, good
 from zoo.hifigan.data import VocoderData
-from zoo.runs.bulk import read_manifest
+from zoo.runs.predict.results import read_manifest
 
 FIT = [
     "fit", "--config", SMOKE, "--trainer.max_steps=2", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null",
@@ -79,6 +79,6 @@ def test_predict_reports_each_file_and_computes_the_others(tmp_path):
     assert {name for name, row in rows.items() if row["status"] == "failed"} == set(BAD)
     assert all(str(root / name) in rows[name]["error"] and "\n" not in rows[name]["error"] for name in BAD)
     assert all(str(root / name) in result.stderr for name in BAD)
-    assert f"failed {len(BAD)}" in result.stderr
+    assert f"failed {len(BAD)}" in result.stdout
     written = [path for path in (tmp_path / "out").rglob("*") if path.suffix == ".wav"]
     assert len(written) == 5 + len(ODD)

@@ -82,7 +82,6 @@ NODES: dict[str, Node] = {
     "user interface's processes": part("zoo.ui.jobs.trainings.Trainings", runs="ELSEWHERE", jobs="ELSEWHERE"),
     "log file": part("zoo.training.callbacks.monitor._LogFile", filename="ELSEWHERE/marker"),
     "rows": part("zoo.runs.csv_log.RunCSV", save_dir="ELSEWHERE/rows"),
-    "shards": part("zoo.audio.io.shards.ShardWriter", folder="ELSEWHERE/shards"),
     "bulk": part("zoo.runs.bulk.BulkData", source="ELSEWHERE", target="ELSEWHERE/out"),
     "pickle by way of torch": part("torch.nn.modules.module.torch.load", f="ELSEWHERE/secret.yaml", weights_only=False),
     "torch.hub.load": part("torch.hub.load", repo_or_dir="ELSEWHERE", model="model", source="local"),

@@ -11,8 +11,8 @@ from toy_wing.faults import fill
 from tests.harness import TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forked, good, newest, record
 from zoo.audio.io import files
 from zoo.common.atomic import TEMPORARY_MARK
-from zoo.runs.bulk import read_manifest
 from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.predict.results import read_manifest
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_full_while_results_are_written(whole: Path, disk: Path, tmp_path: Path)
     said = [line for line in full.stderr.splitlines() if line.startswith("zoo: error: ")]
     assert len(said) == 1 and "disk full" in said[0]
     found = sorted(path.name for path in (disk / "out").iterdir())
-    assert [name for name in found if not name.startswith("manifest")] == ["0.wav", "1.wav"]
+    assert [name for name in found if not name.startswith(("manifest", "settings"))] == ["0.wav", "1.wav"]
     written = {path: path.stat().st_mtime_ns for path in (disk / "out").glob("*.wav")}
     (disk / "filler").unlink()
     good(forked(*options, cwd=tmp_path))

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.corpora import cache
-from zoo.audio.corpora import index as long_list
 from zoo.audio.corpora.corpus import EmbeddedCorpus, read_list
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
@@ -66,7 +64,7 @@ def test_features_are_cut_along(corpus: Path, tmp_path: Path, shape: str) -> Non
     folder = tmp_path / "features"
     folder.mkdir()
     hop = 64
-    for path in files.walk(corpus):
+    for path in files.find_audio_files(corpus):
         frames = files.info(path).samples // hop + 1  # centred mels have one frame more than the audio
         values = np.tile(np.arange(frames, dtype=np.float32), (3, 1))
         np.save(folder / f"{path.stem}.npy", values if shape == "(C, F)" else values[None])
@@ -128,7 +126,7 @@ def test_lists_tell_speakers_apart(tmp_path: Path) -> None:
 def test_features_lie_at_the_path_of_their_clip(tmp_path: Path) -> None:
     write_speakers(tmp_path / "c" / "wavs", samples=1024)
     folder = tmp_path / "features"
-    for place, path in enumerate(files.walk(tmp_path / "c")):
+    for place, path in enumerate(files.find_audio_files(tmp_path / "c")):
         target = (folder / path.relative_to(tmp_path / "c")).with_suffix(".npy")
         target.parent.mkdir(parents=True, exist_ok=True)
         np.save(target, np.full((3, 16), float(place), np.float32))
@@ -148,7 +146,7 @@ def test_flat_features_need_unique_stems(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(3, 8), (3, 32), (16, 3)])
 def test_features_must_fit_the_audio(tmp_path: Path, shape: tuple[int, int]) -> None:
     write_speakers(tmp_path / "c", samples=1024)
-    for path in files.walk(tmp_path / "c"):
+    for path in files.find_audio_files(tmp_path / "c"):
         np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32))
     np.save(tmp_path / "c" / "b" / "1.npy", np.zeros(shape, np.float32))
     with pytest.raises(ValueError, match=r"1 of 5 clips .*b/1\.npy.*, 16\)"):
@@ -157,7 +155,7 @@ def test_features_must_fit_the_audio(tmp_path: Path, shape: tuple[int, int]) -> 
 
 def test_features_must_fit_the_net(tmp_path: Path) -> None:
     write_speakers(tmp_path / "c", samples=1024)
-    for path in files.walk(tmp_path / "c"):
+    for path in files.find_audio_files(tmp_path / "c"):
         np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32))
     module = VocoderData(
         root=str(tmp_path / "c"), sample_rate=RATE, segment_samples=512, val_items=2, cache=str(tmp_path / "cache"),
@@ -177,7 +175,7 @@ def test_features_must_fit_the_net(tmp_path: Path) -> None:
 
 def test_features_must_be_finite(tmp_path: Path) -> None:
     write_speakers(tmp_path / "c", samples=1024)
-    for path in files.walk(tmp_path / "c"):
+    for path in files.find_audio_files(tmp_path / "c"):
         np.save(path.with_suffix(".npy"), np.full((3, 16), np.nan, np.float32))
     module = data(tmp_path / "c", tmp_path, features=str(tmp_path / "c"), feature_hop_samples=64)
     for read in (lambda: module.train_set[0, 0], lambda: module.val_set[0]):
@@ -189,7 +187,7 @@ def test_clips_shorter_than_a_frame_are_left_out(tmp_path: Path, caplog: pytest.
     write_speakers(tmp_path / "c", samples=1024)
     for name in ("a/0", "e/1"):
         files.write(tmp_path / "c" / f"{name}.wav", np.full(63, 0.1, np.float32), RATE)
-    for path in files.walk(tmp_path / "c"):
+    for path in files.find_audio_files(tmp_path / "c"):
         np.save(path.with_suffix(".npy"), np.zeros((3, 16), np.float32))
     module = data(tmp_path / "c", tmp_path, features=str(tmp_path / "c"), feature_hop_samples=64)
     assert names_of(module.train_set) == ["a/1.wav", "a/2.wav", "b/1.wav", "b/2.wav"]
@@ -219,23 +217,3 @@ def test_embedded_corpus_reads_like_a_cache() -> None:
     corpus = EmbeddedCorpus(2, RATE)
     np.testing.assert_array_equal(corpus.read(0, 10, 5), corpus.read(0)[10:15])
     assert corpus.lengths[0] == len(corpus.read(0))
-
-
-@pytest.mark.parametrize("held_out", [None, "clip2|x\nclip4|x\n"])
-def test_a_long_list_of_files_changes_nothing(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: str | None
-) -> None:
-    lists = {}
-    if held_out is not None:
-        (tmp_path / "val").write_text(held_out)
-        lists = {"val_list": str(tmp_path / "val")}
-    short = data(corpus, tmp_path, **lists)
-    monkeypatch.setattr(long_list, "LARGE", 3)
-    monkeypatch.setattr(cache, "LARGE", 3)
-    for folder in (tmp_path, tmp_path / "new", tmp_path / "new"):  # a former cache, none, and one of a long list
-        long = data(corpus, folder, **lists)
-        assert list(long.train_set.indices) == list(short.train_set.indices)
-        assert list(long.val_set.indices) == list(short.val_set.indices)
-        assert list(long.train_set.corpus.names) == list(short.train_set.corpus.names)
-        assert all(torch.equal(long.train_set[2, i]["audio"], short.train_set[2, i]["audio"]) for i in range(4))
-        np.testing.assert_array_equal(long.contents[0], short.contents[0])

@@ -252,7 +252,7 @@ def test_export_is_self_contained(run: Path, tmp_path: Path, monkeypatch: pytest
     assert main(["inspect", str(moved), *TOY_ARGS]) == 0
     files.write(tmp_path / "in.wav", np.full(50, 0.01, np.float32), 16000)
     args = ["--ckpt_path", str(moved), "--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out")]
-    assert main(["predict", *args, *TOY_ARGS, "--model.init_args.options.offset=0.25"]) == 0
+    assert main(["predict", *args, *TOY_ARGS, "--model.offset=0.25"]) == 0
     found = files.read(tmp_path / "out" / "in.wav")[0]
     np.testing.assert_allclose(found, 0.01 * expected[0] + 0.25, atol=1e-4)
 

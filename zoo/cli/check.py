@@ -18,7 +18,7 @@ import yaml
 
 from zoo.cli.names import find_recipe, listed, near, pairs
 from zoo.common import registry
-from zoo.common.options import CONFIG_OPTIONS, PREDICT_KEYS, SETTINGS_SUFFIXES, with_values
+from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES, with_values
 from zoo.common.reading.signatures import Argument, arguments
 from zoo.common.reading.text import safe_load
 
@@ -36,9 +36,9 @@ class WrongNameError(ValueError):
 class _Checker:
     """Knows which class stands where, so that a later file or option may change its arguments alone."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self) -> None:
         self.sections = _sections()
-        self.keys = {*OWN, *self.sections}.difference(() if command == "predict" else PREDICT_KEYS)
+        self.keys = {*OWN, *self.sections}
         self.classes: dict[str, str] = {}
 
     def config(self, content: Any, origin: str) -> None:
@@ -134,8 +134,8 @@ class _Checker:
             self._part(value, place, "")
 
 
-def check_trainer_command(command: str, args: Sequence[str]) -> None:
-    """Check the options of fit, validate, test or predict and the files that they name.
+def check_trainer_command(args: Sequence[str]) -> None:
+    """Check the options of fit, validate or test and the files that they name.
 
     Args:
         args: after `zoo.cli.names.recipes_named`.
@@ -144,7 +144,7 @@ def check_trainer_command(command: str, args: Sequence[str]) -> None:
         WrongNameError: for a key, class or choice that nothing has, with the nearest.
         FileNotFoundError: for a file that is not there.
     """
-    checker = _Checker(command)
+    checker = _Checker()
     for option, value, _ in pairs(args):
         if option == "--ckpt_path" and value:
             run = Path(value)
@@ -202,7 +202,7 @@ def fit_apart(function: str, args: Sequence[str]) -> tuple[list[str], list[str]]
     module, _, attribute = function.partition(":")
     known = arguments(module, attribute) or {}
     kinds = {name: ast.unparse(each.annotation) if each.annotation else "" for name, each in known.items()}
-    sections = _Checker("fit").keys - known.keys()
+    sections = _Checker().keys - known.keys()
     own: list[str] = []
     lists: dict[str, list[str]] = {}
     fit: list[str] = []
@@ -215,6 +215,16 @@ def fit_apart(function: str, args: Sequence[str]) -> tuple[list[str], list[str]]
         taken = not option or "." in name or (name in sections and name not in ("h", "help"))
         (fit if taken else own).extend(words)
     return [*own, *(f"{option}={json.dumps(values)}" for option, values in lists.items())], fit
+
+
+def dotted_apart(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments of a tool into its own and the rest: options with a dot, and words of their own."""
+    own: list[str] = []
+    rest: list[str] = []
+    for option, value, joined in pairs(args):
+        words = [f"{option}={value}"] if joined else [word for word in (option, value) if word is not None and word]
+        (rest if not option or "." in option else own).extend(words)
+    return own, rest
 
 
 @functools.cache

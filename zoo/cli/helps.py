@@ -9,7 +9,6 @@ TRAINER_COMMANDS = {
     "fit": "train a recipe, or go on with a run: fit RECIPE | fit --ckpt_path last|RUN|FILE",
     "validate": "evaluate a checkpoint on the validation set: validate --ckpt_path RUN",
     "test": "evaluate a checkpoint on the test set: test --ckpt_path RUN",
-    "predict": "run a checkpoint on files: predict --ckpt_path RUN --input PATH --output DIR",
 }
 _CHECKPOINT = ("--ckpt_path RUN", "a run folder, a checkpoint, or `last` for the newest run")
 _SHARED = (
@@ -29,18 +28,6 @@ OPTIONS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "validate": (_CHECKPOINT, *_SHARED),
     "test": (_CHECKPOINT, *_SHARED),
-    "predict": (
-        ("--ckpt_path RUN", "a run folder, a checkpoint, an export, or `last` for the newest run"),
-        ("--input PATH", "a file or a folder tree"),
-        ("--output DIR", "for the results and manifest.jsonl; a second call does what is missing"),
-        ("--overwrite true", "do finished files again"),
-        ("--engine ray", "on a Ray cluster: --ray_address HOST:PORT or auto, --ray_workers N"),
-        ("--shard I/N", "the I-th of N parts, from 1/N to N/N: for processes that talk to no other"),
-        ("--fanout N", "or --tar N: subfolders where one would hold more results, or tar shards of N results"),
-        ("--files_together N", "N files under way, whose chunks of one length are computed as one batch"),
-        *_SHARED[:2],
-        ("--model.KEY VALUE", "any option of the system's inference, e.g. a chunk length"),
-    ),
 }
 EVERYWHERE = (
     ("-q, -v", "errors and warnings only; everything that the libraries say as well"),
@@ -54,7 +41,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "validate": ("zoo validate --ckpt_path last",),
     "test": ("zoo test --ckpt_path last",),
-    "predict": ("zoo predict --ckpt_path last --input wavs --output restored",),
 }
 
 
@@ -68,7 +54,7 @@ def asks_for_help(args: Sequence[str]) -> Literal["short", "all", ""]:
 
 
 def short_help(command: str) -> str:
-    """The help of fit, validate, test or predict."""
+    """The help of fit, validate or test."""
     about = TRAINER_COMMANDS[command].partition(":")[0]
     options = [*OPTIONS[command], *EVERYWHERE]
     recipe = (

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import zoo
-from zoo.cli.check import check_part, check_tool, check_trainer_command, fit_apart
+from zoo.cli.check import check_part, check_tool, check_trainer_command, dotted_apart, fit_apart
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.lazy_imports import collector_off, put_off_imports
 from zoo.cli.names import near, recipes_named
@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
 FIT = "fit"  # `*fit` of a tool: recipe, fragments and flags of `zoo fit`
+MODEL = "model"  # `*model` of a tool: options of the model that it loads, `--model.KEY VALUE`
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 FORMER_NAMES = {"sweep": "compare-samplers"}  # still answer, and are not listed
 
@@ -76,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> int:
                 print(short_help(command))
                 return 0
             rest = recipes_named(rest)
-            check_trainer_command(command, rest)
+            check_trainer_command(rest)
             put_off_imports()
             with collector_off():
                 from zoo.cli.trainer import run
@@ -123,7 +124,11 @@ def run_tool(command: str, args: list[str]) -> int:
         known = of_systems or [*TRAINER_COMMANDS, *tools]
         given = " ".join([command, *args[:1]]) if of_systems else command
         return _fail(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})", code=2)
-    args, of_fit = fit_apart(tools[command], args) if parameter_help(tools[command], FIT) else (args, [])
+    apart: list[str] = []  # what the tool gets as it is written
+    if parameter_help(tools[command], FIT):
+        args, apart = fit_apart(tools[command], args)
+    elif parameter_help(tools[command], MODEL).startswith("`--model."):
+        args, apart = dotted_apart(args)
     check_tool(command, tools[command], (*RANKS, "progress"), args)
     put_off_imports()
     module, _, name = tools[command].partition(":")
@@ -145,7 +150,7 @@ def run_tool(command: str, args: list[str]) -> int:
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
     values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
     _find_models(values, getattr(function, "writes_into", ()))
-    several = [*of_fit, *(value for name in many for value in values.pop(name))]
+    several = [*apart, *(value for name in many for value in values.pop(name))]
     if not ranks and process_rank()[0] > 0 and getattr(function, "writes_into", ()):
         print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
         return 0

@@ -1,4 +1,4 @@
-"""fit, validate, test, predict: LightningCLI in subclass mode, with our callbacks and run folders.
+"""fit, validate, test: LightningCLI in subclass mode, with our callbacks and run folders.
 
 Every command takes the same flat config, so that the config.yaml of a run serves all of them. (Its own file beside
 `zoo/cli/main.py`, because help and tools must answer without importing Lightning.)
@@ -13,16 +13,15 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, NoReturn
 
 import lightning as L
 import torch.distributed
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
-from jsonargparse.typing import PositiveInt
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
@@ -45,20 +44,17 @@ from zoo.cli.quiet import filter_warnings, quietly, show_records
 from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
-from zoo.common.options import PREDICT_KEYS, files_first, take_option
+from zoo.common.options import files_first, take_option
 from zoo.common.reading.configs import check_places, read_config, read_mapping
 from zoo.runs import folder as runs
 from zoo.runs import frozen
-from zoo.runs.bulk import BulkData, Shard, plan, writing
-from zoo.runs.checkpoints import load_checkpoint, step_of
+from zoo.runs.checkpoints import step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.hub import names
-from zoo.runs.inference import Inference
 from zoo.runs.init_from import init_from
 from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
-from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
 from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
@@ -70,33 +66,6 @@ from zoo.training.errors import ExplainedError, LostContactError, explain, lost_
 from zoo.training.processes import Processes, leave, limit_waiting
 from zoo.training.strategies.shards import SHARDING_STRATEGIES
 from zoo.training.task import ZooTask
-
-
-class Loaded(ZooTask):
-    """A task that can only predict.
-
-    Args:
-        path: an export folder or a checkpoint, for `zoo.load`.
-        options: for `zoo.load`: values of the Inference's constructor, such as a chunk length.
-    """
-
-    inference_class: ClassVar[str] = ""
-    inference_parts: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, path: str, options: dict[str, Any] | None = None) -> None:
-        super().__init__()
-        self._inference = load(path, **(options or {}))
-        for name, part in self._inference.parts().items():
-            self.add_module(name, part)
-
-    def inference(self, **changes: Any) -> Inference:
-        """The loaded object; its options were changed when it was loaded."""
-        assert self._inference is not None
-        return self._inference
-
-
-class NoData(L.LightningDataModule):
-    """Stands where a recipe's data would: `predict --input` brings its own."""
 
 
 class ZooParser(LightningArgumentParser):
@@ -114,12 +83,11 @@ class ZooParser(LightningArgumentParser):
 
 
 def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
-    """A config as YAML that any of the four commands reads."""
+    """A config as YAML that any of the three commands reads."""
     kept = config.clone()
     kept["trainer.default_root_dir"] = None
     kept["ckpt_path"] = None
-    for key in ("config", *PREDICT_KEYS):
-        kept.pop(key, None)
+    kept.pop("config", None)
     return parser.dump(kept, skip_none=False)
 
 
@@ -170,8 +138,7 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
     """Fill in what a `--ckpt_path` says already: `last` and `auto` become a run, a run brings its config.
 
     Returns:
-        The arguments, those of a prediction without a recipe begin with `--model.path`; and the run whose own config is
-        among them.
+        The arguments; and the run whose own config is among them.
 
     Raises:
         FileNotFoundError: when `last` finds no run.
@@ -182,9 +149,7 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
         return args, None
     value = values[-1]
     if names.is_name(value):
-        if command != "predict":
-            raise ValueError(f"--ckpt_path {value}: {command} needs a run; fit --init_from takes the weights of a hub")
-        value = str(names.local(value))
+        raise ValueError(f"--ckpt_path {value}: {command} needs a run; fit --init_from takes the weights of a hub")
     if "://" in value:
         raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
     configs = config_files(rest)
@@ -199,9 +164,6 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
         value = str(newest)
     if not Path(value).exists():
         raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
-    if not configs and command == "predict" and not runs.has_config(Path(value)):
-        options = [argument.replace("--model.init_args.", "--model.", 1) for argument in rest]
-        return [f"--model.path={value}", *options], None
     brought = None
     if not configs:
         config = runs.find_config(Path(value))
@@ -294,10 +256,9 @@ class ZooCLI(LightningCLI):
         self.recipe = recipe_of(config_files(args))
         self.folder = Path()
         self.checkpoint: Path | None = None
-        described = bool(args) and args[0].startswith("--model.path=")  # what is loaded describes itself
         super().__init__(
-            Loaded if described else ZooTask,
-            NoData if described else L.LightningDataModule,
+            ZooTask,
+            L.LightningDataModule,
             save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             trainer_defaults={"use_distributed_sampler": False},
@@ -309,8 +270,8 @@ class ZooCLI(LightningCLI):
                 "allow_abbrev": False,
             },
             parser_class=ZooParser,
-            subclass_mode_model=not described,
-            subclass_mode_data=not described,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
             args=args,
             run=False,
             auto_configure_optimizers=False,
@@ -348,33 +309,6 @@ class ZooCLI(LightningCLI):
             default=None,
             help="a checkpoint, a run folder, `last` (newest run), or for fit `auto` (last if there is one)",
         )
-        if self.command == "predict":
-            parser.add_argument("--input", type=str | None, default=None, help="a file or a folder tree")
-            parser.add_argument(
-                "--output", type=str | None, default=None, help="folder for the results and manifest.jsonl"
-            )
-            parser.add_argument("--overwrite", type=bool, default=False, help="do finished files again")
-            parser.add_argument(
-                "--engine",
-                type=Literal["ranks", "ray"],
-                default="ranks",
-                help="who computes: this command, or Ray's actors",
-            )
-            parser.add_argument("--ray_address", type=str | None, default=None, help="host:port of Ray's head, or auto")
-            parser.add_argument("--ray_workers", type=PositiveInt | None, default=None, help="actors; all that fit")
-            parser.add_argument(
-                "--shard", type=str | None, default=None, help="i/n: of n processes without contact, the i-th from 1"
-            )
-            parser.add_argument(
-                "--fanout", type=int | None, default=None, help="spread results where a folder would hold more"
-            )
-            parser.add_argument(
-                "--files_together",
-                type=PositiveInt | None,
-                default=None,
-                help="files under way, whose chunks share batches",
-            )
-            parser.add_argument("--tar", type=int | None, default=None, help="write tar shards of so many results")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
@@ -416,8 +350,7 @@ class ZooCLI(LightningCLI):
             super().instantiate_classes()
         limit_waiting(self.trainer)
         frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        if not isinstance(self.model, Loaded):
-            self.model.specs = describe(self.model, self.config)
+        self.model.specs = describe(self.model, self.config)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -434,21 +367,17 @@ class ZooCLI(LightningCLI):
         sharded = any(name in strategy for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
         plugins = list(settings.get("plugins") or [])
         plugins += [] if sharded else [AtomicCheckpointIO()]
-        if self.config.get("engine") == "ray":  # the driver is one process, whatever the job has
-            plugins += [LightningEnvironment()]
-        elif SLURMEnvironment.detect():
+        if SLURMEnvironment.detect():
             plugins += [SLURMEnvironment(auto_requeue=False)]
-        loggers: Any = False
-        if self.command != "predict":
-            name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
-            evaluated = None if self.command == "fit" or self.checkpoint is None else step_of(self.checkpoint)
-            self.csv = RunCSV(self.folder, name, evaluated)
-            configured = settings.get("logger") or []
-            own = configured if isinstance(configured, list) else [configured] if configured is not True else []
-            names, wandb = self.config["loggers"], self.config_init["wandb"]
-            trained = None if self.checkpoint is None else step_of(self.checkpoint)
-            made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated, trained)
-            loggers = [self.csv, *made]
+        name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
+        evaluated = None if self.command == "fit" or self.checkpoint is None else step_of(self.checkpoint)
+        self.csv = RunCSV(self.folder, name, evaluated)
+        configured = settings.get("logger") or []
+        own = configured if isinstance(configured, list) else [configured] if configured is not True else []
+        names, wandb = self.config["loggers"], self.config_init["wandb"]
+        trained = None if self.checkpoint is None else step_of(self.checkpoint)
+        made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated, trained)
+        loggers = [self.csv, *made]
         if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
             kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights
@@ -468,7 +397,7 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
 
 
 def run(command: str, args: list[str], brought: Path | None = None) -> int:
-    """Run one of the four commands.
+    """Run one of the three commands.
 
     Args:
         brought: the run that a config among them came with; that of `--ckpt_path` is known without.
@@ -506,13 +435,11 @@ def full_help(command: str, args: Sequence[str]) -> int:
 
 def _execute(command: str, cli: ZooCLI) -> int:
     checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
-    if command != "fit" and checkpoint is None and not isinstance(cli.model, Loaded):
+    if command != "fit" and checkpoint is None:
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
     try:
         if command == "fit":
             fit(cli)
-        elif command == "predict":
-            return predict(cli)
         else:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Exception as error:
@@ -550,56 +477,6 @@ def fit(cli: ZooCLI) -> None:
             paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
             init_from(cli.model, paths, cli.config["init_from_min_matched"])
         cli.trainer.fit(cli.model, cli.datamodule)
-
-
-def predict(cli: ZooCLI) -> int:
-    """Run the model on files, or on what its datamodule offers; returns 1 when a file failed."""
-    data: L.LightningDataModule = cli.datamodule
-    on_ray = cli.config["engine"] == "ray"
-    if on_ray and cli.config["input"] is None:
-        raise ValueError("predict --engine ray needs --input, a file or a folder tree")
-    if cli.config["input"] is not None:
-        if cli.config["output"] is None:
-            raise ValueError("predict --input needs --output, the folder for the results")
-        model = cli.model.inference()
-        source, target = Path(cli.config["input"]), Path(cli.config["output"])
-        if on_ray:
-            return predict_on_ray(cli, source, target, model)
-        shard = None if cli.config["shard"] is None else Shard.parse(cli.config["shard"])
-        options = (cli.config["overwrite"], shard, cli.config["fanout"], cli.config["tar"])
-        several = cli.config["files_together"] or 1
-        data = BulkData(source, target, model.input_suffixes, model.output_suffix, *options, files_together=several)
-    checkpoint = None if cli.checkpoint is None else str(cli.checkpoint)
-    with writing(data.output, "predict", data.shard) if isinstance(data, BulkData) else contextlib.nullcontext():
-        cli.trainer.predict(cli.model, data, ckpt_path=checkpoint, weights_only=True, return_predictions=False)
-    return int(getattr(data, "failed", 0) > 0)
-
-
-def predict_on_ray(cli: ZooCLI, source: Path, output: Path, inference: Inference) -> int:
-    """Have Ray's actors run on files what this command line describes; returns 1 when a file failed."""
-    from zoo.runs.jobs import ray_engine
-
-    config, described = cli.config, cli.model
-    for option in ("shard", "tar", "files_together"):
-        if config[option] is not None:
-            raise ValueError(f"--{option} is for --engine ranks: Ray's actors share one list and write single files")
-    if isinstance(described, Loaded):
-        path, options, ema = Path(config["model.path"]), config["model.options"] or {}, True
-    else:
-        assert cli.checkpoint is not None and described.specs is not None
-        path, options = cli.checkpoint, described.specs["options"]
-        modules = frozen.frozen_modules({"": described})
-        kept = [name for name, module in modules.items() if module.is_frozen]
-        described._check_parts(load_checkpoint(path).get("zoo"), kept)  # actors build what the checkpoint describes
-        ema = any(isinstance(callback, EMA) for callback in cli.trainer.callbacks)  # type: ignore[attr-defined]
-    model = ray_engine.Model(str(path.absolute()), dict(options), ema, config["trainer.precision"], registry.admitted())
-    jobs = plan(source, output, inference.input_suffixes, inference.output_suffix, config["fanout"])
-    with writing(output, "predict"):
-        summary = ray_engine.predict(
-            jobs, model, output, config["overwrite"], config["ray_address"], config["ray_workers"],
-            config["trainer.accelerator"], config["trainer.enable_progress_bar"] is not False,
-        )  # fmt: skip
-    return int(summary["failed"] > 0)
 
 
 def dry_run(config: Path) -> list[tuple[str, bool, str]]:

@@ -63,7 +63,7 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quietly():
         settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
         arguments = recipes_named([*options, *(f"--trainer.{key}={value}" for key, value in settings.items())])
-        check_trainer_command("fit", arguments)
+        check_trainer_command(arguments)
         arguments, brought = complete("fit", arguments)
         if not any(each.partition("=")[0] in CONFIG_OPTIONS for each in arguments):
             raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")

@@ -10,18 +10,6 @@ from typing import Literal, get_args
 Verbosity = Literal["quiet", "normal", "verbose"]
 VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
 CONFIG_OPTIONS = ("--config", "-c")
-PREDICT_KEYS = (
-    "input",
-    "output",
-    "overwrite",
-    "engine",
-    "ray_address",
-    "ray_workers",
-    "shard",
-    "fanout",
-    "tar",
-    "files_together",
-)
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 

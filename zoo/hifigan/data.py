@@ -271,7 +271,7 @@ class VocoderData(ZooDataModule):
 
     def _files(self) -> Sequence[Path]:
         assert self.root is not None
-        found = corpus_files(self.cache, self.root, self.lists)
+        found = corpus_files(self.root, self.lists)
         if not found:
             raise ValueError(f"data.init_args.root: no audio file below {self.root}")
         return found
@@ -283,4 +283,4 @@ class VocoderData(ZooDataModule):
         assert isinstance(corpus, CorpusCache)
         names = [*corpus.names, *corpus.bad]
         held_out = {names[number] for number in match_list(Path(self.lists[1]), self.root, names)}
-        return corpus.split(f"names {sorted(held_out)}", held_out.__contains__)
+        return corpus.split(held_out.__contains__)

@@ -217,7 +217,7 @@ class VocoderTask(HiFiGANTask):
             segments = cast(Segments, data.train_set)
             keys = [(epoch, number) for number in range(len(segments))]
             for first in range(0, len(keys), data.batch_size):
-                items = segments.__getitems__(keys[first : first + data.batch_size])
+                items = [segments[key] for key in keys[first : first + data.batch_size]]
                 yield self.trainer.strategy.batch_to_device(data.collate(items), self.device)
 
     @torch.no_grad()

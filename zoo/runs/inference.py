@@ -108,26 +108,12 @@ def answer_file(
     Args:
         facts_shown: which of the facts are; all when there are none.
     """
-    (found,) = answer_files(inference, [(source, folder)], report, facts_shown)
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def answer_files(
-    inference: Inference, asked: Sequence[tuple[Path, Path]], report: Report, facts_shown: Sequence[str] = ()
-) -> list[list[Part] | Exception]:
-    """Answer several with what `process_files` makes of them; the pairs are a file and the folder of its answer."""
-    targets = [folder / f"result{inference.output_suffix}" for _, folder in asked]
-    found: list[Any] = [attempt(_check_length, source) for source, _ in asked]
-    fit = [number for number, error in enumerate(found) if error is None]
+    _check_length(source)
+    target = folder / f"result{inference.output_suffix}"
     report(0.0, "computing")
-    made = inference.process_files([(asked[number][0], targets[number]) for number in fit])
+    facts = inference.process_file(source, target)
     report(0.9, "drawing")
-    for number, facts in zip(fit, made, strict=True):
-        shown = (asked[number][0], targets[number], facts, facts_shown)
-        found[number] = facts if isinstance(facts, Exception) else attempt(_shown_facts, *shown)
-    return found
+    return _shown_facts(source, target, facts, facts_shown)
 
 
 def _check_length(source: Path) -> None:
@@ -216,13 +202,6 @@ class Inference(ABC):
             ValueError: when the file's content cannot be used.
             OSError: when it cannot be read or the result cannot be written.
         """
-
-    def process_files(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any] | Exception]:
-        """`process_file` for several, each a source and its target: facts, or the error of one that failed alone.
-
-        One after the other, unless a system computes some of them together with the same results.
-        """
-        return [attempt(self.process_file, source, target) for source, target in pairs]
 
     def fields(self) -> tuple[Field, ...]:
         """What a person may give for one answer: a file of those it reads, unless a system says more."""

@@ -58,7 +58,18 @@ def load(
     """
     registry.admit(allow_import)
     path = local(path)
-    specs, state, fused = read_parts(path, ema)
+    return build_inference(path, *read_parts(path, ema), device, **options)
+
+
+def build_inference(
+    path: Path,
+    specs: dict[str, Any],
+    state: Mapping[str, Tensor],
+    fused: Sequence[str],
+    device: str | torch.device = "cpu",
+    **options: Any,
+) -> Inference:
+    """Build what `read_parts` has read of a path; see `load`."""
     cls = registry.find(specs["inference"], Inference)
     slots = registry.slots(cls)
     known = set(inspect.signature(cls).parameters) - set(specs["parts"])

@@ -53,7 +53,6 @@ EXTRAS = {
     "tune": ("optuna",),
     "ray": ("ray",),
     "deepspeed": ("deepspeed",),
-    "cloud": ("fsspec", "aiohttp", "s3fs"),
 }
 EXTRA_OF = {module: extra for extra, modules in EXTRAS.items() for module in modules}
 

@@ -383,10 +383,6 @@ class ZooTask(L.LightningModule):
             self._inference = made
         return self._inference
 
-    def predict_step(self, batch: Any, batch_idx: int) -> list[dict[str, Any]]:
-        """Run jobs of `zoo predict` and return their manifest rows."""
-        return self.trainer.datamodule.process(self.inference(), batch)  # type: ignore[attr-defined]
-
 
 class SingleOptimizerTask(ZooTask):
     """Base of tasks with one optimizer and automatic optimization; subclasses add `training_step` and `evaluate`.

@@ -170,7 +170,7 @@ def _define(wished: Mapping[str, Any]) -> Definition:
     spaces = [parse_space(key, text, "--search") for key, text in search.items()]
     named = recipes_named(list(fit))
     for each in spaces:
-        check_trainer_command("fit", [*named, *(option(each.key, value) for value in each.samples()[:1])])
+        check_trainer_command([*named, *(option(each.key, value) for value in each.samples()[:1])])
     if any(word in ("--ckpt_path", "--trainer.default_root_dir") for word, _, _ in pairs(fit)):
         raise ValueError("tune sets ckpt_path and trainer.default_root_dir of its trials itself: leave them out")
     samples = itertools.zip_longest(*([option(each.key, value) for value in each.samples()] for each in spaces))

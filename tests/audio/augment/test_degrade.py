@@ -218,7 +218,7 @@ def test_a_recipe_can_name_it_and_a_worker_can_receive_it(slot):
 def test_real_speech_noise_and_rooms(shared):
     data = shared / "data"
     speech = files.read_mono(data / "ljspeech" / "wavs" / "LJ001-0002.flac", RATE)
-    noises = Clips(*(files.read_mono(path, RATE) for path in files.walk(data / "noise")))
+    noises = Clips(*(files.read_mono(path, RATE) for path in files.find_audio_files(data / "noise")))
     rirs = read_rirs(data / "rir", RATE)
     for seed in range(3):
         degraded = run(Degrader.a2(snr_db=(-5.0, 20.0)), speech, seed, noises, rirs)

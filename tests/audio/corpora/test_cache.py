@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from zoo.audio.corpora import cache
 from zoo.audio.corpora.cache import CorpusCache, build
+from zoo.audio.corpora.corpus import scaled
 from zoo.audio.io import files
 
 RATE = 16000
@@ -211,17 +211,31 @@ def test_full_disk_leaves_nothing(tmp_path):
     assert entries(tmp_path) == ["in"]
 
 
-def test_a_million_files_open_without_being_read(tmp_path):
-    count = 1_000_000
-    np.zeros(count, dtype="<i2").tofile(tmp_path / "audio.i16")
-    names = [f"wavs/LJ{i:09d}.wav" for i in range(count)]
-    facts = {"key": "", "sample_rate": RATE, "bad": {}}
-    cache.write_index(tmp_path, names, np.ones(count, np.int64), np.zeros(count, np.float32), facts)
-    tracemalloc.start()
-    found = CorpusCache(tmp_path)
-    assert found.names[123_456] == "wavs/LJ000123456.wav" and found.read(count - 1).shape == (1,)
-    assert tracemalloc.get_traced_memory()[1] < 1_000_000  # nothing is made per file
-    tracemalloc.stop()
+@pytest.mark.parametrize("peak_db", [-10, -50, -80])
+@pytest.mark.parametrize("subtype", ["PCM_24", "FLOAT"])
+def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
+    rng = np.random.default_rng(1)
+    loud = rng.uniform(-1, 1, RATE)
+    loud /= np.abs(loud).max()
+    files.write(tmp_path / "a.wav", loud * 10 ** (peak_db / 20), RATE, subtype)
+    corpus = build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
+    audio = scaled(corpus, 0, True, 0, -1).numpy().astype(np.float64)
+    source = files.read_mono(tmp_path / "a.wav").astype(np.float64)  # what the file itself holds
+    expected = source / np.abs(source).max() * 0.95
+    assert 10 * np.log10(np.sum(expected**2) / np.sum((audio - expected) ** 2)) >= 80
+
+
+def test_channels_are_part_of_the_cache(tmp_path):
+    files.write(tmp_path / "a.wav", np.stack([np.full(50, 0.25), np.full(50, -0.5)]), RATE)
+    assert build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False).channels is None
+    found = build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False, channels="each")
+    assert found.channels.tolist() == [2]
+    np.testing.assert_array_equal(found.read(0), np.repeat([0.25, -0.5], 50))
+
+
+def test_name_with_a_line_feed_is_kept(tmp_path):
+    files.write(tmp_path / "a\nb.wav", np.full(50, 0.25), RATE)
+    assert build([tmp_path / "a\nb.wav"], tmp_path / "out", RATE, progress=False).names == ["a\nb.wav"]
 
 
 def test_channels_that_cancel_are_named_once(tmp_path, caplog):
@@ -235,7 +249,7 @@ def test_channels_that_cancel_are_named_once(tmp_path, caplog):
     for name, both in channels.items():
         files.write(tmp_path / "in" / f"{name}.wav", np.stack(both), RATE)
     for _ in range(2):
-        build(files.walk(tmp_path / "in"), tmp_path / "out", RATE, progress=False)
+        build(files.find_audio_files(tmp_path / "in"), tmp_path / "out", RATE, progress=False)
     (warning,) = [record.getMessage() for record in caplog.records if "mixed to mono" in record.getMessage()]
     assert warning.startswith("2 files") and "near.wav" in warning and "phase.wav" in warning
     assert files.read_mixed(tmp_path / "in" / "same.wav")[1] == pytest.approx(0, abs=1e-6)

@@ -62,10 +62,26 @@ def test_list_finds_files_inside_outside_and_behind_links(tmp_path: Path) -> Non
     assert read_list(tmp_path / "list", tmp_path / "alias") == [tmp_path / "alias/b/1.wav"]
 
 
+@pytest.mark.parametrize("lines", ["a/1|text\u2028b|x\na/2\n", '{"path": "a/1.wav"}\r\n{"path": "a/2.wav"}\r\n'])
+def test_list_with_mark_and_separators(tmp_path: Path, lines: str) -> None:
+    write_clips(tmp_path / "root", "a/1.wav", "a/2.wav", "b/1.wav")
+    (tmp_path / "list").write_bytes(f"\ufeff{lines}".encode())
+    paths = read_list(tmp_path / "list", tmp_path / "root")
+    assert paths == [tmp_path / "root/a/1.wav", tmp_path / "root/a/2.wav"]
+
+
+@pytest.mark.parametrize("line", [b"caf\xe9", b'{"file": "a/1"}', b'{"path": '])
+def test_faulty_list_is_named_with_its_line(tmp_path: Path, line: bytes) -> None:
+    write_clips(tmp_path / "root", "a/1.wav")
+    (tmp_path / "list").write_bytes(b"a/1\n" + line + b"\n")
+    with pytest.raises(ValueError, match=r"list:2: "):
+        read_list(tmp_path / "list", tmp_path / "root")
+
+
 def test_list_that_is_left_out(tmp_path: Path) -> None:
     write_clips(tmp_path / "root", "a/1.wav", "a/2.wav", "b/1.wav")
     (tmp_path / "list").write_text("a/1\n")
-    left = corpus_files(tmp_path / "cache", tmp_path / "root", without=str(tmp_path / "list"))
+    left = corpus_files(tmp_path / "root", without=str(tmp_path / "list"))
     assert left == [tmp_path / "root/a/2.wav", tmp_path / "root/b/1.wav"]
 
 
@@ -93,7 +109,7 @@ def test_short_clips_are_named(caplog: pytest.LogCaptureFixture) -> None:
 def test_cache_names_are_relative_to_root(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_clips(root, "wavs/a/1.wav", "wavs/a/2.wav")
-    paths = files.walk(root)
+    paths = files.find_audio_files(root)
     old = build(paths, tmp_path / "cache", RATE, progress=False)
     assert list(old.names) == ["1.wav", "2.wav"]
     assert list(build(paths, tmp_path / "cache", RATE, progress=False, root=root).names) == [

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.corpora import cache
-from zoo.audio.corpora import index as long_list
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audiosr.data.datamodule import SuperResolutionData
@@ -213,24 +211,3 @@ def test_embedded_corpus_with_noise(tmp_path: Path) -> None:
     assert module.train_set[0, 0]["low"].isfinite().all()
     with pytest.raises(FileNotFoundError, match="root"):
         data(tmp_path / "absent", tmp_path)
-
-
-@pytest.mark.parametrize("cache_mode", ["memmap", "none"])
-@pytest.mark.parametrize("val_ratio", [0.5, None])
-def test_a_long_list_of_files_changes_nothing(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_mode: str, val_ratio: float | None
-) -> None:
-    def found(folder: Path) -> tuple[SuperResolutionData, list[dict]]:
-        options = {"cache_mode": cache_mode, "val_ratio": val_ratio, "val_items": 1}
-        module = data(corpus / "train" / "high", folder, **options)
-        return module, list(batches(module, 2))
-
-    short, expected = found(tmp_path / "short")
-    for module in (long_list, cache):
-        monkeypatch.setattr(module, "LARGE", 2)
-    monkeypatch.setattr("zoo.audiosr.data.datamodule.LARGE", 2)
-    for _ in range(2):
-        long, batches_of_long = found(tmp_path / "long")
-        assert list(long.val_set.indices) == list(short.val_set.indices)
-        for one, two in zip(batches_of_long, expected, strict=True):
-            assert_equal(one, two)

@@ -102,6 +102,16 @@ def test_bad_lines_are_named(tmp_path, line, said):
         read_examples([path], *FIELDS)
 
 
+def test_mark_and_separators_are_no_lines(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes('\ufeff{"question": "a\u2028b\u0085c", "answer": "d"}\r\n'.encode())
+    (example,) = read_examples([path], *FIELDS)
+    assert example.prompt == "a\u2028b\u0085c"
+    path.write_bytes('{"question": "a", "answer": "b"}\n{"question": "caf\u00e9"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.jsonl:2: .*UTF-8"):
+        read_examples([path], *FIELDS)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
 def test_tables(tmp_path, kind):
     pa = pytest.importorskip("pyarrow")

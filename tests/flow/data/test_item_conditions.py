@@ -94,6 +94,19 @@ def test_captions_of_files_and_lines(tmp_path: Path) -> None:
         image_sets.captioned(image_sets.digits(1), "files")
 
 
+def test_marks_and_separators_stay_out_of_captions(tmp_path: Path) -> None:
+    write(tmp_path / "a.png", 0)
+    (tmp_path / "a.txt").write_bytes("\ufeffone\u2028more\x0cof it\r\ntwo\n".encode())
+    found = image_sets.folder(tmp_path, flat=True)
+    assert image_sets.captioned(found, "files").captions == [["one\u2028more\x0cof it", "two"]]
+    lines = tmp_path / "metadata.jsonl"
+    lines.write_bytes('\ufeff\n{"file_name": "a.png", "text": "x\u0085y"}\n{"file_name": 1}\n'.encode())
+    with pytest.raises(ValueError, match="line 3: expected texts"):
+        image_sets.captioned(found, "metadata.jsonl")
+    lines.write_bytes(lines.read_bytes().rpartition(b'{"file_name": 1}')[0])
+    assert image_sets.captioned(found, "metadata.jsonl").captions == [["x\u0085y"]]
+
+
 def test_images_have_sources_and_several_captions(tmp_path: Path) -> None:
     for number in range(12):
         write(tmp_path / f"images/{number:02d}.png", 100 + number)

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora import cache
-from zoo.audio.corpora import index as long_list
 from zoo.audio.corpora.corpus import ClippedCorpus, EmbeddedCorpus, MemoryCorpus, ResampledCorpus
 from zoo.audio.corpora.synthetic import SpeechLike, write_corpus
 from zoo.audio.io import files
@@ -124,7 +122,7 @@ def test_speakers_are_held_out(corpus, tmp_path):
 
 
 def test_twins_made_before_are_found(corpus, tmp_path):
-    for path in files.walk(corpus):
+    for path in files.find_audio_files(corpus):
         audio, rate = files.read(path)
         files.write(tmp_path / "degraded" / path.relative_to(corpus).with_suffix(".flac"), 0.5 * audio, rate)
     folders = dict(root=str(corpus), degraded=str(tmp_path / "degraded"), cache=str(tmp_path / "cache"))
@@ -222,21 +220,3 @@ def test_speech_like_corpus_is_used_without_files():
     data = ready(SpeechData(degrader=noisy(), embedded_utterances=3, val_items=1))
     expected = SpeechLike(sample_rate=16000).utterance(0)
     assert data.train_set.corpus.lengths[0] == len(expected)
-
-
-@pytest.mark.parametrize("speakers", [None, ["bert"]])
-def test_a_long_list_of_files_changes_nothing(corpus, tmp_path, monkeypatch, speakers):
-    def made(folder):
-        return ready(VocoderSegments(root=str(corpus), cache=str(folder), val_speakers=speakers, val_items=2))
-
-    short = made(tmp_path / "short")
-    for module in (long_list, cache):
-        monkeypatch.setattr(module, "LARGE", 3)
-    for _ in range(2):
-        long = made(tmp_path / "long")
-        assert list(long.train_set.indices) == list(short.train_set.indices)
-        assert list(long.val_set.clips.indices) == list(short.val_set.clips.indices)
-        for key in ((0, 0), (3, 1)):
-            assert torch.equal(long.train_set[key]["audio"], short.train_set[key]["audio"])
-        with pytest.raises(ValueError, match="carla"):
-            ready(SpeechData(root=str(corpus), cache=str(tmp_path / "long"), val_speakers=["carla"]))

@@ -13,9 +13,7 @@ from tests.harness import environment
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.corpora.corpus import EmbeddedCorpus
 from zoo.audio.corpora.layouts import read_corpus
-from zoo.audio.corpora.unpack import unpack_shards
 from zoo.audio.io import files
-from zoo.audio.io.shards import CLEAN, DEGRADED, ShardReader
 from zoo.miipher.data.degrade_corpus import degrade_corpus, plan
 
 RATE = 16000
@@ -60,7 +58,7 @@ def test_mirrored_trees(corpus, tmp_path):
     assert degrade(corpus, out) == {"done": 10, "failed": 0, "skipped": 0, "bad_files": 0}
     names = {"train": 6, "val": 4}
     for split, count in names.items():
-        clean, twins = (files.walk(out / split / part) for part in ("clean", "degraded"))
+        clean, twins = (files.find_audio_files(out / split / part) for part in ("clean", "degraded"))
         assert len(clean) == len(twins) == count
         for path, twin in zip(clean, twins, strict=True):
             assert path.relative_to(out / split / "clean") == twin.relative_to(out / split / "degraded")
@@ -105,44 +103,6 @@ def test_seeds_follow_from_seed_utterance_and_copy(corpus):
         plan(utterances, 1, 1, 5)
 
 
-@pytest.mark.parametrize("compress", [False, True])
-def test_shards(corpus, tmp_path, compress):
-    out = tmp_path / "out"
-    options = {"format": "shards", "max_samples": 4, "compress": compress}
-    assert degrade(corpus, out, **options)["done"] == 10
-    suffix = ".tar.gz" if compress else ".tar"
-    shards = [f"train/train-000000{suffix}", f"train/train-000001{suffix}", f"val/val-000000{suffix}"]
-    tables = [] if compress else [f"{name}.offsets.json" for name in shards]
-    assert sorted(content(out)) == sorted(
-        ["manifest.jsonl", "settings.json", "train/index.json", "val/index.json", *shards, *tables]
-    )
-    degrade(corpus, tmp_path / "tree")
-    samples = [sample for split in ("train", "val") for sample in ShardReader(out / split)]
-    assert len(samples) == 10
-    for sample in samples:
-        facts = sample.facts()
-        assert sample.members[sample.member(CLEAN)] == (corpus / facts["source"]).read_bytes()
-        audio, rate = sample.audio(DEGRADED)
-        twin = files.read(tmp_path / "tree" / facts["split"] / "degraded" / f"{sample.key}.wav")[0]
-        assert rate == RATE and facts["key"] == sample.key
-        np.testing.assert_allclose(np.clip(audio, -1, 1), twin, atol=2**-15)
-    assert unpack_shards(out / "train", tmp_path / "unpacked", progress=False)["pairs"] == 6
-
-
-def test_killed_shards_go_on(corpus, tmp_path):
-    options = {"format": "shards", "max_samples": 2}
-    degrade(corpus, tmp_path / "a", **options)
-    degrade(corpus, tmp_path / "b", **options)
-    train = tmp_path / "b" / "train"
-    for name in ("train-000001.tar", "train-000002.tar"):
-        (train / name).unlink()
-    index = json.loads((train / "index.json").read_text())
-    index["shards"] = index["shards"][:1]
-    (train / "index.json").write_text(json.dumps(index))
-    assert degrade(corpus, tmp_path / "b", **options)["skipped"] == 6
-    assert content(tmp_path / "b") == content(tmp_path / "a")
-
-
 def test_bad_files_are_named_and_tried_again(corpus, tmp_path, caplog):
     (corpus / BAD).write_bytes(b"RIFF")
     counts = degrade(corpus, tmp_path / "out")
@@ -151,14 +111,24 @@ def test_bad_files_are_named_and_tried_again(corpus, tmp_path, caplog):
     assert [row["source"] for row in rows if row["status"] == "failed"] == [BAD, BAD]
     files.write(corpus / BAD, np.full(1000, 0.1), RATE)
     assert degrade(corpus, tmp_path / "out") == {"done": 12, "failed": 0, "skipped": 10, "bad_files": 0}
-    degrade(corpus, tmp_path / "shards", format="shards")
-    assert len(list(ShardReader([tmp_path / "shards" / split for split in ("train", "val")]))) == 12
 
 
 def test_silent_and_loud_files_pass(corpus, tmp_path):
     files.write(corpus / "bob" / "silent.wav", np.zeros(500), RATE)
     files.write(corpus / "bob" / "loud.wav", np.full(500, 3.0), RATE, "FLOAT")
     assert degrade(corpus, tmp_path / "out")["failed"] == 0
+
+
+@pytest.mark.parametrize("peak_db", [-10, -50, -80])
+def test_quiet_recordings_keep_their_precision(tmp_path, peak_db):
+    loud = np.random.default_rng(0).uniform(-1, 1, 8000)
+    for name in ("a", "b"):
+        files.write(tmp_path / "clean" / f"{name}.wav", loud * 10 ** (peak_db / 20), RATE, "FLOAT")
+    degrade(tmp_path / "clean", tmp_path / "out", val_items=1)
+    source = files.read_mono(tmp_path / "clean" / "a.wav").astype(np.float64)
+    for path in (tmp_path / "out").glob("*/clean/*.wav"):
+        error = files.read_mono(path) - source
+        assert 10 * np.log10(np.sum(source**2) / max(np.sum(error**2), 1e-30)) >= 80
 
 
 def test_wrong_calls_are_named(corpus, tmp_path):
@@ -189,29 +159,35 @@ def test_command(corpus, tmp_path):
     assert "bad.wav: is empty" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("form", ["tree", "shards"])
-def test_kill_leaves_nothing_half_written(tmp_path, form):
+def test_kill_leaves_nothing_half_written(tmp_path):
     corpus = tmp_path / "clean"
     for i in range(40):
         files.write(corpus / f"{i:02d}.wav", 0.3 * np.sin(np.arange(16000) * 0.05 * (i + 1)), RATE)
-    options = {"format": form, "max_samples": 8}
     out = tmp_path / "out"
-    process = multiprocessing.get_context("fork").Process(target=degrade, args=(corpus, out), kwargs=options)
+    process = multiprocessing.get_context("spawn").Process(target=degrade, args=(corpus, out))
     process.start()
-    pattern = {"tree": "train/degraded/*.wav", "shards": "train/index.json"}[form]
-    while process.is_alive() and not list(out.glob(pattern)):
+    while process.is_alive() and not list(out.glob("train/degraded/*.wav")):
         time.sleep(0.001)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     for path in out.rglob("[!.]*.wav"):
         files.read(path)
-    if form == "shards":
-        list(ShardReader(out / "train"))
-    counts = degrade(corpus, out, **options)
+    counts = degrade(corpus, out)
     assert counts["done"] == 80 and 0 < counts["skipped"] < 80
-    degrade(corpus, tmp_path / "whole", **options)
+    degrade(corpus, tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("content", ["caf\u00e9".encode("latin-1"), "two\nlines".encode("utf-16")])
+def test_transcripts_in_another_encoding_are_left_out_and_named(corpus, tmp_path, caplog, content):
+    (corpus / "ann" / "a.txt").write_bytes(content)
+    (corpus / "bob" / "c.txt").write_bytes("\ufeffsaid by bob".encode())
+    assert degrade(corpus, tmp_path / "out")["failed"] == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert {row["source"]: row["text"] for row in rows if row["text"]} == {"bob/c.wav": "said by bob"}
+    (message,) = caplog.messages
+    assert f"{corpus / 'ann' / 'a.txt'}:1: " in message and "UTF-8" in message
 
 
 def workers_of(parent):

@@ -37,7 +37,7 @@ def read_rirs(folder: str | os.PathLike[str], sample_rate: int) -> list[np.ndarr
         FileNotFoundError: no such folder, or no audio file in it.
         ValueError: a file is broken or silent.
     """
-    paths = files.walk(folder)
+    paths = files.find_audio_files(folder)
     if not paths:
         raise FileNotFoundError(f"{folder}: no room impulse responses ({', '.join(files.AUDIO_SUFFIXES)}) in it")
     rirs = [files.read_mono(path, sample_rate) for path in paths]

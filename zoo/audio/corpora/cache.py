@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,17 @@ import numpy as np
 from filelock import FileLock
 from rich.progress import track
 
-from zoo.audio.corpora.index import LARGE, Column, FileIndex, Names, write_names
 from zoo.audio.corpora.selection import SHOWN, relative_name
 from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mixed
-from zoo.common.atomic import BINARY, read_at, write_atomic
+from zoo.common.atomic import BINARY, read_at
 from zoo.common.reading.bad_share import check_bad_share
 from zoo.common.work import Journal
 
-VERSION = 2  # 2: names are relative to the corpus' root
+VERSION = 3
 JOURNAL_NAME = "journal.jsonl"
 MAX_MIXING_LOSS_DB = 20.0  # above it the channels of a file nearly cancel each other
 _FULL_SCALE = 32768.0
-_BLOCK = 1 << 16  # files
+_MAX_EXPONENT = 64  # of the gain of a quiet file
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,11 +43,11 @@ class CorpusCache:
     Attributes:
         lengths: samples per file (N,) int64.
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
-        names: paths of the files relative to the corpus' root, POSIX.
+        exponents: per file (N,) int8; its samples are stored times 2 to this power, so that quiet files keep their
+            precision and 16-bit files stay exact.
         channels: per file (N,) int64, where they were kept apart: a file's `lengths` counts all of them, one after the
             other. None where files were mixed down.
         bad: cause by name of the files that were left out.
-        index: digest of the `FileIndex` that it was last found to agree with; None without one.
 
     Raises:
         FileNotFoundError: there is no cache in the folder.
@@ -65,7 +66,6 @@ class CorpusCache:
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
         self.bad: dict[str, str] = meta["bad"]
-        self.index: str | None = meta.get("index")
         self._map()
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
         found = os.fstat(self._audio).st_size // 2
@@ -79,7 +79,7 @@ class CorpusCache:
         self.offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
         self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
         self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
-        self.names = Names(self.folder)
+        self.exponents = np.load(self.folder / "exponents.npy", mmap_mode="r")
         kept = self.folder / "channels.npy"
         self.channels = np.load(kept, mmap_mode="r") if kept.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
@@ -87,7 +87,7 @@ class CorpusCache:
         weakref.finalize(self, os.close, self._audio).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
-        mapped = ("offsets", "lengths", "peaks", "names", "channels", "_audio")
+        mapped = ("offsets", "lengths", "peaks", "exponents", "names", "channels", "_audio")
         return {key: value for key, value in self.__dict__.items() if key not in mapped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -96,6 +96,12 @@ class CorpusCache:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Paths of the files relative to the corpus' root, POSIX."""
+        names: list[str] = json.loads((self.folder / "names.json").read_text(encoding="utf-8"))
+        return names
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Read a file of the corpus or a part of it, (T,) float32 in [-1, 1), a copy.
@@ -114,36 +120,26 @@ class CorpusCache:
         found = read_at(self._audio, 2 * wanted, first)
         if len(found) != 2 * wanted:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
-        return np.frombuffer(found, dtype="<i2").astype(np.float32) / np.float32(_FULL_SCALE)
+        return from_int16(np.frombuffer(found, dtype="<i2"), int(self.exponents[index]))
 
     def holds_files_of(self, other: CorpusCache) -> bool:
         """Whether another cache is of the same files in the same order."""
-        same_list = self.index is not None and self.index == other.index and self.bad.keys() == other.bad.keys()
-        return same_list or self.names.equal(other.names)
+        return self.names == other.names
 
-    def split(self, question: str, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the files for training, and of those for validation.
+    def split(self, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
+        """Number the files for training and those for validation.
 
         Args:
-            question: tells apart what else may be asked: a large cache keeps the answers.
             is_held_out: whether the file of a name is for validation.
 
         Raises:
             ValueError: one of the sets would be empty.
         """
-        digest = hashlib.blake2b(f"{self.key} {question}".encode(), digest_size=8).hexdigest()
-        kept = self.folder / f"held_out-{digest}.npy"
-        if kept.is_file():
-            chosen = np.load(kept)
-        else:
-            chosen = np.fromiter(map(is_held_out, self.names), bool, len(self))
-            if len(self) > LARGE:
-                write_atomic(kept, lambda file: np.save(file, chosen))
+        chosen = np.fromiter(map(is_held_out, self.names), bool, len(self))
         if not chosen.any() or chosen.all():
             count = int(chosen.sum())
             raise ValueError(f"{count} of {len(self)} clips are for validation: both sets need at least one")
-        numbers = np.arange(len(self), dtype=np.int32 if len(self) > LARGE else np.int64)
-        return numbers[~chosen], numbers[chosen]
+        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def build(
@@ -161,7 +157,7 @@ def build(
     build goes on where it stopped. A file beyond full scale is scaled down to it instead of being clipped.
 
     Args:
-        files: audio files; the order is kept. A `FileIndex` that the cache agreed with before is not looked through.
+        files: audio files; the order is kept.
         folder: target folder; appears only when the cache is complete.
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
         channels: see `zoo.audio.io.files.read_channels`.
@@ -174,28 +170,21 @@ def build(
         ValueError: there are no files, too many bad ones, or the folder holds something else.
         OSError: the disk is full; nothing is left behind.
     """
-    folder = Path(os.path.abspath(folder))
-    if not files:
+    folder, paths = Path(os.path.abspath(folder)), [Path(os.path.abspath(file)) for file in files]
+    if not paths:
         raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
-    index = files.digest if isinstance(files, FileIndex) else None
-    if index is not None and (cache := _existing(folder)) and (cache.index, cache.sample_rate) == (index, sample_rate):
-        return _checked(cache, len(files), max_bad_share)
-    paths = files if isinstance(files, FileIndex) else [Path(os.path.abspath(file)) for file in files]
     names = relative_names(paths, root)
     key = _key(paths, names, sample_rate, channels)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
+    partial = folder.with_name(f".{folder.name}.partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if (cache := _existing(folder)) is not None and cache.key == key:
-            if index is not None:
-                _note(folder, index=index)
-                cache.index = index
             return _checked(cache, len(names), max_bad_share)
-        partial = folder.with_name(f".{folder.name}.partial")
         try:
             known = _fill(paths, partial, key, sample_rate, progress, max_bad_share, channels)
-            _finish(names, known, partial, channels, {"key": key, "sample_rate": sample_rate, "index": index})
+            _finish(names, known, partial, channels, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -205,16 +194,12 @@ def build(
     return CorpusCache(folder)
 
 
-def relative_names(
-    files: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None
-) -> Sequence[str]:
+def relative_names(files: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None) -> list[str]:
     """Name the files of a cache: their paths relative to the corpus' root.
 
     Args:
         root: of the corpus; None takes the deepest folder that holds all files.
     """
-    if isinstance(files, FileIndex) and root is None:
-        return files.names
     paths = [os.path.abspath(file) for file in files]
     home = os.path.commonpath(map(os.path.dirname, paths)) if root is None else os.path.abspath(root)
     return [relative_name(path, home) for path in paths]
@@ -245,17 +230,13 @@ def _checked(cache: CorpusCache, count: int, max_bad_share: float) -> CorpusCach
     return cache
 
 
-def _note(folder: Path, **facts: object) -> None:
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    write_atomic(folder / "meta.json", lambda file: file.write(json.dumps(meta | facts, indent=1).encode()))
-
-
 class _Files:
     """The facts of every finished file, noted after its samples in lines of JSON: what a killed build knows."""
 
     def __init__(self, partial: Path, key: str) -> None:
         self.lengths = array("q")
         self.peaks = array("f")
+        self.exponents = array("b")
         self.channels = array("q")
         self.bad: dict[int, str] = {}
         head = f"{key}\n".encode()
@@ -274,10 +255,11 @@ class _Files:
     def _take(self, facts: list[int | float | str]) -> None:
         if isinstance(facts[0], str):
             self.bad[len(self.lengths)] = facts[0]
-            facts = [0, 0.0]
+            facts = [0, 0.0, 0, 1]
         self.lengths.append(int(facts[0]))
         self.peaks.append(float(facts[1]))
-        self.channels.append(int(facts[2]) if len(facts) > 2 else 1)
+        self.exponents.append(int(facts[2]))
+        self.channels.append(int(facts[3]))
 
     @property
     def samples(self) -> int:
@@ -326,14 +308,14 @@ def _fill(
                         cancelled.append(str(paths[index]))
                 else:
                     audio = read_channels(paths[index], sample_rate, channels)
-                samples, peak = to_int16(audio.reshape(-1))
+                samples, peak, exponent = to_int16(audio.reshape(-1))
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 known.add([str(error)])
                 check_bad_share(known.bad.values(), len(paths), max_bad_share)
                 continue
             _write_all(handle.fileno(), samples.tobytes())
-            known.add([len(samples), peak, *([] if channels == "mono" else [len(audio)])])
+            known.add([len(samples), peak, exponent, len(audio)])
         os.fsync(handle.fileno())
     if cancelled:
         _LOG.warning(
@@ -345,11 +327,29 @@ def _fill(
     return known
 
 
-def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float]:
-    """A clip as the cache keeps it, (T,) int16, scaled down where it is beyond full scale; and its peak."""
+def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float, int]:
+    """Round a clip as the cache stores it.
+
+    Args:
+        audio: (T,) float32.
+
+    Returns:
+        Samples (T,) int16; the peak, at most 1, to which a clip beyond full scale is scaled down; and the exponent, the
+        largest of those that bring a quiet clip into full scale when it is multiplied by 2 to its power.
+    """
     audio = audio / max(1.0, float(np.abs(audio).max()))
-    samples = np.clip(np.rint(audio * np.float32(_FULL_SCALE)), -_FULL_SCALE, _FULL_SCALE - 1).astype("<i2")
-    return samples, float(np.abs(samples.astype(np.int32)).max()) / _FULL_SCALE
+    peak = float(np.abs(audio).max())
+    exponent = 0
+    if peak > 0:
+        exponent = min(max(0, math.floor(math.log2((_FULL_SCALE - 1) / _FULL_SCALE / peak))), _MAX_EXPONENT)
+    scaled = np.rint(audio * np.float32(_FULL_SCALE * 2.0**exponent))
+    samples = np.clip(scaled, -_FULL_SCALE, _FULL_SCALE - 1).astype("<i2")
+    return samples, float(np.abs(samples.astype(np.int32)).max()) / _FULL_SCALE / 2.0**exponent, exponent
+
+
+def from_int16(samples: np.ndarray, exponent: int) -> np.ndarray:
+    """Bring samples of the cache back to [-1, 1), float32."""
+    return samples.astype(np.float32) / np.float32(_FULL_SCALE * 2.0**exponent)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -360,41 +360,20 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _finish(names: Sequence[str], known: _Files, partial: Path, channels: Channels, meta: dict[str, object]) -> None:
+    """Write the index beside the finished `audio.i16`; `meta.json` comes last and makes the cache valid."""
     lengths = np.frombuffer(known.lengths, dtype=np.int64)
     good = lengths > 0
     if channels != "mono":
         np.save(partial / "channels.npy", np.frombuffer(known.channels, dtype=np.int64)[good])
-    write_index(
-        partial,
-        compress(names, good),
-        lengths[good],
-        np.frombuffer(known.peaks, dtype=np.float32)[good],
-        {**meta, "bad": {names[i]: cause for i, cause in known.bad.items()}},
-    )
+    np.save(partial / "lengths.npy", lengths[good])
+    np.save(partial / "offsets.npy", np.cumsum(lengths[good]) - lengths[good])
+    np.save(partial / "peaks.npy", np.frombuffer(known.peaks, dtype=np.float32)[good])
+    np.save(partial / "exponents.npy", np.frombuffer(known.exponents, dtype=np.int8)[good])
+    (partial / "names.json").write_text(json.dumps(list(compress(names, good)), indent=0), encoding="utf-8")
+    bad = {names[index]: cause for index, cause in known.bad.items()}
+    text = json.dumps({"version": VERSION, "files": int(good.sum()), **meta, "bad": bad}, indent=1)
+    (partial / "meta.json").write_text(text, encoding="utf-8")
     (partial / JOURNAL_NAME).unlink()
-
-
-def write_index(
-    folder: Path, names: Iterable[str], lengths: np.ndarray, peaks: np.ndarray, meta: dict[str, object]
-) -> None:
-    """Write the index beside a finished `audio.i16`; `meta.json` comes last and makes the cache valid.
-
-    Args:
-        lengths: samples per file (N,) int64.
-        peaks: largest absolute sample per file (N,) float32.
-        meta: `key`, `sample_rate` and `bad` as `CorpusCache` reads them.
-    """
-    with Column(folder / "offsets.npy", np.int64) as offsets:
-        end = 0
-        for first in range(0, len(lengths), _BLOCK):
-            ends = end + np.cumsum(lengths[first : first + _BLOCK])
-            offsets.extend(ends - lengths[first : first + _BLOCK])
-            end = int(ends[-1])
-    np.save(folder / "lengths.npy", lengths)
-    np.save(folder / "peaks.npy", peaks)
-    write_names(folder, names)
-    text = json.dumps({"version": VERSION, "files": len(lengths), **meta}, indent=1)
-    (folder / "meta.json").write_text(text, encoding="utf-8")
 
 
 def _swap(partial: Path, folder: Path) -> None:

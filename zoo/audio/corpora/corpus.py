@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.corpora.index import file_list
 from zoo.audio.corpora.selection import match_entries, relative_name
 from zoo.audio.corpora.synthetic import SpeechLike
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
+from zoo.common.reading.text_files import read_lines
 
 CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, what training clips are brought to
@@ -111,54 +111,37 @@ def cache_folder(
     Args:
         lists: file lists that choose from the corpus; (None, None) for all of its files.
     """
-    return _named(cache, root, sample_rate, lists)
-
-
-def list_folder(cache: str | os.PathLike[str], root: str | os.PathLike[str], lists: object) -> Path:
-    """Where below `cache` a long list of files is kept."""
-    return _named(cache, root, "files", lists)
-
-
-def _named(cache: str | os.PathLike[str], root: str | os.PathLike[str], what: object, lists: object) -> Path:
     root = Path(root).resolve()
     digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
-    return Path(cache) / f"{root.name}-{what}-{digest}"
+    return Path(cache) / f"{root.name}-{sample_rate}-{digest}"
 
 
 def corpus_files(
-    cache: str | os.PathLike[str],
     root: str | os.PathLike[str],
     lists: tuple[str | None, str | None] = (None, None),
     without: str | None = None,
-) -> Sequence[Path]:
-    """The audio files below a folder, or those that file lists choose of them, sorted; see `zoo.audio.corpora.index`.
+) -> list[Path]:
+    """List the audio files below a folder, or those that file lists choose of them, sorted.
 
     Args:
-        cache: folder in which a long list is kept.
         lists: of files for training and for validation; without the first, all files below `root`.
         without: a list of files to leave out.
     """
     root = os.path.abspath(root)
-
-    def find(enter: Callable[[str], None]) -> Iterator[str]:
-        for name in filter(None, (*lists, without)):
-            enter(os.path.abspath(name))
-        found = files.scan(root, enter=enter)
-        if not any((*lists, without)):
-            return found
-        everything = list(found)
-        chosen = everything if lists[0] is None else []
-        chosen = chosen + [path for name in lists if name for path in _listed(Path(name), root, everything)]
-        left_out = set(_listed(Path(without), root, everything)) if without else set()
-        return (path for path in chosen if path not in left_out)
-
-    return file_list(list_folder(cache, root, (lists, without)), find)
+    everything = files.find_audio_files(root)
+    if not any((*lists, without)):
+        return everything
+    paths = list(map(str, everything))
+    chosen = set(paths if lists[0] is None else ())
+    chosen.update(path for name in lists if name for path in _listed(Path(name), root, paths))
+    chosen.difference_update(_listed(Path(without), root, paths) if without else ())
+    return sorted(map(Path, chosen))
 
 
 def read_list(path: Path, root: Path) -> list[Path]:
     """Find the files of a list, see `read_entries` and `match_entries`."""
     root = Path(os.path.abspath(root))
-    return list(map(Path, _listed(path, os.fspath(root), list(files.scan(root)))))
+    return list(map(Path, _listed(path, os.fspath(root), list(map(str, files.find_audio_files(root))))))
 
 
 def _listed(path: Path, root: str, everything: Sequence[str]) -> list[str]:
@@ -193,11 +176,15 @@ def read_entries(path: Path) -> list[str]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file list {path}")
-    with path.open(encoding="utf-8") as lines:
-        return [
-            json.loads(line)["path"] if line.startswith("{") else line.split("|")[0].strip()
-            for line in filter(str.strip, lines)
-        ]
+    entries = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(str(json.loads(line)["path"]) if line.startswith("{") else line.split("|")[0].strip())
+        except (ValueError, KeyError) as error:
+            raise ValueError(f'{path}:{number}: expected JSON with the key "path", found {line[:60]!r}') from error
+    return entries
 
 
 def last_items(count: int, items: int) -> tuple[range, range]:
@@ -215,12 +202,6 @@ def last_items(count: int, items: int) -> tuple[range, range]:
 def part_of(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:
     """Values at some places; of a range without a copy, so that a mapped file stays one."""
     return values[indices.start : indices.stop] if isinstance(indices, range) else values[np.asarray(indices)]
-
-
-def prefetch(corpus: Corpus, numbers: Sequence[int]) -> None:
-    """Let a corpus that lies elsewhere read the clips of a batch in one go."""
-    if (ahead := getattr(corpus, "prefetch", None)) is not None:
-        ahead(numbers)
 
 
 def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:

@@ -6,16 +6,16 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
-from zoo.audio.corpora.index import FileIndex, file_list
 from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.ranges import one_of
+from zoo.common.reading.text_files import read_lines, read_text
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (
@@ -47,7 +47,7 @@ class Utterance:
     Attributes:
         speaker: name of the speaker, unique in the corpus; empty where the corpus does not tell.
         text: transcript; empty where there is none.
-        name: unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves as key of a shard and,
+        name: unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves,
             with a suffix, as relative path.
         language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
     """
@@ -59,7 +59,7 @@ class Utterance:
     language: str
 
 
-def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list[Utterance]:
+def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
     """List the utterances of a corpus folder.
 
     Args:
@@ -69,6 +69,7 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
             audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
             `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or beside it), or
             "auto": the one whose layout is found.
+        with_text: read the transcripts; training on audio alone does not need them. FLEURS-R has no files without.
 
     Returns:
         Utterances sorted by name; files without transcript are among them, except for FLEURS-R. Files that a list names
@@ -87,40 +88,13 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto") -> list
     home = corpus_home(root, kind)
     if home is None:
         raise FileNotFoundError(f"{root}: not laid out like {kind}, expected {layout}")
-    found = sorted(reader(home), key=lambda utterance: utterance.name)
+    found = sorted(reader(home, with_text), key=lambda utterance: utterance.name)
     if not found:
-        shards = next(home.glob("*.tar*"), None)
-        hint = f"; {shards.name} is a shard, unpack it with zoo.audio.corpora.unpack.unpack_shards" if shards else ""
-        raise ValueError(f"{home}: no audio of a {kind} corpus here, expected {layout}{hint}")
+        raise ValueError(f"{home}: no audio of a {kind} corpus here, expected {layout}")
     for first, second in pairwise(found):
         if first.name == second.name:
             raise ValueError(f"{first.path} and {second.path} are both called {first.name!r}; rename one of them")
     return found
-
-
-def utterance_files(root: Path, kind: CorpusKind, folder: Path) -> Sequence[Path]:
-    """The files of a corpus in the order of `read_corpus`.
-
-    Those of a large tree, or of a large corpus like LJSpeech, are listed without their transcripts and once, see
-    `zoo.audio.corpora.index`: whether two of them have one name is not looked at then.
-
-    Args:
-        folder: where a long list is kept.
-    """
-    home = Path(os.path.abspath(root))
-    kind = detect(root) if kind == "auto" and root.is_dir() else kind
-    if kind == "ljspeech":
-        home = (corpus_home(home, kind) or home) / "wavs"
-    if kind in ("tree", "ljspeech") and home.is_dir():
-        above = len(str(home).rstrip("/")) + 1
-        found = file_list(
-            folder,
-            lambda enter: files.scan(home, enter=enter),
-            lambda path: f"{_safe(os.path.splitext(path[above:])[0])}\0{path}",
-        )
-        if isinstance(found, FileIndex):
-            return found
-    return [utterance.path for utterance in read_corpus(root, kind)]
 
 
 def detect(root: str | os.PathLike[str]) -> CorpusKind:
@@ -143,9 +117,9 @@ def _safe(name: str) -> str:
     return _UNSAFE.sub("_", folder + slash) + _UNSAFE.sub("_", last).replace(".", "_")
 
 
-def _read_ljspeech(root: Path) -> list[Utterance]:
-    texts = {fields[0]: fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)}
-    paths = files.walk(root / "wavs")
+def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
+    texts = {fields[0]: fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)} if with_text else {}
+    paths = files.find_audio_files(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
 
@@ -155,33 +129,40 @@ def _warn_of_missing(root: Path, missing: list[str]) -> None:
         _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:_SHOWN]))
 
 
-def _read_libritts(root: Path) -> list[Utterance]:
+def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
     found = []
     for split in LIBRITTS_SPLITS:
-        for chapter in sorted((root / split).glob("*/*/")):
-            speaker = chapter.parent.name
-            lines = chapter / f"{speaker}_{chapter.name}.trans.tsv"
-            texts = {fields[0]: fields[-1] for fields in _rows(lines, "\t", 2)} if lines.is_file() else {}
-            for path in files.walk(chapter):
-                name = _safe(f"{speaker}/{chapter.name}/{path.stem}")
-                found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "en"))
+        texts: dict[str, str] = {}
+        chapter = Path()
+        for path in files.find_audio_files(root / split) if (root / split).is_dir() else ():
+            if len(path.relative_to(root).parts) < 4:  # not below <split>/<speaker>/<chapter>
+                continue
+            speaker, number = path.relative_to(root).parts[1:3]
+            if chapter != root / split / speaker / number:
+                chapter = root / split / speaker / number
+                lines = chapter / f"{speaker}_{number}.trans.tsv"
+                rows = _rows(lines, "\t", 2) if with_text and lines.is_file() else []
+                texts = {fields[0]: fields[-1] for fields in rows}
+            name = _safe(f"{speaker}/{number}/{path.stem}")
+            found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "en"))
     return found
 
 
-def _read_jvs(root: Path) -> list[Utterance]:
+def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
     found = []
     for folder in sorted(root.glob(_JVS_FOLDERS)):
         subset = folder.parent
         lines = subset / "transcripts_utf8.txt"
-        texts = {fields[0]: fields[1] for fields in _rows(lines, ":", 2)} if lines.is_file() else {}
+        rows = _rows(lines, ":", 2) if with_text and lines.is_file() else []
+        texts = {fields[0]: fields[1] for fields in rows}
         speaker = subset.parent.name
-        for path in files.walk(folder):
+        for path in files.find_audio_files(folder):
             name = _safe(f"{speaker}/{subset.name}/{path.stem}")
             found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
     return found
 
 
-def _read_fleurs(root: Path) -> list[Utterance]:
+def _read_fleurs(root: Path, with_text: bool) -> list[Utterance]:
     found: dict[str, Utterance] = {}
     missing = []
     lists = [root / "data" / locale / f"{split}.tsv" for locale in FLEURS_LOCALES for split in FLEURS_SPLITS]
@@ -200,32 +181,45 @@ def _read_fleurs(root: Path) -> list[Utterance]:
     return list(found.values())
 
 
-def _read_tree(root: Path) -> list[Utterance]:
-    listed = _listed(root)
-    places = [path.relative_to(root) for path in files.walk(root)]
+def _read_tree(root: Path, with_text: bool) -> list[Utterance]:
+    listed = _read_metadata(root) if with_text else {}
+    places = [path.relative_to(root) for path in files.find_audio_files(root)]
     names = [_safe(place.with_suffix("").as_posix()) for place in places]
     shared = Counter(names)
     own_stems = unique_stems({place.with_suffix("").as_posix() for place in places})
     found = []
+    unreadable: list[str] = []
     for place, name in zip(places, names, strict=True):
         if shared[name] > 1:  # a.wav beside a.flac: both keep their suffix
             name = _safe(place.as_posix())
         speaker = place.parts[0] if len(place.parts) > 1 else ""
         by_stem = listed.get(place.stem, "") if place.stem in own_stems else ""
         text = listed.get(place.with_suffix("").as_posix(), by_stem)
-        found.append(Utterance(root / place, speaker, _beside(root / place) or text, name, ""))
+        if with_text:
+            text = _read_transcript_file(root / place, unreadable) or text
+        found.append(Utterance(root / place, speaker, text, name, ""))
+    if unreadable:
+        _LOG.warning("%s: %d transcripts are left out, the first: %s", root, len(unreadable), unreadable[0])
     return found
 
 
-def _beside(audio: Path) -> str:
-    """The transcript in a text file of the same name as the audio; empty without one."""
+def _read_transcript_file(audio: Path, unreadable: list[str]) -> str:
+    """Read the text file of the same name as the audio; empty without one, or where it is not UTF-8.
+
+    Args:
+        unreadable: gets the cause.
+    """
     texts = (audio.with_suffix(suffix) for suffix in TEXT_SUFFIXES)
     path = next((path for path in texts if path.is_file()), None)
-    return "" if path is None else " ".join(path.read_text(encoding="utf-8-sig").split())
+    try:
+        return "" if path is None else " ".join(read_text(path).split())
+    except ValueError as error:
+        unreadable.append(str(error))
+        return ""
 
 
-def _listed(root: Path) -> dict[str, str]:
-    """Transcripts by the audio's name, of a list like LJSpeech's in the folder or beside it."""
+def _read_metadata(root: Path) -> dict[str, str]:
+    """Transcripts by the audio's name, of a list like LJSpeech's in the folder or in the one above."""
     for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
         if path.is_file():
             try:
@@ -241,10 +235,10 @@ def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
     The first field is an id, which is returned without an audio suffix.
     """
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
-        fields = line.rstrip("\r").split(separator, 1 if separator == ":" else -1)
+        fields = line.split(separator, 1 if separator == ":" else -1)
         if len(fields) < least or not fields[0].strip():
             raise ValueError(
                 f"{path}:{number}: expected {least} fields separated by {separator!r}, found {line[:60]!r}"
@@ -255,7 +249,7 @@ def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
 
 
 # kind -> reader, words for its layout, test for its layout
-_LAYOUTS: dict[str, tuple[Callable[[Path], list[Utterance]], str, Callable[[Path], bool]]] = {
+_LAYOUTS: dict[str, tuple[Callable[[Path, bool], list[Utterance]], str, Callable[[Path], bool]]] = {
     "ljspeech": (
         _read_ljspeech,
         "metadata.csv and wavs/",

@@ -15,6 +15,7 @@ from zoo.audio.corpora.corpus import CACHES, cache_folder
 from zoo.audio.corpora.selection import without_suffix
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
+from zoo.common.reading.text_files import read_lines
 
 FULL_COUNT = 13_100  # utterances of LJSpeech 1.1
 VALIDATION_COUNT = 150  # of the split that HiFi-GAN's authors ship; they train on the other 12,950
@@ -85,7 +86,7 @@ def check(folder: str | os.PathLike[str], strict: bool = False, expected: int = 
 
 def _read_metadata(path: Path) -> list[tuple[str, str]]:
     rows: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         fields = line.split("|")
@@ -123,7 +124,7 @@ def split(entries: Sequence[Entry], lists: str | os.PathLike[str] | None = None)
 def _select(path: Path, by_name: dict[str, Entry]) -> list[Entry]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file list; expected training.txt and validation.txt")
-    names = [line.split("|")[0].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = [line.split("|")[0].strip() for line in read_lines(path) if line.strip()]
     found = [by_name[name] for name in names if name in by_name]
     if not found:
         raise ValueError(f"{path}: none of its {len(names)} ids is in the corpus")
@@ -161,7 +162,9 @@ def prepare(
     other = [entry.id for entry in entries if entry.sample_rate != sample_rate]
     if other:
         _LOG.warning("%s: %d files are not at %d Hz and get resampled", folder, len(other), sample_rate)
-    built = build(files.walk(folder), cache_folder(cache, folder, sample_rate), sample_rate, progress, root=folder)
+    built = build(
+        files.find_audio_files(folder), cache_folder(cache, folder, sample_rate), sample_rate, progress, root=folder
+    )
     bad = {Path(name).stem for name in built.bad}
     if bad and strict:
         raise ValueError(f"{folder}: {len(bad)} files cannot be decoded: {', '.join(sorted(bad)[:_SHOWN])}")

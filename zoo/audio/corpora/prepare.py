@@ -13,9 +13,9 @@ from typing import Any
 from rich.progress import track
 
 from zoo.audio.corpora.layouts import CorpusKind, corpus_home, read_corpus
-from zoo.audio.corpora.unpack import unpack_archive
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
+from zoo.common.reading.extract import extract_archive
 
 MANIFEST_NAME = "manifest.jsonl"
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Unpack a corpus if need be, check its files, and write `manifest.jsonl` (path, speaker, text, language, length).
 
-    A killed call is taken up again. Archives that lie in FLEURS-R's `data/<locale>/audio/` are unpacked beside
+    Archives that lie in FLEURS-R's `data/<locale>/audio/` are unpacked beside
     themselves.
 
     Args:
@@ -55,10 +55,10 @@ def prepare(
     else:
         root = Path(output)
         for path in paths:
-            unpack_archive(path, root, progress)
+            extract_archive(path, root)
     if kind == "fleurs_r":
         for archive in sorted((corpus_home(root, kind) or root).glob("data/*/audio/*.tar.gz")):
-            unpack_archive(archive, archive.with_name(archive.name.removesuffix(".tar.gz")), progress)
+            extract_archive(archive, archive.with_name(archive.name.removesuffix(".tar.gz")))
     utterances = read_corpus(root, kind)
     folder = root if output is None else Path(output)
     rows: list[dict[str, Any]] = []

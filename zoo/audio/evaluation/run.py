@@ -30,6 +30,7 @@ from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, i
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
 from zoo.common.locks import writes_into
+from zoo.common.reading.text_files import read_lines
 from zoo.common.report import Row, box_plots, failure_lines, summary_table, write_report
 from zoo.common.statistics import LEVEL, Measure, summarise
 from zoo.common.work import Table, cause, spread
@@ -283,7 +284,7 @@ def read_texts(path: Path) -> dict[str, str]:
         ValueError: a line without a separator.
     """
     texts = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         fields = line.split("\t" if "\t" in line else "|")
         if len(fields) < 2 and line.strip():
             raise ValueError(f"{path}:{number}: expected `name<TAB>text` or `name|text`, found {line[:60]!r}")
@@ -296,7 +297,7 @@ def _tree(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     found: dict[str, Path] = {}
-    for path in files.walk(folder):
+    for path in files.find_audio_files(folder):
         name = path.relative_to(folder).with_suffix("").as_posix()
         if name in found:
             raise ValueError(f"{found[name]} and {path} have one name; remove one of them")

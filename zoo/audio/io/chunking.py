@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TypeVar
 
 import numpy as np
 
@@ -15,35 +12,7 @@ from zoo.audio.io.resample import StreamResampler
 from zoo.common.ranges import at_least, within
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
-Function = TypeVar("Function", bound=Callable[..., np.ndarray])
 Span = tuple[int, int]
-Gather = Callable[[Callable[..., np.ndarray], np.ndarray, Sequence[int] | None], np.ndarray]
-"""Has a function compute rows, with the valid samples of each where the function takes them."""
-
-_gather: ContextVar[Gather | None] = ContextVar("gather", default=None)
-
-
-@contextmanager
-def gathering(gather: Gather) -> Iterator[None]:
-    """Within it chunks are computed by `gather`, which may put those of equal functions into one batch."""
-    before = _gather.set(gather)
-    try:
-        yield
-    finally:
-        _gather.reset(before)
-
-
-def pads(compute: Function) -> Function:
-    """Mark a function whose result for a row is the same when zeros follow its valid samples, and then more units."""
-    compute.pads = True  # type: ignore[attr-defined]
-    return compute
-
-
-def _call(compute: Callable[..., np.ndarray], rows: np.ndarray, valid: Sequence[int] | None = None) -> np.ndarray:
-    gather = _gather.get()
-    if gather is not None:
-        return gather(compute, rows, valid)
-    return compute(rows) if valid is None else compute(rows, valid)
 
 
 @dataclass(frozen=True)
@@ -140,7 +109,7 @@ class Chunker:
             Pieces (..., m); nothing for no block.
         """
         chunks = self._followed(blocks)
-        yield from self._joined((span, last, _call(compute, window)) for span, last, window in chunks)
+        yield from self._joined((span, last, compute(window)) for span, last, window in chunks)
 
     def _joined(self, chunks: Iterable[tuple[Span, bool, np.ndarray]]) -> Iterator[np.ndarray]:
         """Computed chunks, of which the last one is marked, as one stream."""
@@ -187,7 +156,7 @@ class Chunker:
                     for _ in window
                 ]
                 parts = [
-                    _call(compute, rows[first : first + self.batch], valid[first : first + self.batch])
+                    compute(rows[first : first + self.batch], valid[first : first + self.batch])
                     for first in range(0, len(rows), self.batch)
                 ]
                 result = np.concatenate(parts)

@@ -6,19 +6,20 @@ everything here turns such a file into one `AudioFileError` that names it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import soundfile
 
+from zoo.audio.io.containers import ContainerError, Layout, LayoutFile, inspect_container
 from zoo.common.atomic import temporary_beside
 from zoo.common.ranges import positive
 
@@ -34,11 +35,11 @@ _FORMATS = {
 _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
+_UNREAD_SUFFIXES = (
+    *(".3gp", ".aac", ".aif", ".aifc", ".aiff", ".alac", ".amr", ".ape", ".au", ".caf", ".m4a", ".m4b", ".mka", ".mp2"),
+    *(".mp4", ".oga", ".ra", ".rf64", ".sph", ".w64", ".webm", ".wma", ".wv"),
+)
 BLOCK_SAMPLES = 1 << 18
-UNKNOWN_LENGTH = 1 << 36  # a flac header counts in 36 bits; libsndfile reports 2**63 - 1 where it holds 0
-_OGG_PAGE_LIMIT = 65307  # bytes: header 27 + 255 segments + 255 * 255, RFC 3533 section 6
-_UNKNOWN_SIZE = 0xFFFFFFFF  # written by encoders that stream into a pipe
-_OGG_END_OF_STREAM = 4
 
 
 class AudioFileError(ValueError):
@@ -70,8 +71,8 @@ def _short(path: Path, found: int, expected: int) -> AudioFileError:
 
 
 def info(path: str | os.PathLike[str]) -> AudioInfo:
-    """Read and check the header of an audio file without decoding it."""
-    with _open(Path(path)) as handle:
+    """Read and check the header of an audio file without decoding it: `samples` is what `read` returns if it can."""
+    with _open(Path(path), scan=False) as handle:
         return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
 
 
@@ -266,44 +267,21 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
         writer.write(audio)
 
 
-def scan(
-    folder: str | os.PathLike[str],
-    suffixes: Sequence[str] = AUDIO_SUFFIXES,
-    enter: Callable[[str], None] = lambda folder: None,
-) -> Iterator[str]:
-    """Paths of the files below a folder as they come, hidden ones left out; links to folders are not followed.
+def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
+    """List the files below a folder, sorted, or the one file given; one warning says which are left out and why.
 
-    Args:
-        enter: called with each folder before it is read.
+    Hidden files are ignored; links to files are followed, links to folders are not.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: the one file has another suffix.
     """
-    left = [os.fspath(folder)]
-    while left:
-        inside = left.pop()
-        try:
-            enter(inside)
-            with os.scandir(inside) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
-                    elif (
-                        os.path.splitext(entry.name)[1].lower() in suffixes
-                        and entry.name[0] != "."
-                        and (entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path))
-                    ):
-                        yield entry.path
-        except FileNotFoundError:
-            if inside == os.fspath(folder):
-                raise
-            # deleted meanwhile
-        except PermissionError:
-            log.warning("%s cannot be read: its files are left out", inside)
-
-
-def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES) -> list[Path]:
-    """Sorted files below a folder, hidden ones left out, or the one file given."""
     path = Path(path)
     if path.is_dir():
-        return sorted(map(Path, scan(path, suffixes)))
+        found, skipped = scan_audio_files(path, suffixes)
+        if skipped:
+            _warn_once(f"{_show(os.fspath(path))}: {describe_skipped(skipped)}")
+        return found
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.suffix.lower() not in suffixes:
@@ -311,35 +289,125 @@ def walk(path: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES)
     return [path]
 
 
-class _Sequential(soundfile.SoundFile):
-    """soundfile seeks to where it already is after every read, which restarts the mp3 decoder and damages the sound."""
+def scan_audio_files(
+    folder: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES
+) -> tuple[list[Path], dict[str, list[str]]]:
+    """List the files below a folder, sorted, and the paths of what is left out, by reason.
+
+    Args:
+        suffixes: of the files, lower case with the dot. Files of other audio formats are left out with a reason.
+    """
+    folder = os.fspath(folder)
+    unread = _UNREAD_SUFFIXES if set(AUDIO_SUFFIXES) <= set(suffixes) else ()
+    found: list[Path] = []
+    skipped: dict[str, list[str]] = {}
+    folders = [folder]
+    while folders:
+        inside = folders.pop()
+        try:
+            entries = list(os.scandir(inside))
+        except FileNotFoundError:
+            if inside == folder:
+                raise
+            continue  # deleted meanwhile
+        except PermissionError:
+            skipped.setdefault("unreadable folder", []).append(inside)
+            continue
+        for entry in entries:
+            suffix = os.path.splitext(entry.name)[1].lower()
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif entry.is_dir():
+                skipped.setdefault("linked folder", []).append(entry.path)
+            elif entry.name[0] == "." or suffix not in (*suffixes, *unread):
+                continue
+            elif not entry.is_file():
+                skipped.setdefault("broken link", []).append(entry.path)
+            elif suffix in unread:
+                skipped.setdefault(suffix, []).append(entry.path)
+            elif not _is_utf8(entry.path[len(folder) :]):
+                skipped.setdefault("name that is not UTF-8", []).append(entry.path)
+            else:
+                found.append(Path(entry.path))
+    return sorted(found), skipped
+
+
+def describe_skipped(skipped: Mapping[str, Sequence[str]]) -> str:
+    """Say in one line what `scan_audio_files` left out: numbers, reasons and the first path of each."""
+    reasons = [f"{len(paths)} {reason} ({_show(min(paths))})" for reason, paths in sorted(skipped.items())]
+    return f"left out {', '.join(reasons)}; convert other formats to wav or flac, links to folders are not followed"
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _show(path: str) -> str:
+    return path if _is_utf8(path) else repr(os.fsencode(path))
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    """A run lists its folders several times."""
+    log.warning("%s", message)
+
+
+class _Decoder(soundfile.SoundFile):
+    """Decodes a file from its start to its end.
+
+    soundfile seeks to where it already is after every read, which restarts the mp3 decoder and damages the sound.
+    """
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self._samples = layout.samples
+        is_plain = layout == Layout(0, path.stat().st_size)
+        self._source = None if is_plain else LayoutFile(path, layout)
+        try:
+            super().__init__(path if self._source is None else self._source)
+        except BaseException:
+            if self._source is not None:
+                self._source.close()
+            raise
+
+    @property
+    def frames(self) -> int:
+        """Samples per channel."""
+        return super().frames if self._samples is None else self._samples
 
     def seekable(self) -> bool:
         return False
 
+    def close(self) -> None:
+        super().close()
+        if self._source is not None:
+            self._source.close()
 
-def _open(path: Path) -> soundfile.SoundFile:
+
+def _open(path: Path, scan: bool = True) -> _Decoder:
     """Open a file for reading from its start to its end; it has at least one sample.
 
+    Args:
+        scan: see `inspect_container`.
+
     Raises:
-        AudioFileError: the file is empty, cut, of unknown length, or no audio.
+        AudioFileError: the file is empty, cut, joined of several, or no audio.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such audio file")
-    cause = _container_fault(path)
-    if cause:
-        raise AudioFileError(f"{path}: {cause}")
     try:
-        handle = _Sequential(path)
+        decoder = _Decoder(path, inspect_container(path, scan))
+    except ContainerError as error:
+        raise AudioFileError(f"{path}: {error}") from error
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: soundfile takes *.raw for headerless samples
         raise AudioFileError(f"{path}: not an audio file that can be decoded ({_reason(error)})") from error
-    if handle.frames == 0:
-        handle.close()
+    if decoder.frames == 0:
+        decoder.close()
         raise AudioFileError(f"{path}: holds no samples (zero length, or cut so short that nothing can be decoded)")
-    if handle.frames >= UNKNOWN_LENGTH:
-        handle.close()
-        raise AudioFileError(f"{path}: the header does not say how long it is (streamed flac); encode it again")
-    return handle
+    return decoder
 
 
 def _reason(error: Exception) -> str:
@@ -349,7 +417,7 @@ def _reason(error: Exception) -> str:
     return "format not recognised" if "does not exist" in text else text.rstrip(".").replace("\n", " ")
 
 
-def _decode(handle: soundfile.SoundFile, path: Path, samples: int) -> np.ndarray:
+def _decode(handle: _Decoder, path: Path, samples: int) -> np.ndarray:
     """Decode in blocks, because headers lie about lengths and memory must not follow them.
 
     Args:
@@ -364,7 +432,9 @@ def _decode(handle: soundfile.SoundFile, path: Path, samples: int) -> np.ndarray
         try:
             part = handle.read(min(missing, BLOCK_SAMPLES), dtype="float32", always_2d=True)
         except soundfile.SoundFileError as error:
-            raise AudioFileError(f"{path}: damaged or cut, decoding stopped ({_reason(error)})") from error
+            raise AudioFileError(
+                f"{path}: damaged, cut or joined of several files, decoding stopped ({_reason(error)})"
+            ) from error
         if len(part) == 0:
             break
         if not np.isfinite(part).all():
@@ -372,55 +442,3 @@ def _decode(handle: soundfile.SoundFile, path: Path, samples: int) -> np.ndarray
         parts.append(part)
         missing -= len(part)
     return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros((0, handle.channels), np.float32)])
-
-
-def _container_fault(path: Path) -> str | None:
-    """Name what libsndfile accepts silently: an empty file, a web page, a cut wav, ogg or opus file.
-
-    Source: RIFF/RF64 chunk layout (EBU Tech 3306); Ogg page layout (RFC 3533, section 6).
-    """
-    size = path.stat().st_size
-    if size == 0:
-        return "is empty (0 bytes)"
-    with path.open("rb") as handle:
-        head = handle.read(12)
-        if head.lstrip()[:1] == b"<":
-            return "is a text or web page, not audio (a failed download?)"
-        if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
-            missing = _missing_wav_bytes(handle, size)
-            return f"cut, the header promises {missing} more bytes than the file holds" if missing > 0 else None
-        if head[:4] == b"OggS":
-            handle.seek(max(0, size - _OGG_PAGE_LIMIT))
-            return _ogg_fault(handle.read())
-    return None
-
-
-def _missing_wav_bytes(handle: BinaryIO, size: int) -> int:
-    position = 12
-    large = None
-    while position + 8 <= size:
-        handle.seek(position)
-        header = handle.read(24)
-        name, length = struct.unpack("<4sI", header[:8])
-        if name == b"ds64" and len(header) == 24:
-            large = struct.unpack("<Q", header[16:24])[0]
-        if name == b"data":
-            if length == _UNKNOWN_SIZE and large is None:
-                return 0
-            claimed = large if length == _UNKNOWN_SIZE and large is not None else length
-            return position + 8 + claimed - size
-        position += 8 + length + length % 2
-    return 0  # no data chunk: libsndfile refuses the file itself
-
-
-def _ogg_fault(tail: bytes) -> str | None:
-    start = tail.rfind(b"OggS")
-    page = tail[start:]
-    if start < 0 or len(page) < 27:
-        return "cut, the last page is incomplete"
-    segments = page[27 : 27 + page[26]]
-    if len(segments) < page[26] or len(page) < 27 + page[26] + sum(segments):
-        return "cut, the last page is incomplete"
-    if not page[5] & _OGG_END_OF_STREAM:
-        return "cut, the stream has no end mark"
-    return None

@@ -239,7 +239,7 @@ def _schedule(settings: Settings, recipe: dict[str, Any]) -> None:
     data, trainer = recipe["data"]["init_args"], recipe["trainer"]
     root = Path(data["root"])
     folders = [root / split / "high" for split in ("train", "valid")]
-    clips = sum(len(files.walk(folder)) for folder in folders if folder.is_dir())
+    clips = sum(len(files.find_audio_files(folder)) for folder in folders if folder.is_dir())
     batches = math.ceil((clips - int(clips * data["val_ratio"])) / data["batch_size"])
     steps = epochs * batches // trainer["accumulate_grad_batches"]
     if steps > warmup:

@@ -16,9 +16,8 @@ import numpy as np
 from zoo.audio.augment.rooms import open_noises
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, part_of
-from zoo.audio.corpora.index import LARGE
 from zoo.audio.io import files
-from zoo.audio.io.files import AudioFileError, Channels, walk
+from zoo.audio.io.files import AudioFileError, Channels, find_audio_files
 from zoo.audiosr.data.items import Clips, Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import ChannelCorpus, FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
@@ -153,7 +152,13 @@ class SuperResolutionData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         if self.noise is not None:
             folder = cache_folder(self.cache, self.noise, self.sample_rate)
-            build(walk(self.noise), folder, self.sample_rate, max_bad_share=self.max_bad_share, root=self.noise)
+            build(
+                find_audio_files(self.noise),
+                folder,
+                self.sample_rate,
+                max_bad_share=self.max_bad_share,
+                root=self.noise,
+            )
         if self.root is None or self.cache_mode == "none":
             return
         for part in self._parts():
@@ -222,7 +227,7 @@ class SuperResolutionData(ZooDataModule):
 
     def _parts(self) -> list[Part]:
         assert self.root is not None
-        train, valid = find_parts(self.root, self.mode == "paired", self.valid_root, self.lists, self.cache)
+        train, valid = find_parts(self.root, self.mode == "paired", self.valid_root, self.lists)
         return [train] if valid is None else [train, valid]
 
     def _corpora(self, part: Part) -> list[tuple[Sequence[Path], Path, Path]]:
@@ -259,8 +264,7 @@ class SuperResolutionData(ZooDataModule):
             )
         if self.val_ratio is None:
             return clips[:-count], clips[-count:]
-        clips = np.asarray(clips, dtype=np.int32 if len(clips) > LARGE else np.int64)
-        drawn = np.random.default_rng(self.split_seed).permutation(clips)  # the numbers drawn do not depend on the type
+        drawn = np.random.default_rng(self.split_seed).permutation(np.asarray(clips))
         return np.sort(drawn[count:]), drawn[:count]
 
     def _grid(self, cutoffs_hz: Sequence[float] | None) -> tuple[float, ...]:

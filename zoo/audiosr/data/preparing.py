@@ -75,7 +75,7 @@ def preprocess(
     if not in_dir.is_dir():
         raise FileNotFoundError(f"{in_dir}: no such folder")
     _check_apart(in_dir, out_high, out_low)
-    sources = files.walk(in_dir)
+    sources = files.find_audio_files(in_dir)
     if not sources:
         raise ValueError(f"{in_dir}: no file ends in {', '.join(files.AUDIO_SUFFIXES)}")
     settings: dict[str, Any] = {
@@ -148,7 +148,7 @@ def splice(folder: Path, output: Path, each: bool = False, overwrite: bool = Fal
         raise ValueError(f"output {output} lies in {folder} and would be joined next time; choose another place")
     if not each and output.suffix.lower() != ".wav":
         raise ValueError(f"output {output}: expected a name that ends in .wav")
-    folders = sorted({path.parent for path in files.walk(folder, SPLICED)})
+    folders = sorted({path.parent for path in files.find_audio_files(folder, SPLICED)})
     folders = [place for place in folders if (place != folder) == each]
     if not folders:
         raise ValueError(f"{folder}: no {' or '.join(SPLICED)} {'in any folder below it' if each else 'in it'}")
@@ -163,7 +163,7 @@ def _join(paths: tuple[Path, Path], overwrite: bool) -> Outcome:
     folder, target = paths
     if target.is_file() and not overwrite:
         return "skipped", ""
-    parts = [path for path in files.walk(folder, SPLICED) if path.parent == folder]
+    parts = [path for path in files.find_audio_files(folder, SPLICED) if path.parent == folder]
     try:
         facts = [files.info(path) for path in parts]
         rate = max(each.sample_rate for each in facts)

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo.audio.corpora.cache import CorpusCache, relative_names
-from zoo.audio.corpora.corpus import CACHES, PEAK, Corpus, corpus_files
-from zoo.audio.corpora.index import FileIndex, headers
+from zoo.audio.corpora.cache import CorpusCache, from_int16, relative_names
+from zoo.audio.corpora.corpus import PEAK, Corpus, corpus_files
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.common.reading.bad_share import check_bad_share
@@ -44,7 +43,6 @@ def find_parts(
     paired: bool,
     valid_root: Path | None = None,
     lists: tuple[str | None, str | None] = (None, None),
-    cache: Path = Path(CACHES),
 ) -> tuple[Part, Part | None]:
     """Find the files for training and, where the layout, `valid_root` or a list names any, for validation.
 
@@ -53,7 +51,6 @@ def find_parts(
         paired: read `low` too.
         valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
         lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.read_list`; null for all.
-        cache: folder in which long lists of files are kept.
 
     Raises:
         FileNotFoundError: a folder or a listed file is missing.
@@ -62,17 +59,15 @@ def find_parts(
     root = Path(os.path.abspath(root))
     train_home = root / "train" if (root / "train" / HIGH).is_dir() else root
     valid_home, beside = valid_root and Path(os.path.abspath(valid_root)), root / "valid"
-    if valid_home is None and train_home != root and (beside / HIGH).is_dir() and any(files.scan(beside / HIGH)):
+    if valid_home is None and train_home != root and (beside / HIGH).is_dir() and files.find_audio_files(beside / HIGH):
         valid_home = beside
-    high = corpus_files(cache, _high(train_home), (lists[0], None), without=lists[1])
+    high = corpus_files(_high(train_home), (lists[0], None), without=lists[1])
     train = _part(train_home, paired, high, lists)
     if lists[1] is not None:
-        return train, _part(
-            train_home, paired, corpus_files(cache, _high(train_home), (lists[1], None)), ("", lists[1])
-        )
+        return train, _part(train_home, paired, corpus_files(_high(train_home), (lists[1], None)), ("", lists[1]))
     if valid_home is None:
         return train, None
-    return train, _part(valid_home, paired, corpus_files(cache, _high(valid_home)), (None, None))
+    return train, _part(valid_home, paired, corpus_files(_high(valid_home)), (None, None))
 
 
 def _high(home: Path) -> Path:
@@ -92,7 +87,7 @@ def _part(home: Path, paired: bool, high: Sequence[Path], lists: tuple[str | Non
 
 def _counterparts(folder: Path, high: Sequence[Path], low: Path) -> list[Path]:
     """The counterpart of each file: the same path below its folder, whatever the suffix."""
-    found = files.walk(low)
+    found = files.find_audio_files(low)
     stems = [path.relative_to(low).with_suffix("").as_posix() for path in found]
     wanted = [path.relative_to(folder).with_suffix("").as_posix() for path in high]
     twice = [stem for names in (stems, wanted) for stem, count in Counter(names).items() if count > 1]
@@ -116,6 +111,7 @@ class RamCorpus:
         self.lengths = np.array(cache.lengths)
         self.peaks = np.array(cache.peaks)
         self._starts = np.array(cache.offsets)
+        self._exponents = np.array(cache.exponents)
         # torch hands tensors to spawned workers through shared memory, arrays would be copied into each of them
         self._audio = torch.from_numpy(np.fromfile(cache.folder / "audio.i16", dtype="<i2"))
 
@@ -124,7 +120,7 @@ class RamCorpus:
         room = max(int(self.lengths[index]) - start, 0)
         first = int(self._starts[index]) + start
         block = self._audio[first : first + (room if samples < 0 else min(samples, room))]
-        return block.numpy().astype(np.float32) / np.float32(32768)
+        return from_int16(block.numpy(), int(self._exponents[index]))
 
 
 class ChannelCorpus:
@@ -161,11 +157,11 @@ class ChannelCorpus:
 class FileCorpus:
     """Files decoded whole whenever they are asked for; nothing is written, and nothing but the last one is kept.
 
-    Headers are checked at once, those of a long list the first time it is seen. A file that turns out broken later is
+    Headers are checked at once. A file that turns out broken later is
     named by an AudioFileError from then on.
 
     Args:
-        paths: of the files; a `FileIndex` gets a second one beside it, of the sound ones with their lengths.
+        paths: of the files.
         max_bad_share: share of broken files above which a ValueError ends the run.
         root: folder that the names are relative to; None takes the deepest one that holds all files.
         option: the option that sets `max_bad_share`, for the message; None where there is none.
@@ -185,23 +181,11 @@ class FileCorpus:
         self._count = len(paths)
         self._bad: dict[Path, str] = {}
         self._last: tuple[int, np.ndarray] | None = None
-        self._paths: Sequence[Path]
-        self.names: Sequence[str]
-        self._lengths: np.ndarray | None = None
-        if isinstance(paths, FileIndex):
-            self._paths = headers(paths, sample_rate, self._length)
-            self.names = relative_names(self._paths, root)
-            return
         lengths = np.array([self._length(path) for path in paths])
         sound = lengths >= 0
         self._paths = list(compress(paths, sound))
         self.names = list(compress(relative_names(paths, root), sound))
-        self._lengths = lengths[sound]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Samples per clip (N,)."""
-        return self._lengths if self._lengths is not None else self._paths.lengths  # type: ignore[attr-defined]
+        self.lengths = lengths[sound]
 
     def _length(self, path: Path) -> int:
         """Samples at the corpus' rate; -1 for a broken file."""

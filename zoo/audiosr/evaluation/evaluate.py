@@ -233,7 +233,9 @@ def make_grid(recipe: SuperResolutionData | None, settings: Settings, sample_rat
         if settings.cutoffs_hz is not None and grid.recordings.low is None:
             grid.cutoffs_hz = list(settings.cutoffs_hz)
     else:
-        recordings = Recordings(FileCorpus(files.walk(settings.data), sample_rate, _MAX_BAD_SHARE, option=None))
+        recordings = Recordings(
+            FileCorpus(files.find_audio_files(settings.data), sample_rate, _MAX_BAD_SHARE, option=None)
+        )
         grid = Grid(
             recordings, recordings.usable, sample_rate, max(round(settings.seconds * sample_rate), 1),
             Silence(1.0, sample_rate, 0.0), Simulation(), settings.cutoffs_hz or default_cutoffs(sample_rate),
@@ -264,7 +266,7 @@ def training_clips(recipe: SuperResolutionData | None, settings: Settings, sampl
         return np.unique(np.linspace(0, count - 1, min(count, _ENVELOPE_CLIPS)).astype(int)).tolist()
 
     if settings.train is not None:
-        paths = files.walk(settings.train)
+        paths = files.find_audio_files(settings.train)
         yield from (files.read_mono(paths[number], sample_rate) for number in evenly(len(paths)))
     elif recipe is not None:
         crops: Crops = recipe.train_set

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.common.reading.text import load_json
+from zoo.common.reading.text_files import iterate_lines
 
 TABLES = (".parquet", ".arrow", ".feather")
 PARTS = (".jsonl", *TABLES)  # in a folder of one split; Hugging Face's have .json files that are no data
@@ -114,13 +115,10 @@ def _text(row: Any, field: str, where: str) -> str:
 
 def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Line numbers, from 1, and contents of a file of JSON lines; a line that is none is named."""
-    with path.open(encoding="utf-8") as lines:
+    for number, line in enumerate(iterate_lines(path), 1):
         try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, load_json(line)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not text in UTF-8 ({error})") from error
+            if line.strip():
+                yield number, load_json(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error}); expected one object per line") from error
 

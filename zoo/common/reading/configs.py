@@ -15,7 +15,6 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from zoo.common.options import PREDICT_KEYS
 from zoo.common.reading.text import safe_load
 from zoo.common.registry import renamed
 
@@ -23,8 +22,6 @@ from zoo.common.registry import renamed
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
 # Sections whose texts become parts of file names.
 NAMING = ("trainer", "checkpoints", "wandb")
-# What only a command line says.
-COMMAND_KEYS = (*PREDICT_KEYS, "ckpt_path")
 VARIABLE_PREFIX = "ZOO_"
 # OmegaConf's own, all but oc.env.
 REFUSED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
@@ -101,9 +98,8 @@ def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = 
         ValueError: naming the key, its value, and how to allow it.
     """
     given = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
-    for key in COMMAND_KEYS:
-        if config.get(key) not in (None, False, "ranks") and key not in given:  # "ranks" is the engine's default
-            raise ValueError(f"{folder}: its config sets {key}, which only a command line may")
+    if config.get("ckpt_path") is not None and "ckpt_path" not in given:
+        raise ValueError(f"{folder}: its config sets ckpt_path, which only a command line may")
     roots = [folder.resolve(), Path("runs").resolve()]
     variables = [value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX) and value]
     roots += [Path(value).resolve() for value in variables if Path(value).is_dir()]

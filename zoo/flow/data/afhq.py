@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import Image
 
-from zoo.audio.corpora.unpack import unpack_archive
 from zoo.common.atomic import write_atomic
+from zoo.common.reading.extract import extract_archive
 from zoo.flow.data import image_sets
 from zoo.flow.data.image_cache import CACHES, build
 from zoo.flow.data.image_sets import ImageSet
@@ -47,7 +47,7 @@ def prepare(
 ) -> dict[str, Any]:
     """Check AFHQ and resize it: the cache that training uses, and a flat folder of the validation images.
 
-    Nothing is downloaded. A killed call is taken up again.
+    Nothing is downloaded.
 
     Args:
         sources: the folder of AFHQ (v1 or v2), or its archives (`.zip`, `.tar`, ...).
@@ -69,7 +69,7 @@ def prepare(
         raise ValueError(f"expected one folder of AFHQ, or archives and --output, got {', '.join(map(str, paths))}")
     else:
         for path in paths:
-            unpack_archive(path, output, progress)
+            extract_archive(path, Path(output))
         home = find_home(Path(output))
     held = home / "val" if (home / "val").is_dir() else home / "test"
     sets = {"train": image_sets.folder(home / "train"), "val": image_sets.folder(held)}

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from zoo.common.reading.archives import check_zip, data_start, open_checked
+from zoo.common.reading.text_files import read_lines
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def captioned(images: ImageSet, captions: str) -> ImageSet:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [line.strip() for line in read_lines(path) if line.strip()]
 
 
 def _read_captions(path: Path) -> dict[str, list[str]]:
@@ -176,7 +177,9 @@ def _read_captions(path: Path) -> dict[str, list[str]]:
     if not path.is_file():
         raise FileNotFoundError(f"data.init_args.captions: no file {path}")
     found: dict[str, list[str]] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from zoo.common.reading.text_files import read_lines
+
 REQUEST_KEYS = {"label", "seed", "count"}
 GIVEN_KEYS = ("prompt", "image", "mask")
 
@@ -45,7 +47,7 @@ def request_rows(
     """The lines of a request file, labels as numbers."""
     keys = ("label", "seed") if labelled else ("seed",)
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         try:

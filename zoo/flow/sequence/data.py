@@ -20,7 +20,7 @@ from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.rooms import open_noises, open_rirs
 from zoo.audio.corpora.cache import CorpusCache, build
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, scaled
-from zoo.audio.io.files import walk
+from zoo.audio.io.files import find_audio_files
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least
 from zoo.flow.data.items import EVALUATION_EPOCH
@@ -206,7 +206,7 @@ class MelData(SequenceData):
         """Write the corpus caches, once per machine."""
         for folder in (self.root, self.noise):
             if folder is not None:
-                paths = walk(folder)
+                paths = find_audio_files(folder)
                 if not paths:
                     raise ValueError(f"no audio file below {folder}")
                 build(
@@ -264,7 +264,7 @@ class FeatureData(SequenceData):
 
     def setup(self, stage: str) -> None:
         """List the files, compare their shapes and split them."""
-        names = [path.relative_to(self.folders[0]) for path in walk(self.folders[0], (FEATURE_SUFFIX,))]
+        names = [path.relative_to(self.folders[0]) for path in find_audio_files(self.folders[0], (FEATURE_SUFFIX,))]
         clean, degraded = ([folder / name for name in names] for folder in self.folders)
         if lacking := [path for path in degraded if not path.is_file()]:
             raise ValueError(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, overload
 
@@ -24,9 +23,8 @@ from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.griffin_lim import PhaseSearch
 from zoo.hifigan.nets.interface import Conditioned, WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
-from zoo.runs.inference import Inference, answer_files, as_audio, attempt
-from zoo.runs.interactive import Field, Part, Report
-from zoo.runs.jobs.together import together
+from zoo.runs.inference import Inference, as_audio
+from zoo.runs.interactive import Field
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
@@ -170,16 +168,6 @@ class Vocoder(Inference):
                 writer.write(piece)
                 samples += piece.shape[1]
         return {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate, "channels": channels}
-
-    def process_files(self, pairs: Sequence[tuple[Path, Path]]) -> list[dict[str, Any] | Exception]:
-        """`process_file` for several, whose windows of one length are computed together."""
-        return together([partial(attempt, self.process_file, *pair) for pair in pairs], max(len(pairs), 1))
-
-    def answer_together(
-        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
-    ) -> list[list[Part] | Exception]:
-        """Vocode several recordings or mels, windows of one length together."""
-        return answer_files(self, [(values["input"], folder) for values, folder in asked], report)
 
     def fields(self) -> tuple[Field, ...]:
         """A recording where there is a mel front end, else features."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.corpus import Corpus, prefetch, scaled
-from zoo.audio.corpora.sharded import instead
+from zoo.audio.corpora.corpus import Corpus, scaled
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.data import Key, item_seed
 
@@ -54,15 +53,8 @@ class Clips(Dataset[Item]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitems__(self, keys: Sequence[Key | int]) -> list[Item]:
-        prefetch(self.corpus, [self.indices[key[1] if isinstance(key, tuple) else key] for key in keys])
-        return [self[key] for key in keys]
-
     def __getitem__(self, key: Key | int) -> Item:
         epoch, item = key if isinstance(key, tuple) else (-1, key)
-        return instead(lambda item: self._item(epoch, item), item, len(self), self.seed, epoch)
-
-    def _item(self, epoch: int, item: int) -> Item:
         index = int(self.indices[item])
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
         room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
@@ -88,15 +80,8 @@ class Segments(Dataset[Item]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitems__(self, keys: Sequence[Key]) -> list[Item]:
-        prefetch(self.corpora[0], [self.indices[item] for _, item in keys])
-        return [self[key] for key in keys]
-
     def __getitem__(self, key: Key) -> Item:
         epoch, item = key
-        return instead(lambda item: self._item(epoch, item), item, len(self), self.seed, epoch)
-
-    def _item(self, epoch: int, item: int) -> Item:
         index = int(self.indices[item])
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
         (speech, audio), (hop, audio_hop) = self.corpora, self.hops
@@ -132,10 +117,7 @@ class Pairs(Dataset[Item]):
         return len(self.clips)
 
     def __getitem__(self, item: int) -> Item:
-        return instead(self._item, item, len(self), self.clips.seed, -1)
-
-    def _item(self, item: int) -> Item:
-        clip = self.clips._item(-1, item)
+        clip = self.clips[item]
         frames = len(clip["input"]) // self.hops[0]
         index = int(self.clips.indices[item])
         audio = scaled(self.audio, index, True, 0, frames * self.hops[1])

@@ -23,15 +23,10 @@ from zoo.audio.corpora.corpus import (
     cache_folder,
     corpus_files,
     last_items,
-    list_folder,
     part_of,
 )
-from zoo.audio.corpora.index import FileIndex
-from zoo.audio.corpora.layouts import CorpusKind, read_corpus, utterance_files
+from zoo.audio.corpora.layouts import CorpusKind, read_corpus
 from zoo.audio.corpora.selection import SHOWN, drop_short_clips, match_companions
-from zoo.audio.corpora.sharded import ShardCorpus, ShardSource, prepare, table_folder
-from zoo.audio.io.shards import CLEAN, DEGRADED
-from zoo.audio.io.stores import Patience, place
 from zoo.common.folders import data_folder
 from zoo.common.ranges import within
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
@@ -69,18 +64,12 @@ class SpeechData(ZooDataModule):
         val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
             training alone.
         val_degraded: folder of its degraded versions.
-        shards: in place of `root`, shards of speech and, unless there is a `degrader`, its degraded version, read where
-            they lie: a folder, `name-{000000..000012}.tar`, `https://…`, `s3://…` (extra `cloud`), or a list of these.
-        val_shards: shards for validation; `shards` are then for training alone.
-        read_timeout_seconds: for a read from an address.
-        read_retries: further tries before a shard is skipped and others take the places of its samples.
         max_seconds: longest training crop.
         val_speakers: their clips are for validation; none takes the last `val_items` of the sorted corpus.
         val_items: number of validation clips when no speakers are named.
         val_seconds: longest excerpt of a validation clip.
         cache: folder of the corpus caches.
-        max_bad_share: share of unreadable files, shards and samples of shards above which the run stops; below it they
-            are named and left out.
+        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
         embedded_utterances: size of the embedded corpus.
         batch_size: clips per batch and process, of similar length.
@@ -101,10 +90,6 @@ class SpeechData(ZooDataModule):
         rir: str | None = None,
         val_root: str | None = None,
         val_degraded: str | None = None,
-        shards: str | list[str] | None = None,
-        val_shards: str | list[str] | None = None,
-        read_timeout_seconds: float = 30.0,
-        read_retries: int = 3,
         max_seconds: float = 10.0,
         val_speakers: list[str] | None = None,
         val_items: int = 8,
@@ -134,9 +119,6 @@ class SpeechData(ZooDataModule):
         self.val_degraded = None if missing else data_folder("val_degraded", val_degraded, False)
         if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
             raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
-        self.shards, self.val_shards = shards, val_shards
-        self.patience = Patience(read_timeout_seconds, read_retries)
-        self._check_shards([root, degraded, val_root, val_degraded, *(val_speakers or [])])
         self.max_samples = int(max_seconds * SAMPLE_RATE)
         self.val_speakers = list(val_speakers or [])
         self.val_items = val_items
@@ -146,10 +128,7 @@ class SpeechData(ZooDataModule):
         self.embedded_utterances = embedded_utterances
 
     def prepare_data(self) -> None:
-        """Write the corpus caches and the tables of shards, once per machine."""
-        for shards in (self.shards, self.val_shards):
-            if shards is not None:
-                prepare(shards, self.cache, self.patience, self.max_bad_share)
+        """Write the corpus caches, once per machine."""
         for root in (self.root, self.val_root):
             if root is not None:
                 paths = self._files(root)
@@ -157,7 +136,7 @@ class SpeechData(ZooDataModule):
                     self._build(paths, root, sample_rate)
         for folder in (self.degraded, self.val_degraded, self.noise):
             if folder is not None:
-                self._build(corpus_files(self.cache, folder), folder, SAMPLE_RATE)
+                self._build(corpus_files(folder), folder, SAMPLE_RATE)
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
@@ -170,20 +149,14 @@ class SpeechData(ZooDataModule):
 
     def parts(self) -> tuple[Part, Part]:
         """What training and validation read."""
-        if self.shards is None:
-            corpora = self._open(self.root)
-            versions = self._versions(corpora[0], self.root, self.degraded)
-        else:
-            corpora, versions = self._open_shards(self.shards)
-        if self.val_root is None and self.val_shards is None:
+        corpora = self._open(self.root)
+        versions = self._versions(corpora[0], self.root, self.degraded)
+        if self.val_root is None:
             train, val = self.split(corpora[0])
             held_out, held_out_versions = corpora, versions
         else:
-            if self.val_shards is None:
-                held_out = self._open(self.val_root)
-                held_out_versions = self._versions(held_out[0], self.val_root, self.val_degraded)
-            else:
-                held_out, held_out_versions = self._open_shards(self.val_shards)
+            held_out = self._open(self.val_root)
+            held_out_versions = self._versions(held_out[0], self.val_root, self.val_degraded)
             train, val = (range(len(each[0].lengths)) for each in (corpora, held_out))
         train, val = (
             drop_short_clips(speech.lengths, speech.names, indices, FRAME_SAMPLES)
@@ -206,48 +179,20 @@ class SpeechData(ZooDataModule):
         if not self.val_speakers or self.root is None:
             return last_items(len(corpus.lengths), self.val_items)
         assert isinstance(corpus, CorpusCache)
-        paths = self._files(self.root)
-        speakers: dict[str, str] = {}
-        if isinstance(paths, FileIndex):  # of a tree, whose speakers are its folders
-            unknown = {name for name in self.val_speakers if not (self.root / name).is_dir()}
-        else:
-            utterances = read_corpus(self.root, self.kind)
-            names = relative_names([utterance.path for utterance in utterances], self.root)
-            speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
-            unknown = set(self.val_speakers) - set(speakers.values())
+        utterances = read_corpus(self.root, self.kind, with_text=False)
+        names = relative_names([utterance.path for utterance in utterances], self.root)
+        speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
+        unknown = set(self.val_speakers) - set(speakers.values())
         if unknown:
             raise ValueError(f"data.init_args.val_speakers: no {', '.join(sorted(unknown))} in {self.root}")
-        return corpus.split(
-            f"speakers {sorted(self.val_speakers)}",
-            lambda name: (speakers[name] if speakers else name.partition("/")[0]) in self.val_speakers,
-        )
+        return corpus.split(lambda name: speakers[name] in self.val_speakers)
 
     def collate(self, items: Sequence[Item]) -> Item:
         """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
         return {key: _joined([item[key] for item in items]) for key in items[0]}
 
     def _files(self, root: Path) -> Sequence[Path]:
-        return utterance_files(root, self.kind, list_folder(self.cache, root, self.kind))
-
-    def _check_shards(self, others: list[str | None]) -> None:
-        if self.shards is None and self.val_shards is None:
-            return
-        if self.shards is None or any(others):
-            raise ValueError(
-                "data: shards take the place of root, degraded, val_root, val_degraded and val_speakers: give them, "
-                "perhaps with val_shards, or these"
-            )
-        for given in (self.shards, self.val_shards or []):
-            for text in [given] if isinstance(given, str) else given:
-                place(text)
-
-    def _open_shards(self, shards: str | list[str]) -> tuple[list[Corpus], Versions | None]:
-        """The clean recordings at each of the rates, and their degraded versions, of the same numbers."""
-        source = ShardSource(table_folder(self.cache, shards), self.patience, self.max_bad_share)
-        corpora: list[Corpus] = [ShardCorpus(source, CLEAN, rate) for rate in self.rates]
-        if self.degrader is not None or not source.lengths(DEGRADED, SAMPLE_RATE).any():
-            return corpora, None
-        return corpora, (ShardCorpus(source, DEGRADED, SAMPLE_RATE), np.arange(len(source))[:, None])
+        return [utterance.path for utterance in read_corpus(root, self.kind, with_text=False)]
 
     def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:

@@ -1,21 +1,18 @@
-"""Degrading a corpus off line into mirrored trees or shards; the result does not depend on how it is run."""
+"""Degrading a corpus off line into mirrored trees; the result does not depend on how it is run."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import scipy
 from rich.progress import track
 
 from zoo.audio.augment import rooms
@@ -24,7 +21,6 @@ from zoo.audio.corpora.cache import build
 from zoo.audio.corpora.corpus import Corpus, cache_folder
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, read_corpus
 from zoo.audio.io import files
-from zoo.audio.io.shards import AUDIO_SUFFIXES, CLEAN, DEGRADED, ShardWriter
 from zoo.common.atomic import replacing
 from zoo.common.folders import begin_output
 from zoo.common.locks import writes_into
@@ -32,9 +28,8 @@ from zoo.common.ranges import at_least
 from zoo.common.work import Journal, spread
 
 SPLITS = ("val", "train")
-OutputFormat = Literal["tree", "shards"]
+QUIET_PEAK = 2.0**-6  # recordings below it (-36 dBFS) are written with 32 bits
 Row = dict[str, Any]
-Result = tuple[Row, dict[str, bytes]]  # a line of the manifest, and the members of the sample
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +52,10 @@ class Workbench:
     rirs: Sequence[np.ndarray] | None  # (T,)
     sample_rate: int  # in Hz, of all
     root: Path  # of the corpus, to which the manifest's sources are relative
-    tree: Path | None  # folder of the mirrored trees; None hands back the members of shards
+    output: Path  # folder of the mirrored trees
 
-    def work(self, job: Job) -> list[Result]:
-        """A row of the manifest per copy, with the members of its sample (empty in a tree, or when it failed).
+    def work(self, job: Job) -> list[Row]:
+        """Write the copies of an utterance; returns a row of the manifest for each.
 
         A result that cannot be written is an OSError: the next ones would fare no better.
         """
@@ -77,31 +72,19 @@ class Workbench:
             ]
         except (ValueError, OSError, RuntimeError) as error:
             cause = f"{type(error).__name__}: {error}"
-            return [({"key": key, "status": "failed", "error": cause, **facts}, {}) for key, _ in job.copies]
+            return [{"key": key, "status": "failed", "error": cause, **facts} for key, _ in job.copies]
         facts |= {"samples": len(clean)}
         rows = [
             {"key": key, "status": "done", "error": None, **facts, "degradation": copy.facts}
             for (key, _), copy in zip(job.copies, made, strict=True)
         ]
-        degraded = [copy.audio for copy in made]
-        if self.tree is not None:
-            self._write(self.tree / job.split, [row["key"] for row in rows], clean, degraded)
-            return [(row, {}) for row in rows]
-        suffix = utterance.path.suffix.lower()
-        if suffix in AUDIO_SUFFIXES:
-            original = {CLEAN + suffix: utterance.path.read_bytes()}
-        else:
-            original = {f"{CLEAN}.wav": _wav(clean, self.sample_rate)}
-        results = []
-        for row, copy in zip(rows, degraded, strict=True):
-            text = json.dumps(row, ensure_ascii=False).encode()
-            results.append((row, {**original, f"{DEGRADED}.wav": _wav(copy, self.sample_rate), "json": text}))
-        return results
+        self._write(self.output / job.split, [row["key"] for row in rows], clean, [copy.audio for copy in made])
+        return rows
 
     def _write(self, folder: Path, keys: Sequence[str], clean: np.ndarray, degraded: Sequence[np.ndarray]) -> None:
         """All copies of the clean recording are one file where the file system has hard links."""
         first = folder / "clean" / f"{keys[0]}.wav"
-        files.write(first, clean, self.sample_rate)
+        files.write(first, clean, self.sample_rate, _subtype(clean))
         for key, copy in zip(keys, degraded, strict=True):
             target = folder / "clean" / f"{key}.wav"
             if target != first:
@@ -111,7 +94,12 @@ class Workbench:
                 except OSError:
                     with replacing(target) as temporary:
                         shutil.copyfile(first, temporary)
-            files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate)
+            files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate, _subtype(copy))
+
+
+def _subtype(audio: np.ndarray) -> str:
+    """Choose the sample format: 16 bits would lose the precision of a quiet recording, which is scaled up later."""
+    return "PCM_16" if np.abs(audio).max() >= QUIET_PEAK else "PCM_32"
 
 
 def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int) -> list[Job]:
@@ -131,13 +119,6 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
     return jobs
 
 
-def _wav(audio: np.ndarray, sample_rate: int) -> bytes:
-    """A float wav; libsndfile's would hold the time of day, and two runs would differ."""
-    buffer = io.BytesIO()
-    scipy.io.wavfile.write(buffer, sample_rate, audio.astype(np.float32))
-    return buffer.getvalue()
-
-
 def degrade_corpus(
     clean: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -146,24 +127,20 @@ def degrade_corpus(
     rirs: Sequence[np.ndarray] | None,
     kind: CorpusKind = "auto",
     copies: int = 4,
-    format: OutputFormat = "tree",
     sample_rate: int = 22050,
     seed: int = 172957,
     val_items: int = 600,
     workers: int = 0,
-    max_samples: int = 1000,
-    compress: bool = False,
     progress: bool = True,
 ) -> dict[str, int]:
-    """Write degraded copies of a corpus as mirrored trees or as shards.
+    """Write degraded copies of a corpus as mirrored trees.
 
-    A tree has `OUTPUT/{train,val}/clean/<key>.wav` beside `.../degraded/<key>.wav`, both mono, 16 bit and of equal
-    length. Shards `OUTPUT/{train,val}/<split>-000000.tar` hold `<key>.speech.wav` (the bytes of the original),
-    `<key>.degraded_speech.wav` (mono, 32 bit float) and `<key>.json`. A key is the utterance's name, `_` and the number
-    of the copy. The randomness of a copy follows from the seed, the utterance's place in the sorted corpus and the
-    copy's number alone. A killed call is taken up again by the same call.
+    `OUTPUT/{train,val}/clean/<key>.wav` and `.../degraded/<key>.wav` are both mono and of equal length, of 16 bits or,
+    where quiet, 32. A key is the utterance's name, `_` and the number of the copy. The randomness of a copy follows
+    from the seed, the utterance's place in the sorted corpus and the copy's number alone. A killed call is resumed by
+    the same call.
 
-    The other arguments are those of `degrade`, where `max_samples` is `shard_samples` and `compress` is `gzip`.
+    The other arguments are those of `degrade`.
 
     Args:
         noises: at `sample_rate`, or None.
@@ -185,54 +162,48 @@ def degrade_corpus(
     utterances = read_corpus(clean, kind)
     jobs = plan(utterances, copies, seed, val_items)
     settings: Row = {
-        **{"format": format, "copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
+        **{"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
         "utterances": _digest([[utterance.name for utterance in utterances]]),
         "degrader": json.loads(json.dumps(vars(degrader))),
         "noise": _digest(noises and [noises.names, noises.lengths, noises.peaks]),
         "rirs": _digest(rirs),
     }
-    if format == "shards":
-        settings |= {"max_samples": max_samples, "compress": compress}
     begin_output(output, settings, sweep=True)
-    bench = Workbench(degrader, noises, rirs, sample_rate, clean, output if format == "tree" else None)
+    bench = Workbench(degrader, noises, rirs, sample_rate, clean, output)
     manifest = Journal(output / "manifest.jsonl")
     manifest.begin()
-    left = 0
-    for split in SPLITS:
-        writer = None
-        if format == "shards":
-            writer = ShardWriter(output / split, split, max_samples=max_samples, compress=compress)
-        todo = _remaining([job for job in jobs if job.split == split], manifest.rows, output, writer)
-        left += sum(len(job.copies) for job in todo)
-        with writer or nullcontext():
-            for made in track(spread(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
-                for row, members in made:
-                    if writer is not None and members:
-                        writer.write(row["key"], members)
-                    manifest.add(row)
-                if made[0][0]["status"] == "failed":
-                    log.warning("left out: %s", made[0][0]["error"])
+    made = sum(
+        _make_copies([job for job in jobs if job.split == split], split, bench, manifest, workers, progress)
+        for split in SPLITS
+    )
     keys = [key for job in jobs for key, _ in job.copies]
     rows = manifest.finish(keys)
     failed = [row for row in rows if row["status"] == "failed"]
-    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - left}
+    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - made}
     return {**counts, "bad_files": len({row["source"] for row in failed})}
 
 
-def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path, writer: ShardWriter | None) -> list[Job]:
-    """What is left of a split: in a tree the copies without row or file, in shards those behind the last whole one."""
+def _make_copies(
+    jobs: Sequence[Job], split: str, bench: Workbench, manifest: Journal, workers: int, progress: bool
+) -> int:
+    """Make the copies of a split that are missing, with a row of the manifest each; returns their number."""
+    todo = _remaining(jobs, manifest.rows, bench.output)
+    for rows in track(spread(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
+        for row in rows:
+            manifest.add(row)
+        if rows[0]["status"] == "failed":
+            log.warning("left out: %s", rows[0]["error"])
+    return sum(len(job.copies) for job in todo)
+
+
+def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path) -> list[Job]:
+    """The copies of a split without row or file."""
     left = []
-    in_whole_shard = writer is not None and writer.last_key is not None
     for job in jobs:
         todo = []
         for key, seed in job.copies:
-            if writer is None:
-                pair = (output / job.split / part / f"{key}.wav" for part in ("clean", "degraded"))
-                is_done = rows.get(key, {}).get("status") == "done" and all(path.is_file() for path in pair)
-            else:
-                is_done = in_whole_shard
-                in_whole_shard = in_whole_shard and key != writer.last_key
-            if not is_done:
+            pair = (output / job.split / part / f"{key}.wav" for part in ("clean", "degraded"))
+            if rows.get(key, {}).get("status") != "done" or not all(path.is_file() for path in pair):
                 todo.append((key, seed))
         if todo:
             left.append(Job(job.utterance, job.split, tuple(todo)))
@@ -257,18 +228,15 @@ def degrade(
     rir: Path | None = None,
     kind: CorpusKind = "auto",
     copies: int = 4,
-    format: OutputFormat = "tree",
     sample_rate: int = 22050,
     seed: int = 172957,
     val_items: int = 600,
     workers: int = 0,
     recipe: Literal["a2", "open_miipher"] = "a2",
     degrader: Degrader | None = None,
-    shard_samples: int = 1000,
-    gzip: bool = False,
     cache: Path = Path("runs/cache"),
 ) -> dict[str, int]:
-    """Write degraded copies of a corpus: mirrored trees or WebDataset shards, split into train and val.
+    """Write degraded copies of a corpus as mirrored trees clean/ and degraded/, split into train and val.
 
     The same call again goes on after a kill and repeats failed files. The result does not depend on --workers.
 
@@ -279,15 +247,12 @@ def degrade(
         rir: folder of room impulse responses; made in code when not given.
         kind: layout of the corpus; auto looks.
         copies: degraded copies of each utterance.
-        format: tree (clean/ and degraded/ with equal names) or shards (tar files).
         sample_rate: of the degraded audio in Hz.
         seed: of the split and of all randomness.
         val_items: utterances of the shuffled corpus that go to val/.
         workers: processes; 0 works in this one.
         recipe: a2 (noise, then reverb for half, then a codec) or open_miipher (up to 3 of 4 steps in random order).
         degrader: settings of your own instead of the recipe, e.g. --degrader.steps '[reverb, noise, codec]'.
-        shard_samples: samples of a shard.
-        gzip: compress the shards (.tar.gz).
         cache: folder of the corpus caches, for the noise.
 
     Returns:
@@ -296,10 +261,10 @@ def degrade(
     noises: Corpus = (
         rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
         if noise is None
-        else build(files.walk(noise), cache_folder(cache, noise, sample_rate), sample_rate, root=noise)
+        else build(files.find_audio_files(noise), cache_folder(cache, noise, sample_rate), sample_rate, root=noise)
     )
     rirs = rooms.synthetic_rirs(200, sample_rate) if rir is None else rooms.read_rirs(rir, sample_rate)
     return degrade_corpus(
-        clean, output, degrader or getattr(Degrader, recipe)(), noises, rirs, kind, copies, format, sample_rate, seed,
-        val_items, workers, shard_samples, gzip,
+        clean, output, degrader or getattr(Degrader, recipe)(), noises, rirs, kind, copies, sample_rate, seed,
+        val_items, workers,
     )  # fmt: skip

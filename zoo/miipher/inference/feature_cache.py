@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Any
 
-import torch
-from rich.progress import track
 from torch import nn
 
 from zoo.common.build import build
-from zoo.common.locks import writes_into
+from zoo.common.hardware import own_device
 from zoo.common.reading.configs import read_config
+from zoo.common.registry import public_name
+from zoo.common.report import Row
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.miipher.nets.cleaner import Encoder
-from zoo.runs.bulk import BulkRun, Row, plan
+from zoo.runs.export import is_export
+from zoo.runs.folder import find_checkpoint
+from zoo.runs.frozen import state_digest
 from zoo.runs.load import load
+from zoo.runs.predict.input_files import describe_left_out, list_input_files
+from zoo.runs.predict.run import content_digest, predict_files, result_settings
+
+log = logging.getLogger(__name__)
 
 
 def read_encoder(path: Path) -> Encoder:
@@ -30,35 +38,58 @@ def read_encoder(path: Path) -> Encoder:
         if encoder is None:
             raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
         return encoder  # type: ignore[return-value]
-    spec = ((read_config(path).get("model") or {}).get("init_args") or {}).get("encoder")
-    if spec is None:
-        raise ValueError(f"{path}: no model.init_args.encoder; name a recipe of this wing")
-    encoder = build(spec, nn.Module)
+    encoder = build(read_encoder_spec(path), nn.Module)
     if hasattr(encoder, "adapters"):
         raise ValueError(f"{path}: its encoder has adapters, which only a training gives weights: name its run instead")
     return encoder.eval()
 
 
-@writes_into("output")
-def cache_features(input: Path, output: Path, encoder: Path, overwrite: bool = False, device: str = "cpu") -> Row:
+def read_encoder_spec(recipe: Path) -> dict[str, Any]:
+    """The description of a recipe's encoder.
+
+    Raises:
+        ValueError: when the recipe has none.
+    """
+    spec = ((read_config(recipe).get("model") or {}).get("init_args") or {}).get("encoder")
+    if spec is None:
+        raise ValueError(f"{recipe}: no model.init_args.encoder; name a recipe of Miipher")
+    return spec
+
+
+def cache_features(
+    input: Path,
+    output: Path,
+    encoder: Path,
+    overwrite: bool = False,
+    device: str = "cpu",
+    rank: int = 0,
+    world_size: int = 1,
+) -> Row:
     """Write the features of audio as memory-mappable .npy files, for training the vocoder without the encoder.
 
     The same call again computes only what is missing; manifest.jsonl tells the status of every file.
 
     Args:
-        input: audio file, shard, or folder of them.
+        input: audio file, or folder of them.
         output: folder to write: the same tree of (C, F) float16 files.
         encoder: a recipe (its model.encoder), or a run, checkpoint or export (its trained encoder).
         overwrite: compute also what is finished already.
         device: torch device.
+        rank: of this process.
+        world_size: processes that share the files.
 
     Returns:
-        The summary of `BulkRun.finish`.
+        The summary, as `predict_files` gives it.
     """
-    extractor = FeatureExtractor(read_encoder(encoder)).to(torch.device(device)).eval()
-    jobs = plan(input, output, extractor.input_suffixes, extractor.output_suffix)
-    run = BulkRun(output, overwrite)
-    run.begin()
-    for job in track(jobs, description=f"features of {input.name}"):
-        run.process(extractor, job)
-    return run.finish()
+    if encoder.suffix in (".yaml", ".yml"):
+        made = read_encoder(encoder)
+        options, digest = {"encoder": read_encoder_spec(encoder)}, state_digest(made.state_dict())
+    else:
+        path = encoder if is_export(encoder) else find_checkpoint(encoder)
+        made, options, digest = read_encoder(path), {}, content_digest(path)
+    extractor = FeatureExtractor(made).to(own_device(device)).eval()
+    files, left_out = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
+    if left_out and rank == 0:
+        log.warning("%s: left out %s", input, describe_left_out(left_out))
+    settings = result_settings(digest, public_name(FeatureExtractor), options)
+    return predict_files(extractor, files, output, settings, overwrite, rank, world_size)

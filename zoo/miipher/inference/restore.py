@@ -18,7 +18,7 @@ from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.evaluation.judges import by_segments, cosine_distances
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, finite, fit, mono, pads, resampled
+from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
 from zoo.common.ranges import one_of, within
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
@@ -234,7 +234,6 @@ class Restorer(_Encoding):
         )  # fmt: skip
         return answer_file(changed, values["input"], folder, report)
 
-    @pads
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """Chunks (N, T) of whole frames at the encoder's rate to waveforms (N, T') at the vocoder's."""
@@ -348,7 +347,6 @@ class FeatureExtractor(_Encoding):
         features = self.chunker.run(stream, wanted, self._compute)
         yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
 
-    @pads
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         return finite(self.features(chunks, valid).float().cpu().numpy())

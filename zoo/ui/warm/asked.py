@@ -325,6 +325,7 @@ def _pack(archive: zipfile.ZipFile, name: str, parts: Sequence[Part], folder: Pa
 
 
 def _rows(target: Path) -> list[dict[str, Any]]:
-    """What a bulk run has recorded so far, see `zoo.runs.bulk`."""
+    """The outcomes that a bulk prediction has recorded so far, see `zoo.runs.predict`."""
     rows = [row for path in sorted(target.glob("manifest*.jsonl")) for row in Journal(path).read()]
-    return [row for row in rows if isinstance(row, dict) and {"target", "status"} <= row.keys()]
+    found = {row["target"]: row for row in rows if isinstance(row, dict) and {"target", "status"} <= row.keys()}
+    return [row for row in found.values() if row["status"] in ("done", "failed")]

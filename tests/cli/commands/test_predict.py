@@ -1,0 +1,135 @@
+"""`zoo predict`: a checkpoint is enough, options have the types of the system, processes share the files."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import forked, forked_ranks, good
+from zoo.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    few = ("--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--samples.enabled=false")
+    good(forked("fit", "flow/smoke", *few, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
+    return folder / "run"
+
+
+@pytest.fixture
+def work(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run, and requests for it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "run")
+    Path("in").mkdir()
+    for number in range(5):
+        Path("in", f"{number}.jsonl").write_text(json.dumps({"label": 0, "seed": number}))
+    return tmp_path
+
+
+ARGS = ("predict", "--ckpt_path", "run", "--input", "in", "--output", "out")
+
+
+def settings() -> dict[str, Any]:
+    return json.loads(Path("out/settings.json").read_text())
+
+
+def statuses() -> list[str]:
+    return [json.loads(line)["status"] for line in Path("out/manifest.jsonl").read_text().splitlines()]
+
+
+def test_needs_neither_config_nor_data(work: Path) -> None:
+    Path("run/config.yaml").unlink()
+    assert main([*ARGS]) == 0
+    assert statuses() == ["done"] * 5
+
+
+def test_options_have_types_and_keep_the_others(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = settings_of_solver("--model.init_args.solver.init_args.steps", "3")
+    assert steps["init_args"]["steps"] == 3
+    assert steps["init_args"]["method"] == "heun2"
+    for wrong in (["--model.solver.init_args.steps", "few"], ["--model.imagse", "true"], ["--model.net", "x"]):
+        assert main([*ARGS, *wrong]) == 2
+    assert "did you mean images?" in capsys.readouterr().err
+
+
+def settings_of_solver(*options: str) -> dict[str, Any]:
+    assert (
+        main([*ARGS, "--model.solver", '{"class_path": "zoo.flow.Solver", "init_args": {"method": "heun2"}}', *options])
+        == 0
+    )
+    return settings()["options"]["solver"]
+
+
+def test_other_options_or_checkpoint_are_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ARGS]) == 0
+    before = {path: path.read_bytes() for path in work.rglob("out/**/*") if path.is_file()}
+    assert main([*ARGS, "--precision", "bf16-mixed"]) == 1
+    assert main([*ARGS, "--model.images", "true"]) == 1
+    few = ["--trainer.limit_val_batches=1", "--samples.enabled=false"]
+    assert main(["fit", "--ckpt_path", "run", "--trainer.max_steps=2", *few]) == 0
+    assert main([*ARGS]) == 1
+    assert capsys.readouterr().err.count("was begun with other settings") == 3
+    assert {path: path.read_bytes() for path in work.rglob("out/**/*") if path.is_file()} == before
+    assert main([*ARGS, "--overwrite", "true"]) == 0
+    assert main([*ARGS]) == 0
+
+
+def test_moved_or_copied_checkpoint_resumes(work: Path) -> None:
+    assert main([*ARGS]) == 0
+    Path("run").rename("moved")
+    times = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npy")}
+    assert main([*ARGS, "--ckpt_path", "moved"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npy")} == times
+
+
+def test_processes_share_the_files(work: Path) -> None:
+    for result in forked_ranks(*ARGS, cwd=work):
+        good(result)
+    shared = rows_by_target()
+    shutil.rmtree("out")
+    for shard in ("2/2", "1/2"):
+        assert main([*ARGS, "--shard", shard]) == 0
+    assert rows_by_target() == shared
+    assert json.loads(Path("out/summary.json").read_text())["done"] == 5
+
+
+def rows_by_target() -> dict[str, dict[str, Any]]:
+    rows = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
+    assert all(row["status"] == "done" for row in rows)
+    return {row["target"]: {key: value for key, value in row.items() if "seconds" not in key} for row in rows}
+
+
+def test_failed_file_gives_exit_code_1_and_left_out_files_are_counted(
+    work: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("in/bad.jsonl").write_text("{")
+    Path("in/song.m4a").write_text("x")
+    assert main([*ARGS]) == 1
+    assert "done 5, failed 1" in capsys.readouterr().out
+    assert "left out 1 .m4a" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["predict"], "zoo predict --ckpt_path RUN --input PATH --output DIR"),
+        (["predict", "flow/smoke"], "takes no recipe"),
+        ([*ARGS, "--trainer.devices", "2"], "torchrun"),
+        ([*ARGS, "--trainer.precision", "bf16-mixed"], "--precision"),
+        ([*ARGS, "--data.root", "x"], "predict has no option --data.root"),
+        ([*ARGS, "--fanout", "2"], "predict has no option --fanout"),
+        ([*ARGS, "--shard", "3/2"], "--shard 3/2"),
+        ([*ARGS, "--engine", "ray", "--shard", "1/2"], "start the command once"),
+    ],
+)
+def test_wrong_calls_get_one_line(
+    work: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) in (1, 2)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert message in line
+    assert not Path("out").exists()

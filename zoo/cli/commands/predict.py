@@ -1,0 +1,170 @@
+"""`zoo predict`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from zoo.cli.check import WrongNameError
+from zoo.cli.names import listed, near, pairs
+from zoo.cli.parsing import PARSER_MODE, OneLineParser, limit_names, read_no_other_files
+from zoo.cli.quiet import show_records
+from zoo.common import registry
+from zoo.common.hardware import own_device
+from zoo.common.locks import writes_into
+from zoo.common.options import verbosity
+from zoo.common.report import Row
+from zoo.runs import export
+from zoo.runs.folder import find_checkpoint
+from zoo.runs.inference import Inference
+from zoo.runs.load import build_inference, read_parts
+from zoo.runs.predict.input_files import describe_left_out, list_input_files
+from zoo.runs.predict.run import content_digest, predict_files, result_settings
+
+log = logging.getLogger(__name__)
+
+
+USAGE = "zoo predict --ckpt_path RUN --input PATH --output DIR"
+TRAINER_OPTIONS = {
+    "devices": "start a process for each GPU: torchrun --nproc-per-node=N -m zoo predict ...",
+    "num_nodes": "start the processes by torchrun or srun, or give each a part by --shard I/N",
+    "precision": "use --precision",
+    "accelerator": "use --device cpu or --device cuda",
+}
+
+
+@writes_into(positional=False)  # it locks the output folder itself: several processes may share one
+def main(
+    *model: str,
+    ckpt_path: Path | None = None,
+    input: Path | None = None,
+    output: Path | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true",
+    shard: str | None = None,
+    engine: Literal["ranks", "ray"] = "ranks",
+    ray_address: str | None = None,
+    ray_workers: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Row:
+    """Run a checkpoint on files: predict --ckpt_path RUN --input PATH --output DIR.
+
+    The same call again computes what is missing, failed or changed. `--model.KEY VALUE` sets an option of the system's
+    inference, such as a chunk length.
+
+    Args:
+        model: `--model.KEY VALUE`, any option of the system's inference, such as a chunk length.
+        ckpt_path: a run folder, a checkpoint, an export, `hf://user/name`, or `last` for the newest run.
+        input: a file or a folder tree.
+        output: folder for the results and manifest.jsonl.
+        overwrite: compute finished files again, also those of another checkpoint or other options.
+        device: cpu, cuda or mps; auto is a GPU where there is one.
+        precision: of the computation.
+        shard: I/N, the I-th of N parts from 1/N to N/N, for processes that are not started together.
+        engine: who computes, this command or the actors of a Ray cluster.
+        ray_address: host:port of Ray's head, or auto.
+        ray_workers: actors; as many as the cluster has room for when not given.
+        rank: of this process, as torchrun, accelerate or SLURM say.
+        world_size: number of processes.
+    """
+    show_records()
+    check_arguments(model, ckpt_path, input, output)
+    assert ckpt_path is not None and input is not None and output is not None
+    ranks = parse_shard(shard, rank, world_size)
+    path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
+    specs, state, fused = read_parts(path)
+    options = parse_options(specs, model)
+    inference_class = registry.find(specs["inference"], Inference)
+    files, left_out = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
+    if left_out and rank == 0:
+        log.warning("%s: left out %s", input, describe_left_out(left_out))
+    chosen = {**specs.get("options", {}), **options}
+    settings = result_settings(content_digest(path), specs["inference"], chosen, precision)
+    if engine == "ray":
+        if ranks != (0, 1):
+            raise ValueError("--engine ray: start the command once, without --shard")
+        from zoo.runs.predict.run_ray import WorkerSettings, predict_with_ray
+
+        worker = WorkerSettings(str(path.absolute()), options, precision, device, str(Path.cwd()), registry.admitted())
+        return predict_with_ray(worker, files, output, settings, overwrite, ray_address, ray_workers)
+    inference = build_inference(path, specs, state, fused, choose_device(device), **options)
+    bar = verbosity() != "quiet"
+    return predict_files(inference, files, output, settings, overwrite, *ranks, precision, bar)
+
+
+def check_arguments(model: Sequence[str], *required: Path | None) -> None:
+    """Refuse a call that lacks something, and options of a Trainer.
+
+    Raises:
+        WrongNameError: saying what to type.
+    """
+    for option, value, _ in pairs(model):
+        section, _, key = option.removeprefix("--").partition(".")
+        if not option:
+            raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
+        if section != "model":
+            hint = TRAINER_OPTIONS.get(key, f"predict uses neither Trainer nor data: {USAGE}")
+            raise WrongNameError(f"predict has no option {option}; {hint}")
+    if None in required:
+        raise WrongNameError(f"predict needs --ckpt_path, --input and --output: {USAGE}")
+
+
+def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
+    """Parse `--model.KEY VALUE` by the types of the system's inference.
+
+    Args:
+        specs: of the checkpoint, see `read_parts`.
+        args: the options; `--model.init_args.KEY` means the same.
+
+    Returns:
+        The values of the keys that were given.
+
+    Raises:
+        WrongNameError: for an option that the system has not, with the nearest.
+    """
+    limit_names()
+    cls = registry.find(specs["inference"], Inference)
+    parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
+    known = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False, sub_configs=True)
+    keys = [name.removeprefix("model.") for name in known]
+    defaults = {f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys}
+    parser.set_defaults(defaults)
+    read_no_other_files(parser)
+    words, given = [], []
+    for option, value, _ in pairs(args):
+        option = option.replace("--model.init_args.", "--model.", 1)
+        key = option.removeprefix("--model.").partition(".")[0].removesuffix("+")
+        if key not in keys:
+            options = f"options: {listed(keys)}" if keys else "it has none"
+            raise WrongNameError(f"{cls.__name__} has no option {key}{near(key, keys)} ({options})")
+        given.append(key)
+        words.append(f"{option}={value}")
+    values = parser.parse_args(words).as_dict().get("model", {})
+    return {key: values[key] for key in given}
+
+
+def parse_shard(shard: str | None, rank: int, world_size: int) -> tuple[int, int]:
+    """Rank and number of all processes, where each of N shards is computed by world_size processes.
+
+    Raises:
+        ValueError: when the shard is not I/N with I from 1 to N.
+    """
+    if shard is None:
+        return rank, world_size
+    number, _, total = shard.partition("/")
+    if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
+        raise ValueError(f"--shard {shard}: expected I/N, the I-th of N parts, from 1/N to N/N")
+    return int(number) - 1 + int(total) * rank, int(total) * world_size
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of a name; of several processes each has a GPU of its own."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return own_device(device)
