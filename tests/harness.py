@@ -163,6 +163,23 @@ def forked_ranks(*args: object, cwd: Path, **extra: str) -> list[subprocess.Comp
     return [rank.wait() for rank in ranks]
 
 
+def run_process(function: Callable[..., Any], *args: object, timeout: float = 300) -> int | None:
+    """Call a function in a process of the fork server, whose OpenMP never ran, and return its exit code."""
+    process = SERVER.Process(target=_run_in_child, args=(function, args))
+    process.start()
+    try:
+        process.join(timeout)
+        return process.exitcode
+    finally:
+        process.kill()
+        process.join()
+
+
+def _run_in_child(function: Callable[..., Any], args: Sequence[object]) -> None:
+    torch.set_num_threads(1)
+    function(*args)
+
+
 def in_fork(function: Callable[..., Any], *args: object, timeout: float = 600) -> Any:
     """Call a function in a forked process, for what changes a process for good, and return its result."""
     ours, theirs = SERVER.Pipe(duplex=False)

@@ -2,9 +2,9 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -76,8 +76,7 @@ def test_the_wheel_holds_the_package_and_no_more(dist: Path, tmp_path: Path) -> 
     starters = ("kubernetes.yaml", "launch.sh", "slurm.sh")
     apart |= {f"zoo-{zoo.__version__}.data/data/share/zoo/{name}" for name in starters}
     assert set(held) == wanted | apart
-    with tarfile.open(sdist) as file:
-        file.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path)
     hatchling("-t", "wheel", "-d", tmp_path / "again", cwd=tmp_path / sdist.name.removesuffix(".tar.gz"))
     assert content(next((tmp_path / "again").glob("*.whl"))) == held
 

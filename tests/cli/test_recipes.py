@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from tests.conftest import reference_folder
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
 from tests.logged import hparams, offline_runs, records, values
@@ -269,13 +270,12 @@ def test_wrong_calls_get_one_line(
 
 
 def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["convert", "hifigan", str(shared / "golden" / "hifigan" / "g_00000123"), "golden.ckpt"]) == 0
+    assert main(["convert", "hifigan", str(reference_folder("hifigan") / "g_00000123"), "golden.ckpt"]) == 0
     assert (
-        main(["convert-config", "hifigan", str(shared / "golden" / "hifigan" / "config.json"), "--output", "r.yaml"])
-        == 0
+        main(["convert-config", "hifigan", str(reference_folder("hifigan") / "config.json"), "--output", "r.yaml"]) == 0
     )
     recipe = ["--config", "r.yaml", "--data.init_args.root=null", "--trainer.accelerator=cpu"]
     for side in ("mpd", "msd"):

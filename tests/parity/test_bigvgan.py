@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import SHARED
+from tests.conftest import reference_folder
 from tests.parity.recorded import Recorded
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.common.build import build
@@ -28,11 +28,10 @@ from zoo.hifigan.nets.spectral_discriminators import (
 from zoo.runs.load import load
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 
-GOLDEN = SHARED / "golden" / "bigvgan"
+GOLDEN = reference_folder("bigvgan")
 RECORDED = Recorded(GOLDEN, exact=1e-6)
 META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close
 GENERATORS = [name for name in META if name.startswith("gen_")]
-pytestmark = pytest.mark.shared
 
 
 def generator(folder):

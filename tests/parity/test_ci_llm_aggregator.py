@@ -1,9 +1,8 @@
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
 from zoo.ci_llm.aggregation.aggregator import Dirichlet, Mean, aggregate
 
@@ -13,8 +12,8 @@ SEED = 11
 
 
 @pytest.fixture(scope="module")
-def io(shared: Path) -> dict[str, torch.Tensor]:
-    return load_file(shared / "golden" / "ci_llm" / "io.safetensors")
+def io() -> dict[str, torch.Tensor]:
+    return load_file(reference_folder("ci_llm") / "io.safetensors")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.ci_llm.convert.test_read import same
+from tests.conftest import reference_folder
 from zoo.ci_llm.convert import convert, describe, from_original, is_original
 from zoo.ci_llm.convert.read import META, read_original, read_peft
 
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.shared
 
 
 @pytest.fixture
-def golden(shared):
-    return shared / "golden" / "ci_llm"
+def golden():
+    return reference_folder("ci_llm")
 
 
 @pytest.mark.parametrize("name", ["checkpoint_step_7", "peft_adapters"])

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.conftest import reference_folder
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import objective
 from zoo.ci_llm.nets.agents import Agents
@@ -24,8 +25,8 @@ MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1)
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "ci_llm"
+def folder() -> Path:
+    return reference_folder("ci_llm")
 
 
 @pytest.fixture(scope="module")

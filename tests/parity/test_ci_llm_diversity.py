@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
 from zoo.ci_llm.losses.distances import pairwise_sliced_wasserstein, random_directions
 from zoo.ci_llm.losses.diversity import Diversity, representations, sliced_wasserstein
@@ -14,8 +15,8 @@ STRATEGIES = ["last_token", "mean_pool", "first_token"]
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "ci_llm"
+def folder() -> Path:
+    return reference_folder("ci_llm")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import reference_folder
 from zoo.ci_llm.aggregation.aggregator import Mean
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.agents import Agents
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.shared
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "ci_llm"
+def folder() -> Path:
+    return reference_folder("ci_llm")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import reference_folder
 from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
 from zoo.compressed_ad.convert.rules import to_theirs
@@ -17,8 +18,8 @@ KINDS = {"ad": "AD", "cad": "CAD", "cadv1": "v1"}
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "compressed_ad"
+def folder() -> Path:
+    return reference_folder("compressed_ad")
 
 
 def same(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.conftest import reference_folder
 from zoo.compressed_ad.data.curriculum import Curriculum
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.data.windows import HistoryItems, StoredSource
@@ -19,16 +19,16 @@ STREAMS, STEPS, WINDOW = 3, 70, 12  # of the original's loader: 24 histories of 
 
 
 @pytest.fixture(scope="module")
-def golden(shared: Path) -> dict[str, Any]:
-    return torch.load(shared / "golden" / "compressed_ad" / "env" / "dataset_golden.pt", weights_only=False)
+def golden() -> dict[str, Any]:
+    return torch.load(reference_folder("compressed_ad") / "env" / "dataset_golden.pt", weights_only=False)
 
 
 @pytest.fixture(scope="module")
-def store(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
+def store(tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
     pytest.importorskip("h5py")
     from zoo.compressed_ad.convert.hdf5 import import_histories
 
-    path = shared / "golden" / "compressed_ad" / "env" / "history_darkroom_PPO_alg-seed42.hdf5"
+    path = reference_folder("compressed_ad") / "env" / "history_darkroom_PPO_alg-seed42.hdf5"
     folder = tmp_path_factory.mktemp("store")
     import_histories(path, folder, "shuffled", Darkroom(3, 5))
     return HistoryStore(folder)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import reference_folder
 from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.envs.grids import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
 
@@ -11,8 +12,8 @@ pytestmark = pytest.mark.shared
 
 
 @pytest.fixture
-def golden(shared):
-    return np.load(shared / "golden" / "compressed_ad" / "env" / "env_golden.npz")
+def golden():
+    return np.load(reference_folder("compressed_ad") / "env" / "env_golden.npz")
 
 
 def replay(env: Env, task: np.ndarray, golden, name: str) -> None:
@@ -90,9 +91,9 @@ def test_every_golden_sequence_was_replayed(golden):
     }
 
 
-def test_the_originals_source_histories(shared):
+def test_the_originals_source_histories():
     h5py = pytest.importorskip("h5py")
-    folder = shared / "golden" / "compressed_ad" / "env"
+    folder = reference_folder("compressed_ad") / "env"
     goals = load_foreign(folder / "dataset_golden.pt")["hdf5_group_goals"]
     env = Darkroom(3, 5)
     # The original stored the tasks in shuffled order, under their number in it.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import reference_folder
 from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert.hdf5 import export_histories, import_histories
 from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.shared
 
 
 @pytest.fixture(scope="module")
-def folder(shared):
-    return shared / "golden" / "compressed_ad" / "env"
+def folder():
+    return reference_folder("compressed_ad") / "env"
 
 
 @pytest.fixture(scope="module")

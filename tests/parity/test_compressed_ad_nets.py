@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.conftest import reference_folder
 from zoo.common.reading.foreign import load_foreign
 from zoo.compressed_ad.convert import from_original
 from zoo.compressed_ad.convert.original_agents import LegacyCAD, LegacyEncoder
@@ -29,8 +30,8 @@ CONTEXTS = ("one_transition", "no_compression", "exactly_full", "one_over", "med
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "compressed_ad"
+def folder() -> Path:
+    return reference_folder("compressed_ad")
 
 
 @pytest.fixture(scope="module")

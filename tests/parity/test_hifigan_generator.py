@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import reference_folder
 from zoo.common.reading.foreign import load_foreign
 from zoo.hifigan.convert import from_original
 from zoo.hifigan.nets.conditioners import PrenetConditioner
@@ -24,8 +25,8 @@ SSL_CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "hifigan"
+def folder() -> Path:
+    return reference_folder("hifigan")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from tests.conftest import reference_folder
 from tests.numeric import exactly
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.reading.foreign import load_foreign
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.shared
 
 
 @pytest.fixture(scope="module")
-def folder(shared: Path) -> Path:
-    return shared / "golden" / "hifigan"
+def folder() -> Path:
+    return reference_folder("hifigan")
 
 
 def formula(name: str, shape: tuple[int, ...], fan_in: int, spectral: bool) -> torch.Tensor:

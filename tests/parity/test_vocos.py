@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import SHARED
+from tests.conftest import reference_folder
 from tests.hifigan.nets.test_encodec import TINY
 from tests.parity.recorded import Recorded
 from zoo.audio.analysis.mel import LogMel
@@ -20,10 +20,9 @@ from zoo.hifigan.nets.vocos import InverseSTFT, Vocos, mdct_basis, overlap_add
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 
-GOLDEN = SHARED / "golden" / "vocos"
+GOLDEN = reference_folder("vocos")
 RECORDED = Recorded(GOLDEN, exact=4e-6)
 META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close
-pytestmark = pytest.mark.shared
 HEADS = {"ISTFTHead": "istft", "IMDCTSymExpHead": "mdct_symexp", "IMDCTCosHead": "mdct_cos"}
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
+from tests.conftest import reference_folder
 from zoo.training.schedules import (
     RampedCosine,
     StageCosine,
@@ -52,8 +53,8 @@ def test_a_stage_rises_and_falls_back():
 
 
 @pytest.mark.shared
-def test_schedules_of_compressed_ad_are_the_originals(shared):
-    golden = json.loads((shared / "golden" / "compressed_ad" / "lr_schedules.json").read_text())
+def test_schedules_of_compressed_ad_are_the_originals():
+    golden = json.loads((reference_folder("compressed_ad") / "lr_schedules.json").read_text())
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     starts = [0, 30_000, 50_000, 75_000]
     ramped = RampedCosine(optimizer, 1000, 50_000)

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
 from zoo.audio.analysis.griffin_lim import griffin_lim, invert_mel
 from zoo.audio.analysis.mel import LogMel
@@ -10,8 +11,8 @@ from zoo.audio.corpora.synthetic import SpeechLike
 
 
 @pytest.mark.shared
-def test_parity_with_the_original_front_end(shared):
-    golden = torch.load(shared / "golden" / "hifigan" / "mel_frontend.pt", weights_only=True)
+def test_parity_with_the_original_front_end():
+    golden = torch.load(reference_folder("hifigan") / "mel_frontend.pt", weights_only=True)
     raw = golden["wav_int16"].float()[None] / 32768
     waves = {"raw": raw, "norm095": golden["norm095_wav"], "silence": torch.zeros(1, 4096)}
     for key, expected in golden["mels"].items():

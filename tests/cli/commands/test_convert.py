@@ -1,5 +1,6 @@
 import pytest
 
+from tests.conftest import reference_folder
 from zoo.cli.main import main
 
 CONVERTER = """
@@ -70,7 +71,7 @@ def test_a_system_without_converter(package, tmp_path, capsys):
 
 
 @pytest.mark.shared
-def test_an_original_of_hifigan(shared, tmp_path, capsys):
+def test_an_original_of_hifigan(tmp_path, capsys):
     target = tmp_path / "ours.ckpt"
-    assert main(["convert", "hifigan", str(shared / "golden" / "hifigan" / "g_00000123"), str(target)]) == 0
+    assert main(["convert", "hifigan", str(reference_folder("hifigan") / "g_00000123"), str(target)]) == 0
     assert target.exists()

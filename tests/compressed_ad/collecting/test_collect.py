@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.harness import run_process
 from zoo.compressed_ad.collecting.collect import SOURCES, Epsilon, collect, collect_histories, env_of, last_returns
 from zoo.compressed_ad.collecting.dqn import DQN
 from zoo.compressed_ad.collecting.ppo import PPO
@@ -79,16 +80,14 @@ def killed(source):
     return type("Killed", (type(source),), {"make": make})(**dataclasses.asdict(source))
 
 
+def collect_until_killed(folder, source):
+    collect(ENV, folder, killed(source), shard_size=3, **SMALL)
+
+
 @pytest.mark.parametrize("source", [Epsilon(), SMALL_DQN], ids=["epsilon", "dqn"])
 def test_goes_on_after_a_kill(tmp_path, source):
     folder = tmp_path / "store"
-    child = os.fork()
-    if child == 0:
-        try:
-            collect(ENV, folder, killed(source), shard_size=3, **SMALL)
-        finally:
-            os._exit(1)  # not reached: the signal comes first
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert run_process(collect_until_killed, folder, source) == -signal.SIGKILL
     with pytest.raises(ValueError, match=r"2 shard\(s\) cannot be used.*shard_00001.*shard_00002"):
         HistoryStore(folder)
     # What a process leaves that is killed while it writes.

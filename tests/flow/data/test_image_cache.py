@@ -1,5 +1,4 @@
 import json
-import multiprocessing
 import os
 import pickle
 import time
@@ -10,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.harness import run_process
 from zoo.flow.data.image_cache import STALE_SECONDS, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet
 from zoo.flow.data.images import DecodedImages, FileImages, Framing
@@ -117,11 +117,9 @@ def die_halfway(folder: Path) -> None:
 
 
 def test_a_killed_build_is_no_cache_and_is_swept(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=die_halfway, args=(tmp_path,))
-    process.start()
-    process.join()
+    exit_code = run_process(die_halfway, tmp_path)
     (left,) = (tmp_path / "cache").iterdir()
-    assert process.exitcode == 9 and left.name.startswith(".some-set-")
+    assert exit_code == 9 and left.name.startswith(".some-set-")
     source = FileImages(tmp_path / "a", sorted((tmp_path / "a").iterdir()))
     cache = make(tmp_path, source)
     assert torch.equal(cache([3]), DecodedImages(source, Framing(4, 3))([3]))
