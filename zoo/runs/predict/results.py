@@ -129,7 +129,7 @@ class Results:
             log.warning("%s failed: %s", file.source, error)
         status, seconds = "failed" if error else "done", time.perf_counter() - began
         row |= {"status": status, "error": error, "seconds": round(seconds, 6)}
-        row = row | facts | row  # in this order, and no fact hides what the row says
+        row = {**row, **facts, **row}  # in this order, and no fact hides what the row says
         self._append(row)
         self.totals[status] += 1
         if not error:
@@ -174,7 +174,7 @@ class Results:
         sums = {"seconds": seconds}
         if audio_seconds is not None:
             sums |= {"audio_seconds": float(audio_seconds), "timed_seconds": seconds}
-        self.totals.update(sums)  # type: ignore[arg-type]
+        self.totals.update(sums)
 
     def _disk_is_full(self, error: OSError) -> bool:
         # libsndfile reports a full disk without its number
