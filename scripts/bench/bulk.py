@@ -1,11 +1,10 @@
-"""Bulk runs from thousands to ten million files: python -m scripts.bench.bulk real|restart|bookkeeping|all [--quick].
+"""Prediction over many files: python -m scripts.bench.bulk real|restart|all [--quick].
 
 An identity model copies files of a few bytes, so what is measured is what `zoo predict` adds to the model.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -19,18 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 
-from scripts.bench.tools import Finding, Settings, command, cost_of, in_folders, peak_memory
-from zoo.common.work import json_line
-from zoo.runs.bulk import BulkData, BulkRun, read_manifest
+from scripts.bench.tools import Finding, Settings, command, cost_of, in_folders
+from zoo.common.report import Row
 from zoo.runs.inference import Inference
-from zoo.runs.jobs.manifest import MANIFEST_NAME, read_rows
-from zoo.runs.jobs.plan import Plan
+from zoo.runs.predict.input_files import list_input_files
+from zoo.runs.predict.results import MANIFEST_NAME, read_manifest
+from zoo.runs.predict.run import predict_files
 
 REAL = (5_000, 20_000, 200_000)
-SIMULATED = (10**4, 10**5, 10**6, 10**7)
 FILES_IN_FOLDER = 1000
 
 
@@ -56,11 +53,6 @@ class Identity(Inference):
         return {}
 
 
-class _Task(L.LightningModule):
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.trainer.datamodule.process(Identity(), batch)  # type: ignore[attr-defined]
-
-
 def names(count: int) -> Iterator[str]:
     """Places of so many utterances, as a corpus would have them."""
     for number in range(count):
@@ -79,13 +71,11 @@ def write_inputs(folder: Path, count: int) -> Path:
     return folder
 
 
-def predict(inputs: Path, output: Path) -> BulkData:
-    """What `zoo predict` runs, without the command line."""
-    data = BulkData(inputs, output, Identity.input_suffixes, Identity.output_suffix)
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False,
-                        enable_model_summary=False)  # fmt: skip
-    trainer.predict(_Task(), datamodule=data, return_predictions=False)
-    return data
+def predict(inputs: Path, output: Path) -> Row:
+    """What `zoo predict` runs, without the command line; returns the summary."""
+    model = Identity()
+    files, _ = list_input_files(inputs, output, model.input_suffixes, model.output_suffix)
+    return predict_files(model, files, output, {"checkpoint": "none"}, progress=False)
 
 
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
@@ -94,7 +84,7 @@ def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
 
 
 def real(settings: Settings) -> list[Finding]:
-    """Real files through trainer.predict: a whole run, and one with nothing left to do."""
+    """Real files: a whole run, and one with nothing left to do."""
     sizes = (100, 300) if settings.quick else REAL
     runs: dict[str, list[float]] = {"whole run": [], "run with nothing to do": []}
     findings = []
@@ -145,73 +135,17 @@ def restart(settings: Settings) -> list[Finding]:
         return process_file(self, source, target)
 
     Identity.process_file = first  # type: ignore[method-assign]
-    data = predict(inputs, output)
+    summary = predict(inputs, output)
     rows = read_manifest(output / MANIFEST_NAME)
     found = sum(1 for _ in output.rglob("*.out"))
     if not len(rows) == len({row["source"] for row in rows}) == found == size:
         raise ValueError(f"seed {seed}: {len(rows)} rows and {found} results of {size} files")
     wall, cpu = taken[0]  # of 2 cores that others use too, the second says more
-    details = {"wall s": wall, "files": size, "killed at": at, "done before": data.summary["skipped"], "seed": seed}
+    details = {"wall s": wall, "files": size, "killed at": at, "done before": summary["skipped"], "seed": seed}
     return [Finding("restart after SIGKILL", cpu, "CPU-s", at_most=10.0, details=details)]
 
 
-def bookkeeping(settings: Settings) -> list[Finding]:
-    """Names and rows written by code, for a run of which half was done when it was killed: no file exists."""
-    sizes = (1000, 4000) if settings.quick else SIMULATED
-    findings: list[Finding] = []
-    costs: dict[str, list[float]] = {}
-    for size in sizes:
-        with tempfile.TemporaryDirectory(dir=settings.folder) as place:
-            idle, peak = peak_memory(_simulate, size, place)
-            stages: dict[str, float] = json.loads((Path(place) / "costs").read_text())
-        for name, seconds in stages.items():
-            costs.setdefault(name, []).append(seconds)
-        details = {f"{name}, cpu us a file": 1e6 * seconds / size for name, seconds in stages.items()}
-        findings.append(
-            Finding(f"peak memory, {size} files", peak, "MiB", at_most=1000.0, details={"MiB idle": idle, **details})
-        )
-    findings += [
-        Finding(f"{name}: growth exponent", exponent(sizes, each), "", at_most=1.1) for name, each in costs.items()
-    ]
-    return findings
-
-
-def _simulate(size: int, place: str) -> None:
-    output = Path(place) / "out"
-    output.mkdir()
-    stages: dict[str, float] = {}
-
-    def stage(name: str, function: Callable[[], Any]) -> Any:
-        before = time.process_time()
-        result = function()
-        stages[name] = time.process_time() - before
-        return result
-
-    jobs = stage("plan", lambda: Plan.of(names(size), Path(place) / "in", output, ".out").check())
-    _write_rows(output, jobs, 0)
-    run = BulkRun(output)
-    stage("begin", lambda: run.begin())
-    stage("owed", lambda: run.owed(jobs))
-    _write_rows(output, jobs, 1)
-    stage("finish", lambda: run.finish())
-    rows = sum(1 for _ in read_rows(output / MANIFEST_NAME))
-    if rows != size:
-        raise ValueError(f"{rows} rows of {size} files")
-    (Path(place) / "costs").write_text(json.dumps(stages))
-
-
-def _write_rows(output: Path, jobs: Plan, half: int) -> None:
-    """What a process would have appended for every second file."""
-    with (output / "manifest.rank0.jsonl").open("ab") as file:
-        for entry in jobs[half::2].entries():
-            row = {"source": entry.name, "target": entry.target, "status": "done", "error": None,
-                   "seconds": (entry.number * 7919 % 100_003) / 1e6}  # fmt: skip
-            file.write(json_line(row | {"audio_seconds": 3.25}))
-
-
-BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (real, restart, bookkeeping)
-}
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (real, restart)}
 
 if __name__ == "__main__":
     from zoo.cli.trainer import ZooCLI  # not in the processes whose memory is measured

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,8 +41,6 @@ from zoo.hifigan.data import VocoderData
 from zoo.hifigan.inference.stream import VocoderStream
 from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
 from zoo.hifigan.nets.generator import Generator
-from zoo.runs.bulk import BulkRun, plan
-from zoo.runs.jobs.together import together as compute_together
 
 SAMPLE_RATE = 22050
 HOP_SAMPLES = 256
@@ -174,42 +171,8 @@ def onnx(settings: Settings) -> list[Finding]:
     return findings
 
 
-def together(settings: Settings) -> list[Finding]:
-    """A folder of clips of 1 to 8 s vocoded with several files under way, against one by one, by turns."""
-    findings, random = [], np.random.default_rng(0)
-    inputs = settings.folder / "in"
-    for number in range(settings.few(24, 4)):
-        seconds = float(random.uniform(1, 8))
-        files.write(
-            inputs / f"{number}.wav", SpeechLike(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(number), SAMPLE_RATE
-        )
-    for name, recipe in {"V3": "v3", "Vocos": "vocos_24k"}.items():
-        generator = _generator(recipe, **({"in_channels": 80} if name == "Vocos" else {}))
-        vocoder = Vocoder(generator, LogMel(SAMPLE_RATE, padding="center" if name == "Vocos" else "same"))
-        contestants = {
-            f"{most} together": partial(_folder, vocoder, inputs, settings.folder / "out", most) for most in (8, 1)
-        }
-        costs = interleave(contestants, settings.few(3, 1))
-        findings.append(times_as_fast(f"{name}: 8 files together times as fast as one by one", costs))
-    return findings
-
-
-def _folder(vocoder: Vocoder, inputs: Path, output: Path, most: int) -> None:
-    shutil.rmtree(output, ignore_errors=True)
-    jobs = plan(inputs, output, vocoder.input_suffixes, vocoder.output_suffix)
-    run = BulkRun(output)
-    run.begin(jobs)
-    if most == 1:
-        for job in jobs:
-            run.process(vocoder, job)
-    else:
-        compute_together([partial(run.process, vocoder, job) for job in jobs], most)
-    if run.finish()["done"] != len(jobs):
-        raise ValueError(f"{output}: files failed, see its manifest")
-
-
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (overhead, order, loader, streaming, stream, inference, onnx, together)
+    each.__name__: each for each in (overhead, order, loader, streaming, stream, inference, onnx)
 }
 
 # every step is logged, which no recipe of full size asks for: the overhead is an upper bound

@@ -118,7 +118,6 @@ TOOLS = [
     "compare-samplers x out",
     "sweep x out",
     "make-pairs x out",
-    "cache-features x out x",
     "preprocess x high out",
 ]
 

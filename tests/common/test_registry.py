@@ -45,11 +45,10 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
         "zoo.flow.task.ZooTask",  # imported there, not defined
         "zoo.flow._UNet",
         "zoo.flow.__getattr__",
-        "zoo.cli.trainer.Loaded",
         "zoo.cli.trainer.LightningCLI",
         "zoo.cli.trainer.ZooCLI",
         "zoo.audio.io.files._Sequential",
-        "zoo.runs.bulk.BulkData",
+        "zoo.runs.predict.results.Results",
         "torch.nn.Module.load_state_dict",
         "torch.nn.functional.relu",
         "torch.nn.parallel.DistributedDataParallel",

@@ -286,7 +286,7 @@ ENTRIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fit": (("checkpoint", "run", "config"), ("run", "config")),
     "validate": (("checkpoint", "run", "config"), ("run", "config")),
     "test": (("checkpoint", "run", "config"), ("run", "config")),
-    "predict": (("checkpoint", "export", "run", "config"), ("checkpoint", "export", "run", "config")),
+    "predict": (("checkpoint", "export", "run"), ("checkpoint", "export")),
     "convert": (("checkpoint", "export", "run"), ()),
     "inspect": (("checkpoint", "export", "run"), ()),
     "export": (("checkpoint", "export", "run"), ("checkpoint", "export")),

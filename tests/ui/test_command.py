@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from zoo.cli.commands import ui
 from zoo.cli.main import main
+from zoo.ui import commands
 
 
 def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -33,7 +33,7 @@ def test_wrong_options(monkeypatch: pytest.MonkeyPatch, arguments: dict, message
     pytest.importorskip("nicegui", reason="needs the extra `ui`")
     monkeypatch.setenv("ZOO_SHORT", "1234567")
     with pytest.raises(ValueError, match=message):
-        ui.main(**arguments)
+        commands.main(**arguments)
 
 
 def test_a_taken_port_is_named() -> None:
@@ -43,4 +43,4 @@ def test_a_taken_port_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port} cannot be used"):
-            ui.main(port=port, runs=Path("runs"))
+            commands.main(port=port, runs=Path("runs"))

@@ -64,7 +64,7 @@ def load(
 def build_inference(
     path: Path,
     specs: dict[str, Any],
-    state: Mapping[str, Tensor],
+    state: dict[str, Tensor],
     fused: Sequence[str],
     device: str | torch.device = "cpu",
     **options: Any,

@@ -171,8 +171,6 @@ class ZooTask(L.LightningModule):
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Complete a batch before it goes to the device; see `drawn` and `located`."""
-        if self.trainer.predicting:
-            return batch
         return self.drawn(batch) if self.trainer.training else self.located(batch)
 
     def evaluate(self, batch: Any, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
@@ -319,20 +317,12 @@ class ZooTask(L.LightningModule):
             checkpoint["frozen"] = recorded
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose parts were built otherwise (another mel, another net), or one that cannot go on.
-
-        Prediction asks for the inference parts alone: an original's generator file brings no discriminators.
-        """
+        """Refuse a checkpoint whose parts were built otherwise (another mel, another net), or one that cannot go on."""
         if self.trainer.state.fn == "fit" and not checkpoint.get("optimizer_states"):
             raise ValueError("the checkpoint holds weights without optimizers: begin with them by --init_from")
         if self.trainer.state.fn == "fit":
             self._apply_hyperparameters(checkpoint)
         modules = frozen.frozen_modules({"": self})
-        if self.trainer.state.fn == "predict":
-            self.strict_loading = False
-            own = {key for key in self.state_dict() if key.split(".")[0] in self.inference_parts}
-            if missing := own - set(checkpoint["state_dict"]) - frozen.frozen_keys(modules):
-                raise ValueError(f"the checkpoint lacks {len(missing)} tensors, among them {min(missing)}")
         self._check_parts(checkpoint.get("zoo"), [path for path, module in modules.items() if module.is_frozen])
         frozen.check(modules, checkpoint.get("frozen", {}), "the checkpoint")
         if self.trainer.state.fn == "fit":

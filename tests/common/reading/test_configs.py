@@ -67,8 +67,6 @@ def test_former_names_become_public_ones(tmp_path: Path) -> None:
         {"data": {"init_args": {"cache": "runs/../../x"}}},
         {"data": {"init_args": {"real": {"init_args": {"cache": "elsewhere"}}}}},
         {"wandb": {"name": "../../x"}},
-        {"input": "/etc/passwd"},
-        {"output": "out"},
         {"ckpt_path": "x"},
     ],
 )

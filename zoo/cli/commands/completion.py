@@ -16,7 +16,7 @@ RUNS = {
     "tcsh": "",
 }
 RUN: dict[str, str] = {"bash": "_zoo_runs", "zsh": "_zoo_runs", "tcsh": "d"}
-FILE_OPTIONS = ("--input", "--output", "--init_from", "--trainer.default_root_dir")
+FILE_OPTIONS = ("--init_from", "--trainer.default_root_dir")
 
 
 def main(shell: Literal["bash", "zsh", "tcsh"]) -> None:
@@ -54,5 +54,5 @@ def _parser(file: Any) -> argparse.ArgumentParser:
         for argument in arguments(module, function) or {}:
             if argument not in RANKS:
                 given: Any = sub.add_argument(f"--{argument}")
-                given.complete = file
+                given.complete = RUN if argument == "ckpt_path" else file
     return parser

@@ -80,7 +80,7 @@ def main(
     path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
     specs, state, fused = read_parts(path)
     options = parse_options(specs, model)
-    inference_class = registry.find(specs["inference"], Inference)
+    inference_class: type[Inference] = registry.find(specs["inference"], Inference)
     files, left_out = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
     if left_out and rank == 0:
         log.warning("%s: left out %s", input, describe_left_out(left_out))

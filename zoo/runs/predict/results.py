@@ -24,7 +24,7 @@ import torch
 from zoo.common.atomic import sweep_temporaries
 from zoo.common.folders import begin_output
 from zoo.common.hardware import peak_memory_bytes
-from zoo.common.locks import LOCK_NAME
+from zoo.common.locks import LOCK_NAME, OWNER_NAME, locked
 from zoo.common.report import Row, write_report
 from zoo.common.work import Journal, cause, json_line
 from zoo.runs.inference import Inference
@@ -129,7 +129,7 @@ class Results:
             log.warning("%s failed: %s", file.source, error)
         status, seconds = "failed" if error else "done", time.perf_counter() - began
         row |= {"status": status, "error": error, "seconds": round(seconds, 6)}
-        row = row | facts | row  # in this order, and no fact hides what the row says
+        row = {**row, **facts, **row}  # in this order, and no fact hides what the row says
         self._append(row)
         self.totals[status] += 1
         if not error:
@@ -174,7 +174,7 @@ class Results:
         sums = {"seconds": seconds}
         if audio_seconds is not None:
             sums |= {"audio_seconds": float(audio_seconds), "timed_seconds": seconds}
-        self.totals.update(sums)  # type: ignore[arg-type]
+        self.totals.update(sums)
 
     def _disk_is_full(self, error: OSError) -> bool:
         # libsndfile reports a full disk without its number
@@ -228,6 +228,9 @@ def open_results(
     output: Path, settings: Mapping[str, Any], overwrite: bool = False, rank: int = 0, world_size: int = 1
 ) -> Iterator[SharedResults]:
     """Begin, or resume, a folder of results, and keep other processes from the same work; see `predict_files`."""
+    if (output / OWNER_NAME).exists():
+        with locked(output, "predict"):  # refuses while another command writes there
+            pass
     with contextlib.ExitStack() as part_lock:
         with _lock_folder(output):
             name = _part_name(rank, world_size)

@@ -1,4 +1,4 @@
-"""`zoo ui`."""
+"""The tool of the page: command -> the function, whose signature and docstring are its help."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from zoo.common.ranges import at_least, within
 
+COMMANDS = {"ui": "zoo.ui.commands:main"}
 MODULES = ("fastapi", "nicegui", "psutil", "uvicorn")
 LEAST_PASSWORD = 8
 
