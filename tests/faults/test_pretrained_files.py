@@ -20,9 +20,11 @@ from tests.flow.conditions import T5
 from tests.miipher.parts import CONFIGS as AUDIO
 from tests.miipher.parts import SPEAKER
 from zoo.audio.evaluation.judges import SpeakerSimilarity
+from zoo.ci_llm.convert.read import read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.backbone import Backbone as CausalBackbone
 from zoo.flow.evaluation.clip_score import ClipScore
+from zoo.flow.nets.autoencoder import FrozenAutoencoder
 from zoo.flow.nets.text import FrozenText
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.miipher.nets.backbone import Backbone as AudioBackbone
@@ -233,3 +235,67 @@ def test_every_other_loader_checks_first(load: Callable[[str], Any], tmp_path: P
 def test_encodec_is_built_as_encodec_alone() -> None:
     with pytest.raises(ValueError, match="attn_implementation"):
         EncodecFeatures(config={**ENCODEC, "attn_implementation": KERNEL})
+
+
+# Values of adapter_config.json that peft itself would import, download or open; here the file is read without peft.
+ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
+    "base model of a hub": ({"base_model_name_or_path": "someone/model", "revision": "main"}, False),
+    "base model elsewhere": ({"base_model_name_or_path": "ELSEWHERE"}, False),
+    "class of a package": (
+        {"auto_mapping": {"base_model_class": "Thing", "parent_library": "zoo_decoy"}, "base_model_name_or_path": None},
+        False,
+    ),
+    "core of a package": ({"megatron_core": "zoo_decoy", "megatron_config": {"a": 1}}, False),
+    "first weights from elsewhere": ({"init_lora_weights": "ELSEWHERE/w.bin"}, False),
+    "first weights of EVA": ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, False),
+    "first weights of CorDA": ({"init_lora_weights": "corda", "corda_config": {"cache_file": "ELSEWHERE/w.bin"}}, True),
+    "first weights of LoftQ": ({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, True),
+    "other modules": ({"modules_to_save": ["zoo_decoy.Thing"]}, True),
+    "other kind": ({"peft_type": "XLORA", "adapters": {"0": "someone/model"}}, True),
+    "kind of nobody": ({"peft_type": "zoo_decoy.Thing"}, True),
+    "prompt with a tokenizer": (
+        {"peft_type": "PROMPT_TUNING", "tokenizer_name_or_path": "someone/model", "tokenizer_kwargs": {
+            "trust_remote_code": True}},
+        True,
+    ),
+    "unknown key": ({"custom_modules": {"a": "zoo_decoy.Thing"}}, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapter_config_is_read_without_peft(name: str, tmp_path: Path, traps: Path) -> None:
+    values, refused = ADAPTERS[name]
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file(
+        {f"{layer}.lora_A.weight": torch.ones(2, 8), f"{layer}.lora_B.weight": torch.ones(8, 2)},
+        tmp_path / "adapter_model.safetensors",
+    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        **values,
+    }
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config).replace("ELSEWHERE", str(traps)))
+    if not refused:
+        assert len(read_peft(tmp_path).weights) == 1
+        return
+    with pytest.raises(ValueError) as caught:
+        read_peft(tmp_path)
+    assert "adapter_config.json" in one_line(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/w.safetensors", "ELSEWHERE/w.safetensors", "a/../w.safetensors"])
+def test_index_of_an_autoencoder_names_files_next_to_it(name: str, tmp_path: Path, traps: Path) -> None:
+    folder = tmp_path / "vae"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"_class_name": "zoo_decoy.Thing", "auto_map": {}})
+    )
+    index = {"weight_map": {"a": name.replace("ELSEWHERE", str(traps))}}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FileNotFoundError) as caught:
+        FrozenAutoencoder(str(folder))
+    one_line(caught.value)

@@ -83,6 +83,9 @@ BROUGHT: dict[str, dict[str, Any]] = {
     "trainer.logger.0.init_args.tracking_uri": {
         "trainer": {"logger": [part("MLFlowLogger", tracking_uri="file:/tmp")]}
     },
+    "trainer.logger.0.init_args.artifact_location": {
+        "trainer": {"logger": [part("MLFlowLogger", artifact_location="file:/tmp")]}
+    },
     "trainer.logger.0.dict_kwargs.settings.base_url": {
         "trainer": {"logger": [wandb(settings={"base_url": "http://127.0.0.1:9"})]}
     },

@@ -22,7 +22,7 @@ from zoo.common.registry import renamed
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
 # Ends of the names of arguments that are addresses, also without "://".
-ADDRESSES = ("_uri", "_url")
+ADDRESSES = ("_location", "_uri", "_url")
 # Sections whose texts become parts of file names.
 NAMING = ("trainer", "checkpoints", "wandb")
 # What only a command line says.
