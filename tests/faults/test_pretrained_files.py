@@ -291,9 +291,7 @@ def test_adapter_config_is_read_without_peft(name: str, tmp_path: Path, traps: P
 def test_index_of_an_autoencoder_names_files_next_to_it(name: str, tmp_path: Path, traps: Path) -> None:
     folder = tmp_path / "vae"
     folder.mkdir()
-    (folder / "config.json").write_text(
-        json.dumps({"_class_name": "zoo_decoy.Thing", "auto_map": {}})
-    )
+    (folder / "config.json").write_text(json.dumps({"_class_name": "zoo_decoy.Thing", "auto_map": {}}))
     index = {"weight_map": {"a": name.replace("ELSEWHERE", str(traps))}}
     (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(FileNotFoundError) as caught:
