@@ -24,7 +24,7 @@ from zoo.cli.check import check_part, check_tool, check_trainer_command, dotted_
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.lazy_imports import collector_off, put_off_imports
 from zoo.cli.names import near, recipes_named
-from zoo.cli.quiet import filter_warnings
+from zoo.cli.quiet import filter_warnings, printable
 from zoo.common.hardware import process_rank
 from zoo.common.locks import locked_arguments
 from zoo.common.options import VERBOSITY_VARIABLE, files_first, take_option, with_values
@@ -265,9 +265,9 @@ def _report(error: Exception) -> int:
         traceback.print_exception(error)
         message = f"{type(error).__name__}: {error}"
     logging.getLogger(__name__).debug("failed", exc_info=error)
-    return _fail(" ".join(message.split()), code=getattr(error, "exit_code", 1))
+    return _fail(message, code=getattr(error, "exit_code", 1))
 
 
 def _fail(message: str, code: int = 1) -> int:
-    print(f"zoo: error: {message}", file=sys.stderr)
+    print(f"zoo: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

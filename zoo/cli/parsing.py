@@ -24,6 +24,7 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
+from zoo.cli.quiet import printable
 from zoo.common import registry
 from zoo.common.options import SETTINGS_SUFFIXES
 from zoo.common.reading.configs import limit_resolvers, read_mapping
@@ -87,7 +88,7 @@ def fail(prog: str, message: str) -> NoReturn:
         "It is no registered part; those that a package of yours registers are admitted by --allow-import PACKAGE.",
     )
     prog = prog if prog.startswith("zoo") else "zoo"  # jsonargparse names its inner parsers after the script
-    print(f"{prog}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{prog}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(2)
 
 

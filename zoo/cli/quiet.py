@@ -142,3 +142,8 @@ def show_records() -> None:
         logger = logging.getLogger(name)
         logger.handlers = [each for each in logger.handlers if type(each) is not logging.StreamHandler]
         logger.propagate = True
+
+
+def printable(value: object) -> str:
+    """A text, which may come from a file, on one line and without what a terminal would obey."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(value))

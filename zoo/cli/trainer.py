@@ -64,7 +64,7 @@ from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
 from zoo.training.processes import Processes, leave, limit_waiting
-from zoo.training.strategies.shards import SHARDING_STRATEGIES
+from zoo.training.strategies.fsdp import FSDP2
 from zoo.training.task import ZooTask
 
 
@@ -73,7 +73,7 @@ class ZooParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Report a wrong key or value in one line and exit with code 2."""
-        fail(self.prog, message)
+        fail(self.prog, STRATEGY_ERROR if any(name in message for name in SHARDED_BY_LIGHTNING) else message)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         """Add an argument; config files merge."""
@@ -174,6 +174,12 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
 log = logging.getLogger(__name__)
 
 DEFAULT_SEED = 1234
+# They read checkpoints by pickle.
+SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+STRATEGY_ERROR = (
+    'Parser key "trainer.strategy": expected auto, ddp or a class; for shards use zoo.training.FSDP2 '
+    "(--config configs/trainer/fsdp.yaml) or zoo.training.ZeROStrategy (--config configs/trainer/deepspeed.yaml)"
+)
 
 
 def report_callback_changes(former: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -319,6 +325,9 @@ class ZooCLI(LightningCLI):
             self.config = parser.parse_args(inlined(files_first(args)))
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
+        strategy = self.config["trainer.strategy"]
+        if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
+            parser.error(STRATEGY_ERROR)
         if self.brought is not None:
             check_places(self.config.as_dict(), self.brought, args)
         for section in SECTIONS:
@@ -363,10 +372,8 @@ class ZooCLI(LightningCLI):
         """Build the trainer with our loggers and plugins."""
         self.config = self._given  # what the run's config.yaml says: its copies are no part of the recipe
         settings = self.config_init["trainer"]
-        strategy = str(settings.get("strategy")).replace("strategies.deepspeed.ZeROStrategy", "")  # writes files
-        sharded = any(name in strategy for name in (*SHARDING_STRATEGIES, "fsdp", "deepspeed"))
         plugins = list(settings.get("plugins") or [])
-        plugins += [] if sharded else [AtomicCheckpointIO()]
+        plugins += [] if isinstance(settings.get("strategy"), FSDP2) else [AtomicCheckpointIO()]  # it writes folders
         if SLURMEnvironment.detect():
             plugins += [SLURMEnvironment(auto_requeue=False)]
         name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"

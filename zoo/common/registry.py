@@ -35,11 +35,10 @@ FOREIGN = {
         LearningRateMonitor ModelCheckpoint ModelPruning ModelSummary OnExceptionCheckpoint RichModelSummary
         RichProgressBar StochasticWeightAveraging TQDMProgressBar Timer""",
     "lightning.pytorch.loggers": "CSVLogger CometLogger MLFlowLogger NeptuneLogger TensorBoardLogger WandbLogger",
-    "lightning.pytorch.strategies": """DDPStrategy DeepSpeedStrategy FSDPStrategy ModelParallelStrategy
-        SingleDeviceStrategy""",
+    "lightning.pytorch.strategies": "DDPStrategy SingleDeviceStrategy",
     "lightning.pytorch.profilers": "AdvancedProfiler PassThroughProfiler PyTorchProfiler SimpleProfiler",
-    "lightning.pytorch.plugins": """AsyncCheckpointIO BitsandbytesPrecision DeepSpeedPrecision DoublePrecision
-        FSDPPrecision HalfPrecision MixedPrecision TorchCheckpointIO TransformerEnginePrecision""",
+    "lightning.pytorch.plugins": """BitsandbytesPrecision DoublePrecision HalfPrecision MixedPrecision
+        TransformerEnginePrecision""",
     "lightning.pytorch.plugins.environments": """KubeflowEnvironment LSFEnvironment LightningEnvironment MPIEnvironment
         SLURMEnvironment TorchElasticEnvironment""",
 }

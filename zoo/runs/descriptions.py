@@ -25,7 +25,8 @@ def described(found: Any) -> dict[str, Any]:
         if not isinstance(found.get(key, kind()), kind):
             raise ValueError(f"its description: {key} is {found[key]!r:.60}, expected a {kind.__name__}")
     _check_specs({**found.get("parts", {}), **found.get("options", {})}, "parts")
-    strange = [name for name in found.get("fused", []) if not isinstance(name, str) or name not in found["parts"]]
+    parts = found.get("parts", {})
+    strange = [name for name in found.get("fused", []) if not isinstance(name, str) or name not in parts]
     if strange:
         raise ValueError(f"its description: fused is {strange[0]!r:.60}, expected names of its parts")
     return renamed(found)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic import replacing
+from zoo.common.reading.pretrained_files import check_pretrained, check_settings
 from zoo.runs.checkpoints import load_checkpoint
 
 FOLDER = "frozen"
@@ -138,13 +139,45 @@ def pretrained(model: Any, source: str, revision: str | None, **options: Any) ->
 
     Raises:
         FileNotFoundError: when the source cannot be had.
+        ValueError: when its files would make transformers download or run code.
     """
+    check_pretrained(source, revision)
     with quiet_loading(source):
-        loaded = model.from_pretrained(source, revision=revision, **options)
+        loaded = model.from_pretrained(source, revision=revision, trust_remote_code=False, **options)
     for tensor in (*loaded.parameters(), *loaded.buffers()):
         if tensor.data_ptr() % _ALIGNMENT:
             tensor.data = tensor.data.clone()
     return loaded
+
+
+def load_config(source: str, revision: str | None = None) -> Any:
+    """Load the configuration of a model of transformers; errors as those of `pretrained`."""
+    from transformers import AutoConfig
+
+    check_pretrained(source, revision)
+    with quiet_loading(source):
+        return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+
+
+def build_config(settings: Mapping[str, Any]) -> Any:
+    """Build a configuration of transformers from `model_type` and what else it takes.
+
+    Raises:
+        ValueError: when the settings would make transformers download code, or the type is unknown.
+    """
+    from transformers import AutoConfig
+
+    check_settings(settings, "config")
+    return AutoConfig.for_model(**{"model_type": "", **settings})
+
+
+def load_tokenizer(source: str, revision: str | None = None) -> Any:
+    """Load the tokenizer of a model of transformers; errors as those of `pretrained`."""
+    from transformers import AutoTokenizer
+
+    check_pretrained(source, revision)
+    with quiet_loading(source):
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
 
 
 def newest_backbone(source: str) -> str:

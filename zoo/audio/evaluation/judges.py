@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torchaudio.functional import edit_distance
 
+from zoo.common.reading.pretrained_files import check_pretrained
 from zoo.common.statistics import Measure
 
 _LONGEST_SECONDS = 30.0  # longer audio is scored in equal parts: attention is quadratic, and models learned on clips
@@ -109,8 +110,9 @@ class SpeakerSimilarity(Judge):
             return onnx_session(Path(self.model))
         from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
 
-        extractor = AutoFeatureExtractor.from_pretrained(source(self.model), revision=self.revision)
-        network = AutoModelForAudioXVector.from_pretrained(source(self.model), revision=self.revision)
+        model, settings = source(self.model, self.revision)
+        extractor = AutoFeatureExtractor.from_pretrained(model, **settings)
+        network = AutoModelForAudioXVector.from_pretrained(model, **settings)
         return extractor, network.eval().to(self.device)
 
     def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
@@ -170,8 +172,9 @@ class InputDisagreement(Judge):
     def _model(self) -> Any:
         from transformers import AutoFeatureExtractor, AutoModel
 
-        extractor = AutoFeatureExtractor.from_pretrained(source(self.model), revision=self.revision)
-        network = AutoModel.from_pretrained(source(self.model), revision=self.revision)
+        model, settings = source(self.model, self.revision)
+        extractor = AutoFeatureExtractor.from_pretrained(model, **settings)
+        network = AutoModel.from_pretrained(model, **settings)
         depth = network.config.num_hidden_layers
         if self.layer is not None and not 1 <= self.layer <= depth:
             raise OSError(f"{self.model} has blocks 1 to {depth}, not {self.layer}")
@@ -205,11 +208,17 @@ class InputDisagreement(Judge):
         return torch.cat(features).numpy()
 
 
-def source(model: str) -> str:
-    """The model's hub id or folder; a FileNotFoundError for a path at which there is no folder."""
+def source(model: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The checked hub id or folder of a model of transformers, and the other arguments of its `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: for a path at which there is no folder.
+        ValueError: when its files would make transformers download or run code.
+    """
     if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
         raise FileNotFoundError(f"{model}: no such folder of a transformers model")
-    return model
+    check_pretrained(model, revision)
+    return model, {"revision": revision, "trust_remote_code": False}
 
 
 def cosine_distances(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -382,8 +391,8 @@ class ASR(Judge):
     def _model(self) -> Any:
         from transformers import pipeline
 
-        settings: Any = {"revision": self.revision, "device": self.device, "trust_remote_code": False}
-        return pipeline("automatic-speech-recognition", source(self.model), **settings)
+        model, settings = source(self.model, self.revision)
+        return pipeline("automatic-speech-recognition", model, device=self.device, **settings)
 
     def transcribe(self, audio: np.ndarray) -> str:
         """The transcript of audio (T,) float32 at 16 kHz."""

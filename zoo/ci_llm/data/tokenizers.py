@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.common.ranges import at_least
+from zoo.runs.frozen import load_tokenizer
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIAL = (PAD, BOS, EOS)  # numbers 0, 1 and 2
@@ -106,10 +107,8 @@ class PretrainedTokenizer(Tokenizer):
 
     def build(self) -> Any:
         """Read it."""
-        from transformers import AutoTokenizer
-
         try:
-            return AutoTokenizer.from_pretrained(self.source, revision=self.revision)
+            return load_tokenizer(self.source, self.revision)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise FileNotFoundError(

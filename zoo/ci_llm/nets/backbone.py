@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from zoo.common.draws import seeded
-from zoo.runs.frozen import FrozenModule, newest_backbone, pretrained, quiet_loading
+from zoo.runs.frozen import FrozenModule, build_config, newest_backbone, pretrained, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -244,13 +244,13 @@ def _is_linear(module: nn.Module) -> bool:
 def _build(
     source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, how: dict[str, Any]
 ) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     if source is not None:
         return pretrained(AutoModelForCausalLM, source, revision, **how)
     with seeded(seed):
         exact = {**how, "dtype": torch.float32}
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(config or {})), **exact)
+        model = AutoModelForCausalLM.from_config(build_config(config or {}), trust_remote_code=False, **exact)
     for weight in model.parameters():  # and not the buffers: rotary frequencies stay float32, as when loaded
         weight.data = weight.data.to(how["dtype"])
     return model

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zoo.cli.quiet import printable
 from zoo.common.reading.text import load_json
 from zoo.common.systems import systems
 
@@ -18,6 +19,14 @@ class Component(NamedTuple):
     tensors: int
     values: int
     dtypes: tuple[str, ...]
+
+
+class Header(NamedTuple):
+    """The header of a safetensors file: its bytes with their count before them, free texts, tensors by name."""
+
+    size: int
+    metadata: dict[str, Any]
+    tensors: dict[str, dict[str, Any]]
 
 
 def main(path: Path) -> int:
@@ -90,7 +99,7 @@ def _file(path: Path) -> int:
         _show(path, facts, {})
         return 0
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
-        _show(path, _ours(path, content), grouped(content["state_dict"]))
+        _show(path, _ours(path, content), grouped(content.get("state_dict")))
         return 0
     facts = _original(path)
     if facts is None:
@@ -111,7 +120,8 @@ def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     hashes = "yes (zip directory, sha256)" if hashed else "yes (its own checksums; no sha256 file beside it)"
     if path.is_dir():
         hashes = f"yes (sha256 of its {sum(1 for _ in path.iterdir()) - 1} files)"
-    optimizers = content.get("optimizer_states") or []
+    states = content.get("optimizer_states")
+    optimizers = states if isinstance(states, list) else []
     ema = content.get("ema")
     return {
         "kind": "checkpoint of the zoo",
@@ -129,16 +139,30 @@ def _ours(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _frozen(records: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def _frozen(records: Any, folder: Path) -> dict[str, str]:
     """Backbones whose weights lie elsewhere, by `frozen <module path>`."""
     from zoo.runs.frozen import described
 
+    if not isinstance(records, Mapping):
+        return {"frozen": "NO: the record of its backbones cannot be read"}
     facts = {}
     for path, record in records.items():
+        if not _is_frozen_record(record):
+            facts[f"frozen {path}"] = "NO: its record cannot be read"
+            continue
         copy = record["folder"]
         place = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
         facts[f"frozen {path}"] = described(record) + place
     return facts
+
+
+def _is_frozen_record(record: Any) -> bool:
+    return (
+        isinstance(record, Mapping)
+        and {"sha256", "source", "revision", "folder"} <= record.keys()
+        and isinstance(record["sha256"], str)
+        and all(isinstance(record[key], str | None) for key in ("source", "revision", "folder"))
+    )
 
 
 def _safetensors(path: Path) -> int:
@@ -146,35 +170,59 @@ def _safetensors(path: Path) -> int:
     from zoo.runs.export import export_config, is_export
 
     size = path.stat().st_size
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        try:
-            header = load_json(stream.read(length)) if length < size else None
-        except ValueError:
-            header = None
-    if not isinstance(header, dict):
+    header = _read_header(path)
+    if header is None:
         _show(path, {"kind": "safetensors", "sound": "NO: its header cannot be read"}, {})
         return 1
-    facts: dict[str, Any] = {"kind": "safetensors", **(header.pop("__metadata__", None) or {})}
+    facts: dict[str, Any] = {"kind": "safetensors", **header.metadata}
     if is_export(path.parent):
         config = export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
-            "system": _system_of(str(config["task"])),
+            "system": _system_of(str(config.get("task"))),
             "inference": config["inference"],
             "version": config["zoo"],
-            "source": config["source"],
-            "step": "unknown" if config["step"] is None else f"{config['step']} batches",
-            "weight norm folded in": ", ".join(config["fused"]) or "none",
+            "source": config.get("source"),
+            "step": "unknown" if config.get("step") is None else f"{config['step']} batches",
+            "weight norm folded in": ", ".join(config.get("fused", [])) or "none",
             **_frozen(config.get("frozen", {}), path.parent),
         }
-    expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    expected = header.size + max((entry["data_offsets"][1] for entry in header.tensors.values()), default=0)
     facts["sound"] = "yes (length)" if size == expected else f"NO: {size} bytes, its header says {expected}"
     parts: dict[str, list[Mapping[str, Any]]] = {}
-    for key, entry in header.items():
+    for key, entry in header.tensors.items():
         parts.setdefault(key.partition(".")[0], []).append(entry)
     _show(path, facts, {name: _header_component(entries) for name, entries in parts.items()})
     return int(size != expected)
+
+
+def _read_header(path: Path) -> Header | None:
+    """The header of a safetensors file, None where it is none."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            content = load_json(stream.read(length)) if length < path.stat().st_size else None
+        except ValueError:
+            return None
+    if not isinstance(content, dict):
+        return None
+    metadata = content.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(map(_is_header_entry, content.values())):
+        return None
+    return Header(8 + length, metadata, content)
+
+
+def _is_header_entry(entry: Any) -> bool:
+    def is_sizes(values: Any) -> bool:
+        return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("dtype"), str)
+        and is_sizes(entry.get("shape"))
+        and is_sizes(entry.get("data_offsets"))
+        and len(entry["data_offsets"]) == 2
+    )
 
 
 def _header_component(entries: list[Mapping[str, Any]]) -> Component:
@@ -188,8 +236,13 @@ def _original(path: Path) -> dict[str, Any] | None:
         if not system.has_converter:
             continue
         converter = importlib.import_module(f"{system.package}.convert")
-        if hasattr(converter, "is_original") and converter.is_original(path):
-            return {"kind": f"original's file, system {system.name}", **converter.describe(path)}
+        if not hasattr(converter, "is_original"):
+            continue
+        try:
+            if converter.is_original(path):
+                return {"kind": f"original's file, system {system.name}", **converter.describe(path)}
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:  # its settings may be anything
+            raise ValueError(f"{path}: damaged file of {system.name} ({type(error).__name__}: {error})") from error
     return None
 
 
@@ -260,9 +313,12 @@ def _size(path: Path) -> str:
 
 def _show(path: Path, facts: Mapping[str, Any], components: Mapping[str, Component]) -> None:
     print(f"{path}  ({_size(path)})")
-    width = max(map(len, [*facts, *components]), default=0)
-    for key, value in facts.items():
-        print(f"  {key:<{width}}  {', '.join(map(str, value)) if isinstance(value, list | tuple) else value}")
+    rows = [
+        (key, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value) for key, value in facts.items()
+    ]
     for name, part in components.items():
         tensors = "1 tensor" if part.tensors == 1 else f"{part.tensors} tensors"
-        print(f"  {name:<{width}}  {tensors}, {part.values:,} values, {', '.join(part.dtypes)}")
+        rows.append((name, f"{tensors}, {part.values:,} values, {', '.join(part.dtypes)}"))
+    width = max((len(printable(key)) for key, _ in rows), default=0)
+    for key, value in rows:
+        print(f"  {printable(key):<{width}}  {printable(value)}")

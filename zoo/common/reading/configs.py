@@ -20,6 +20,8 @@ from zoo.common.registry import renamed
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
+# Ends of the names of arguments that are addresses, also without "://".
+ADDRESSES = ("_location", "_uri", "_url")
 # Sections whose texts become parts of file names.
 NAMING = ("trainer", "checkpoints", "wandb")
 VARIABLE_PREFIX = "ZOO_"
@@ -110,7 +112,11 @@ def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = 
         place = Path(os.path.expandvars(os.path.expanduser(value))) if "\0" not in value else None
         outside = place is None or not any(place.resolve().is_relative_to(root) for root in roots)
         escapes = place is None or place.is_absolute() or ".." in place.parts or value.startswith(("~", "$"))
-        if outside and (name in FOLDERS or (path[0] in NAMING and (escapes or "://" in value))):
+        remote = path[0] != "init_from" and ("://" in value or name.endswith(ADDRESSES))
+        free = (
+            path[0] == "trainer" and "dict_kwargs" in path
+        )  # settings that no signature limits, such as W&B's proxies
+        if remote or free or (outside and (name in FOLDERS or (path[0] in NAMING and escapes))):
             key = ".".join(path)
             raise ValueError(
                 f"{folder}: its config sets {key} to {value!r}, outside of the run; if you want that, say so on the "

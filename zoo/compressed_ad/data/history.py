@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -370,6 +371,9 @@ def read_index(folder: Path) -> dict[str, Any]:
         )
     if (index["version"] == SCHEMA_VERSION) != ("schema" in index):
         raise ValueError(f"{path}: version {index['version']} {'has no' if 'schema' in index else 'needs a'} schema")
+    files = [shard.get("file") if isinstance(shard, dict) else None for shard in index["shards"]]
+    if unexpected := [file for file in files if not re.fullmatch(r"[\w-]+\.npy", str(file))]:
+        raise ValueError(f"{path}: a shard's file is {unexpected[0]!r}, expected a name like {shard_name(0)}")
     return index
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from zoo.compressed_ad.envs.schema import Discrete, Schema, Space, box
 
 MAKE, SET, ACTIONS = "make.", "set.", "actions"
 SEEDS = 2**31  # environments are reset with seeds below
+RESET_STREAM = np.uint64(0xD1B54A32D192ED03)  # keeps seeds of resets apart from the actions' draws of the same seed
+_TEXT = re.compile(r"[\w +-]{0,64}")  # no path, no dotted name, no address
+_NAME = re.compile(r"[A-Za-z]\w*")
 
 
 class GymnasiumEnv(Env):
@@ -38,8 +43,11 @@ class GymnasiumEnv(Env):
     `gymnasium.vector.VectorEnv` is made with `num_envs` and, of features, lists of `num_envs` values, see `Vector`.
 
     Args:
-        id: registered with gymnasium, or the dotted path of a class of an admitted package (`--allow-import`).
-        features: keys as above, each with the list of its values; at least one with two values.
+        id: registered with gymnasium, or the dotted path of a class of an admitted package (`--allow-import`); never
+            gymnasium's `module:id`, which would import the module.
+        features: keys as above, each with the list of its values; at least one with two values. Values here and in
+            `arguments` are numbers, booleans, null and texts of at most 64 letters, digits, spaces, "_", "+" and "-",
+            or lists and mappings of them: no path and no dotted name.
         arguments: keyword arguments of every task.
         limit: most steps of an episode; that of the registered environment by default.
         oracle: return of who knows the task, for reports; by default the highest reward in all steps, where that is
@@ -48,7 +56,8 @@ class GymnasiumEnv(Env):
 
     Raises:
         ImportError: without the extra `rl`.
-        ValueError: for spaces other than Discrete and Box, a feature without a key as above, or a missing limit.
+        ValueError: for an id that is not registered, spaces other than Discrete and Box, a feature without a key or
+            values as above, or a missing limit.
     """
 
     def __init__(
@@ -65,15 +74,12 @@ class GymnasiumEnv(Env):
         self.features = dict(sorted(features.items()))  # files do not keep an order
         self.fixed = dict(arguments or {})
         self.limit, self.oracle, self.reward = limit, oracle, reward
-        for key, values in self.features.items():
-            if key != ACTIONS and not key.startswith((MAKE, SET)):
-                raise ValueError(f"features of {id}: a key is make.NAME, set.NAME or actions, found {key!r}")
-            if not isinstance(values, list | tuple) or not values:
-                raise ValueError(f"features of {id}: {key} needs a list of values, found {values!r}")
+        _check_features(self.features, id)
+        _check_values(self.fixed, f"arguments of {id}")
         self.task_sizes = tuple(len(values) for values in self.features.values())
         if math.prod(self.task_sizes) < 2:
             raise ValueError(f"features of {id}: give at least two tasks, of which one can be held out")
-        self._class = imported(id) if "." in id else None
+        self._class = _find_class(id)
         self.vectorised = isinstance(self._class, type) and issubclass(self._class, gymnasium.vector.VectorEnv)
         first = self.check_tasks(torch.zeros(1, len(self.task_sizes), dtype=torch.int64))
         made = self.make_vector(first) if self.vectorised else self.make(first[0].tolist())
@@ -168,6 +174,51 @@ class GymnasiumEnv(Env):
         return {key: values[place] for (key, values), place in zip(self.features.items(), task, strict=True)}
 
 
+def _find_class(id: str) -> Any:
+    """The class of an admitted package that a dotted path names; None for an id that gymnasium has registered."""
+    registered = require_gymnasium().registry
+    if id in registered:
+        return None
+    if "." in id and ":" not in id:
+        return imported(id)
+    nearest = ", ".join(difflib.get_close_matches(id, registered, n=3, cutoff=0.4))
+    raise ValueError(
+        f"id is {id!r}, which is not registered with gymnasium; nearest: {nearest or 'none'}. A package that registers "
+        "its own is named by --allow-import"
+    )
+
+
+def _check_features(features: Mapping[str, Any], id: str) -> None:
+    for key, values in features.items():
+        kind, _, name = key.partition(".")
+        if key != ACTIONS and f"{kind}." not in (MAKE, SET):
+            raise ValueError(f"features of {id}: a key is make.NAME, set.NAME or actions, found {key!r}")
+        if key != ACTIONS and not _NAME.fullmatch(name):
+            raise ValueError(f"features of {id}: {key} names no argument or public attribute of the environment itself")
+        if not isinstance(values, list | tuple) or not values:
+            raise ValueError(f"features of {id}: {key} needs a list of values, found {values!r}")
+        _check_values(values, f"features of {id}: {key}")
+
+
+def _check_values(values: Any, path: str) -> None:
+    """Refuse what a constructor might take for a path, a module or an address."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            if not _NAME.fullmatch(str(key)):
+                raise ValueError(f"{path}: the key {key!r} is no name of an argument")
+            _check_values(value, f"{path}, {key}")
+    elif isinstance(values, list | tuple):
+        for value in values:
+            _check_values(value, path)
+    elif isinstance(values, str):
+        if not _TEXT.fullmatch(values):
+            raise ValueError(
+                f"{path}: {values[:80]!r}, expected a text of at most 64 letters, digits, spaces, '_', '+' and '-'"
+            )
+    elif values is not None and not isinstance(values, bool | int | float):
+        raise ValueError(f"{path}: {values!r}, expected numbers, booleans and short texts")
+
+
 class _Batch:
     """What both ways of stepping have in common."""
 
@@ -208,7 +259,7 @@ class Loop(_Batch):
     def __init__(self, env: GymnasiumEnv, tasks: Tensor, seeds: Sequence[int]) -> None:
         super().__init__(env, tasks)
         self._envs = [env.make(task) for task in tasks.tolist()]
-        self._seeds = list(seeds)
+        self._seeds = [int(seed) ^ int(RESET_STREAM) for seed in seeds]
         self._episodes = [0] * len(self._envs)
         self.states = self._tensor(np.stack([self._reset(number) for number in range(len(self._envs))]))
 
@@ -247,7 +298,7 @@ class Vector(_Batch):
         self._same_step = modes(mode) is modes.SAME_STEP
         loops = (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv)
         self._takes_mask = modes(mode) is modes.DISABLED or isinstance(self._vector, loops)
-        self._seeds = np.array(seeds, dtype=np.uint64)
+        self._seeds = np.array(seeds, dtype=np.uint64) ^ RESET_STREAM
         self._episodes = np.zeros(len(tasks), dtype=np.uint64)
         self.states = self._tensor(self._reset(np.ones(len(tasks), dtype=bool)))
 

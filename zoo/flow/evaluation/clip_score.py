@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from zoo.flow.data.images import to_values
 from zoo.flow.evaluation.extractors import BATCH, with_channels
 from zoo.flow.inference.generate import LABELS_NAME
-from zoo.runs.frozen import pretrained, quiet_loading
+from zoo.runs.frozen import load_tokenizer, pretrained
 
 # of CLIP's images in [0, 1]; Radford et al. (2021), https://github.com/openai/CLIP
 MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -35,10 +35,9 @@ class ClipScore:
     """
 
     def __init__(self, source: str, revision: str | None = None, device: str = "cpu") -> None:
-        from transformers import AutoTokenizer, CLIPModel
+        from transformers import CLIPModel
 
-        with quiet_loading(source):
-            self.tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        self.tokenizer = load_tokenizer(source, revision)
         self.model = pretrained(CLIPModel, source, revision, dtype=torch.float32).to(device).eval()
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.common.draws import seeded
 from zoo.common.ranges import at_least
-from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
+from zoo.runs.frozen import FrozenModule, build_config, load_config, load_tokenizer, pretrained, quiet_loading
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -63,18 +63,18 @@ class FrozenText(FrozenModule):
         at_least(1, max_tokens=max_tokens, chunk=chunk)
         if (source is None) == (config is None):
             raise ValueError("FrozenText: give source (a folder or hub id) or config (of random weights)")
-        from transformers import AutoConfig, AutoTokenizer, ByT5Tokenizer
+        from transformers import AutoModel, ByT5Tokenizer
 
         if source is not None:
-            with quiet_loading(source):
-                settings = AutoConfig.from_pretrained(source, revision=revision)
-                self.tokenizer: Any = AutoTokenizer.from_pretrained(source, revision=revision)
+            settings = load_config(source, revision)
+            self.tokenizer: Any = load_tokenizer(source, revision)
             self.model = pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
         else:
-            settings = AutoConfig.for_model(**{"model_type": "", **(config or {})})
+            settings = build_config(config or {})
             with seeded(seed):
                 kind = _encoder(settings, "config")
-                self.model = getattr(kind, "from_config", kind)(settings)
+                automatic = kind is AutoModel
+                self.model = kind.from_config(settings, trust_remote_code=False) if automatic else kind(settings)
             self.tokenizer = ByT5Tokenizer()
         self.max_tokens = max_tokens
         self.chunk = chunk
@@ -133,6 +133,7 @@ def _encoder(settings: PretrainedConfig, where: str) -> Any:
         return getattr(transformers, ENCODERS[kind])
     if settings.is_encoder_decoder:
         raise ValueError(f"FrozenText: {where} is of type {kind}, whose encoder is not known by itself")
-    if kind not in transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES:
+    mappings = transformers.models.auto.modeling_auto
+    if kind not in {*mappings.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, *mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}:
         raise ValueError(f"FrozenText: {where} is of type {kind}, which is no model of text")
     return transformers.AutoModel

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.common.draws import seeded
 from zoo.common.ranges import within
-from zoo.runs.frozen import FrozenModule, pretrained
+from zoo.runs.frozen import FrozenModule, build_config, pretrained
 
 
 class EncodecFeatures(FrozenModule):
@@ -42,7 +42,7 @@ class EncodecFeatures(FrozenModule):
         bandwidths: Sequence[float] = (1.5, 3.0, 6.0, 12.0),
         seed: int = 0,
     ) -> None:
-        from transformers import EncodecConfig, EncodecModel
+        from transformers import EncodecModel
         from transformers.models.encodec.modeling_encodec import EncodecConv1d
 
         super().__init__(source, revision)
@@ -52,7 +52,7 @@ class EncodecFeatures(FrozenModule):
             self.model = pretrained(EncodecModel, source, revision, dtype=torch.float32)
         else:
             with seeded(seed):
-                self.model = EncodecModel(EncodecConfig(**(config or {})))
+                self.model = EncodecModel(build_config({**(config or {}), "model_type": "encodec"}))
                 for layer in self.model.quantizer.layers:  # transformers leaves them zero, and all codes equal
                     layer.codebook.embed.normal_()
         for module in self.model.modules():

@@ -18,6 +18,7 @@ from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, bloc
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
+from zoo.runs.frozen import load_config
 
 Attachment = Literal["auto", "parallel"]
 
@@ -105,9 +106,7 @@ def _check_attachment(backbone: Backbone, state: CleanerState, era: str, attachm
 
 def _family(source: str, state: CleanerState) -> str:
     """WavLM without its relative positions was loaded with the HuBERT class."""
-    from transformers import AutoConfig
-
-    kind = AutoConfig.from_pretrained(source).model_type
+    kind = load_config(source).model_type
     relative = any(".gru_rel_pos" in key for key in state.backbone)
     return "wavlm_as_hubert" if kind == "wavlm" and state.backbone and not relative else "auto"
 

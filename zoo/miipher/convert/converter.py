@@ -36,6 +36,7 @@ from zoo.miipher.nets.families import MelFamily
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, is_export, parts_state
 from zoo.runs.folder import find_checkpoint
+from zoo.runs.frozen import load_config
 from zoo.runs.load import build_parts, read_parts
 
 WARMUP = "constant_with_warmup"
@@ -390,9 +391,7 @@ def _whole_backbone(cleaner: Cleaner, source: Path | str | None) -> tuple[State,
         place = own.taken_from
     if place is None:
         return own.model.state_dict(), own.family
-    from transformers import AutoConfig
-
-    settings = AutoConfig.from_pretrained(str(place))
+    settings = load_config(str(place))
     legacy = settings.model_type == "wavlm" and own.family == "hubert"
     whole = Backbone(
         layer=settings.num_hidden_layers,

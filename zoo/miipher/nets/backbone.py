@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.common.draws import seeded
 from zoo.common.ranges import one_of, within
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
-from zoo.runs.frozen import FrozenModule, newest_backbone, pretrained, quiet_loading
+from zoo.runs.frozen import FrozenModule, build_config, load_config, newest_backbone, pretrained, quiet_loading
 from zoo.training.attention import keep_masks_on_the_device
 
 FamilyName = Literal[
@@ -218,15 +218,12 @@ def _from_source(name: str) -> bool:
 
 
 def _configuration(source: str | None, revision: str | None, config: dict[str, Any] | None) -> Any:
-    from transformers import AutoConfig
-
     if source is not None:
-        with quiet_loading(source):
-            settings = AutoConfig.from_pretrained(source, revision=revision)
+        settings = load_config(source, revision)
         return getattr(settings, "audio_config", settings)  # a Gemma 3n folder holds the whole model
     if "model_type" not in (config or {}):
         raise ValueError(f"backbone: config needs model_type, one of {', '.join(FAMILIES)}")
-    return AutoConfig.for_model(**(config or {}))
+    return build_config(config or {})
 
 
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.common.draws import seeded
 from zoo.miipher.nets.families import SAMPLE_RATE, standardise
-from zoo.runs.frozen import FrozenModule, pretrained, quiet_loading
+from zoo.runs.frozen import FrozenModule, build_config, load_config, pretrained
 
 WAVEFORM_MODELS = ("data2vec-audio", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm")
 
@@ -39,7 +39,7 @@ class SpeakerEncoder(FrozenModule):
         normalize: bool = False,
         seed: int = 0,
     ) -> None:
-        from transformers import AutoConfig, AutoModelForAudioXVector
+        from transformers import AutoModelForAudioXVector
         from transformers.utils import is_peft_available
 
         if is_peft_available():
@@ -47,16 +47,12 @@ class SpeakerEncoder(FrozenModule):
         super().__init__(source, revision)
         if source is None and "model_type" not in (config or {}):
             raise ValueError("speaker: give source (pretrained), or config with model_type (random weights)")
-        if source is None:
-            settings = AutoConfig.for_model(**(config or {}))
-        else:
-            with quiet_loading(source):
-                settings = AutoConfig.from_pretrained(source, revision=revision)
+        settings = build_config(config or {}) if source is None else load_config(source, revision)
         if settings.model_type not in WAVEFORM_MODELS:
             raise ValueError(f"speaker: expected one of {', '.join(WAVEFORM_MODELS)}, found {settings.model_type}")
         if source is None:
             with seeded(seed):
-                self.model = AutoModelForAudioXVector.from_config(settings)
+                self.model = AutoModelForAudioXVector.from_config(settings, trust_remote_code=False)
         else:
             self.model = pretrained(AutoModelForAudioXVector, source, revision, dtype=torch.float32)
         self.normalize = normalize

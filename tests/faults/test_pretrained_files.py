@@ -1,0 +1,299 @@
+"""Files beside a pretrained model: no value in them becomes an import, a download, a process or a path elsewhere."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers.integrations import hub_kernels
+
+from tests.ci_llm.crowd_parts import CONFIGS as CAUSAL
+from tests.flow.conditions import T5
+from tests.miipher.parts import CONFIGS as AUDIO
+from tests.miipher.parts import SPEAKER
+from zoo.audio.evaluation.judges import SpeakerSimilarity
+from zoo.ci_llm.convert.read import read_peft
+from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
+from zoo.ci_llm.nets.backbone import Backbone as CausalBackbone
+from zoo.flow.evaluation.clip_score import ClipScore
+from zoo.flow.nets.autoencoder import FrozenAutoencoder
+from zoo.flow.nets.text import FrozenText
+from zoo.hifigan.nets.encodec import EncodecFeatures
+from zoo.miipher.nets.backbone import Backbone as AudioBackbone
+from zoo.miipher.nets.speaker import SpeakerEncoder
+
+KERNEL = "someone/kernel"
+INDEX = "model.safetensors.index.json"
+ENCODEC = {"model_type": "encodec", "hidden_size": 16, "codebook_size": 16, "num_filters": 4}
+CONFIGS = {
+    "causal": CAUSAL["llama"],
+    "text": T5,
+    "bert": {"model_type": "bert", "vocab_size": 384, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "max_position_embeddings": 8},
+    "audio": AUDIO["hubert"],
+    "speaker": SPEAKER,
+}  # fmt: skip
+BUILD: dict[str, Callable[[Any], Any]] = {
+    "causal": lambda config: CausalBackbone(config=config),
+    "text": lambda config: FrozenText(config=config, max_tokens=8),
+    "bert": lambda config: FrozenText(config=config, max_tokens=8),
+    "audio": lambda config: AudioBackbone(layer=1, config=config),
+    "speaker": lambda config: SpeakerEncoder(config=config),
+}
+LOAD: dict[str, Callable[[str], Any]] = {
+    "causal": lambda folder: CausalBackbone(source=folder),
+    "text": lambda folder: FrozenText(folder, max_tokens=8),
+    "bert": lambda folder: FrozenText(folder, max_tokens=8),
+    "audio": lambda folder: AudioBackbone(layer=1, source=folder),
+    "speaker": lambda folder: SpeakerEncoder(folder),
+}
+# Settings that reach a loader of hub kernels, another repository, or a file elsewhere.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "kernel": {"attn_implementation": KERNEL},
+    "kernel, private name": {"_attn_implementation": KERNEL},
+    "kernel, internal name": {"_attn_implementation_internal": KERNEL},
+    "kernel at a revision": {"attn_implementation": f"{KERNEL}@main:function"},
+    "paged kernel": {"attn_implementation": f"paged|{KERNEL}"},
+    "flash attention": {"attn_implementation": "flash_attention_2"},
+    "kernel of a component": {"attn_implementation": {"text_config": KERNEL}},
+    "kernel below a component": {"text_config": {"attn_implementation": KERNEL}},
+    "kernel below another component": {"vision_config": {"_attn_implementation": KERNEL}},
+    "kernel in a list": {"parts": [{"attn_implementation": KERNEL}]},
+    "kernel of a layer": {"per_layer_config": {"0": {"attn_implementation": KERNEL}}},
+    "kernel of experts": {"experts_implementation": "sonicmoe"},
+    "kernel of experts, private name": {"_experts_implementation": "deepgemm"},
+    "quantization by a hub kernel": {"quantization_config": {"quant_method": "mxfp4"}},
+    "quantization by another hub kernel": {"quantization_config": {"quant_method": "fp8"}},
+    "quantization of no method": {"quantization_config": {"load_in_4bit": True}},
+    "quantization of a component": {"text_config": {"quantization_config": {"quant_method": "eetq"}}},
+    "weights elsewhere": {"transformers_weights": "../elsewhere/model.safetensors"},
+    "fusion": {"fusion_config": {"rms_norm": True}},
+    "backbone of a hub": {"backbone": "someone/model", "use_pretrained_backbone": True},
+    "backbone of timm": {"backbone_config": {"model_type": "timm_backbone", "backbone": "hf-hub:someone/model"}},
+    "component of timm": {"vision_config": {"model_type": "timm_wrapper", "architecture": "hf-hub:someone/model"}},
+    "model with kernels of its own": {"model_type": "rwkv"},
+}
+FILES: dict[str, dict[str, Any]] = {
+    "adapter of another model": {"adapter_config.json": {"peft_type": "LORA", "base_model_name_or_path": "some/model"}},
+    "adapter of a package": {
+        "adapter_config.json": {"peft_type": "LORA", "megatron_core": "zoo_decoy", "auto_mapping": {
+            "base_model_class": "Thing", "parent_library": "zoo_decoy"}}
+    },
+    "config elsewhere": {"config.json": {"configuration_files": ["../elsewhere/config.4.0.0.json"]}},
+    "tokenizer elsewhere": {"tokenizer_config.json": {"fast_tokenizer_files": ["../elsewhere/tokenizer.4.0.json"]}},
+    "weights above": {INDEX: {"metadata": {}, "weight_map": {"a": "../elsewhere/w.safetensors"}}},
+    "weights at a path": {INDEX: {"metadata": {}, "weight_map": {"a": "ELSEWHERE/w.safetensors"}}},
+    "pickles above": {"pytorch_model.bin.index.json": {"metadata": {}, "weight_map": {"a": "../elsewhere/w.bin"}}},
+}  # fmt: skip
+# What is read as it stands, without what it names being imported.
+HARMLESS: dict[str, dict[str, Any]] = {
+    "code beside the model": {
+        "config.json": {"auto_map": {name: "zoo_decoy.Thing" for name in (
+            "AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForAudioXVector", "AutoTokenizer")}},
+        "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["zoo_decoy.Thing", "zoo_decoy.Thing"]}},
+    },
+    "code of a hub": {"config.json": {"auto_map": {"AutoModelForCausalLM": "someone/model--code.Thing"}}},
+    "generation beside the model": {"generation_config.json": {"custom_generate": "someone/model"}},
+    "vocabulary elsewhere": {"tokenizer_config.json": {
+        "vocab_file": "ELSEWHERE/vocab.json", "merges_file": "ELSEWHERE/merges.txt",
+        "tokenizer_file": "ELSEWHERE/tokenizer.json", "special_tokens_map_file": "ELSEWHERE/map.json",
+        "name_or_path": "someone/model", "chat_template": "{{ ''.__class__.__mro__ }}"}},
+}  # fmt: skip
+
+
+class Reached(BaseException):
+    """Raised where a file would have been let out."""
+
+
+@pytest.fixture(autouse=True)
+def traps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """End a test when it reaches the network, hub kernels, a prompt or a file elsewhere; returns elsewhere."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("config.4.0.0.json", "tokenizer.4.0.json", "vocab.json", "merges.txt", "tokenizer.json", "map.json"):
+        (elsewhere / name).write_text("{}")
+    torch.save({"a": torch.zeros(1)}, elsewhere / "w.bin")
+    save_file({"a": torch.zeros(1)}, elsewhere / "w.safetensors")
+    watched = [f"{elsewhere}{os.sep}"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+    def reached(*args: Any, **_: Any) -> Any:
+        raise Reached(args)
+
+    monkeypatch.setattr(socket.socket, "connect", reached)
+    monkeypatch.setattr(socket, "getaddrinfo", reached)
+    monkeypatch.setattr("builtins.input", reached)
+    for module in (hub_kernels, transformers.modeling_utils, transformers.modeling_flash_attention_utils):
+        for name in ("get_kernel", "lazy_load_kernel", "load_and_register_attn_kernel", "lazy_import_flash_attention"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, reached)
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and watched and os.path.realpath(str(args[0])).startswith(watched[0]):
+            raise Reached(args)
+
+    sys.addaudithook(note)
+    yield elsewhere
+    signal.alarm(0)  # of a prompt
+    watched.clear()
+    assert "zoo_decoy" not in sys.modules
+
+
+def folder_of(kind: str, root: Path) -> Path:
+    """A sound folder of a kind of model."""
+    folder = root / "model"
+    folder.mkdir()
+    BUILD[kind](dict(CONFIGS[kind])).save_source(folder)
+    return folder
+
+
+def put(folder: Path, files: dict[str, dict[str, Any]], elsewhere: Path) -> None:
+    """Add values to JSON files; an index takes the place of the weights."""
+    for name, values in files.items():
+        file = folder / name
+        content = json.loads(file.read_text()) if file.is_file() else {}
+        text = json.dumps({**content, **values}).replace("ELSEWHERE", str(elsewhere))
+        file.write_text(text)
+        if name.endswith(".index.json"):
+            (folder / "model.safetensors").unlink()
+    (folder / "zoo_decoy.py").write_text("raise SystemExit('imported')\n")
+
+
+def one_line(error: BaseException) -> str:
+    text = str(error)
+    assert "\n" not in text and text
+    return text
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kind", BUILD)
+def test_config_of_a_recipe_is_refused(kind: str, name: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        BUILD[kind]({**CONFIGS[kind], **SETTINGS[name]})
+    one_line(caught.value)
+
+
+@pytest.mark.parametrize("kind", LOAD)
+def test_settings_of_a_folder_are_refused(kind: str, tmp_path: Path, traps: Path) -> None:
+    folder = folder_of(kind, tmp_path)
+    sound = (folder / "config.json").read_text()
+    for name, settings in SETTINGS.items():
+        (folder / "config.json").write_text(json.dumps({**json.loads(sound), **settings}))
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+            LOAD[kind](str(folder))
+        assert "config.json" in one_line(caught.value), name
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", LOAD)
+def test_files_of_a_folder_are_refused(kind: str, name: str, tmp_path: Path, traps: Path) -> None:
+    folder = folder_of(kind, tmp_path)
+    put(folder, FILES[name], traps)
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        LOAD[kind](str(folder))
+    assert next(iter(FILES[name])) in one_line(caught.value)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("kind", LOAD)
+def test_harmless_files_load(kind: str, name: str, tmp_path: Path, traps: Path) -> None:
+    folder = folder_of(kind, tmp_path)
+    put(folder, HARMLESS[name], traps)
+    LOAD[kind](str(folder))
+
+
+def test_unknown_type_with_code_is_refused_without_a_question(tmp_path: Path, traps: Path) -> None:
+    folder = folder_of("causal", tmp_path)
+    put(folder, {"config.json": {"model_type": "zoo_decoy", "auto_map": {"AutoConfig": "zoo_decoy.Thing"}}}, traps)
+    for load in LOAD.values():
+        with pytest.raises((ValueError, FileNotFoundError)):
+            load(str(folder))
+
+
+@pytest.mark.parametrize("load", [
+    lambda folder: PretrainedTokenizer(folder).build(),
+    lambda folder: ClipScore(folder),
+    lambda folder: EncodecFeatures(folder),
+    lambda folder: SpeakerSimilarity(folder).load(),
+], ids=["tokenizer", "clip score", "encodec", "judge"])  # fmt: skip
+def test_every_other_loader_checks_first(load: Callable[[str], Any], tmp_path: Path, traps: Path) -> None:
+    folder = folder_of("text", tmp_path)
+    put(folder, {"config.json": {"attn_implementation": KERNEL}}, traps)
+    with pytest.raises((ValueError, FileNotFoundError), match="attn_implementation"):
+        load(str(folder))
+
+
+def test_encodec_is_built_as_encodec_alone() -> None:
+    with pytest.raises(ValueError, match="attn_implementation"):
+        EncodecFeatures(config={**ENCODEC, "attn_implementation": KERNEL})
+
+
+# Values of adapter_config.json that peft itself would import, download or open; here the file is read without peft.
+ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
+    "base model of a hub": ({"base_model_name_or_path": "someone/model", "revision": "main"}, False),
+    "base model elsewhere": ({"base_model_name_or_path": "ELSEWHERE"}, False),
+    "class of a package": (
+        {"auto_mapping": {"base_model_class": "Thing", "parent_library": "zoo_decoy"}, "base_model_name_or_path": None},
+        False,
+    ),
+    "core of a package": ({"megatron_core": "zoo_decoy", "megatron_config": {"a": 1}}, False),
+    "first weights from elsewhere": ({"init_lora_weights": "ELSEWHERE/w.bin"}, False),
+    "first weights of EVA": ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, False),
+    "first weights of CorDA": ({"init_lora_weights": "corda", "corda_config": {"cache_file": "ELSEWHERE/w.bin"}}, True),
+    "first weights of LoftQ": ({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, True),
+    "other modules": ({"modules_to_save": ["zoo_decoy.Thing"]}, True),
+    "other kind": ({"peft_type": "XLORA", "adapters": {"0": "someone/model"}}, True),
+    "kind of nobody": ({"peft_type": "zoo_decoy.Thing"}, True),
+    "prompt with a tokenizer": (
+        {"peft_type": "PROMPT_TUNING", "tokenizer_name_or_path": "someone/model", "tokenizer_kwargs": {
+            "trust_remote_code": True}},
+        True,
+    ),
+    "unknown key": ({"custom_modules": {"a": "zoo_decoy.Thing"}}, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapter_config_is_read_without_peft(name: str, tmp_path: Path, traps: Path) -> None:
+    values, refused = ADAPTERS[name]
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file(
+        {f"{layer}.lora_A.weight": torch.ones(2, 8), f"{layer}.lora_B.weight": torch.ones(8, 2)},
+        tmp_path / "adapter_model.safetensors",
+    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        **values,
+    }
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config).replace("ELSEWHERE", str(traps)))
+    if not refused:
+        assert len(read_peft(tmp_path).weights) == 1
+        return
+    with pytest.raises(ValueError) as caught:
+        read_peft(tmp_path)
+    assert "adapter_config.json" in one_line(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere/w.safetensors", "ELSEWHERE/w.safetensors", "a/../w.safetensors"])
+def test_index_of_an_autoencoder_names_files_next_to_it(name: str, tmp_path: Path, traps: Path) -> None:
+    folder = tmp_path / "vae"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"_class_name": "zoo_decoy.Thing", "auto_map": {}}))
+    index = {"weight_map": {"a": name.replace("ELSEWHERE", str(traps))}}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FileNotFoundError) as caught:
+        FrozenAutoencoder(str(folder))
+    one_line(caught.value)
