@@ -24,7 +24,7 @@ FLOORS = {
     **dict.fromkeys(WINGS, ("common", "blocks", "audio", "runs", "convert", "training")),
     "miipher": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
     "audiosr": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
-    "ci_llm": ("common", "runs", "convert", "training"),
+    "ci_llm": ("common", "blocks", "runs", "convert", "training"),
     "compressed_ad": ("common", "runs", "convert", "training"),
     "ui": ("common", "runs"),
     "serve": ("common", "runs", "ui"),  # the page's gate, store and workers without the page: no second copy of them

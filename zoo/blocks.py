@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+ATTENTION_NAME = "zoo_sdpa"
+
 
 def pixel_attention(x: Tensor, norm: nn.Module, q: nn.Module, k: nn.Module, v: nn.Module, out: nn.Module) -> Tensor:
     """One head of self-attention over all pixels of (B, C, H, W), by convolutions of size 1, added to the input."""
@@ -68,3 +70,26 @@ def mix(conditional: Tensor, unconditional: Tensor, scale: float, rescale: float
     least = torch.finfo(result.dtype).tiny
     factor = conditional.std(axes, keepdim=True) / result.std(axes, keepdim=True).clamp(min=least)  # (B, 1, ...)
     return result * (1 - rescale + rescale * factor)
+
+
+def keep_masks_on_the_device(model: Any) -> None:
+    """Let a transformers model that uses `sdpa` take every padding mask as it is.
+
+    By itself it reads each mask back, to leave it out where nothing is padded. Without a mask nothing changes.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if model.config._attn_implementation != "sdpa":
+        return
+    AttentionInterface.register(ATTENTION_NAME, sdpa_attention_forward)
+    AttentionMaskInterface.register(ATTENTION_NAME, _mask)
+    model.set_attn_implementation(ATTENTION_NAME)
+
+
+def _mask(attention_mask: Any = None, **kwargs: Any) -> Any:
+    from transformers.masking_utils import sdpa_mask
+
+    if attention_mask is not None:
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(attention_mask=attention_mask, **kwargs)

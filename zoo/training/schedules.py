@@ -180,9 +180,9 @@ class StageCosine(_ClosedForm):
         self.min_factor = min_factor
         super().__init__(optimizer)
 
-    def stages(self) -> list[tuple[int, float, int]]:
+    def stages(self) -> list[tuple[float, float, int]]:
         """First batch, end and batches of rise of each stage."""
-        ends = [*self.starts, math.inf if self.total_steps is None else self.total_steps]
+        ends: list[float] = [*self.starts, math.inf if self.total_steps is None else self.total_steps]
         return [(start, end, self.stage_warmup_steps if start else self.warmup_steps) for start, end in pairwise(ends)]
 
     def factor(self, step: int) -> float:
@@ -206,7 +206,7 @@ def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
     if trainer.max_steps < 0:
         name = type(scheduler).__name__
         raise ValueError(f"{name}: total_steps is null and trainer.max_steps is {trainer.max_steps}; set one of them")
-    scheduler.total_steps = trainer.max_steps
+    scheduler.total_steps = trainer.max_steps  # type: ignore[attr-defined]
 
 
 log = logging.getLogger(__name__)

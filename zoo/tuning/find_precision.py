@@ -82,7 +82,7 @@ def measure(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measureme
     """Train some steps in a precision; returns what was noted, seconds a step, and peak bytes on CUDA (0 elsewhere)."""
     with trial(fit, precision=precision, **ENDLESS) as cli:
         measurement, cost = Measurement(), Cost(steps * cli.trainer.accumulate_grad_batches)
-        cli.trainer.callbacks += [measurement, cost]
+        cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
         device = cli.trainer.strategy.root_device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

@@ -28,7 +28,7 @@ from zoo.common.ranges import at_least, positive
 from zoo.common.report import new_figure, show_table, terminal_table, write_report
 from zoo.runs.folder import RUNS_ROOT
 from zoo.training.callbacks.ema import EMA
-from zoo.training.callbacks.guard import NORMAL, unscaled
+from zoo.training.callbacks.guard import unscaled
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
 from zoo.training.callbacks.rates import Counting
@@ -44,6 +44,7 @@ SMOOTHING = 0.9  # of the moving average: ten steps
 DIVERGED = 4.0  # times the lowest loss
 CAREFUL = 10.0  # below the rate of the lowest loss
 BEGUN = 0.9  # of the fall is still to come where it is taken to begin
+MAD_TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution
 NOISE = 6.0  # standard deviations of the smoothed loss by which it has to fall
 NOT_TESTED = (Checkpoint, EMA, Counting, EarlyStopping, LoggedRun, TrainLog, Banner, Throughput, Resources, GradNorm)
 TOTAL = "total"
@@ -327,7 +328,7 @@ def suggest(rates: np.ndarray, smoothed: np.ndarray, losses: np.ndarray) -> Sugg
         return None
     fall = float(smoothed[first:lowest].max() - smoothed[lowest])
     # neighbours differ by noise, mostly; the median leaves the fall itself out
-    deviation = NORMAL * float(np.median(np.abs(np.diff(losses[: lowest + 1])))) / math.sqrt(2)
+    deviation = MAD_TO_STANDARD_DEVIATION * float(np.median(np.abs(np.diff(losses[: lowest + 1])))) / math.sqrt(2)
     if fall <= NOISE * deviation * math.sqrt((1 - SMOOTHING) / (1 + SMOOTHING)):
         return None
     first = int(np.flatnonzero(smoothed[: lowest + 1] >= smoothed[lowest] + BEGUN * fall)[-1])

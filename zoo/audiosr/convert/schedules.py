@@ -28,6 +28,7 @@ class OriginalWarmupCosine(WarmupCosine):
     def __init__(
         self, optimizer: Optimizer, warmup_steps: int = 1000, total_steps: int = 100_000, min_factor: float = 0.1
     ) -> None:
+        self.decay_steps = total_steps - warmup_steps
         super().__init__(optimizer, warmup_steps, total_steps, min_factor)
 
     def factor(self, step: int) -> float:
@@ -38,5 +39,5 @@ class OriginalWarmupCosine(WarmupCosine):
         """The original's value of its call `number` (from 0)."""
         if number < self.warmup_steps:
             return (number + 1) / self.warmup_steps
-        progress = (number - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        progress = (number - self.warmup_steps) / self.decay_steps
         return self.min_factor + (1.0 - self.min_factor) * self.remaining(progress)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from zoo.blocks import keep_masks_on_the_device
 from zoo.common.draws import seeded
 from zoo.runs.frozen import FrozenModule, build_config, newest_backbone, pretrained, quiet_loading
-from zoo.training.attention import keep_masks_on_the_device
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer

@@ -9,11 +9,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from zoo.blocks import keep_masks_on_the_device
 from zoo.common.draws import seeded
 from zoo.common.ranges import one_of, within
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
 from zoo.runs.frozen import FrozenModule, build_config, load_config, newest_backbone, pretrained, quiet_loading
-from zoo.training.attention import keep_masks_on_the_device
 
 FamilyName = Literal[
     "auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert", "mel_hubert"
