@@ -255,6 +255,13 @@ def test_moved_inputs_are_not_computed_again(tmp_path: Path) -> None:
     assert rows_of(output)["001.out"]["source"] == str(tmp_path / "moved" / "001.txt")
 
 
+def test_replaced_result_of_another_input_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    predict(write_inputs(tmp_path / "one", a="ab"), tmp_path / "out")
+    assert predict(write_inputs(tmp_path / "two", a="cd"), tmp_path / "out")["done"] == 1
+    assert f"replaces the result of {tmp_path / 'one' / 'a.txt'}" in caplog.text
+    assert (tmp_path / "out" / "a.out").read_text() == "dc"
+
+
 def test_changed_input_that_fails_leaves_no_old_result(tmp_path: Path) -> None:
     inputs, output = write_inputs(tmp_path / "in", a="ab"), tmp_path / "out"
     predict(inputs, output)

@@ -149,6 +149,9 @@ class Results:
 
     def _attempt(self, inference: Inference, file: InputFile, row: Row, attempt: int) -> Mapping[str, Any]:
         target = self.output / file.target
+        last = self.rows.get(file.target, {})
+        if last.get("status") == "done" and last["source"] != file.source:
+            log.warning("%s replaces the result of %s", file.source, last["source"])
         self._append(row | {"status": "started", "attempt": attempt + 1})
         if not target.parent.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -269,7 +272,7 @@ def _begin_settings(output: Path, settings: Mapping[str, Any], overwrite: bool) 
     try:
         begin_output(output, settings, SETTINGS_NAME, notes=(VERSION_KEY,))
     except ValueError as error:
-        raise ValueError(f"{error}" + ("; or replace the results by --overwrite true" if has_results else "")) from None
+        raise ValueError(f"{error}{', or use --overwrite true' if has_results else ''}") from None
 
 
 def merge_parts(output: Path) -> dict[str, Row]:
