@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -71,14 +71,6 @@ def without_pictures() -> Iterator[None]:
         yield
     finally:
         _pictured.reset(before)
-
-
-class Arrival(NamedTuple):
-    """A request that came while others are computed: see `Inference.answer`."""
-
-    number: int
-    values: Mapping[str, Any]
-    folder: Path
 
 
 MOST_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
@@ -235,22 +227,6 @@ class Inference(ABC):
         of one by one by rounding only.
         """
         return [attempt(self.answer, values, folder, report) for values, folder in asked]
-
-    def answer_arriving(
-        self, arrivals: Callable[[], Sequence[Arrival]], tell: Callable[[int, list[Part] | Exception], None]
-    ) -> None:
-        """`answer` for requests of which more come while others are computed; ends when all that came are answered.
-
-        One after the other; a system that lets them join what is being computed defines this, with results that differ
-        from those of one by one by rounding only.
-
-        Args:
-            arrivals: gives those that came since it was called last.
-            tell: given a number and its parts, or the error of one that failed alone.
-        """
-        while asked := arrivals():
-            for each in asked:
-                tell(each.number, attempt(self.answer, each.values, each.folder, lambda share, text: None))
 
     def dry_run(self) -> str:
         """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""

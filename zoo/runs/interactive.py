@@ -15,9 +15,6 @@ FILE_PARTS = ("audio", "image", "animation", "file")
 PART_KINDS = (*FILE_PARTS, "text", "table", "chart")
 
 Report = Callable[[float, str], None]
-# The field of a language model that takes a chat as JSON, as the endpoint sends it; its choices are names of models.
-# In the folder of the answer the text grows as JSON lines, and a file tells that nobody reads it any more.
-CHAT, CHAT_STREAM, CHAT_GONE = "chat", "stream.jsonl", "gone"
 
 
 @dataclass(frozen=True)

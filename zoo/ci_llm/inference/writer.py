@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,9 +17,7 @@ from zoo.ci_llm.aggregation.answers import flexible_answer
 from zoo.ci_llm.data.text_data import Template, json_rows
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import left_padded
-from zoo.ci_llm.inference.chat import BASE, Growing, read_ask, voices
-from zoo.ci_llm.inference.continuous import RunningBatch, Wanted
-from zoo.ci_llm.inference.generate import ends_of, write_answers
+from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.losses.metrics import taken
 from zoo.ci_llm.nets.agents import Agents
@@ -29,8 +27,8 @@ from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Arrival, Inference, attempt
-from zoo.runs.interactive import CHAT, Field, Part, Report
+from zoo.runs.inference import Inference
+from zoo.runs.interactive import Field, Part, Report
 from zoo.training.data import item_seed
 
 MOST_TOKENS, MOST_CHARACTERS = 256, 4000  # of one answer, of a question
@@ -139,21 +137,10 @@ class Writer(Inference):
             Field("max_new_tokens", "Tokens", "int", min(self.max_new_tokens, 64), 1, MOST_TOKENS, help="at most"),
             Field("temperature", "Temperature", "float", temperature, 0, 2, help="0 takes the likeliest token"),
             Field("seed", "Seed", "int", self.answer_seed, 0, 2**31, help="of tokens that are drawn"),
-            Field(
-                CHAT, "Chat", "text", high=2**20, choices=self.voices, optional=True, advanced=True,
-                help="a request of the endpoint's /v1/chat/completions, as JSON, in the place of all else",
-            ),
-        )  # fmt: skip
+        )
 
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
         """Let the crowd answer, and each agent beside it; tell how far they agree and how likely they find it."""
-        if values.get(CHAT) is not None:
-            running = self._running()
-            _, growing = self._join(running, values, folder)
-            while running:
-                for _, tokens in running.step():
-                    found = growing.finish(tokens)
-            return [Part("text", "Answer", data=json.dumps(found))]
         writer = copy.copy(self)
         writer.max_new_tokens, writer.answer_seed = values["max_new_tokens"], values["seed"]
         writer.sampling = copy.copy(self.sampling or Sampling())
@@ -172,52 +159,6 @@ class Writer(Inference):
         parts = [Part("text", title, data=text, beside="answers") for title, text in texts.items()]
         agreement = [self._agreement(prompt, texts)] if several else []
         return [*parts, *agreement, self._likelihoods(row, texts)]
-
-    def answer_arriving(
-        self, arrivals: Callable[[], Sequence[Arrival]], tell: Callable[[int, list[Part] | Exception], None]
-    ) -> None:
-        """Let chats join a running batch between tokens; questions are answered in between, one by one."""
-        running, under_way = self._running(), dict[Wanted, tuple[int, Growing]]()
-        while (new := arrivals()) or running:
-            for number, values, folder in new:
-                if values[CHAT] is None:
-                    tell(number, attempt(self.answer, values, folder, lambda share, text: None))
-                    continue
-                joined = attempt(self._join, running, values, folder)
-                if isinstance(joined, Exception):
-                    tell(number, joined)
-                else:
-                    wanted, growing = joined
-                    under_way[wanted] = number, growing
-            ended = attempt(running.step)
-            if isinstance(ended, Exception):
-                for number, _ in under_way.values():
-                    tell(number, ended)
-                running, under_way = self._running(), {}
-                continue
-            for wanted, tokens in ended:
-                number, growing = under_way.pop(wanted)
-                tell(number, [Part("text", "Answer", data=json.dumps(growing.finish(tokens)))])
-
-    @property
-    def voices(self) -> tuple[str, ...]:
-        """Names of those who can be asked."""
-        return voices(self.crowd.agents.count)
-
-    def _running(self) -> RunningBatch:
-        """An empty batch that chats can join."""
-        rule = self.aggregator if self.aggregator.joint else Mean()
-        return RunningBatch(self.crowd, rule, ends_of(self.crowd, self.tokenizer))
-
-    def _join(self, running: RunningBatch, values: Mapping[str, Any], folder: Path) -> tuple[Wanted, Growing]:
-        """Let a chat wait for its turn."""
-        ask = read_ask(
-            values[CHAT], folder, self.crowd, self.tokenizer, self.template, self.max_new_tokens, self.voices
-        )
-        growing = Growing(ask, self.tokenizer, ends_of(self.crowd, self.tokenizer))
-        wanted = growing.wanted
-        running.add(wanted)
-        return wanted, growing
 
     def _speaking(self) -> list[str]:
         """Names of the agents that answer."""
@@ -327,11 +268,6 @@ class Speaker(Writer):
         self.backbone = backbone
         crowd = Crowd(backbone, Agents(1, rank=1, targets=tuple(targets))).to(next(backbone.parameters()).device)
         super().__init__(crowd, tokenizer, template, max_new_tokens=max_new_tokens)
-
-    @property
-    def voices(self) -> tuple[str, ...]:
-        """The backbone alone."""
-        return (BASE,)
 
     def written(self, rows: Sequence[Sequence[int]], aggregator: Aggregator) -> list[list[str]]:
         """The backbone's own answer to each prompt."""

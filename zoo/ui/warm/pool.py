@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -110,21 +110,6 @@ class Warm:
     owner: str
 
 
-@dataclass
-class Arriving:
-    """Requests of which more come while others are computed.
-
-    Args:
-        tell: given a number and its answer, in the thread that computes.
-        inbox: number, values and folder of each request, see `Workers.ask`; None when no more come.
-        stale: set when the run has changed: what comes is for another call then.
-    """
-
-    tell: Callable[[int, Finished | Failed], None]
-    inbox: queue.SimpleQueue[tuple[int, Mapping[str, Any], Path] | None] = field(default_factory=queue.SimpleQueue)
-    stale: bool = False
-
-
 Event = Progress | Finished | Failed
 _Key = tuple[str, str]
 _Stamp = tuple[str, int, int, int]
@@ -157,8 +142,6 @@ class _Worker:
     errors: IO[bytes]
     lines: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     fields: tuple[Field, ...] | None = None
-    batches: bool = False  # computes several answers together
-    arriving: bool = False  # lets requests join what is being computed
     request: _Request | None = None
     used: float = field(default_factory=time.monotonic)
 
@@ -290,55 +273,6 @@ class Workers:
             yield Failed(str(error), error.cancelled)
         finally:
             self._leave(request)
-
-    def ask_together(
-        self, run: str, checkpoint: str, asked: Sequence[tuple[Mapping[str, Any], Path]], token: str | None = None
-    ) -> Sequence[Finished | Failed]:
-        """Have several answers computed by one call, see `Inference.answer_together`.
-
-        Args:
-            asked: values and folders, see `ask`.
-            token: a name for `cancel`.
-
-        Returns:
-            For each its answer, or why there is none; that of all when the process is lost or takes too long.
-        """
-        request = _Request((run, checkpoint), "", token or secrets.token_hex(8))
-        try:
-            for _ in self._turn(request):
-                pass
-            return self._compute_together(request, asked)
-        except _RefusedError as error:
-            return [Failed(str(error), error.cancelled, error.cause)] * len(asked)
-        finally:
-            self._leave(request)
-
-    def ask_arriving(self, run: str, checkpoint: str, arriving: Arriving) -> Failed | None:
-        """Have answers computed to requests of which more come meanwhile, see `Inference.answer_arriving`.
-
-        Returns:
-            None when all were answered after the end of the inbox; else why the others have no answer.
-        """
-        request = _Request((run, checkpoint), "", secrets.token_hex(8))
-        try:
-            for _ in self._turn(request):
-                pass
-            self._compute_arriving(request, arriving)
-        except _RefusedError as error:
-            return Failed(str(error), error.cancelled, error.cause)
-        finally:
-            self._leave(request)
-        return None
-
-    def computes_arriving(self) -> bool:
-        """Whether the system that was loaded last lets requests join what is being computed."""
-        with self._changed:
-            return bool(self._workers) and self._workers[-1].arriving
-
-    def computes_together(self) -> bool:
-        """Whether the system that was loaded last gains by `ask_together`."""
-        with self._changed:
-            return bool(self._workers) and self._workers[-1].batches
 
     def cancel(self, token: str) -> bool:
         """End a request, whether it waits or is being computed; False when there is none of that name."""
@@ -472,8 +406,6 @@ class Workers:
             raise _RefusedError(str(line["failed"]))
         with _understanding():
             worker.fields = tuple(field_of(row) for row in line["fields"])
-            worker.batches = line.get("batches") is True
-            worker.arriving = line.get("arriving") is True
         with self._changed:
             if len(self._fields) >= _KEPT_FIELDS:
                 self._fields.clear()
@@ -500,75 +432,6 @@ class Workers:
             yield event
             if request.whole:
                 return
-
-    def _compute_together(
-        self, request: _Request, asked: Sequence[tuple[Mapping[str, Any], Path]]
-    ) -> Sequence[Finished | Failed]:
-        worker = request.worker
-        assert worker is not None and worker.fields is not None
-        found: list[Any] = [None] * len(asked)
-        lines = {}
-        for number, (values, folder) in enumerate(asked):
-            try:
-                lines[number] = {"values": self._sent(worker.fields, values), "folder": str(self._own(folder))}
-            except ValueError as error:
-                found[number] = Failed(str(error), cause="input")
-        if not lines:
-            return found
-        request.whole = False
-        with contextlib.suppress(OSError, ValueError):
-            worker.errors.truncate(0)
-            worker.tell({"together": list(lines.values())})
-        for line in self._lines(request, worker, self.job_seconds):
-            with _understanding():
-                if "progress" in line:
-                    continue
-                for number, row in zip(lines, line["answers"], strict=True):
-                    found[number] = _event(row, request.token, asked[number][1])
-                request.whole = True
-                break
-        return found
-
-    def _compute_arriving(self, request: _Request, arriving: Arriving) -> None:
-        worker = request.worker
-        assert worker is not None and worker.fields is not None
-        worker.errors.truncate(0)
-        under_way: dict[int, tuple[Path, float]] = {}
-        ended, looked = False, time.monotonic()
-        while under_way or not ended:
-            rows = []
-            while not arriving.inbox.empty():
-                each = arriving.inbox.get()
-                if each is None:
-                    ended = True
-                    continue
-                number, values, folder = each
-                try:
-                    row = {"values": self._sent(worker.fields, values), "folder": str(self._own(folder))}
-                except ValueError as error:
-                    arriving.tell(number, Failed(str(error), cause="input"))
-                    continue
-                rows.append({"number": number, **row})
-                under_way[number] = folder, time.monotonic() + self.job_seconds + GRACE_SECONDS
-            if rows:
-                request.whole = False
-                with contextlib.suppress(OSError, ValueError):
-                    worker.tell({"arriving": rows})
-            line = self._heard(request, worker, ARRIVAL_SECONDS)
-            if line is not None:
-                with _understanding():
-                    folder, _ = under_way.pop(line["number"])
-                    answer = _event(line, request.token, folder)
-                assert not isinstance(answer, Progress)
-                arriving.tell(line["number"], answer)
-                request.whole = not under_way
-            now = time.monotonic()
-            if any(end < now for _, end in under_way.values()):
-                raise _too_late(self.job_seconds)
-            if now - looked > 1.0:
-                looked = now
-                with contextlib.suppress(ValueError):  # a run that is gone is served to the end
-                    arriving.stale = not self._is_current(worker, self._stamp(request.key))
 
     def _sent(self, declared: Sequence[Field], values: Mapping[str, Any]) -> dict[str, Any]:
         """The values as JSON holds them."""

@@ -65,7 +65,6 @@ class Worker:
         try:
             import torch
 
-            from zoo.runs.inference import Inference
             from zoo.runs.load import load
 
             device = order.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,21 +73,13 @@ class Worker:
         except Exception as error:
             self._say(failed=_one_line(error))
             raise SystemExit(1) from error
-        batches = type(self.inference).answer_together is not Inference.answer_together
-        arriving = type(self.inference).answer_arriving is not Inference.answer_arriving
-        self._say(fields=[to_row(field) for field in self.declared], batches=batches, arriving=arriving)
+        self._say(fields=[to_row(field) for field in self.declared])
 
     def serve(self, requests: queue.SimpleQueue[Any]) -> None:
         """Answer one request after the other; the reader of stdin ends the process."""
         while True:
             request = requests.get()
             started = time.perf_counter()
-            if "together" in request:
-                self._say(answers=self._answers(request["together"]))
-                continue
-            if "arriving" in request:
-                self._answer_arriving(request, requests)
-                continue
             try:
                 parts = self._answer(request)
             except (ValueError, OSError, RuntimeError) as error:
@@ -100,54 +91,6 @@ class Worker:
 
     def _answer(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         return [to_row(part) for part in self.inference.answer(*self._asked(request), self._report)]
-
-    def _answers(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """As `_answer` for several; a row for each."""
-        from zoo.runs.inference import attempt, without_pictures
-
-        started = time.perf_counter()
-        found = [attempt(self._asked, request) for request in requests]
-        asked = [number for number, each in enumerate(found) if not isinstance(each, Exception)]
-        with without_pictures():
-            answers = self.inference.answer_together([found[number] for number in asked], self._report)
-        for number, parts in zip(asked, answers, strict=True):
-            found[number] = parts
-        return [self._row(request, each, started) for request, each in zip(requests, found, strict=True)]
-
-    def _answer_arriving(self, first: dict[str, Any], requests: queue.SimpleQueue[Any]) -> None:
-        """Answer requests, and those that come meanwhile, each by a line of its own."""
-        from zoo.runs.inference import Arrival, attempt, without_pictures
-
-        lines, under_way = [first], dict[int, tuple[dict[str, Any], float]]()
-
-        def arrivals() -> list[Arrival]:
-            while not requests.empty():
-                lines.append(requests.get())
-            found = []
-            for request in [each for line in lines for each in line["arriving"]]:
-                number = request["number"]
-                under_way[number] = request, time.perf_counter()
-                asked = attempt(self._asked, request)
-                if isinstance(asked, Exception):
-                    tell(number, asked)
-                else:
-                    found.append(Arrival(number, *asked))
-            lines.clear()
-            return found
-
-        def tell(number: int, found: Any) -> None:
-            request, started = under_way.pop(number)
-            self._say(number=number, **self._row(request, found, started))
-
-        with without_pictures():
-            self.inference.answer_arriving(arrivals, tell)
-
-    def _row(self, request: dict[str, Any], found: Any, started: float) -> dict[str, Any]:
-        """What is said of one of several requests: its parts or its error."""
-        if isinstance(found, Exception):
-            text = _without_paths(_one_line(found), request, self.temp)
-            return {"failed": text, "refused": isinstance(found, ValueError)}
-        return {"parts": [to_row(part) for part in found], "seconds": round(time.perf_counter() - started, 6)}
 
     def _asked(self, request: dict[str, Any]) -> tuple[dict[str, Any], Path]:
         """The values and the folder of a request, checked."""

@@ -1,0 +1,109 @@
+"""Requests that wait together are computed together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from fastapi import HTTPException
+
+from zoo.runs.inference import Inference, without_pictures
+from zoo.runs.interactive import Part
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class PendingRequest:
+    """A request until its result is there.
+
+    Args:
+        values: of the fields of the model.
+        folder: for the files of the result.
+    """
+
+    values: Mapping[str, Any]
+    folder: Path
+    result: asyncio.Future[list[Part]] = field(default_factory=asyncio.Future)
+
+
+class MicroBatcher:
+    """One worker task, which computes what waits: as batches where the system defines `answer_together`.
+
+    Args:
+        max_batch: most requests of a batch.
+        max_wait_seconds: how long the first of them waits for others.
+        max_queue: requests that may wait.
+    """
+
+    def __init__(self, model: Inference, max_batch: int, max_wait_seconds: float, max_queue: int) -> None:
+        self.model = model
+        self.max_batch = max_batch if type(model).answer_together is not Inference.answer_together else 1
+        self.max_wait_seconds = max_wait_seconds
+        self.queue: asyncio.Queue[PendingRequest] = asyncio.Queue(max_queue)
+        self.observe_batch: Callable[[int], object] = lambda size: None
+
+    async def submit(self, values: Mapping[str, Any], folder: Path, timeout: float) -> list[Part]:
+        """Wait for the result of a request.
+
+        Raises:
+            HTTPException: 429 when the queue is full, 504 after the timeout, and what computing raises.
+        """
+        request = PendingRequest(values, folder)
+        try:
+            self.queue.put_nowait(request)
+        except asyncio.QueueFull:
+            raise HTTPException(429, "too many requests wait", {"Retry-After": "1"}) from None
+        try:
+            return await asyncio.wait_for(request.result, timeout)
+        except TimeoutError:
+            raise HTTPException(504, f"no result within {timeout:g} s; ask for less, or try later") from None
+
+    async def run(self) -> None:
+        """Compute what waits, again and again."""
+        while True:
+            batch = [await self.queue.get()]
+            deadline = asyncio.get_running_loop().time() + self.max_wait_seconds
+            while len(batch) < self.max_batch:
+                remaining = deadline - asyncio.get_running_loop().time()
+                try:
+                    batch.append(await asyncio.wait_for(self.queue.get(), max(remaining, 0.0)))
+                except TimeoutError:
+                    break
+            batch = [request for request in batch if not request.result.cancelled()]
+            if batch:
+                self.observe_batch(len(batch))
+                await self._compute(batch)
+
+    async def _compute(self, batch: list[PendingRequest]) -> None:
+        try:
+            results: list[list[Part] | Exception] = await asyncio.to_thread(self._predict, batch)
+        except Exception as error:  # the next batch may be fine
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            log.exception("a batch of %d requests failed", len(batch))
+            results = [error] * len(batch)
+        for request, result in zip(batch, results, strict=True):
+            if request.result.done():
+                continue
+            if isinstance(result, Exception):
+                request.result.set_exception(_http_error(result))
+            else:
+                request.result.set_result(result)
+
+    def _predict(self, batch: list[PendingRequest]) -> list[list[Part] | Exception]:
+        with torch.inference_mode(), without_pictures():
+            return self.model.answer_together([(each.values, each.folder) for each in batch], lambda share, text: None)
+
+
+def _http_error(error: Exception) -> HTTPException:
+    if isinstance(error, torch.OutOfMemoryError):
+        return HTTPException(503, "out of memory; ask for less, or try later", {"Retry-After": "1"})
+    if isinstance(error, ValueError):
+        return HTTPException(422, str(error))
+    return HTTPException(500, f"the computation failed: {type(error).__name__}")
