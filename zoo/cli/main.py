@@ -1,6 +1,6 @@
 """The command line: finds the command, imports only what it needs, turns errors into one line and an exit code.
 
-The Trainer's commands (fit, validate, test, predict) are in `zoo.cli.trainer`, which imports Lightning; the tools are
+The Trainer's commands (fit, validate, test) are in `zoo.cli.trainer`, which imports Lightning; the tools are
 one function a file in `zoo/cli/commands/` and, for one system alone, those that the table in `zoo/<system>/commands.py`
 names. Help needs neither: tables and summaries are read from the sources.
 """
@@ -36,6 +36,7 @@ RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its p
 FIT = "fit"  # `*fit` of a tool: recipe, fragments and flags of `zoo fit`
 MODEL = "model"  # `*model` of a tool: options of the model that it loads, `--model.KEY VALUE`
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
+FIRST_GROUP = "training and inference"  # of the help
 FORMER_NAMES = {"sweep": "compare-samplers"}  # still answer, and are not listed
 
 
@@ -232,9 +233,10 @@ def docstring(tool: str) -> str:
 
 def overview() -> str:
     """The help of `zoo` itself."""
-    groups: dict[str, list[tuple[str, str]]] = {"training and inference": list(TRAINER_COMMANDS.items())}
+    groups: dict[str, list[tuple[str, str]]] = {FIRST_GROUP: list(TRAINER_COMMANDS.items())}
     for name, tool in find_tools().items():
         group = name.partition(" ")[2] or tool.split(".")[1].replace("cli", "runs, files and this machine")
+        group = FIRST_GROUP if name == "predict" else group
         groups.setdefault(group, []).append((name, summary(tool)))
     width = max(len(name) for rows in groups.values() for name, _ in rows)
     lines = ["usage: zoo COMMAND [options]   (zoo COMMAND --help tells a command's options)"]

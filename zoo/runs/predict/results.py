@@ -218,7 +218,7 @@ class SharedResults(Results):
                 write_report(self.output, {SUMMARY_NAME: summary}, indent=2)
                 for path in paths:
                     path.unlink()
-        if outdated := sum(not self._is_current(row) for row in rows.values()):
+        if complete and (outdated := sum(not self._is_current(row) for row in rows.values())):
             log.warning("%s: %d results are of other settings, and none of these inputs", self.output, outdated)
         return summary
 
