@@ -27,7 +27,7 @@ FLOORS = {
     "ci_llm": ("common", "blocks", "runs", "convert", "training"),
     "compressed_ad": ("common", "runs", "convert", "training"),
     "ui": ("common", "runs"),
-    "serve": ("common", "runs", "ui"),  # the page's gate, store and workers without the page: no second copy of them
+    "serve": ("common", "runs"),
     "cli": ("common", "runs", "convert", "training", "ui"),
     "tuning": ("common", "runs", "training", "cli"),
     "__init__": ("runs",),  # zoo.load, when it is used

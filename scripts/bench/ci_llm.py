@@ -1,4 +1,4 @@
-"""Benchmarks of CI-LLM: decoding|training|peft|mixed|drafted|padding|shared_trunk|memory|all; padding needs GSM8K."""
+"""Benchmarks of CI-LLM: decoding|training|peft|drafted|padding|shared_trunk|memory|all; padding needs GSM8K."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from zoo.ci_llm.data.buckets import TextBatches, padding_share
 from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.tokenizers import BpeTokenizer
 from zoo.ci_llm.data.tokens import join_rows
-from zoo.ci_llm.inference.continuous import RunningBatch, Wanted
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.inference.speculate import speculate
 from zoo.ci_llm.losses.diversity import Diversity
@@ -117,60 +116,6 @@ def peft(settings: Settings) -> list[Finding]:
         costs = interleave(passes, settings.few(41, 1), warmup=settings.few(3, 1))
         findings.append(_times("one forward pass", rows, costs, None, {"tokens": PROMPT_TOKENS}))
     return findings
-
-
-def mixed(settings: Settings) -> list[Finding]:
-    """Requests that each name an agent, against transformers' `generate` with peft's `adapter_names`.
-
-    First as many as rows, all of one length. Then four times as many, whose answers have different lengths: ours join
-    and leave a running batch, theirs are batches of as many rows in the order of arrival, to the end of the longest.
-    """
-    findings = []
-    for agents in CROWDS:
-        crowd = make_crowd(count=agents)
-        other = PeftCrowd(crowd)
-        for name, times in (("equal", 1), ("unequal", 4)):
-            rows, draws = settings.few(16, 2), np.random.default_rng(agents)
-            ids, _ = _texts(rows * times, PROMPT_TOKENS)
-            lengths = [32] * rows if times == 1 else draws.integers(4, 64, rows * times).tolist()
-            lengths = [settings.few(each, 2) for each in lengths]
-            whose = [number % agents for number in range(len(ids))]
-            found: dict[str, Any] = {}
-            runs = {
-                "running batch": partial(_keep, found, "ours", partial(_joined, crowd, ids, whose, lengths, rows)),
-                "peft": partial(_keep, found, "peft", partial(_static, other, ids, whose, lengths, rows)),
-            }
-            costs = interleave(runs, settings.few(5 if times == 1 else 2, 1))
-            pairs = list(zip(found["ours"], found["peft"], strict=True))
-            details = {"requests": len(ids), "new tokens": sum(lengths), "agents": agents,
-                       "share of equal texts": sum(one == two for one, two in pairs) / len(pairs)}  # fmt: skip
-            findings.append(_times(f"{agents} agents, {name} lengths", rows, costs, 1.0, details))
-    return findings
-
-
-def _joined(crowd: Crowd, ids: Tensor, whose: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[int]]:
-    """New tokens of requests of which so many run together."""
-    running = RunningBatch(crowd)
-    waiting = [Wanted(*each) for each in zip(ids.tolist(), lengths, whose, strict=True)]
-    left, under_way, found = list(waiting), 0, dict[Wanted, list[int]]()
-    while left or running:
-        while left and under_way < rows:
-            running.add(left.pop(0))
-            under_way += 1
-        ended = running.step()
-        under_way -= len(ended)
-        found.update(ended)
-    return [found[each] for each in waiting]
-
-
-def _static(other: PeftCrowd, ids: Tensor, whose: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[int]]:
-    """The same by batches of so many, each to the end of its longest text."""
-    found: list[list[int]] = []
-    for first in range(0, len(ids), rows):
-        part = slice(first, first + rows)
-        texts = other.generate_each(ids[part], whose[part], max(lengths[part]))
-        found += [text[:length] for text, length in zip(texts, lengths[part], strict=True)]
-    return found
 
 
 def drafted(settings: Settings) -> list[Finding]:
@@ -274,7 +219,7 @@ def step_once(rows: int, length: int, vocabulary: int, labelled: bool) -> None:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (decoding, training, peft, mixed, drafted, padding, shared_trunk, memory)
+    each.__name__: each for each in (decoding, training, peft, drafted, padding, shared_trunk, memory)
 }
 
 

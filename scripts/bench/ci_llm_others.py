@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,20 +43,6 @@ class PeftCrowd:
         named = [name for name in self.names for _ in range(everyone.shape[1])]
         output = self.model(input_ids=everyone.flatten(0, 1), attention_mask=rows, adapter_names=named, **cached)
         return output.logits.unflatten(0, everyone.shape[:2])
-
-    def generate_each(self, ids: Tensor, agents: Sequence[int], steps: int) -> list[list[int]]:
-        """Greedy new tokens of texts (B, T) by transformers' `generate`, each text by an agent of its own."""
-        found = self.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            adapter_names=[self.names[agent] for agent in agents],
-            max_new_tokens=steps,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        new: list[list[int]] = found[:, ids.shape[1] :].tolist()
-        return new
 
     def generate(self, ids: Tensor, mask: Tensor, steps: int) -> Tensor:
         """Greedy text of the mean prediction, with one cache."""

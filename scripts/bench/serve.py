@@ -10,6 +10,7 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -99,7 +100,7 @@ def _measured(
     def figure(name: str) -> float:
         return float(next(line.split()[-1] for line in figures.splitlines() if line.startswith(f"{name} ")))
 
-    answered = figure('zoo_requests_total{code="200",path="/predict"}')
+    answered = figure("zoo_request_seconds_count")
     answers = {key: [content for _, content in rows] for key, rows in results.items()}
     batches = figure("zoo_batch_size_count") - number - len(warm)
     same = sum(one == other for one, other in zip(answers[1], answers[AT_ONCE], strict=True))
@@ -122,7 +123,9 @@ def _server(folder: Path, run: Path) -> Iterator[tuple[httpx.Client, psutil.Proc
     """A started server that is ready, and a client with its token."""
     said = folder / "said.txt"
     with said.open("w") as output:
-        server = subprocess.Popen([sys.executable, "-m", "zoo", "serve", str(run)], stdout=output, stderr=output)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "zoo", "serve", str(run), "--port", str(free_port())], stdout=output, stderr=output
+        )
     try:
         while not (found := re.search(r"(http://\S+) token (\S+)", said.read_text())):
             if server.poll() is not None:
@@ -139,9 +142,16 @@ def _server(folder: Path, run: Path) -> Iterator[tuple[httpx.Client, psutil.Proc
         server.wait(60)
 
 
+def free_port() -> int:
+    """Return a port that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _ready(client: httpx.Client) -> bool:
     try:
-        return client.get("/health").status_code == 200
+        return client.get("/healthz").status_code == 200
     except httpx.TransportError:
         return False
 

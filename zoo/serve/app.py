@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import pydantic
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -34,6 +34,7 @@ from zoo.serve.batching import MicroBatcher
 JSON, FORM = "application/json", "multipart/form-data"
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 ANY_FILE = "application/octet-stream"
+BEARER = HTTPBearer(auto_error=False)
 TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "text": str}
 
 
@@ -67,9 +68,8 @@ def create_app(model: Inference, settings: ServeSettings, token: str, hosts: Seq
     batcher = MicroBatcher(model, settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue)
     fields = model.fields()
     request_model = build_request_model(fields)
-    bearer = HTTPBearer(auto_error=False)
 
-    def check_token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+    def check_token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
         given = "" if credentials is None else credentials.credentials
         if not secrets.compare_digest(given.encode(), token.encode()):
             raise HTTPException(401, "expected the header Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
@@ -152,8 +152,8 @@ def _annotation(field: Field) -> Any:
     if field.kind in FILES:
         return Path
     if field.kind in ("choice", "choices"):
-        literal = Literal[field.choices]  # type: ignore[valid-type]
-        return literal if field.kind == "choice" else tuple[literal, ...]
+        choice: Any = cast(Any, Literal)[field.choices]
+        return choice if field.kind == "choice" else cast(Any, tuple)[choice, ...]
     return TYPES[field.kind]
 
 
@@ -196,7 +196,9 @@ async def read_values(
     try:
         return dict(request_model.model_validate(given))
     except pydantic.ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_context=False)) from error
+        raise RequestValidationError(
+            error.errors(include_url=False, include_context=False, include_input=False)
+        ) from error
 
 
 def _invalid(name: str, message: str, value: Any) -> RequestValidationError:

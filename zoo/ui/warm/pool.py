@@ -39,7 +39,6 @@ NEWEST = ""  # in the place of a checkpoint's name: the newest sound one
 JOB_SECONDS = 300.0
 LOAD_SECONDS = 120.0
 POLL_SECONDS = 0.25
-ARRIVAL_SECONDS = 0.02  # until requests are looked for that may join others
 GRACE_SECONDS = 5.0  # in which those that nobody waits for any more are let go
 PLACES_IN_LINE = 4  # that one owner may have
 MIB = 2**20
@@ -82,13 +81,10 @@ class Failed:
     """Why there is no answer, in one line.
 
     Args:
-        cause: "input" when the request itself is at fault, as far as that is known; "late" when it took too long;
-            "lost" when the process ended; else "".
     """
 
     error: str
     cancelled: bool = False
-    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,10 +114,9 @@ _Stamp = tuple[str, int, int, int]
 class _RefusedError(Exception):
     """Ends a request with a line for its owner."""
 
-    def __init__(self, text: str, cancelled: bool = False, cause: str = "lost") -> None:
+    def __init__(self, text: str, cancelled: bool = False) -> None:
         super().__init__(text)
         self.cancelled = cancelled
-        self.cause = cause
 
 
 @dataclass(eq=False)
@@ -520,14 +515,14 @@ class Workers:
 
 def _too_late(seconds: float) -> _RefusedError:
     said = f"it took longer than {seconds:.0f} s and was ended; ask for less, or use zoo predict"
-    return _RefusedError(said, cause="late")
+    return _RefusedError(said)
 
 
 def _event(line: Mapping[str, Any], token: str, folder: Path) -> Event:
     if "progress" in line:
         return Progress(float(line["progress"]), str(line["text"]), token)
     if "failed" in line:
-        return Failed(str(line["failed"]), cause="input" if line.get("refused") else "")
+        return Failed(str(line["failed"]))
     parts = tuple(part_of(row) for row in line["parts"])
     return Finished(tuple(part for part in parts if _is_there(part, folder)), float(line["seconds"]))
 
