@@ -78,10 +78,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why there is no answer, in one line.
-
-    Args:
-    """
+    """Why there is no answer, in one line."""
 
     error: str
     cancelled: bool = False
