@@ -1,11 +1,10 @@
-"""Former checkpoints: what an earlier state of the zoo wrote loads, goes on and converts as it did then.
+"""Former checkpoints: what an earlier state of the zoo wrote loads and converts as it did then.
 
 `tests/data/toy-<release>/` is what that release's `zoo fit` on the toy wing's smoke recipe left: config.yaml and the
 last checkpoint; a release adds its own. `tests/data/checkpoints_8e52760/` holds every stage of every wing as that
 commit wrote it, before parts were named by public names. Neither is ever made anew.
 """
 
-import json
 import runpy
 import shutil
 from pathlib import Path
@@ -25,9 +24,6 @@ GAIN = {"toy-0.1.0": 0.9931838}  # 2 seen through a dropout of one half
 FORMER = DATA / "checkpoints_8e52760"
 MAKE = runpy.run_path(str(FORMER / "make.py"))
 STAGES = sorted(str(path.parent.relative_to(FORMER)) for path in FORMER.glob("*/*/expected.json"))
-# Two batches on SSE and AVX-512, with one and two threads, differed by at most 1.2e-5 in a logged value, and by
-# 3.6e-5 of its kind's largest in the sum of a tensor (Adam turns a gradient of rounding noise into a whole step).
-ROUNDING = 1e-4
 
 
 @pytest.fixture(params=RUNS, ids=[run.name for run in RUNS])
@@ -74,20 +70,6 @@ def test_a_stage_loads_with_every_weight(stage: Path) -> None:
     assert named and named <= held.keys()
     assert all(torch.equal(held[name], saved[name]) for name in named)
     model.dry_run()
-
-
-def test_a_stage_goes_on_as_it_did(stage: Path, tmp_path: Path) -> None:
-    run = stage / "run"
-    more = MAKE["DONE"] + MAKE["MORE"]
-    good(forked("fit", f"--ckpt_path={run}", f"--trainer.max_steps={more}", cwd=tmp_path))
-    expected, found = json.loads((stage / "expected.json").read_text()), MAKE["continued"](run)
-    assert found["exact"] == expected["exact"]
-    assert found["losses"].keys() == expected["losses"].keys()
-    for key, values in expected["losses"].items():
-        assert found["losses"][key] == pytest.approx(values, rel=ROUNDING), key
-    assert found["sums"].keys() == expected["sums"].keys()
-    for kind, values in expected["sums"].items():
-        np.testing.assert_allclose(found["sums"][kind], values, ROUNDING, ROUNDING * max(values), err_msg=kind)
 
 
 @pytest.mark.parametrize("name", sorted(MAKE["EXPORTED"]))
