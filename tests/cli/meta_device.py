@@ -108,8 +108,9 @@ def weightless() -> Iterator[None]:
 def prepared(model: ZooTask, data: L.LightningDataModule) -> L.Trainer:
     """A trainer with model and data as they are when a fit begins, without Lightning's loops: those read values."""
     trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, log_every_n_steps=1000
-    )
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, log_every_n_steps=1000,
+        max_steps=100_000,
+    )  # fmt: skip
     trainer.state.fn = TrainerFn.FITTING
     trainer.training = True
     trainer.strategy._lightning_module = model

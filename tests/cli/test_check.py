@@ -17,7 +17,6 @@ from zoo.common import registry
 from zoo.common.reading.signatures import arguments
 
 PARTS = [name for package in registry.PACKAGES for name in registry.names(package)]
-FORMER = sorted((REPOSITORY / "tests/data/checkpoints_8e52760").rglob("config.yaml"))
 
 
 def say(*args):
@@ -56,11 +55,6 @@ def _literals(hint):
 def test_recipes_are_right(recipe):
     assert find_recipe(recipe.name) == recipe.path
     check_trainer_command(["--config", str(recipe.path)])
-
-
-@pytest.mark.parametrize("config", FORMER, ids=lambda path: path.parent.name)
-def test_former_runs_are_right(config):
-    check_trainer_command(["--config", str(config)])
 
 
 WRONG = [

@@ -54,16 +54,21 @@ SMALL = {
 LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_rl2", "compressed_ad-smoke_rl2", "compressed_ad-demo_lakes")
 
 
-class FeaturesOfNothing:
+class FeaturesOfNothing(zoo.hifigan.data.FeatureFolder):
     """Stands for conditioning on disk."""
 
     channels = 0
 
-    def __init__(self, folder: Path, hop_samples: int) -> None:
+    def __init__(self, folder: Path, hop_samples: int, corpus: Any) -> None:
         self.hop_samples = hop_samples
 
-    def open(self, name: str) -> np.ndarray:
-        return np.zeros((self.channels, 400), np.float32)
+    def path(self, index: int) -> Path:
+        path = Path(f"features_{self.channels}.npy")
+        np.save(path, np.zeros((self.channels, 400), np.float32))
+        return path
+
+    def check(self, indices: Any, channels: int | None) -> None:
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +78,7 @@ def on_the_meta_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(torch, "autocast", without_autocast)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device_type: False)
     monkeypatch.setattr(zoo.hifigan.task, "compare", lambda fake, real, sample_rate: {})  # measured on the host
-    monkeypatch.setattr(zoo.hifigan.data, "Features", FeaturesOfNothing)
+    monkeypatch.setattr(zoo.hifigan.data, "FeatureFolder", FeaturesOfNothing)
     monkeypatch.setattr(FrozenText, "to", moved)
     monkeypatch.setattr(FrozenText, "_encode", encoded)
     monkeypatch.setattr(FrozenText, "fingerprint", lambda text: "")

@@ -89,7 +89,7 @@ def masked(lines: list[str]) -> list[str]:
     text = [re.sub(r"ETA [\d: a-z]*", "ETA 0 ", re.sub(r"\d+(?:[.:,]\d+)*(?:e-?\d+)?", "0", line)) for line in text]
     text = [re.sub(r"(goes on from .*/)best-(step_0)-0", r"\1\2", line) for line in text]  # the same, by either name
     text = [re.sub(r"\b0 (?:s|min|h)\b(?: 0 (?:s|min)\b)?", "0 s", line) for line in text]
-    text = [re.sub(r"\(AMD [^)]*\)|\(Intel[^)]*\)|\(cpu[^)]*\)|cpu \([^)]*\)", "(cpu)", line) for line in text]
+    text = [re.sub(r"^(device\s+)cpu \(.*\)$", r"\1(cpu)", line) for line in text]
     return [re.sub(r"\s+", " ", line).strip() for line in text if line.strip()]
 
 

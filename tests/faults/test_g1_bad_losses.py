@@ -25,7 +25,7 @@ WATCH = callback("Watch")
 
 
 def guard(action: str) -> list[str]:
-    return callback("zoo.training.LossGuard", action=action, window=20, snapshot_every=4)
+    return callback("zoo.training.LossGuard", action=action, window=20)
 
 
 def fit(folder: Path, *options: object, recipe: Sequence[object] = GAN) -> tuple[str, dict[int, dict[str, str]]]:

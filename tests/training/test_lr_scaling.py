@@ -14,6 +14,8 @@ def trainer(batch_size, world=1, accumulated=1):
         world_size=world,
         accumulate_grad_batches=accumulated,
         is_global_zero=True,
+        limit_train_batches=1.0,
+        max_steps=4,
     )
 
 

@@ -152,7 +152,7 @@ def run_tool(command: str, args: list[str]) -> int:
     values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
     _find_models(values, getattr(function, "writes_into", ()))
     several = [*apart, *(value for name in many for value in values.pop(name))]
-    if not ranks and process_rank()[0] > 0 and hasattr(function, "writes_into"):
+    if process_rank()[0] > 0 and not ranks and not getattr(function, "shared", True):
         print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
         return 0
     with locked_arguments(function, values, command):

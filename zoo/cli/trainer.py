@@ -325,14 +325,14 @@ class ZooCLI(LightningCLI):
             self.config = parser.parse_args(inlined(files_first(args)))
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
-        strategy = self.config["trainer.strategy"]
-        if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
-            parser.error(STRATEGY_ERROR)
         if self.brought is not None:
             check_places(self.config.as_dict(), self.brought, args)
         for section in SECTIONS:
             if not isinstance(self.config[section], Namespace):  # jsonargparse takes anything for a group of options
                 parser.error(f'Parser key "{section}": expected a mapping, not {self.config[section]!r}')
+        strategy = self.config["trainer.strategy"]
+        if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
+            parser.error(STRATEGY_ERROR)
         seed = self.config["seed_everything"]
         if seed is not None and not 0 <= seed < 2**32:
             parser.error(f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')

@@ -105,15 +105,17 @@ def _owner_of(owner: Path) -> str:
         return "another process"
 
 
-def writes_into(*parameters: str, positional: bool = True) -> Callable[[Function], Function]:
+def writes_into(*parameters: str, positional: bool = True, shared: bool = False) -> Callable[[Function], Function]:
     """Mark a tool's function: the command line locks the folders that these arguments name while it runs.
 
     Args:
         positional: whether the command takes its required arguments by position; else as options.
+        shared: whether several processes divide the work among them; else the first one does it.
     """
 
     def mark(function: Function) -> Function:
         function.writes_into, function.positional = parameters, positional  # type: ignore[attr-defined]
+        function.shared = shared  # type: ignore[attr-defined]
         return function
 
     return mark

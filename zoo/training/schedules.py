@@ -191,7 +191,7 @@ class StageCosine(_ClosedForm):
         if step < start + rise:
             share = (step - start) / rise
         else:
-            share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - start - rise) / (end - start - rise))))
+            share = 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - start - rise) / max(1, end - start - rise))))
         return self.min_factor + (1.0 - self.min_factor) * share
 
 

@@ -256,18 +256,10 @@ class ZooTask(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """Compile the inference parts in place when asked for; in place keeps `_orig_mod.` out of the checkpoint."""
-        self._warn_of_short_schedules()
         if self.compile_parts:
             for name in self.inference_parts:
                 if isinstance(part := getattr(self, name), nn.Module):
                     part.compile()
-
-    def _warn_of_short_schedules(self) -> None:
-        steps = self.trainer.max_steps
-        for config in self.trainer.lr_scheduler_configs:
-            end = getattr(config.scheduler, "total_steps", None)
-            if config.interval == "step" and end is not None and end < steps and self.trainer.is_global_zero:
-                log.warning("the %s ends at step %d (total_steps), the training at %d", config.name, end, steps)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the values of the last validation."""

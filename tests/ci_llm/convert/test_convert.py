@@ -242,7 +242,7 @@ def test_configuration_that_cannot_be(tmp_path):
     assert recipe["trainer"]["max_epochs"] == 3 and recipe["model"]["init_args"]["scheduler"] is None
     assert recipe["trainer"]["precision"] == "32-true" and any(each.startswith("lr_scheduler_type") for each in left)
     for values, said in (
-        ({"lr": "fast"}, "lr is a number"),
+        ({"lr": "fast"}, "lr is 'fast', expected a number"),
         ({"mixed_precision": "int4"}, "mixed_precision is one of"),
     ):
         path.write_text(yaml.safe_dump({**MAIN, **values}))

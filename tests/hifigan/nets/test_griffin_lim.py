@@ -18,8 +18,8 @@ def net(request):
 
 
 def test_untrained_it_is_griffin_lim_and_trained_its_magnitudes_move(net):
-    mel = net.eval().mel
-    audio = torch.randn(2, 16 * 20) / 8
+    mel = net.double().eval().mel  # in float32 the phase of a bin near zero is rounding's alone
+    audio = torch.randn(2, 16 * 20, dtype=torch.float64) / 8
     x = mel(audio)
     inverted = invert_mel_kl(x.exp(), mel, 5).clamp(min=1e-5)
     phase = find_phase(inverted, torch.ones_like(inverted) + 0j, mel, 3)

@@ -104,7 +104,7 @@ def test_padding_percent(lengths, order, percent):
 def test_buckets_read_real_clips(tmp_path, monkeypatch):
     (tmp_path / "ljspeech").mkdir()
     monkeypatch.setenv("ZOO_DATA", str(tmp_path))
-    monkeypatch.setattr(benchmark.files, "walk", lambda folder: range(1, 11))
+    monkeypatch.setattr(benchmark.files, "find_audio_files", lambda folder: range(1, 11))
     monkeypatch.setattr(benchmark.files, "info", lambda n: SimpleNamespace(samples=n * 16000, sample_rate=16000))
     found = [each for each in benchmark.buckets(SMALL) if "LJSpeech" in each.name]
     assert [each.details["clips"] for each in found] == [10]  # batches of 8 and 16 would be one or none

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scripts.bench.tools import train_once
 from scripts.evidence import all as evidence
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, MEAN, MEDIAN, Claim, Demo, Unit
 from tests.harness import REPOSITORY, TOY_FIT, callback, environment, record
+from zoo.audio.io import files
 from zoo.runs.listing import read_run
 
 MACHINE = {"python": "3", "torch": "2", "lightning": "2", "processor": "P"}
@@ -109,7 +111,13 @@ def test_the_page_names_first_what_is_missed_and_says_what_is_open(tmp_path: Pat
     assert json.loads((tmp_path / evidence.REPORT).read_text())["seeds"] == seeds
 
 
-def test_every_threshold_belongs_to_a_demo_and_every_unit_to_a_recipe(tmp_path: Path) -> None:
+def test_every_threshold_belongs_to_a_demo_and_every_unit_to_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_DATA", str(tmp_path / "data"))
+    names = [*(f"ljspeech/wavs/LJ001-{number:04d}" for number in range(26)), "noise/noise1", "rir/rir1"]
+    for name in names:
+        files.write(tmp_path / "data" / f"{name}.wav", np.zeros(22050, np.float32), 22050)
     assert {claim.demo for claim in CLAIMS} == DEMOS.keys() >= BESIDE.keys()
     assert all((claim.at_most is None) != (claim.at_least is None) for claim in CLAIMS)
     for demo in DEMOS.values():

@@ -163,7 +163,7 @@ def env_of(recipe: Path) -> Env:
     return env
 
 
-@writes_into("output")
+@writes_into("output", shared=True)
 def collect_histories(
     output: Path,
     env: Env | None = None,

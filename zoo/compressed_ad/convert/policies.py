@@ -366,7 +366,7 @@ def _ordered(paths: Sequence[Path]) -> list[Path]:
     return sorted(paths, key=orders.__getitem__)
 
 
-@writes_into("output")
+@writes_into("output", shared=True)
 def import_policies(
     source: Path,
     output: Path,

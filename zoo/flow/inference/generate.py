@@ -187,7 +187,7 @@ def _write_span(
     return done, solution.nfe
 
 
-@writes_into("output")
+@writes_into("output", shared=True)
 def sample(
     run: Path,
     output: Path,

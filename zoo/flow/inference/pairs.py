@@ -113,7 +113,7 @@ def _sample(sampler: Sampler, rows: np.ndarray, given: Given | None) -> Iterator
         start = part.stop
 
 
-@writes_into("output")
+@writes_into("output", shared=True)
 def write_pairs(
     run: Path,
     output: Path,

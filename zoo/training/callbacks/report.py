@@ -86,6 +86,10 @@ def facts(trainer: L.Trainer, module: L.LightningModule, places: Sequence[str]) 
     if isinstance(accumulate, int) and accumulate > 1:
         # A GAN task splits its batch, so this saves memory and does not enlarge the batch.
         described["micro-batches"] = f"{accumulate} of each batch"
+    for config in trainer.lr_scheduler_configs:
+        end = getattr(config.scheduler, "total_steps", None)
+        if config.interval == "step" and end is not None and end < trainer.max_steps:
+            described[f"schedule {config.name}"] = f"ends at step {end} of {trainer.max_steps} (total_steps)"
     if world > 1:
         nodes = f"{trainer.num_nodes} node{'s' if trainer.num_nodes > 1 else ''}"
         described["processes"] = f"{world} on {nodes}, {type(trainer.strategy).__name__}"
