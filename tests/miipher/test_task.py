@@ -240,9 +240,9 @@ def test_a_backbone_learns_and_is_written_for_others(tmp_path):
     mel = LogMel(16000, 512, 160, 512, 20, 0.0, 8000.0)
     task = BackboneTask(backbone(layer=1), mel, partial(torch.optim.AdamW, lr=0.01))
     speech = [batch(2, seed=0)] * 30
-    before = float(task.evaluate(batch(2), 0, "val")[0]["loss"])
+    before = task.evaluate(batch(2), 0, "val")[0]["loss"].item()
     trainer(tmp_path, max_steps=30, val_check_interval=30).fit(task, loader(speech), loader([batch(2)]))
-    after = float(task.evaluate(batch(2), 0, "val")[0]["loss"])
+    after = task.evaluate(batch(2), 0, "val")[0]["loss"].item()
     assert after < 0.7 * before
     again = Backbone(layer=1, source=str(tmp_path))
     x = batch(1)["clean"]

@@ -154,7 +154,7 @@ def test_weights_that_train_and_are_not_saved_are_refused(tmp_path: Path) -> Non
     task.net.backbone.frozen_state = task.net.backbone.state_dict
     task.net.backbone.weight.requires_grad_(True)
     with pytest.raises(ValueError, match=r"net\.backbone\.weight is trained"):
-        L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path).fit(task, PairData())
+        L.Trainer(max_steps=1, accelerator="cpu", logger=False, default_root_dir=tmp_path).fit(task, PairData())
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])

@@ -224,6 +224,7 @@ def test_accumulation_keeps_no_generator_activations():
     assert in_chunks < 0.2 * sum(kept)
 
 
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")  # weights after a step are meant
 def test_counters_mean_batches(tmp_path):
     from lightning.pytorch.callbacks import ModelCheckpoint
 

@@ -38,6 +38,7 @@ def test_lora_begins_as_the_backbone_and_normal_does_not():
     assert spread.item() == pytest.approx(0.02, rel=0.05)
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")  # PEFT finds it out
 @pytest.mark.parametrize(("name", "targets"), [("llama", ("q_proj", "down_proj")), ("gpt2", ("c_attn", "c_proj"))])
 def test_names_are_pefts(name, targets):
     net = crowd(name, targets=targets)

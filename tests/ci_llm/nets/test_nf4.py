@@ -20,6 +20,7 @@ def made():
     return task(crowd, optimizer=partial(torch.optim.Adam, lr=0.01))
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the second trainer saves nothing
 def test_it_trains_resumes_and_writes(tmp_path):
     batches, whole = [texts()] * 6, made()
     # who keeps checkpoints hashes the backbone at the start: on the CPU bitsandbytes packs it anew when it is used

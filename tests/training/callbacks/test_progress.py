@@ -171,6 +171,7 @@ def test_chosen_metrics(tmp_path, caplog):
     assert lines(tmp_path, caplog, Progress(["val/loss"]), max_epochs=1)[-1].endswith("it/s · val/loss 3 (best)")
 
 
+@pytest.mark.filterwarnings("ignore:predict returned None")  # the bar is looked at alone
 def test_tests_and_predictions_have_a_bar_of_their_own(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     trainer = trainer_of(tmp_path, Progress(every_seconds=1e-9))

@@ -25,7 +25,7 @@ class Task(ZooTask):
         return self.weight.sum()
 
     def on_train_batch_end(self, *args):
-        self.trail.append(float(self.weight))
+        self.trail.append(self.weight.item())
 
     def evaluate(self, batch, batch_idx, stage):
         return {"loss": ERRORS[self.global_step // 3 - 1]}, 1

@@ -110,7 +110,7 @@ def test_samples_change_no_weight(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING):
         results = {
-            name: float(train(Toy(draw), tmp_path, samples).weight)
+            name: train(Toy(draw), tmp_path, samples).weight.item()
             for name, draw, samples in (
                 ("none", None, None),
                 ("off", None, Samples(enabled=False)),
