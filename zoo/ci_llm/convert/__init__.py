@@ -100,7 +100,7 @@ class AdapterConverter(Converter[Adapters]):
         """Write a crowd as PEFT folders `agent0`, `agent1`, ...; arguments as those of `to_original`."""
         self._write(_adapters(module, progress), Path(path), peft=True)
 
-    def read(self, path: Path, content: Any = None, **options: Any) -> Adapters:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Adapters:
         """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`; it is no file, so there is no `content`."""
         return read(path, **options)
 

@@ -65,7 +65,7 @@ class HifiganConverter(Converter[HifiganFile]):
             return False
         return bool(NAME.fullmatch(file.name)) or super().is_original(file, content)
 
-    def read(self, path: Path, content: Any = None) -> HifiganFile:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> HifiganFile:
         """Read a file of another project, together with its pair; see `Converter.read`."""
         first, *rest = [
             super(HifiganConverter, self).read(file, content=content if file == path else None) for file in pair(path)

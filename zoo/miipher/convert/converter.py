@@ -52,7 +52,7 @@ class MiipherConverter(Converter[MiipherFile]):
 
     system, task, inference = "miipher", "zoo.miipher.AdapterTask", "zoo.miipher.FeatureExtractor"
 
-    def read(self, path: Path, content: Any = None) -> MiipherFile:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> MiipherFile:
         """Read a file or folder, see `zoo.miipher.convert.rules.read`."""
         return read(path, content)
 
