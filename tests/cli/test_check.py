@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.harness import REPOSITORY
 from zoo.cli.check import check_tool, check_trainer_command
 from zoo.cli.main import find_tools, main
 from zoo.cli.names import find_recipe, near, pairs, recipes, recipes_named
+from zoo.cli.parsing import check_config
 from zoo.common import registry
 from zoo.common.reading.signatures import arguments
 
@@ -142,8 +144,8 @@ def test_wrong_configs(tmp_path, content):
         {"wandb": {"mode": "${oc.env:ZOO_MODE,offline}"}},
         {"trainer": {"precision": 32, "logger": False, "callbacks": None}},
         {"model": "text", "data": [1], "trainer": "x"},
-        ["a", "list"],
-        None,
+        {"trainer": {"accumulate_grad_batches": "${data.init_args.batch_size}", "val_check_interval": "00:10:00"}},
+        {"checkpoints": {"every_n_batches": None}, "trainer": {"val_check_interval": 0.5}},
     ],
 )
 def test_what_the_sources_do_not_show_is_left_to_the_parser(tmp_path, content):
@@ -152,11 +154,77 @@ def test_what_the_sources_do_not_show_is_left_to_the_parser(tmp_path, content):
     check_trainer_command(["--config", str(path)])
 
 
-def test_torn_files_are_left_to_the_parser(tmp_path):
-    for name, text in {"a": "a: [", "b": "a: &x [*x]", "c": "\0"}.items():
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(text)
-        check_trainer_command(["--config", str(path)])
+UNREADABLE = [
+    ("", "expected a mapping of keys, found nothing"),
+    ("# a comment alone", "expected a mapping of keys, found nothing"),
+    ("- a\n- b", "expected a mapping of keys, found a list"),
+    ("text", "expected a mapping of keys, found a text"),
+    ("a: [", ", line 2: no YAML: did not find"),
+    ("a: &x [*x]", "stands within what it means"),
+    ("\0", "control characters are not allowed"),
+    ("trainer:\n  max_steps: 1\ntrainer:\n  precision: 32", "trainer stands in line 1 and again in line 3"),
+    ("trainer: {max_steps: 1, max_steps: 2}", "trainer.max_steps stands in line 1 and again in line 1"),
+    ("trainer: {callbacks: [{class_path: a, class_path: b}]}", "trainer.callbacks.0.class_path stands in line 1"),
+]
+
+
+@pytest.mark.parametrize("option", ["--config", "--data", "--ckpt_path"])
+@pytest.mark.parametrize(("text", "message"), UNREADABLE)
+def test_unreadable_config_is_named(option, text, message, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    given = tmp_path if option == "--ckpt_path" else path
+    (tmp_path / "step_1.ckpt").touch()
+    if option == "--ckpt_path":
+        with pytest.raises(ValueError, match=re.escape(message)) as error:
+            check_config(path)
+        assert str(error.value).startswith(str(path)) and error.value.exit_code == 2
+        check_trainer_command([option, str(given)])
+        return
+    code, said = say("fit", "flow/smoke", option, given)
+    assert (code, len(said.splitlines())) == (2, 1), said
+    assert f"zoo: error: {path}" in said and message in said
+
+
+@pytest.mark.parametrize("content", [{"modle": {}}, {"modle": None}, {"modle": {"a": 1}}, {"modle": []}])
+def test_unknown_section_is_refused_also_when_empty(content, tmp_path):
+    path = write(tmp_path / "config.yaml", **content)
+    code, said = say("fit", "flow/smoke", path)
+    assert code == 2 and f"{path}: unknown key modle: did you mean model?" in said
+    with pytest.raises(ValueError, match="unknown key modle: did you mean model"):  # where a run brings it
+        check_config(path)
+
+
+POSITIVE = [
+    ("checkpoints.every_n_batches", "0"),
+    ("trainer.accumulate_grad_batches", "0"),
+    ("trainer.val_check_interval", "0"),
+    ("trainer.val_check_interval", "0.0"),
+    ("trainer.check_val_every_n_epoch", "0"),
+    ("trainer.accumulate_grad_batches", "-1"),
+    ("data.init_args.batch_size", "0"),
+    ("data.init_args.batch_size", "-2"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), POSITIVE)
+def test_zero_is_refused_by_key(key, value, tmp_path):
+    option = key.replace(".init_args", "")
+    for given in ([f"--{option}={value}"], [f"--{option}", value], [f"--{key}", value]):
+        code, said = say("fit", "flow/smoke", *given)
+        assert (code, len(said.splitlines())) == (2, 1), said
+        assert f"{key} is {value}; expected a number above 0" in said
+    content: dict = {}
+    place = content
+    *above, last = key.split(".")
+    for name in above:
+        place = place.setdefault(name, {})
+    place[last] = yaml.safe_load(value)
+    path = write(tmp_path / "x.yaml", **content)
+    code, said = say("fit", "flow/smoke", path)
+    assert code == 2 and f"{path}: {key} is {value}; expected a number above 0" in said
+    for args in (["--config", str(path), f"--{key}=3"], [f"--{key}=3", "--config", str(path)]):  # an option wins
+        check_trainer_command(["--config", str(find_recipe("flow/smoke")), *args])
 
 
 def test_words_of_their_own_are_recipes():

@@ -1,8 +1,9 @@
 """Rank and number of processes, as launchers tell them."""
 
 import pytest
+import torch
 
-from zoo.common.hardware import LAUNCHERS, process_rank
+from zoo.common.hardware import LAUNCHERS, own_device, process_rank
 from zoo.common.locks import is_rank_zero
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
@@ -29,3 +30,23 @@ def test_rank_and_lock_agree(variables, expected, monkeypatch):
         monkeypatch.setenv(name, value)
     assert process_rank() == expected
     assert is_rank_zero() == (expected[0] == 0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "visible", "expected"),
+    [
+        ({}, 4, 0),
+        ({"LOCAL_RANK": "3"}, 4, 3),
+        ({**STEP, "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}, 4, 1),
+        ({**STEP, "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}, 1, 0),  # --gpus-per-task=1: each sees its own alone
+        ({**STEP, "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "LOCAL_RANK": "2"}, 4, 2),  # torchrun below srun
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}, 4, 0),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 2, 1),
+    ],
+)
+def test_each_process_computes_on_its_own_device(variables, visible, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert own_device("cuda") == torch.device("cuda", expected)
+    assert own_device("cuda:2") == torch.device("cuda", 2) and own_device("cpu") == torch.device("cpu")

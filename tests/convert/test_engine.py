@@ -52,6 +52,8 @@ def test_whole_number_is_not_rounded(value):
     settings = Settings({"steps": value}, Path("config.yaml"))
     with pytest.raises(ValueError, match="expected a whole number"):
         settings.number("steps", 1, int)
+    with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
+        said("heads", 4, int)(Original("", {}, {"heads": value}))
 
 
 @pytest.mark.parametrize("value", [2, 2.0, "2", "2e0"])

@@ -106,6 +106,7 @@ def test_state_is_primitive_and_restores_the_curve():
     ("build", "message"),
     [
         (lambda o: WarmupConstant(o, -1), "warmup_steps is at least 0, not -1"),
+        (lambda o: WarmupCosine(o, 5, -1), "total_steps is -1, as trainer.max_steps .* set trainer.max_steps"),
         (lambda o: WarmupCosine(o, 5, 5), r"total_steps \(5\) .* exceeds warmup_steps \(5\)"),
         (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor is 0 to 1"),
         (lambda o: StageCosine(o, [5], 10), r"starts at batch 0, found starts \[5\]"),

@@ -24,11 +24,14 @@ from zoo.common.reading.text import safe_load
 
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 TRAINER = ("lightning.pytorch.trainer.trainer", "Trainer")
+POSITIVE = {  # numbers that Lightning and the loaders divide by
+    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_batches", "val_check_interval",
+}  # fmt: skip
 OWN = {"config", "c", "help", "h", "print_config", "seed_everything", "trainer", "model", "data", "ckpt_path"}
 
 
 class WrongNameError(ValueError):
-    """A name that nothing has."""
+    """A name that nothing has, or a value that nothing takes."""
 
     exit_code = 2
 
@@ -40,16 +43,12 @@ class _Checker:
         self.sections = _sections()
         self.keys = {*OWN, *self.sections}
         self.classes: dict[str, str] = {}
+        self.numbers: dict[str, tuple[Any, str]] = {}  # values of POSITIVE keys and the files that they are from
 
-    def config(self, content: Any, origin: str) -> None:
+    def config(self, content: Mapping[str, Any], origin: str) -> None:
         """Check the keys of a file."""
-        if not isinstance(content, Mapping):
-            return
+        check_sections(content, origin)
         for key, value in content.items():
-            if key not in self.keys:
-                raise WrongNameError(
-                    f"{origin}unknown key {key}{near(str(key), self.keys)} (keys: {_names(self.keys)})"
-                )
             if key in ("model", "data"):
                 self._part(value, key, origin)
             else:
@@ -62,6 +61,7 @@ class _Checker:
             return
         for name, entry in value.items():
             argument = _known(f"{key}.{name}", str(name).removesuffix("+"), known, key, origin)
+            self._number(f"{key}.{name}", entry, origin)
             _choice(f"{key}.{name}", entry, argument, origin)
             self._part(entry, f"{key}.{name}", origin)
 
@@ -86,6 +86,7 @@ class _Checker:
             place = f"{key}.init_args.{name}"
             if known is not None:
                 argument = _known(place, str(name).removesuffix("+"), known, self.classes[key], origin)
+                self._number(place, entry, origin)
                 _choice(place, entry, argument, origin)
             self._part(entry, place, origin)
 
@@ -130,8 +131,21 @@ class _Checker:
         if len(path) > 1:
             self._descend(place, path[1:], value)
         else:
+            self._number(place, value, "")
             _choice(place, value, argument, "")
             self._part(value, place, "")
+
+    def _number(self, place: str, value: Any, origin: str) -> None:
+        """Note the value of a key that must be positive; an option wins over files wherever it stands."""
+        is_option = self.numbers.get(place, (None, " "))[1] == ""
+        if place.rpartition(".")[2] in POSITIVE and not (origin and is_option):
+            self.numbers[place] = (value, origin)
+
+    def check_numbers(self) -> None:
+        """Refuse zero where something is divided by it."""
+        for place, (value, origin) in self.numbers.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+                raise WrongNameError(f"{origin}{place} is {value}; expected a number above 0")
 
 
 def check_trainer_command(args: Sequence[str]) -> None:
@@ -141,26 +155,44 @@ def check_trainer_command(args: Sequence[str]) -> None:
         args: after `zoo.cli.names.recipes_named`.
 
     Raises:
-        WrongNameError: for a key, class or choice that nothing has, with the nearest.
+        WrongNameError: for a key, class or choice that nothing has, with the nearest; for a zero that is divided by.
+        ConfigFileError: for a file that is no mapping, or holds a key twice.
         FileNotFoundError: for a file that is not there.
     """
     checker = _Checker()
     for option, value, _ in pairs(args):
         if option == "--ckpt_path" and value:
             run = Path(value)
-            with contextlib.suppress(WrongNameError):  # a run's own config may be of another version
-                folder = run if run.is_dir() and run.suffix != ".ckpt" else run.parent
-                checker.config(registry.renamed(_content(folder / "config.yaml")), "")
+            folder = run if run.is_dir() and run.suffix != ".ckpt" else run.parent
+            with contextlib.suppress(ValueError, OSError):  # a run's own config may be of another version
+                checker.config(_content(folder / "config.yaml"), f"{folder / 'config.yaml'}: ")
     for option, value, _ in pairs(args):
         if option in CONFIG_OPTIONS and value is not None:
             path = find_recipe(value)
-            checker.config(registry.renamed(_content(path)), f"{path}: ")
+            checker.config(_content(path), f"{path}: ")
         elif option.startswith("--"):
             as_file = Path(value) if value and value.endswith(SETTINGS_SUFFIXES) else None
             if as_file is not None and as_file.is_file():
-                checker.config({option.removeprefix("--"): registry.renamed(_content(as_file))}, f"{as_file}: ")
+                checker.config({option.removeprefix("--"): _content(as_file)}, f"{as_file}: ")
             else:
                 checker.option(option, value)
+    checker.check_numbers()
+
+
+def check_sections(content: Mapping[str, Any], origin: str) -> None:
+    """Refuse a key of a config that is no section, also one without content, which the parser would pass over.
+
+    Args:
+        content: of the file.
+        origin: the file, for the message: "x.yaml: ".
+
+    Raises:
+        WrongNameError: with the nearest section.
+    """
+    keys = {*OWN, *_sections()}
+    for key in content:
+        if key not in keys:
+            raise WrongNameError(f"{origin}unknown key {key}{near(str(key), keys)} (keys: {_names(keys)})")
 
 
 def check_tool(name: str, function: str, skipped: Sequence[str], args: Sequence[str]) -> None:
@@ -285,7 +317,7 @@ def _value(text: str | None) -> Any:
     return text
 
 
-def _content(path: Path) -> Any:
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with a file
-        return safe_load(path.read_text(encoding="utf-8"))
-    return None
+def _content(path: Path) -> dict[str, Any]:
+    from zoo.common.reading.configs import read_mapping  # imports OmegaConf, which help and tools need not wait for
+
+    return registry.renamed(read_mapping(path))

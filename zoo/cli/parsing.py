@@ -24,11 +24,12 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
+from zoo.cli.check import check_sections
 from zoo.cli.quiet import printable
 from zoo.common import registry
 from zoo.common.options import SETTINGS_SUFFIXES
 from zoo.common.reading.configs import limit_resolvers, read_mapping
-from zoo.common.reading.text import check_yaml, safe_load
+from zoo.common.reading.text import check_yaml
 
 PARSER_MODE = "omegaconf+"
 SECTIONS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # groups of options
@@ -213,19 +214,19 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
 
 
 def check_config(file: Path) -> None:
-    """Find what jsonargparse would misread or report as something else.
+    """Find what jsonargparse would misread, pass over or report as something else.
 
-    Keys that stand beside a `class_path` and belong below its `init_args`; other files in the place of a section.
+    A file that is no mapping, or holds a key twice; unknown sections, also empty ones; keys that stand beside a
+    `class_path` and belong below its `init_args`; other files in the place of a section.
 
     Raises:
-        ConfigError: naming the key.
+        ValueError: naming the file and the key.
+        OSError: when the file cannot be read.
     """
-    try:
-        content = safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return  # the parser says what is wrong with the file
+    content = read_mapping(file)
+    check_sections(content, f"{file}: ")
     for key in (*SECTIONS, "config"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), str):
+        if isinstance(content.get(key), str):
             raise ConfigError(f'{file}: "{key}" is {content[key]!r}, expected a mapping; name other files by --config')
     pending: list[tuple[str, Any]] = [("", content)]
     seen = set()  # an alias may lead back to where it stands

@@ -39,16 +39,35 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = temporary_beside(path)
     try:
         yield temporary
-        sync_content(temporary)
-        if temporary.is_dir() and path.is_dir():
-            os.replace(path, replaced_path(path))
-        os.replace(temporary, path)
+        if temporary.is_dir() and not path.is_file():
+            replace_folder(temporary, path)
+        else:
+            sync_content(temporary)
+            os.replace(temporary, path)
+            sync_folder(path.parent)
     except BaseException:
         remove(temporary)
-        restore_replaced(path.parent, path.name)
         raise
-    remove(replaced_path(path))
-    sync_folder(path.parent)
+
+
+def replace_folder(folder: Path, path: Path) -> None:
+    """Rename a folder over what is at `path`, so that a kill at any step loses neither.
+
+    Args:
+        folder: on the file system of `path`.
+        path: final name. A folder or file there is renamed first, and deleted when the new one has its name.
+
+    Raises:
+        OSError: when the disk fails or the folder is not writable; what was at `path` is untouched.
+    """
+    sync_content(folder)
+    try:
+        if os.path.lexists(path):
+            os.replace(path, replaced_path(path))
+        os.replace(folder, path)
+        sync_folder(path.parent)
+    finally:
+        restore_replaced(path.parent, path.name)
 
 
 def replaced_path(path: Path) -> Path:
@@ -100,17 +119,17 @@ def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable, where the system and its file system have that notion."""
     if sys.platform == "win32":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # what was written is complete; some file systems sync files alone
+    with contextlib.suppress(OSError):  # what was written is complete; some file systems sync files alone
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def remove(path: Path) -> None:
-    """Delete a file or folder, if it is there and can be."""
-    if path.is_dir():
+    """Delete a file, a folder or a link, if it is there and can be."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):

@@ -174,8 +174,15 @@ def process_rank() -> tuple[int, int]:
     return 0, 1
 
 
+# The variables in which they tell a process its number on its host.
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
 def own_device(device: str) -> torch.device:
     """The device of that name; `cuda` is each process's own where several were started."""
     import torch
 
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
+    if device != "cuda":
+        return torch.device(device)
+    rank = int(next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0"))
+    return torch.device("cuda", rank % max(1, torch.cuda.device_count()))  # a task of srun may see its own GPU alone

@@ -8,7 +8,7 @@ A wing's `convert/rules.py` shows the whole mapping of its system:
   (`zoo.convert.sizes`);
 - a subclass of `Converter` (`zoo.convert.engine`) with `system`, `task`, `inference`, `part`, `formats` and what is
   truly its own: `_interpret` (what a loaded file is), `_spec` or `build`, `_ours` (an `Original` as a `Converted`),
-  `to_original`, and where the defaults do not do `read`, `_facts`, `_task_state`, `_beside`, `_from_ours`, `_is_ours`.
+  `to_original`, and where the defaults do not do `read`, `_facts`, `_task_state`, `_beside`, `_from_ours`.
 
 The engine gives `is_original`, `describe`, `original_state` and `convert` in both directions, the report, checkpoints
 and exports. `zoo/<system>/convert/__init__.py` makes the one converter and names its bound methods `convert`,

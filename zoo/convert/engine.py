@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from zoo.common.reading.foreign import load_foreign
 from zoo.convert.checkpoints import Ours, read_ours, write_converted
 from zoo.convert.names import State, below, beneath
 from zoo.runs import frozen
-from zoo.runs.export import AUDIO_USAGE, write_export
+from zoo.runs.export import AUDIO_USAGE, is_export, write_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_part
 
@@ -105,16 +106,23 @@ class Converter(ABC, Generic[File]):
     formats: ClassVar[str]
     """What files are known, for refusals: "known are ..."."""
 
-    def is_original(self, path: Path | str) -> bool:
-        """Whether a path is a file (or folder) of the project."""
+    def is_original(self, path: Path | str, content: Any = None) -> bool:
+        """Whether a path is a file (or folder) of the project.
+
+        Args:
+            content: what `load_original` gave for the file, where it is read already.
+        """
         try:
-            self.read(Path(path))
+            self.read(Path(path), content=content)
         except (ValueError, OSError):
             return False
         return True
 
-    def describe(self, path: Path | str) -> dict[str, Any]:
+    def describe(self, path: Path | str, content: Any = None) -> dict[str, Any]:
         """Say what a file of the project holds.
+
+        Args:
+            content: what `load_original` gave for the file, where it is read already.
 
         Returns:
             System, format, and `facts`: nets with their arguments, counts, what the file says of its training.
@@ -124,7 +132,7 @@ class Converter(ABC, Generic[File]):
             ValueError: when its layout is not known.
         """
         path = Path(path)
-        original = self.read(path)
+        original = self.read(path, content=content)
         return {"system": self.system, "format": original.layout, **self._facts(original, path)}
 
     def original_state(self, path: Path | str) -> State:
@@ -156,19 +164,30 @@ class Converter(ABC, Generic[File]):
         if isinstance(source, nn.Module):
             return {"system": self.system, **self._from_module(source, target, *args, **options)}
         source = Path(source)
-        if self._is_ours(source):
+        original = self._read_unless_ours(source, *args, **options)
+        if original is None:
             report = self._from_ours(source, target, *args, **options)
         else:
-            report = self._to_ours(self._read_source(source, *args, **options), source, target, *args, **options)
+            report = self._to_ours(original, source, target, *args, **options)
         written = report.pop("target", [target])
         return {"system": self.system, "source": str(source), "target": [str(file) for file in written], **report}
 
-    def _is_ours(self, source: Path) -> bool:
-        """Whether the source of a conversion is ours."""
-        return not self.is_original(source)
+    def _read_unless_ours(self, source: Path, *args: Any, **options: Any) -> File | None:
+        """Read the source of a conversion; None where it is ours."""
+        try:
+            return self._read_source(source, *args, **options)
+        except (ValueError, OSError) as error:
+            if _is_of_the_zoo(source):
+                return None
+            if type(error) is ValueError and str(source) not in str(error):
+                raise ValueError(f"{source}: {error}") from error
+            raise
 
-    def read(self, path: Path, *args: Any, **options: Any) -> File:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> File:
         """Read a file (or folder) of the project without executing anything in it.
+
+        Args:
+            content: what `load_original` gave for the file, where it is read already.
 
         Raises:
             FileNotFoundError: when there is no such file.
@@ -176,7 +195,7 @@ class Converter(ABC, Generic[File]):
         """
         if not path.is_file():
             raise FileNotFoundError(f"no file at {path}")
-        content = load_foreign(path)
+        content = load_original(path) if content is None else content
         if not isinstance(content, Mapping):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
         return self._interpret(content, path, **options)
@@ -270,6 +289,34 @@ class Converter(ABC, Generic[File]):
         """Write a net as a file of the project; returns the report."""
         self.to_original(module, target, *args, **options)
         return {"target": [str(target)], "tensors": len(module.state_dict())}
+
+
+def load_original(path: Path) -> Any:
+    """Read a file of another project as plain data; see `load_foreign`.
+
+    The tensors of a zip file stay on the disk until they are used; its checksums are compared.
+
+    Raises:
+        ValueError: when the file is damaged, or asks to run code.
+    """
+    content = load_foreign(path, mapped=True)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"{path}: damaged, the checksum of {damaged} does not match")
+    return content
+
+
+def _is_of_the_zoo(source: Path) -> bool:
+    """Whether a path is a run folder or a checkpoint of ours; tensors are not read."""
+    if source.is_dir():
+        return is_export(source) or any(source.glob("*.ckpt"))
+    try:
+        content = load_foreign(source, mapped=True)
+    except (ValueError, OSError):
+        return False
+    return isinstance(content, Mapping) and "zoo" in content
 
 
 def tally(state: Mapping[str, Tensor]) -> dict[str, int]:

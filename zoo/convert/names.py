@@ -149,6 +149,20 @@ def unwrapped_state(state: Mapping[str, Value]) -> dict[str, Value]:
     return {name: state[key] for name, key in sources.items()}
 
 
+def add_tensor(state: dict[str, Value], name: str, value: Value, key: str) -> None:
+    """Put a tensor of a file under its name here.
+
+    Args:
+        state: by our names; added to.
+        key: its name in the file.
+
+    Raises:
+        ValueError: when another tensor of the file has that name here, and differs.
+    """
+    if not equal_values(state.setdefault(name, value), value):
+        raise ValueError(f"{key} of the file is {name} here, as is another tensor of it, and they differ")
+
+
 def equal_values(one: Any, other: Any) -> bool:
     """Whether two values of a state are the same, bit by bit where they are tensors."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from zoo.common.reading.errors import UnsafeFileError
 from zoo.common.reading.text import load_json, safe_load
+
+Number = TypeVar("Number", int, float)
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -95,6 +97,25 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
+def to_number(value: Any, kind: type[Number], name: str) -> Number:
+    """Read a number of a foreign configuration; text such as `3e-5` is one.
+
+    Args:
+        kind: int or float.
+        name: of the setting, for the message.
+
+    Raises:
+        ValueError: when it is none, or has a fraction where a whole number is expected.
+    """
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number) or (kind is int and not number.is_integer()):
+        raise ValueError(f"{name} is {value!r}, expected {'a whole number' if kind is int else 'a number'}")
+    return kind(value) if isinstance(value, int) else kind(number)
+
+
 class Settings:
     """Values of a configuration by dotted key, and which of them were taken.
 
@@ -138,16 +159,7 @@ class Settings:
             ValueError: when it is none, or has a fraction where a whole number is expected.
         """
         value = self.take(key, default)
-        if value is None:
-            return None
-        name = "a whole number" if kind is int else "a number"
-        try:
-            number = float("nan") if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if math.isnan(number) or (kind is int and not number.is_integer()):
-            raise ValueError(f"{self.path}: {key} is {value!r}, expected {name}")
-        return kind(number)
+        return None if value is None else to_number(value, kind, f"{self.path}: {key}")
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""

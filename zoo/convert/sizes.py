@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zoo.convert.settings import to_number
+
 Leaf = Callable[[Any], Any]  # of an `Original`, or what has its `state` and `settings`
 
 
@@ -36,9 +38,18 @@ def has(name: str) -> Leaf:
     return lambda source: name in source.state
 
 
-def said(key: str, default: Any, kind: Callable[[Any], Any] | None = None) -> Leaf:
-    """Take a setting, or the default where the file is silent."""
-    return lambda source: kind(source.settings.get(key, default)) if kind else source.settings.get(key, default)
+def said(key: str, default: Any, kind: type[int] | type[float] | None = None) -> Leaf:
+    """Take a setting, or the default where the file is silent.
+
+    Args:
+        kind: int or float, where it must be such a number.
+    """
+
+    def read(source: Any) -> Any:
+        value = source.settings.get(key, default)
+        return value if kind is None else to_number(value, kind, key)
+
+    return read
 
 
 def filled(table: Any, source: Any) -> Any:

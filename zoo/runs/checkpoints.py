@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from zoo.common import atomic
-from zoo.common.atomic import TEMPORARY_MARK, replacing, sync_folder, write_atomic
+from zoo.common.atomic import TEMPORARY_MARK, replacing, write_atomic
 from zoo.common.reading.archives import open_checked
 from zoo.common.reading.errors import UnsafeFileError
 
@@ -221,11 +221,7 @@ def seal(aside: Path, path: Path, digests: Mapping[str, str] | None = None) -> N
         digests = {name: _sha256(aside / name) for name in names}
     text = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     write_atomic(aside / HASHES_NAME, lambda file: file.write(text.encode()))
-    if path.exists():
-        os.replace(path, _leaving(path))
-    os.replace(aside, path)
-    sync_folder(path.parent)
-    atomic.remove(_leaving(path))
+    atomic.replace_folder(aside, path)
 
 
 def save_sharded(checkpoint: dict[str, Any], path: Path, group: Any = None) -> None:

@@ -70,6 +70,11 @@ class _WarmupToEnd(WarmupConstant):
     def __init__(
         self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, min_factor: float = 0.0
     ) -> None:
+        if total_steps is not None and total_steps < 1:
+            raise ValueError(
+                f"{type(self).__name__}: total_steps is {total_steps}, as trainer.max_steps is where max_epochs sets "
+                "the length; set trainer.max_steps, or total_steps to a number of batches"
+            )
         if total_steps is not None and total_steps <= warmup_steps:
             raise ValueError(
                 f"{type(self).__name__}: total_steps ({total_steps}) counts the warm-up too and exceeds "

@@ -68,12 +68,14 @@ def test_splits_of_the_embedded_corpus_share_no_sum():
     assert (len(data.train_set), len(data.val_set), len(data.test_set)) == (256, 32, 32)
 
 
-def test_too_long_is_cut_or_dropped(tmp_path):
+def test_too_long_is_cut_or_dropped(tmp_path, caplog):
+    caplog.set_level("INFO")
     path = write(tmp_path / "train.jsonl", [("ab", "c" * n) for n in (1, 5, 9)] * 10)
     options = {"template": "{prompt}", "answer_template": "{answer}", "max_length": 8, "val_items": 2}
     data = made(TextData(BYTES, str(path), cache=None, batch_size=1, **options))
     row = data.train_set[int(np.argmax(data.lengths))]
     assert len(row["ids"]) == 8 and row["ids"][-1] != BYTES.eos_id and sorted(set(data.lengths)) == [5, 8]
+    assert "20 of 30 examples are longer than data.init_args.max_length (8 tokens): the ends of" in caplog.text
     data = made(TextData(BYTES, str(path), cache=None, too_long="drop", **options))
     assert set(data.lengths.tolist()) == {5} and len(data.train_set) == 8
 

@@ -47,6 +47,26 @@ def test_digits_are_scaled_labelled_and_split() -> None:
     assert not set(data.train_set.indices) & set(data.val_set.indices)
 
 
+@pytest.mark.parametrize("classes", [True, False])
+def test_all_images_are_used_unless_limited(classes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    count, images = 3001, np.zeros((2, 2, 3), np.uint8)
+    (tmp_path / "set" / "cat").mkdir(parents=True)
+    Image.fromarray(images).save(tmp_path / "set" / "cat" / "0.png")
+    (tmp_path / "set" / "cat" / "0.txt").write_text("a cat")
+    for name in (f"{number}.{suffix}" for number in range(1, count) for suffix in ("png", "txt")):
+        (tmp_path / "set" / "cat" / name).hardlink_to(tmp_path / "set" / "cat" / f"0{Path(name).suffix}")
+    root, options = (tmp_path / "set", {}) if classes else (tmp_path / "set" / "cat", {"captions": "files"})
+    used = {}
+    for limit in ({}, {"max_per_class": None}, {"max_per_class": 0}, {"max_per_class": 20}):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            data = ImageData(str(root), image_resolution=2, cache=None, **options, **limit)
+            data.setup("fit")
+        used[str(limit)] = len(data.train_set) + len(data.val_set)
+        assert ("at most the first 20 of each class, by max_per_class" in caplog.text) == (used[str(limit)] < count)
+    assert list(used.values()) == [count, count, count, 20]
+
+
 def test_downsampled_imagenet_is_cached_or_read_where_it_lies(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (9, 48), dtype=np.uint8)
     for name, part in (

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from toy_wing.nets import Gain
 
 
-def is_original(path: Path) -> bool:
+def is_original(path: Path, content: Any = None) -> bool:
     return path.suffix == ".json" and "toy_gain" in json.loads(path.read_text())
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(path: Path, content: Any = None) -> dict[str, Any]:
     return {"kind": "toy original", "gain": json.loads(path.read_text())["toy_gain"]}
 
 

@@ -125,8 +125,9 @@ class AudioSRConverter(Converter[AudioSRFile]):
     def _task_state(self, original: AudioSRFile, path: Path) -> State:
         return task_state(original)
 
-    def _is_ours(self, source: Path) -> bool:
-        return source.is_dir() or is_export(source) or source.suffix == ".ckpt"
+    def _read_unless_ours(self, source: Path, *args: Any, **options: Any) -> AudioSRFile | None:
+        is_ours = source.is_dir() or is_export(source) or source.suffix == ".ckpt"
+        return None if is_ours else self._read_source(source, *args, **options)
 
     def _ours(self, original: AudioSRFile, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
         return as_ours(original, is_checkpoint, **options)

@@ -16,7 +16,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.global_encoder import REDUCTION
 from zoo.common.build import build
 from zoo.convert.engine import Original
-from zoo.convert.names import State, unwrapped
+from zoo.convert.names import State, add_tensor, unwrapped, unwrapped_state
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import count, described, part, said, size, sizes
 from zoo.hifigan.nets.generator import Generator
@@ -349,15 +349,14 @@ def split(state: Mapping[str, Tensor]) -> tuple[dict[str, State], dict[str, int]
     """Sort a file's tensors by component, floats as float32, and count what nothing runs."""
     parts: dict[str, State] = {}
     dropped: Counter[str] = Counter()
-    for key, value in state.items():
-        name = unwrapped(key)
+    for name, value in unwrapped_state(state).items():
         prefix = next((each for each in PREFIXES if name.startswith(each)), "")
         component = "tables" if name in TABLES else PREFIXES.get(prefix, "others")
         if component in LEFT_OUT:
             dropped[component] += 1
         else:
             value = value.float() if value.is_floating_point() else value
-            parts.setdefault(component, {})[name.removeprefix(prefix)] = value
+            add_tensor(parts.setdefault(component, {}), name.removeprefix(prefix), value, name)
     return parts, dict(dropped)
 
 

@@ -19,7 +19,7 @@ from zoo.audiosr.convert.read import (
     read_config,
     section,
 )
-from zoo.convert.settings import Settings
+from zoo.convert.settings import Settings, to_number
 from zoo.convert.sizes import part
 
 SAMPLE_RATE = 48_000
@@ -131,17 +131,17 @@ def _model(settings: Settings, params: Mapping[str, Any], layout: str) -> dict[s
     data = {key: settings.take(f"data.{key}") for key, _ in FEATURES.values()}
     data["sample_rate"] = data["sample_rate"] or SAMPLE_RATE
     steps = settings.number("model.timesteps", STEPS, int)
-    latents = int(sizes.get("z_channels", 16))
+    latents = to_number(sizes.get("z_channels", 16), int, "z_channels")
     autoencoder = {
-        "channels": int(sizes.get("ch", 128)),
+        "channels": to_number(sizes.get("ch", 128), int, "ch"),
         "multipliers": list(sizes.get("ch_mult", [1, 2, 4, 8])),
-        "blocks": int(sizes.get("num_res_blocks", 2)),
+        "blocks": to_number(sizes.get("num_res_blocks", 2), int, "num_res_blocks"),
         "latent_channels": latents,
-        "dropout": float(sizes.get("dropout", VAE_DROPOUT)),
+        "dropout": to_number(sizes.get("dropout", VAE_DROPOUT), float, "dropout"),
         "norm_groups": NORM_GROUPS,
     }
     rate = settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4))
-    betas = [float(beta) for beta in settings.take("train.betas", (0.9, 0.99))]
+    betas = [to_number(beta, float, "train.betas") for beta in settings.take("train.betas", (0.9, 0.99))]
     decay = settings.number("train.weight_decay", 1e-4)
     return {
         "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
@@ -171,24 +171,24 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
         channels, heads, layers = LAYOUTS[layout].encoder
         said = tuple(unet.get(key, size) for key, size in zip(ENCODER_SIZES, (channels, layers), strict=True))
         named = unet if layout == "model.py" or said == (channels, layers) else {}
-        context = int(unet.get("global_context_dim", 128))
+        context = to_number(unet.get("global_context_dim", 128), int, "global_context_dim")
         encoder = part(
             "zoo.audiosr.GlobalEncoder",
             n_mels="${model.init_args.features.init_args.n_mels}",
-            channels=int(named.get("global_encoder_hidden_dim", channels)),
-            heads=int(named.get("global_encoder_heads", heads)),
-            layers=int(named.get("global_encoder_layers", layers)),
+            channels=to_number(named.get("global_encoder_hidden_dim", channels), int, "global_encoder_hidden_dim"),
+            heads=to_number(named.get("global_encoder_heads", heads), int, "global_encoder_heads"),
+            layers=to_number(named.get("global_encoder_layers", layers), int, "global_encoder_layers"),
             context_channels=context,
         )
     net = part(
         "zoo.audiosr.UNet",
-        in_channels=int(unet.get("in_channels", 2 * latents)),
-        out_channels=int(unet.get("out_channels", latents)),
-        channels=int(unet.get("model_channels", 128)),
+        in_channels=to_number(unet.get("in_channels", 2 * latents), int, "in_channels"),
+        out_channels=to_number(unet.get("out_channels", latents), int, "out_channels"),
+        channels=to_number(unet.get("model_channels", 128), int, "model_channels"),
         multipliers=list(unet.get("channel_mult", [1, 2, 3, 5])),
-        blocks=int(unet.get("num_res_blocks", 2)),
+        blocks=to_number(unet.get("num_res_blocks", 2), int, "num_res_blocks"),
         attention_factors=sorted(unet.get("attention_resolutions", [2, 4, 8])),
-        head_channels=int(unet.get("num_head_channels", HEAD_CHANNELS)),
+        head_channels=to_number(unet.get("num_head_channels", HEAD_CHANNELS), int, "num_head_channels"),
         transformers_per_down_block=LAYOUTS[layout].transformers,
         norm_groups=NORM_GROUPS,
         fusion="none" if context is None else LAYOUTS[layout].fusion,

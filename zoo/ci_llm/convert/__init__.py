@@ -44,7 +44,7 @@ class AdapterConverter(Converter[Adapters]):
     system, task, inference = "ci_llm", "zoo.ci_llm.CrowdTask", INFERENCE
     formats = FORMATS
 
-    def is_original(self, path: Path | str) -> bool:
+    def is_original(self, path: Path | str, content: Any = None) -> bool:
         """Whether a path is a checkpoint folder of CI-LLM, a PEFT folder, or a folder of those of all agents."""
         return is_original_folder(Path(path)) or is_peft_folder(Path(path))
 
@@ -100,8 +100,8 @@ class AdapterConverter(Converter[Adapters]):
         """Write a crowd as PEFT folders `agent0`, `agent1`, ...; arguments as those of `to_original`."""
         self._write(_adapters(module, progress), Path(path), peft=True)
 
-    def read(self, path: Path, **options: Any) -> Adapters:
-        """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`."""
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Adapters:
+        """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`; it is no file, so there is no `content`."""
         return read(path, **options)
 
     def _facts(self, original: Adapters, path: Path) -> dict[str, Any]:

@@ -85,6 +85,9 @@ class Tokens:
                 f"room for an answer in a context of {context} ({len(bad)} such examples); raise "
                 "data.init_args.max_length, or set too_long: drop"
             )
+        if cut := int((self.items[:, LENGTH] > context).sum()):
+            message = "%d of %d examples are longer than data.init_args.max_length (%d tokens): the ends of "
+            log.info(message + "their answers are cut off", cut, len(self), context)
         return np.arange(len(self))
 
 

@@ -82,6 +82,7 @@ def _file(path: Path) -> int:
     if path.suffix == ".safetensors":
         return _safetensors(path)
     from zoo.common.reading.foreign import Stub, UnsafeFileError, load_foreign
+    from zoo.convert.engine import load_original
     from zoo.runs.checkpoints import folder_damage, is_folder, is_sound, load_checkpoint
 
     if path.suffix == ".ckpt" and not is_sound(path):
@@ -89,7 +90,10 @@ def _file(path: Path) -> int:
         _show(path, {"kind": "checkpoint", "sound": f"NO: {reason}"}, {})
         return 1
     try:
-        content = load_checkpoint(path, mapped=True) if is_folder(path) else load_foreign(path)
+        if is_folder(path):
+            content = load_checkpoint(path, mapped=True)
+        else:  # a .ckpt is compared with its checksums above
+            content = load_foreign(path, mapped=True) if path.suffix == ".ckpt" else load_original(path)
     except UnsafeFileError:
         raise
     except ValueError:
@@ -101,7 +105,7 @@ def _file(path: Path) -> int:
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
         _show(path, _ours(path, content), grouped(content.get("state_dict")))
         return 0
-    facts = _original(path)
+    facts = _original(path, content)
     if facts is None:
         facts = {"kind": "file of another project", "keys": _keys(content)}
     classes = sorted({entry.path for entry in _walk(content, set()) if isinstance(entry, Stub)})
@@ -230,8 +234,8 @@ def _header_component(entries: list[Mapping[str, Any]]) -> Component:
     return Component(len(entries), values, tuple(sorted({str(entry["dtype"]).lower() for entry in entries})))
 
 
-def _original(path: Path) -> dict[str, Any] | None:
-    """Ask every system's converter whether the file is an original's."""
+def _original(path: Path, content: Any = None) -> dict[str, Any] | None:
+    """Ask every system's converter whether the file is an original's; `content` where it is read already."""
     for system in systems():
         if not system.has_converter:
             continue
@@ -239,8 +243,8 @@ def _original(path: Path) -> dict[str, Any] | None:
         if not hasattr(converter, "is_original"):
             continue
         try:
-            if converter.is_original(path):
-                return {"kind": f"original's file, system {system.name}", **converter.describe(path)}
+            if converter.is_original(path, content):
+                return {"kind": f"original's file, system {system.name}", **converter.describe(path, content)}
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:  # its settings may be anything
             raise ValueError(f"{path}: damaged file of {system.name} ({type(error).__name__}: {error})") from error
     return None

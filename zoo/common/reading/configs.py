@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from zoo.common.reading.text import safe_load
+from zoo.common.reading.text import find_duplicate_key, safe_load
 from zoo.common.registry import renamed
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
@@ -27,6 +27,12 @@ NAMING = ("trainer", "checkpoints", "wandb")
 VARIABLE_PREFIX = "ZOO_"
 # OmegaConf's own, all but oc.env.
 REFUSED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
+
+
+class ConfigFileError(ValueError):
+    """A file that is no config."""
+
+    exit_code = 2
 
 
 def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
@@ -59,16 +65,24 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no mapping.
+        ConfigFileError: it is no mapping, or holds a key twice.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe or config")
     try:
-        content = safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ConfigFileError(f"{path}{line}: no YAML: {error.problem}") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+        raise ConfigFileError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
+        kind = {type(None): "nothing", list: "a list", str: "a text"}.get(type(content), type(content).__name__)
+        raise ConfigFileError(f"{path}: expected a mapping of keys, found {kind}")
+    if (twice := find_duplicate_key(text)) is not None:
+        key, first, second = twice
+        raise ConfigFileError(f"{path}: {key} stands in line {first} and again in line {second}; keep one")
     return content
 
 

@@ -90,6 +90,32 @@ def _check_events(events: Iterable[yaml.Event], max_depth: int) -> str:
     return "alias" if alias else marks
 
 
+def find_duplicate_key(text: str) -> tuple[str, int, int] | None:
+    """Find a key that stands twice in one table of a YAML text, of which YAML's readers would drop the first.
+
+    Args:
+        text: that `check_yaml` has accepted.
+
+    Returns:
+        The key with those above it, and the lines of both, from 1; None where there is none.
+    """
+    pending: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=_Loader))]
+    while pending:
+        above, node = pending.pop()
+        if isinstance(node, yaml.SequenceNode):
+            pending += [(f"{above}{number}.", each) for number, each in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                return f"{above}{name}", lines[name], line
+            lines[name] = line
+            pending.append((f"{above}{name}.", value))
+    return None
+
+
 def load_json(text: str | bytes) -> Any:
     """Read JSON like `json.loads`, within bounds.
 

@@ -13,7 +13,7 @@ from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
 from zoo.convert.old_calls import PRECISIONS, launch_recipe
-from zoo.convert.settings import Setting, read_table, set_option, without_counterpart
+from zoo.convert.settings import Setting, read_table, set_option, to_number, without_counterpart
 
 MODEL, DATA = "model.init_args", "data.init_args"
 POLICY = f"{MODEL}.policy.init_args"
@@ -153,11 +153,11 @@ def _lay_over(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) -> 
         _make_earlier(arguments, data)
         config = {**EARLIER, **config}
     if {"env", "horizon", "grid_size"} & set(config):
-        size = int(config.get("grid_size", data["env"]["init_args"]["grid_size"]))
+        size = to_number(config.get("grid_size", data["env"]["init_args"]["grid_size"]), int, "grid_size")
         data["env"] = env_spec(config, size)
         if config.get("env") not in (None, "darkroom", "dark_key_to_door"):
             data["root"] = f"${{oc.env:ZOO_DATA,data}}/{config['env']}"
-    parts = int(config.get("gradient_accumulation_steps", 1))
+    parts = to_number(config.get("gradient_accumulation_steps", 1), int, "gradient_accumulation_steps")
     if kind == "CAD" and config.get("curriculum_schedule"):
         _set_stages(data["curriculum"]["init_args"], config["curriculum_schedule"], parts)
     table = KEYS | OWN[kind]
@@ -180,10 +180,12 @@ def _set_stages(curriculum: dict[str, Any], stages: list[Mapping[str, Any]], par
     limits = [stage["max_compressions"] for stage in stages]
     given = [stage.get("length_distribution") for stage in stages]
     curriculum |= {
-        "starts": [math.ceil(int(stage["step"]) / parts) for stage in stages],
+        "starts": [math.ceil(to_number(stage["step"], int, "step") / parts) for stage in stages],
         "max_compressions": limits,
         "shares": [
-            [float(shares.get(name, 0.0)) for name in CATEGORIES] if shares else SHARES.get(limit, SHARES[None])
+            [to_number(shares.get(name, 0.0), float, name) for name in CATEGORIES]
+            if shares
+            else SHARES.get(limit, SHARES[None])
             for limit, shares in zip(limits, given, strict=True)
         ],
     }

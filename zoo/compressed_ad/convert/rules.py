@@ -19,7 +19,7 @@ from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.convert.checkpoints import Ours, loop_state, renumbered
 from zoo.convert.engine import Converted, Converter, Original, tally
 from zoo.convert.names import Names, unwrapped_state
-from zoo.convert.settings import plain, read_table
+from zoo.convert.settings import plain, read_table, to_number
 from zoo.convert.sizes import Leaf, count, described, has, part, said, size
 from zoo.runs.load import build_part
 
@@ -150,7 +150,7 @@ WIDTH = size("embedding.context.weight")
 
 def _heads(key: str) -> Leaf:
     def read(source: PolicyFile) -> int:
-        heads, dim = int(source.settings.get(key, HEADS[source.layout][key])), WIDTH(source)
+        heads, dim = to_number(source.settings.get(key, HEADS[source.layout][key]), int, key), WIDTH(source)
         if dim % heads:
             raise ValueError(f"{key}: {heads} heads do not divide {dim} channels")
         return heads
@@ -226,7 +226,7 @@ def env_spec(config: Mapping[str, Any], grid_size: int) -> dict[str, Any]:
     if name not in ENVIRONMENTS:
         raise ValueError(f"env is one of {', '.join(ENVIRONMENTS)}, found {name!r}")
     cls, horizon, others = ENVIRONMENTS[name]
-    arguments = {"grid_size": grid_size, "horizon": int(config.get("horizon", horizon)), **others}
+    arguments = {"grid_size": grid_size, "horizon": to_number(config.get("horizon", horizon), int, "horizon"), **others}
     return part(f"zoo.compressed_ad.{cls}", **arguments)
 
 

@@ -14,7 +14,7 @@ from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
 from zoo.convert.checkpoints import Ours
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original, tally
-from zoo.convert.names import State, beneath, unwrapped
+from zoo.convert.names import State, below, beneath, unwrapped_state
 from zoo.convert.sizes import count, described, part, said, size
 from zoo.flow.convert import sit
 from zoo.flow.nets.mlp import ToyNet
@@ -111,15 +111,15 @@ class FlowConverter(Converter[FlowFile]):
         tensors = isinstance(flat, Mapping) and all(isinstance(value, Tensor) for value in flat.values())
         if "zoo" in content or not tensors:
             raise self._unknown(path, content)
-        names = {key: unwrapped(key) for key in flat}
-        strangers = [key for key, name in names.items() if not name.startswith((PREFIX, DROPPED))]
-        state = {name.removeprefix(PREFIX): flat[key] for key, name in names.items() if name.startswith(PREFIX)}
+        named = unwrapped_state(flat)
+        strangers = [name for name in named if not name.startswith((PREFIX, DROPPED))]
+        state = below(named, PREFIX)
         if strangers or not NETS.keys() & set(state):
             raise self._unknown(path, strangers or flat)
         records = content.get("hparams") if flat is not content else None
         settings, is_pickled = _settings(records) if isinstance(records, Mapping) else ({}, False)
         layout = "accelerate" if any(str(key).startswith("module.") for key in flat) else "state dict"
-        return FlowFile("fm.save" if is_pickled else layout, state, settings, dropped=len(names) - len(state))
+        return FlowFile("fm.save" if is_pickled else layout, state, settings, dropped=len(named) - len(state))
 
     def _spec(self, original: FlowFile, path: Path, **options: Any) -> dict[str, Any]:
         settings = original.settings | {key: value for key, value in options.items() if value is not None}

@@ -96,7 +96,7 @@ class ImageData(FlowData):
         max_bad_share: share of unreadable images above which the run stops; below it they are named and left out.
         channels: 3 for RGB, 1 for grey.
         batch_size: images per batch and process.
-        max_per_class: first images of each class to use, of both sets; 0 or less for all.
+        max_per_class: first images of each class to use, of both sets; null (or 0) for all.
         val_every: of how many images of a class one is held out.
         split_seed: hold out images at random, as many of each class; null for every `val_every`-th.
         flips: mirror every other training image.
@@ -122,7 +122,7 @@ class ImageData(FlowData):
         image_resolution: int = 64,
         channels: int = 3,
         batch_size: int = 32,
-        max_per_class: int = 0,
+        max_per_class: int | None = None,
         val_every: int = 10,
         split_seed: int | None = None,
         flips: bool = False,
@@ -155,7 +155,7 @@ class ImageData(FlowData):
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
         self.sample_shape = (channels, image_resolution, image_resolution)
-        self.max_per_class = max_per_class
+        self.max_per_class = max_per_class or 0
         self.val_every = val_every
         self.split_seed = split_seed
         self.flips = flips

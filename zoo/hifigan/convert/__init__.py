@@ -10,7 +10,7 @@ from torch import nn
 from zoo.convert.engine import Converter
 from zoo.hifigan.convert.converter import HifiganConverter
 from zoo.hifigan.convert.recipe import convert_config
-from zoo.hifigan.convert.vocos import VocosConverter
+from zoo.hifigan.convert.vocos import VocosConverter, has_settings
 from zoo.hifigan.nets.vocos import Vocos
 
 __all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original"]
@@ -19,14 +19,14 @@ _hifigan, _vocos = HifiganConverter(), VocosConverter()
 from_original = _hifigan.from_original
 
 
-def is_original(path: Path | str) -> bool:
-    """Whether a path is a vocoder's file (or folder) of another project."""
-    return _vocos.is_original(path) or _hifigan.is_original(path)
+def is_original(path: Path | str, content: Any = None) -> bool:
+    """Whether a path is a vocoder's file (or folder) of another project; see `Converter.is_original`."""
+    return _vocos.is_original(path, content) or _hifigan.is_original(path, content)
 
 
-def describe(path: Path | str) -> dict[str, Any]:
+def describe(path: Path | str, content: Any = None) -> dict[str, Any]:
     """Say what a file of another project holds; see `Converter.describe`."""
-    return _of(path).describe(path)
+    return _of(path).describe(path, content)
 
 
 def original_state(path: Path | str) -> dict[str, Any]:
@@ -46,5 +46,5 @@ def to_original(module: nn.Module, path: Path | str, **options: Any) -> None:
 
 def _of(source: Path | str | nn.Module) -> Converter[Any]:
     """The converter of a foreign file or of a net; HiFi-GAN's takes our checkpoints, and says of the rest why not."""
-    is_vocos = isinstance(source, Vocos) if isinstance(source, nn.Module) else _vocos.is_original(source)
+    is_vocos = isinstance(source, Vocos) if isinstance(source, nn.Module) else has_settings(Path(source))
     return _vocos if is_vocos else _hifigan

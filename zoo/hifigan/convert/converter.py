@@ -57,17 +57,19 @@ class HifiganConverter(Converter[HifiganFile]):
         "and the SSL vocoder's checkpoints"
     )
 
-    def is_original(self, path: Path | str) -> bool:
+    def is_original(self, path: Path | str, content: Any = None) -> bool:
         """Whether a path is a HiFi-GAN file of another project, or a folder with a `g_*` file, by its name."""
         try:
             file = pair(Path(path))[0]
         except FileNotFoundError:
             return False
-        return bool(NAME.fullmatch(file.name)) or super().is_original(file)
+        return bool(NAME.fullmatch(file.name)) or super().is_original(file, content)
 
-    def read(self, path: Path) -> HifiganFile:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> HifiganFile:
         """Read a file of another project, together with its pair; see `Converter.read`."""
-        first, *rest = [super(HifiganConverter, self).read(file) for file in pair(path)]
+        first, *rest = [
+            super(HifiganConverter, self).read(file, content=content if file == path else None) for file in pair(path)
+        ]
         for other in rest:
             state = {**first.state, **other.state}
             first = replace(first, state=state, training=other.training, wrapped=first.wrapped or other.wrapped)

@@ -54,18 +54,13 @@ class VocosConverter(Converter[Original]):
     part = "generator"
     formats = f"known are Vocos' {CONFIG} with {WEIGHTS}, and checkpoints of its training beside their {CONFIG}"
 
-    def is_original(self, path: Path | str) -> bool:
+    def is_original(self, path: Path | str, content: Any = None) -> bool:
         """Whether a path is a file or folder of Vocos; weights are read only beside settings that are Vocos'."""
-        path = Path(path)
-        try:
-            settings = _settings(path / WEIGHTS if path.is_dir() else path)
-        except (ValueError, OSError):
-            return False
-        return settings.keys() >= set(SECTIONS) and super().is_original(path)
+        return has_settings(Path(path)) and super().is_original(path, content)
 
-    def read(self, path: Path, *args: Any, **options: Any) -> Original:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Original:
         """Read weights and the settings beside them; see `Converter.read`."""
-        return super().read(path / WEIGHTS if path.is_dir() else path)
+        return super().read(path / WEIGHTS if path.is_dir() else path, content=content)
 
     def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> Original:
         plain, wrapped = unwrap_content(content)
@@ -161,6 +156,14 @@ class VocosConverter(Converter[Original]):
         write_atomic(folder / CONFIG, lambda file: file.write(config.encode()))
         state = derived_buffers(module, mel) | to_legacy_keys(module.state_dict())
         write_atomic(folder / WEIGHTS, lambda file: torch.save(state, file))
+
+
+def has_settings(path: Path) -> bool:
+    """Whether settings of Vocos lie in a folder, or beside a file."""
+    try:
+        return _settings(path / WEIGHTS if path.is_dir() else path).keys() >= set(SECTIONS)
+    except (ValueError, OSError):
+        return False
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -52,9 +52,9 @@ class MiipherConverter(Converter[MiipherFile]):
 
     system, task, inference = "miipher", "zoo.miipher.AdapterTask", "zoo.miipher.FeatureExtractor"
 
-    def read(self, path: Path) -> MiipherFile:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> MiipherFile:
         """Read a file or folder, see `zoo.miipher.convert.rules.read`."""
-        return read(path)
+        return read(path, content)
 
     def _facts(self, original: MiipherFile, path: Path) -> dict[str, Any]:
         facts: dict[str, Any] = {"files": [file.name for file in original.files]}
@@ -155,10 +155,6 @@ class MiipherConverter(Converter[MiipherFile]):
             ValueError: when the layout is not known, or the target format cannot hold the source.
         """
         return super().convert(source, target, backbone=backbone)
-
-    def _is_ours(self, source: Path) -> bool:
-        may_be_ours = is_export(source) or source.suffix == ".ckpt" or any(source.glob("*.ckpt"))
-        return may_be_ours and not self.is_original(source)
 
     def _ours(
         self,

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.reading.foreign import load_foreign, plain
+from zoo.common.reading.foreign import plain
 from zoo.common.reading.text import load_json
-from zoo.convert.engine import Original
-from zoo.convert.names import Names, Rule, State, beneath, is_state, unwrapped_state
+from zoo.convert.engine import Original, load_original
+from zoo.convert.names import Names, Rule, State, add_tensor, beneath, is_state, unwrapped_state
 from zoo.hifigan.convert.rules import to_our_keys
 from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
 from zoo.runs.export import is_export
@@ -124,10 +124,10 @@ def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
         inner = BACKBONE.fullmatch(key)
         found = INSIDE.find(inner[1], "theirs") if inner else ADAPTERS.find(key, "theirs")
         if found:
-            result.adapters[found.name] = value
+            add_tensor(result.adapters, found.name, value, key)
             result.inside = result.inside or bool(inner)
         elif inner:
-            result.backbone[inner[1]] = value
+            add_tensor(result.backbone, inner[1], value, key)
         else:
             raise ValueError(f"{source}: {key} belongs neither to the extractor nor to the adapters of Miipher-2")
     names = [f"{module}.{leaf}" for module in ("norm", "down", "up") for leaf in ("weight", "bias")]
@@ -150,12 +150,13 @@ def open_miipher_state(content: Mapping[str, Mapping[str, Tensor]], path: Path) 
     return {**{f"scales.{number}": torch.ones(()) for number in numbers}, **found}
 
 
-def read(path: Path) -> MiipherFile:
+def read(path: Path, content: Any = None) -> MiipherFile:
     """Read a file or folder.
 
     Args:
         path: `checkpoint_<n>k.pt`, `adapter_final.pt`, a vocoder's `.pt` or `.ckpt`, an Accelerate folder, a unified
             folder (config.json with model_type miipher2), or a folder of Open-Miipher-2.
+        content: of a file, where it is read already.
 
     Raises:
         FileNotFoundError: when it, or a file that it names, is not there.
@@ -165,7 +166,7 @@ def read(path: Path) -> MiipherFile:
     if not path.exists():
         raise FileNotFoundError(f"no file or folder at {path}")
     if path.is_file():
-        return _file(path)
+        return _file(path, content)
     if is_unified(path):
         return _unified(path, _config(path))
     models = [file for file in path.iterdir() if ACCELERATE_NAME.fullmatch(file.name)]
@@ -180,8 +181,8 @@ def read(path: Path) -> MiipherFile:
     )
 
 
-def _file(path: Path) -> MiipherFile:
-    content = plain(load_foreign(path))
+def _file(path: Path, content: Any = None) -> MiipherFile:
+    content = plain(load_original(path) if content is None else content)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
     state = content.get("model_state_dict")
@@ -212,7 +213,7 @@ def _accelerate(folder: Path, files: list[Path]) -> MiipherFile:
     parts: dict[str, State] = {}
     used = sorted(files, key=lambda file: int(ACCELERATE_NAME.fullmatch(file.name)[1] or 0))  # type: ignore[index]
     for file in used:
-        content = load_foreign(file)
+        content = load_original(file)
         if not is_state(content):
             raise ValueError(f"{file} holds no state dict; found {type(content).__name__}")
         state = unwrapped_state(content)

@@ -156,7 +156,7 @@ class Checkpoints(Checkpoint):
         keep_last: int = 2,
     ) -> None:
         one_of(("min", "max"), mode=mode)
-        at_least(1, keep_last=keep_last)
+        at_least(1, keep_last=keep_last, every_n_batches=1 if every_n_batches is None else every_n_batches)
         self.every_n_batches = every_n_batches
         self.every_minutes = every_minutes
         self.monitor = monitor
