@@ -5,9 +5,6 @@ COMMANDS = {
     "report": "zoo.compressed_ad.evaluation.report:report",
     "collect": "zoo.compressed_ad.collecting.collect:collect_histories",
     "import_histories": "zoo.compressed_ad.convert.hdf5:import_histories",
-    "import_minari": "zoo.compressed_ad.convert.transitions:import_minari",
-    "import_policies": "zoo.compressed_ad.convert.policies:import_policies",
-    "import_vintix": "zoo.compressed_ad.convert.transitions:import_vintix",
     "import_xland": "zoo.compressed_ad.convert.transitions:import_xland",
     "export_histories": "zoo.compressed_ad.convert.hdf5:export_histories",
 }

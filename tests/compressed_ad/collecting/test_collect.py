@@ -11,7 +11,6 @@ import torch
 
 from tests.harness import run_process
 from zoo.compressed_ad.collecting.collect import SOURCES, Epsilon, collect, collect_histories, env_of, last_returns
-from zoo.compressed_ad.collecting.dqn import DQN
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
@@ -20,7 +19,6 @@ from zoo.compressed_ad.envs.grids import Darkroom
 
 ENV = Darkroom(3, 5)
 SMALL_PPO = PPO(rollout_steps=10, minibatch=40, epochs=1)
-SMALL_DQN = DQN(minibatch=16, every=4)
 SMALL = {"episodes": 4, "streams": 6, "progress": False}
 
 
@@ -29,7 +27,7 @@ def content(folder):
     return {task: store.read(i, slice(None)).tobytes() for i, task in enumerate(store.task_indices.tolist())}
 
 
-@pytest.mark.parametrize("source", [SMALL_PPO, QLearning(), SMALL_DQN, Epsilon()], ids=list(SOURCES))
+@pytest.mark.parametrize("source", [SMALL_PPO, QLearning(), Epsilon()], ids=list(SOURCES))
 def test_division_of_the_work_does_not_matter(tmp_path, source):
     assert collect(ENV, tmp_path / "one", source, **SMALL) == {"made": 9, "skipped": 0}
     for rank, made in ((1, 4), (0, 5)):
@@ -84,7 +82,7 @@ def collect_until_killed(folder, source):
     collect(ENV, folder, killed(source), shard_size=3, **SMALL)
 
 
-@pytest.mark.parametrize("source", [Epsilon(), SMALL_DQN], ids=["epsilon", "dqn"])
+@pytest.mark.parametrize("source", [Epsilon(), SMALL_PPO], ids=["epsilon", "ppo"])
 def test_goes_on_after_a_kill(tmp_path, source):
     folder = tmp_path / "store"
     assert run_process(collect_until_killed, folder, source) == -signal.SIGKILL
@@ -171,14 +169,11 @@ def test_all_goals_in_time(tmp_path):
     assert returns.mean() >= 0.8 * best.mean()
 
 
-@pytest.mark.parametrize(
-    "learner", [QLearning(), DQN(minibatch=16, replay=64, target_every=3)], ids=lambda each: each.name
-)
-def test_history_is_what_happened(learner):
+def test_history_is_what_happened():
     env = Darkroom(3, 4)
     tasks = env.tasks()[[1, 5]]
     told = []
-    histories = learner.histories(env, tasks, [1, 2], streams=3, steps=20, advance=told.append)
+    histories = QLearning().histories(env, tasks, [1, 2], streams=3, steps=20, advance=told.append)
     assert sum(told) == 2 * 3 * 20
     worlds = env.start(tasks.repeat_interleave(3, dim=0))
     for step in histories.reshape(6, 20, 7).swapaxes(0, 1):

@@ -19,7 +19,6 @@ from zoo.common.ranges import at_least, within
 from zoo.common.reading.configs import read_config
 from zoo.common.work import Share
 from zoo.compressed_ad.collecting.base import Algorithm, Request
-from zoo.compressed_ad.collecting.dqn import DQN
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
@@ -69,7 +68,7 @@ class Epsilon(Algorithm):
         return request.by_task(recorder.histories)
 
 
-SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, DQN, Epsilon)}
+SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, Epsilon)}
 
 
 def collect(
@@ -167,10 +166,9 @@ def env_of(recipe: Path) -> Env:
 def collect_histories(
     output: Path,
     env: Env | None = None,
-    algorithm: Literal["ppo", "q_learning", "dqn", "epsilon"] = "ppo",
+    algorithm: Literal["ppo", "q_learning", "epsilon"] = "ppo",
     ppo: PPO | None = None,
     q_learning: QLearning | None = None,
-    dqn: DQN | None = None,
     epsilon: Epsilon | None = None,
     episodes: int = 52,
     streams: int = 100,
@@ -193,11 +191,9 @@ def collect_histories(
         env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50
             or --env GymnasiumEnv --env.id CartPole-v1 (extra `rl`).
         algorithm: that learns: ppo whatever has Discrete or Box spaces, but for pictures; q_learning grids and what
-            has Discrete states and actions; dqn what has Discrete actions, but for pictures; epsilon is a demonstrator
-            that knows the task and explores less and less.
+            has Discrete states and actions; epsilon is a demonstrator that knows the task and explores less and less.
         ppo: its settings, e.g. --ppo.rollout_steps 50.
         q_learning: its settings, e.g. --q_learning.bonus 0.1.
-        dqn: its settings, e.g. --dqn.replay 10000.
         epsilon: its settings, e.g. --epsilon.best 0.8.
         episodes: of each history; where their lengths differ, the steps are those of so many of the longest.
         streams: histories of each task.
@@ -215,7 +211,7 @@ def collect_histories(
         if env is not None:
             raise ValueError("both env and recipe are given: leave one out")
         env = env_of(recipe)
-    given = {"ppo": ppo, "q_learning": q_learning, "dqn": dqn, "epsilon": epsilon}
+    given = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}
     source = given[algorithm] or SOURCES[algorithm]()
     rank, world_size = process_rank()
     counts = collect(
