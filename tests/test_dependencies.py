@@ -43,6 +43,7 @@ PART_OF = {
     "ipython": "ipykernel",
     "lightning-utilities": "lightning",
     "mkdocs": "mkdocs-material",
+    "pydantic": "fastapi",
     "python-socketio": "nicegui",
     "starlette": "fastapi",
     "torchmetrics": "lightning",  # zoo/cli/lazy_imports.py only puts off what Lightning imports

@@ -149,7 +149,7 @@ def run_tool(command: str, args: list[str]) -> int:
     for name in many:
         parser.add_argument(name, nargs="*", type=str, help=parameter_help(tools[command], name))
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
-    values = dict(parser.instantiate_classes(parser.parse_args(files_first(with_values(args, flags)))))
+    values = dict(parser.instantiate(parser.parse_args(files_first(with_values(args, flags)))))
     _find_models(values, getattr(function, "writes_into", ()))
     several = [*apart, *(value for name in many for value in values.pop(name))]
     if process_rank()[0] > 0 and not ranks and not getattr(function, "shared", True):

@@ -133,6 +133,8 @@ def _buffer_array(raw: Any, record: Any, shape: Sequence[int], order: str, *_: A
     return flat.reshape(tuple(shape), order="F" if order == "F" else "C").copy()
 
 
+PATHLIB = ("pathlib", "pathlib._local")  # Python 3.13 names the second
+POSIX_PATHS = ("PosixPath", "PurePosixPath", "Path", "PurePath")
 BUILDERS: dict[str, Callable[..., Any]] = {
     **{f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, frozenset, bool, float, complex)},
     "builtins.int": lambda value=0: int(value),
@@ -144,8 +146,8 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "collections.Counter": Counter,
     "collections.defaultdict": lambda *_: {},
     "collections.deque": lambda entries=(), *_: list(entries),
-    **{f"pathlib.{name}": PurePosixPath for name in ("PosixPath", "PurePosixPath", "Path", "PurePath")},
-    **{f"pathlib.{name}": PureWindowsPath for name in ("WindowsPath", "PureWindowsPath")},
+    **{f"{module}.{name}": PurePosixPath for module in PATHLIB for name in POSIX_PATHS},
+    **{f"{module}.{name}": PureWindowsPath for module in PATHLIB for name in ("WindowsPath", "PureWindowsPath")},
     "torch.Size": lambda size=(): (
         torch.Size(list(map(int, size))) if isinstance(size, tuple | list) else Stub("torch.Size")
     ),
