@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
 FIT = "fit"  # `*fit` of a tool: recipe, fragments and flags of `zoo fit`
-MODEL = "model"  # `*model` of a tool: options of the model that it loads, `--model.KEY VALUE`
+MODEL_OPTIONS = "model_options"  # `*model_options` of a tool: `--model.KEY VALUE` of the model that it loads
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 FIRST_GROUP = "training and inference"  # of the help
 FORMER_NAMES = {"sweep": "compare-samplers"}  # still answer, and are not listed
@@ -128,7 +128,7 @@ def run_tool(command: str, args: list[str]) -> int:
     apart: list[str] = []  # what the tool gets as it is written
     if parameter_help(tools[command], FIT):
         args, apart = fit_apart(tools[command], args)
-    elif parameter_help(tools[command], MODEL).startswith("`--model."):
+    elif parameter_help(tools[command], MODEL_OPTIONS):
         args, apart = dotted_apart(args)
     check_tool(command, tools[command], (*RANKS, "progress"), args)
     put_off_imports()
@@ -147,7 +147,7 @@ def run_tool(command: str, args: list[str]) -> int:
 
     parser = OneLineParser(prog=f"zoo {command}", description=summary(tools[command]))
     for name in many:
-        parser.add_argument(name, nargs="*", type=str, help=parameter_help(tools[command], name))
+        parser.add_argument(name, nargs="*", type=str, default=[], help=parameter_help(tools[command], name))
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
     values = dict(parser.instantiate(parser.parse_args(files_first(with_values(args, flags)))))
     _find_models(values, getattr(function, "writes_into", ()))

@@ -88,7 +88,7 @@ def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
     kept["trainer.default_root_dir"] = None
     kept["ckpt_path"] = None
     kept.pop("config", None)
-    return parser.dump(kept, skip_none=False)
+    return parser.dump(kept, skip_unset=False)
 
 
 def settle(command: str, config: Namespace, recipe: str) -> tuple[Path | None, Path]:

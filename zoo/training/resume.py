@@ -12,8 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 # how a step is computed, not what it computes: the checkpoint's choice stays
 KERNEL_OPTIONS = {"capturable", "differentiable", "foreach", "fused"}
 # what the state of a schedule holds besides its hyper-parameters
-POSITION_KEYS = {"T_cur", "T_i", "_get_lr_called_within_step", "_is_initial", "_last_lr", "_step_count", "base_lrs"}
-POSITION_KEYS |= {"last_epoch"}
+POSITION_KEYS = {
+    "T_cur", "T_i", "_get_lr_called_within_step", "_is_initial", "_last_lr", "_step_count", "base_lrs", "last_epoch",
+}  # fmt: skip
 
 
 def apply_hyperparameters(

@@ -104,6 +104,12 @@ def test_reads_what_torch_saves(tmp_path, zipped, protocol):
     assert_same(load_foreign(path), data)
 
 
+def test_reads_paths_of_every_python(tmp_path):
+    for module in (b"pathlib", b"pathlib._local"):  # the second is Python 3.13's
+        (tmp_path / "x.pkl").write_bytes(b"c" + module + b"\nPosixPath\n(S'/'\nS'a'\nS'b'\ntR.")
+        assert load_foreign(tmp_path / "x.pkl") == PurePosixPath("/a/b")
+
+
 @pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
 def test_reads_plain_pickles(tmp_path, protocol):
     path = tmp_path / "x.pkl"

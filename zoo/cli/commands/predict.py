@@ -39,7 +39,7 @@ TRAINER_OPTIONS = {
 
 @writes_into(positional=False)  # it locks the output folder itself: several processes may share one
 def main(
-    *model: str,
+    *model_options: str,
     ckpt_path: Path | None = None,
     input: Path | None = None,
     output: Path | None = None,
@@ -59,7 +59,7 @@ def main(
     inference, such as a chunk length.
 
     Args:
-        model: `--model.KEY VALUE`, any option of the system's inference, such as a chunk length.
+        *model_options: `--model.KEY VALUE`, any option of the system's inference, such as a chunk length.
         ckpt_path: a run folder, a checkpoint, an export, `hf://user/name`, or `last` for the newest run.
         input: a file or a folder tree.
         output: folder for the results and manifest.jsonl.
@@ -74,12 +74,12 @@ def main(
         world_size: number of processes.
     """
     show_records()
-    check_arguments(model, ckpt_path, input, output)
+    check_arguments(model_options, ckpt_path, input, output)
     assert ckpt_path is not None and input is not None and output is not None
     ranks = parse_shard(shard, rank, world_size)
     path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
     specs, state, fused = read_parts(path)
-    options = parse_options(specs, model)
+    options = parse_options(specs, model_options)
     inference_class: type[Inference] = registry.find(specs["inference"], Inference)
     files, left_out = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
     if left_out and rank == 0:
@@ -98,13 +98,13 @@ def main(
     return predict_files(inference, files, output, settings, overwrite, *ranks, precision, bar)
 
 
-def check_arguments(model: Sequence[str], *required: Path | None) -> None:
+def check_arguments(model_options: Sequence[str], *required: Path | None) -> None:
     """Refuse a call that lacks something, and options of a Trainer.
 
     Raises:
         WrongNameError: saying what to type.
     """
-    for option, value, _ in pairs(model):
+    for option, value, _ in pairs(model_options):
         section, _, key = option.removeprefix("--").partition(".")
         if not option:
             raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")

@@ -127,9 +127,8 @@ def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = 
         outside = place is None or not any(place.resolve().is_relative_to(root) for root in roots)
         escapes = place is None or place.is_absolute() or ".." in place.parts or value.startswith(("~", "$"))
         remote = path[0] != "init_from" and ("://" in value or name.endswith(ADDRESSES))
-        free = (
-            path[0] == "trainer" and "dict_kwargs" in path
-        )  # settings that no signature limits, such as W&B's proxies
+        # settings that no signature limits, such as W&B's proxies
+        free = path[0] == "trainer" and "dict_kwargs" in path
         if remote or free or (outside and (name in FOLDERS or (path[0] in NAMING and escapes))):
             key = ".".join(path)
             raise ValueError(

@@ -23,14 +23,8 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_kernels", "use_pretrained_backbone", "use_timm_backbone"), (False,)),
 }
 QUANTIZATION = "bitsandbytes"  # other methods download kernels
-FETCHING = (
-    "mra",
-    "rwkv",
-    "sam3_video",
-    "timm_backbone",
-    "timm_wrapper",
-    "yoso",
-)  # their code downloads kernels, weights
+# Models whose code downloads kernels or weights.
+FETCHING = ("mra", "rwkv", "sam3_video", "timm_backbone", "timm_wrapper", "yoso")
 # Where the files of a folder name other files of it.
 FILE_LISTS = {
     "config.json": "configuration_files",
