@@ -153,7 +153,9 @@ def test_ctrl_c_tells_how_to_go_on_and_the_resumed_run_tells_from_where(tmp_path
     resumed = good(forked(*command.split()[1:], cwd=tmp_path))
     assert f"goes on from    {run}/step_00000013.ckpt" in resumed.stderr
     assert "step 20/60 " in resumed.stderr and "step 10/60 " not in resumed.stderr
-    assert told(resumed.stderr)[0]["trained"][0].startswith("steps 13 to 60 in ")
+    assert told(resumed.stderr)[0]["trained"][0].startswith("steps 14 to 60 in ")
+    again = good(forked("fit", "--ckpt_path", str(run), *command.split()[-2:], cwd=tmp_path))
+    assert told(again.stderr)[0]["trained"] == ["no step; the checkpoint has 60, training ends at 60"]
 
 
 def test_after_an_error_its_cause_is_the_last_line(tmp_path):
