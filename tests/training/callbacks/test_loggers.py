@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,7 @@ def test_the_end_names_what_to_do_with_the_records(told):
 
 def test_a_resume_goes_on_with_the_same_runs(told):
     run, _ = told
+    time.sleep(1)  # TensorBoard reads files in the order of the seconds in which they were begun
     assert main(["fit", "--allow-import", "toy_wing", "--ckpt_path", str(run), "--trainer.max_steps=30"]) == 0
     first, second = (next(iter(records(path, "run"))) for path in offline_runs(run))
     assert (second.run_id, second.display_name, second.run_group) == (first.run_id, first.display_name, first.run_group)

@@ -109,8 +109,9 @@ class LoggedRun(L.Callback):
             monitor, best = _checkpoints(trainer).monitor, _best(trainer)
             if best is not None:
                 results[f"best/{monitor}"] = score_of(best)
+                logger.log_metrics({f"best/{monitor}": score_of(best)}, trainer.global_step)
             everything = flatten({**self._config, FACTS: self._facts})
-            write_hparams(Path(logger.log_dir), everything, results, trainer.global_step, finished)
+            write_hparams(Path(logger.log_dir), everything, results, finished)
         elif isinstance(logger, ZooWandbLogger) and logger.keeps == "best":
             folder = run_folder(trainer)
             path = _best(trainer) or next(iter(find_checkpoints(folder, "step_*.ckpt")), None)
@@ -173,11 +174,7 @@ def commit() -> str | None:
 
 
 def write_hparams(
-    folder: Path,
-    params: Mapping[str, Any],
-    metrics: Mapping[str, float] | None = None,
-    step: int = 0,
-    finished: bool = False,
+    folder: Path, params: Mapping[str, Any], metrics: Mapping[str, float] | None = None, finished: bool = False
 ) -> None:
     """Write what TensorBoard's page of hyperparameters shows of a run, in place of what was written before.
 
@@ -185,7 +182,7 @@ def write_hparams(
 
     Args:
         folder: of the run's events.
-        metrics: results; without them TensorBoard lists those that it finds. `best/...` are written as values too.
+        metrics: results; without them TensorBoard lists those that it finds.
         finished: else the run counts as one that has not ended.
     """
     from torch.utils.tensorboard import SummaryWriter
@@ -197,9 +194,6 @@ def write_hparams(
         file = writer._get_file_writer()
         for record in ([experiment] if metrics else []) + [start] + ([end] if finished else []):
             file.add_summary(record)
-        for key, value in (metrics or {}).items():
-            if key.startswith("best/"):
-                writer.add_scalar(key, value, step)
     for path in former:
         path.unlink()
 
