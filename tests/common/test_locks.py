@@ -95,15 +95,13 @@ def test_a_second_fit_in_a_run_folder_is_refused_and_the_first_goes_on(tmp_path:
     assert not list(run.glob(".*"))
 
 
-def test_a_checkpoint_that_is_replaced_meanwhile_is_its_runs_newest(
+def test_a_run_that_another_process_trains_meanwhile_is_still_the_run_that_is_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newest = tmp_path / "step_00000002.ckpt"
-    newest.touch()
-    found = iter([tmp_path / "step_00000001.ckpt", newest])
+    found = iter([tmp_path / "step_00000001.ckpt", tmp_path / "step_00000002.ckpt"])
     monkeypatch.setattr("zoo.runs.folder.find_checkpoint", lambda path: next(found))
     config: Any = {"trainer.default_root_dir": None, "ckpt_path": str(tmp_path)}
-    assert settle("fit", config, "toy/smoke") == (newest, tmp_path)
+    assert settle("fit", config, "toy/smoke") == (tmp_path / "step_00000001.ckpt", tmp_path)
 
 
 TOOLS = [

@@ -106,9 +106,9 @@ def settle(command: str, config: Namespace, recipe: str) -> tuple[Path | None, P
         folder = Path(chosen) if chosen else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
         return checkpoint, folder
     if checkpoint is not None:
-        newest = runs.find_checkpoint(checkpoint.parent)
-        if checkpoint == newest or not checkpoint.exists():  # a run that is being trained replaced it meanwhile
-            return newest, checkpoint.parent
+        named = checkpoint == Path(given)
+        if not named or checkpoint == runs.find_checkpoint(checkpoint.parent):
+            return checkpoint, checkpoint.parent
     folder = Path(chosen) if chosen else runs.new_run_folder(recipe)
     if next(folder.glob("*.ckpt"), None) is not None:
         raise ValueError(
