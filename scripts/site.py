@@ -19,11 +19,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from zoo.cli.helps import TRAINER_COMMANDS
-from zoo.cli.main import docstring, find_tools
-from zoo.cli.names import FRAGMENTS, Recipe, recipes
+from zoo.cli.recipes import Recipe, recipes
+from zoo.cli.tools import find_tools
 from zoo.common import registry
 from zoo.common.reading.signatures import arguments
-from zoo.common.systems import systems
+from zoo.common.systems import OVERRIDES, systems
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.recipes import comment_of
 from zoo.ui.forms.values import flatten
@@ -125,7 +125,7 @@ def _start() -> str:
 
 
 def _recipe_pages() -> list[tuple[str, str]]:
-    return [*((system.name, system.title) for system in systems()), (FRAGMENTS, "Settings of the trainer")]
+    return [*((system.name, system.title) for system in systems()), (OVERRIDES, "Settings of the trainer")]
 
 
 def _commands() -> str:
@@ -136,8 +136,16 @@ def _commands() -> str:
         lines += [f"## zoo {name}", "", f"{told[:1].upper()}{told[1:]}:", ""]
         lines += [f"    zoo {each.strip()}" for each in usage.split(" | ")] + [""]
     for name, tool in sorted(find_tools().items()):
-        lines += [f"## zoo {name}", "", _plain(docstring(tool)), ""]
+        lines += [f"## zoo {name}", "", _plain(docstring(tool.place)), ""]
     return "\n".join(lines)
+
+
+def docstring(place: str) -> str:
+    """The docstring of a function "module:function", which is not imported."""
+    module, _, name = place.partition(":")
+    file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    function = file.read_text(encoding="utf-8").partition(f"\ndef {name}(")[2]
+    return function.partition('"""')[2].partition('"""')[0]
 
 
 def _plain(text: str) -> str:

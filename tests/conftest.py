@@ -1,5 +1,6 @@
 """Shared fixtures: where golden and real data lie, and one thread per test process."""
 
+import gc
 import os
 import re
 from collections.abc import Generator
@@ -9,7 +10,6 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two workers share the cores
 
-from zoo.cli.lazy_imports import collector_off
 from zoo.common import registry
 
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -62,8 +62,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Import the tests without the garbage collector, which goes through all that imports make and finds nothing."""
-    with collector_off():
+    gc.disable()
+    try:
         return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -46,7 +46,6 @@ PART_OF = {
     "pydantic": "fastapi",
     "python-socketio": "nicegui",
     "starlette": "fastapi",
-    "torchmetrics": "lightning",  # zoo/cli/lazy_imports.py only puts off what Lightning imports
 }
 
 

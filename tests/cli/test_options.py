@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from tests.harness import REPOSITORY, forked, good
-from zoo.cli.parsing import inlined
 from zoo.common.options import files_first
 
 
@@ -45,21 +44,6 @@ def test_a_seed_before_the_recipe_is_the_seed_of_the_run(tmp_path: Path) -> None
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["seed_everything"], config["trainer"]["max_steps"]) == (77, 1)
     assert (config["data"]["init_args"]["seed"], config["data"]["init_args"]["batch_size"]) == (77, 8)
-
-
-def test_files_of_model_and_data_are_laid_into_the_command_line(tmp_path: Path) -> None:
-    file = tmp_path / "data.yaml"
-    file.write_text("init_args: {sample_rate: '${model.init_args.sample_rate}'}\n")
-    laid = '{"init_args": {"sample_rate": "${model.init_args.sample_rate}"}}'
-    assert inlined(["--x", "1", "--data", str(file), f"--model={file}"]) == [
-        "--x",
-        "1",
-        f"--data={laid}",
-        f"--model={laid}",
-    ]
-    # other options, names of classes and files that are not there stay as they are
-    rest = [f"--requests={file}", "--data=zoo.flow.ImageData", f"--model={tmp_path / 'nowhere.yaml'}"]
-    assert inlined(rest) == rest
 
 
 @pytest.mark.parametrize(

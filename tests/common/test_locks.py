@@ -114,7 +114,6 @@ TOOLS = [
     "collect out",
     "sample x out",
     "compare-samplers x out",
-    "sweep x out",
     "make-pairs x out",
     "preprocess x high out",
 ]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from zoo.cli.main import docstring, find_tools
-from zoo.cli.names import recipes
+from zoo.cli.recipes import recipes
 from zoo.common import registry
 from zoo.common.reading.signatures import arguments, described
 from zoo.ui.forms.explain import explain

@@ -1,14 +1,14 @@
 """Search spaces: what the grammar reads, what it refuses, and the options and fragments that come of them."""
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
-from zoo.cli.check import fit_apart
+from zoo.cli.tools import split_options
 from zoo.tuning.report import short_names
 from zoo.tuning.search import Space, nested, option, parse_spaces
-
-TUNE = "zoo.tuning.study:main"
+from zoo.tuning.study import main as tune
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,6 @@ def test_short_names() -> None:
 def test_own_options_and_those_of_fit() -> None:
     given = "flow/smoke --search a=int(1,2) --prune trainer/gpu --trainer.max_steps 5 --trials=3 --search b=int(1,2)"
     more = "--data.x=1 -c f.yaml --seed_everything 4 --trails 3"
-    own, fit = fit_apart(TUNE, [*given.split(), *more.split()])
+    own, fit = split_options([*given.split(), *more.split()], get_type_hints(tune))
     assert own == ["--prune=true", "--trials=3", "--trails", "3", '--search=["a=int(1,2)", "b=int(1,2)"]']
     assert fit == "flow/smoke trainer/gpu --trainer.max_steps 5 --data.x=1 -c f.yaml --seed_everything 4".split()

@@ -1,43 +1,28 @@
 """The command line: finds the command, imports only what it needs, turns errors into one line and an exit code.
 
-The Trainer's commands (fit, validate, test) are in `zoo.cli.trainer`, which imports Lightning; the tools are
-one function a file in `zoo/cli/commands/` and, for one system alone, those that the table in `zoo/<system>/commands.py`
-names. Help needs neither: tables and summaries are read from the sources.
+The Trainer's commands (fit, validate, test) are in `zoo.cli.trainer`, which imports Lightning; the tools are found by
+`zoo.cli.tools`. Help needs neither.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
+import gc
 import logging
 import os
-import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from inspect import signature
-from pathlib import Path
-from typing import Any, get_type_hints
+from collections.abc import Sequence
 
 import zoo
-from zoo.cli.check import check_part, check_tool, check_trainer_command, dotted_apart, fit_apart
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
-from zoo.cli.lazy_imports import collector_off, put_off_imports
-from zoo.cli.names import near, recipes_named
 from zoo.cli.quiet import filter_warnings, printable
-from zoo.common.hardware import process_rank
-from zoo.common.locks import locked_arguments
-from zoo.common.options import VERBOSITY_VARIABLE, files_first, take_option, with_values
+from zoo.cli.recipes import read_files, recipes_named
+from zoo.cli.tools import find_tools, run_tool
+from zoo.common.options import VERBOSITY_VARIABLE, take_option
 from zoo.common.registry import admit
 
-HERE = Path(__file__).parent
-PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
-RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
-FIT = "fit"  # `*fit` of a tool: recipe, fragments and flags of `zoo fit`
-MODEL_OPTIONS = "model_options"  # `*model_options` of a tool: `--model.KEY VALUE` of the model that it loads
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 FIRST_GROUP = "training and inference"  # of the help
-FORMER_NAMES = {"sweep": "compare-samplers"}  # still answer, and are not listed
 
 
 def entry() -> None:
@@ -78,10 +63,11 @@ def main(args: Sequence[str] | None = None) -> int:
                 print(short_help(command))
                 return 0
             rest = recipes_named(rest)
-            check_trainer_command(rest)
-            put_off_imports()
-            with collector_off():
-                from zoo.cli.trainer import run
+            read_files(rest)  # a wrong file or section is answered before torch is imported
+            gc.disable()  # it would go through all that imports make, again and again
+            from zoo.cli.trainer import run
+
+            gc.enable()
             return run(command, rest)
         return run_tool(command, rest)
     except SystemExit as stop:  # a signal's exit code, or argparse's
@@ -114,130 +100,12 @@ def _take_verbosity(arguments: list[str]) -> list[str]:
     return arguments
 
 
-def run_tool(command: str, args: list[str]) -> int:
-    """Parse the arguments of a tool's function and call it."""
-    tools = find_tools()
-    command = FORMER_NAMES.get(command, command)
-    if args and f"{command} {args[0]}" in tools:
-        command, args = f"{command} {args[0]}", args[1:]
-    if command not in tools:
-        of_systems = [name for name in tools if name.startswith(f"{command} ")]
-        known = of_systems or [*TRAINER_COMMANDS, *tools]
-        given = " ".join([command, *args[:1]]) if of_systems else command
-        return _fail(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})", code=2)
-    apart: list[str] = []  # what the tool gets as it is written
-    if parameter_help(tools[command], FIT):
-        args, apart = fit_apart(tools[command], args)
-    elif parameter_help(tools[command], MODEL_OPTIONS):
-        args, apart = dotted_apart(args)
-    check_tool(command, tools[command], (*RANKS, "progress"), args)
-    put_off_imports()
-    module, _, name = tools[command].partition(":")
-    with collector_off():
-        function = getattr(importlib.import_module(module), name)
-        for option, slot in get_type_hints(function).items():
-            check_part(command, option, slot, args)
-    positional = getattr(function, "positional", True)
-    parameters = signature(function).parameters
-    ranks = {key: value for key, value in zip(RANKS, process_rank(), strict=True) if key in parameters}
-    many = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
-    flags = [name for name, parameter in parameters.items() if parameter.annotation in (bool, "bool")]
-
-    from zoo.cli.parsing import OneLineParser
-
-    parser = OneLineParser(prog=f"zoo {command}", description=summary(tools[command]))
-    for name in many:
-        parser.add_argument(name, nargs="*", type=str, default=[], help=parameter_help(tools[command], name))
-    parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip={*RANKS, "progress"})
-    values = dict(parser.instantiate(parser.parse_args(files_first(with_values(args, flags)))))
-    _find_models(values, getattr(function, "writes_into", ()))
-    several = [*apart, *(value for name in many for value in values.pop(name))]
-    if process_rank()[0] > 0 and not ranks and not getattr(function, "shared", True):
-        print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
-        return 0
-    with locked_arguments(function, values, command):
-        result = function(*several, **values, **ranks)
-    if isinstance(result, Mapping):
-        place = values.get((*getattr(function, "writes_into", ()), "output")[0])
-        return _show_counts(result, place)
-    return result if isinstance(result, int) else 0
-
-
-def _find_models(values: dict[str, Any], written: Sequence[str]) -> None:
-    """Put folders in the place of names in a tool's arguments: `hf://user/name` of a hub, `last` of the newest run."""
-    for name, value in values.items():
-        if not isinstance(value, Path):
-            continue
-        target = name in (*written, "output", "target")
-        if value.as_posix().startswith("hf:/"):
-            from zoo.runs.hub.names import local, parsed
-
-            if target:
-                raise ValueError(f"{parsed(value)} is on a hub: `zoo push` writes there")
-            values[name] = local(value)
-        elif value == Path("last") and not target and not value.exists():
-            values[name] = _newest_run()
-
-
-def _newest_run() -> Path:
-    from zoo.runs.folder import RUNS_ROOT, newest_run
-
-    newest = newest_run(RUNS_ROOT)
-    if newest is None:
-        raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
-    print(f"last is {newest}", file=sys.stderr)
-    return newest
-
-
-def _show_counts(counts: Mapping[str, Any], place: Any) -> int:
-    """Print what a tool has counted (other results it has shown itself); 1 where something failed."""
-    missing = counts.get("missing")
-    if counts.keys() != {"missing"} and all(isinstance(value, int | float | list) for value in counts.values()):
-        print(f"{place}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
-    if missing:
-        print(f"{missing} parts are missing: the other processes, or the same command again, make them")
-    return int(bool(counts.get("failed")))
-
-
-def find_tools() -> dict[str, str]:
-    """All tools: command name -> "module:function", read from the sources without importing them."""
-    tools = {
-        file.stem.replace("_", "-"): f"zoo.cli.commands.{file.stem}:main"
-        for file in sorted((HERE / "commands").glob("[!_]*.py"))
-    }
-    for file in sorted(HERE.parent.glob("*/commands.py")):
-        table = next(node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
-        for name, function in ast.literal_eval(table.value).items():
-            tools[f"{name} {file.parent.name}" if name in PER_SYSTEM else name.replace("_", "-")] = function
-    return tools
-
-
-def summary(tool: str) -> str:
-    """The first line of the docstring of a function "module:function", which is not imported."""
-    return docstring(tool).partition("\n")[0]
-
-
-def parameter_help(tool: str, parameter: str) -> str:
-    """What the docstring of a function "module:function" says of a parameter in its first line."""
-    found = re.search(rf"^ *\*?{parameter}: (.*)", docstring(tool), re.MULTILINE)
-    return found[1] if found else ""
-
-
-def docstring(tool: str) -> str:
-    """The docstring of a function "module:function", as it stands in its source."""
-    module, _, name = tool.partition(":")
-    file = HERE.parents[1].joinpath(*module.split(".")).with_suffix(".py")
-    function = file.read_text(encoding="utf-8").partition(f"\ndef {name}(")[2]
-    return function.partition('"""')[2].partition('"""')[0]
-
-
 def overview() -> str:
     """The help of `zoo` itself."""
     groups: dict[str, list[tuple[str, str]]] = {FIRST_GROUP: list(TRAINER_COMMANDS.items())}
     for name, tool in find_tools().items():
-        group = name.partition(" ")[2] or tool.split(".")[1].replace("cli", "runs, files and this machine")
-        group = FIRST_GROUP if name == "predict" else group
-        groups.setdefault(group, []).append((name, summary(tool)))
+        group = name.partition(" ")[2] or tool.package.replace("cli", "runs, files and this machine")
+        groups.setdefault(FIRST_GROUP if name == "predict" else group, []).append((name, tool.summary))
     width = max(len(name) for rows in groups.values() for name, _ in rows)
     lines = ["usage: zoo COMMAND [options]   (zoo COMMAND --help tells a command's options)"]
     for title, rows in groups.items():

@@ -18,34 +18,29 @@ from typing import Any, NoReturn
 import lightning as L
 import torch.distributed
 import yaml
-from jsonargparse import ActionConfigFile, Namespace
+from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
 from zoo.cli.helps import asks_for_help
-from zoo.cli.lazy_imports import collector_off
-from zoo.cli.parsing import (
-    CLASS_SECTIONS,
+from zoo.cli.parser import (
     PARSER_MODE,
-    SECTIONS,
     ConfigError,
-    MergingConfigFile,
     OneLineParser,
-    check_config,
     explain_build,
+    explain_refusal,
     fail,
-    inlined,
     limit_names,
-    read_no_other_files,
 )
 from zoo.cli.quiet import filter_warnings, quietly, show_records
+from zoo.cli.recipes import CLASSES, GROUPS, WrongNameError, compose_arguments, compose_config
 from zoo.common import registry
 from zoo.common.atomic import write_atomic
 from zoo.common.locks import locked
-from zoo.common.options import files_first, take_option
-from zoo.common.reading.configs import check_places, read_config, read_mapping
+from zoo.common.options import take_option
+from zoo.common.reading.configs import check_places, read_config
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.checkpoints import step_of
@@ -68,18 +63,33 @@ from zoo.training.strategies.fsdp import FSDP2
 from zoo.training.task import ZooTask
 
 
+class RefusedError(SystemExit):
+    """What a parser says of an argument; jsonargparse passes it on as it is, from a parser within a parser too."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(2)
+        self.message = message
+
+
 class ZooParser(LightningArgumentParser):
-    """LightningCLI's parser with one-line errors and files that merge."""
+    """LightningCLI's parser, in which no text of a config stands for another file."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Report a wrong key or value in one line and exit with code 2."""
-        fail(self.prog, STRATEGY_ERROR if any(name in message for name in SHARDED_BY_LIGHTNING) else message)
+        """Refuse an argument."""
+        raise RefusedError(message)
 
-    def add_argument(self, *args: Any, **kwargs: Any) -> Any:
-        """Add an argument; config files merge."""
-        if kwargs.get("action") is ActionConfigFile:
-            kwargs["action"] = MergingConfigFile
-        return super().add_argument(*args, **kwargs)
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Add a class's arguments, of which none is read from a file."""
+        return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
+
+
+def explain_arguments(message: str, args: Sequence[str], parser: LightningArgumentParser) -> str:
+    """What is wrong with a command line, by what the parser said of it and by the keys that are known."""
+    if any(name in message for name in SHARDED_BY_LIGHTNING):
+        return STRATEGY_ERROR
+    keys = list(parser.get_defaults().keys())
+    groups = {group: [key.split(".")[1] for key in keys if key.startswith(f"{group}.")] for group in GROUPS}
+    return explain_refusal(message, args, groups)
 
 
 def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
@@ -174,12 +184,28 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
 log = logging.getLogger(__name__)
 
 DEFAULT_SEED = 1234
+POSITIVE = {  # numbers that Lightning and the loaders divide by
+    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_batches", "val_check_interval",
+}  # fmt: skip
 # They read checkpoints by pickle.
 SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 STRATEGY_ERROR = (
     'Parser key "trainer.strategy": expected auto, ddp or a class; for shards use zoo.training.FSDP2 '
     "(--config configs/trainer/fsdp.yaml) or zoo.training.ZeROStrategy (--config configs/trainer/deepspeed.yaml)"
 )
+
+
+def check_positive(config: Mapping[str, Any], place: str = "") -> None:
+    """Refuse zero where Lightning or a loader divides by it.
+
+    Raises:
+        WrongNameError: naming the key.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_positive(value, f"{place}{key}.")
+        elif key in POSITIVE and isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+            raise WrongNameError(f"{place}{key} is {value}; expected a number above 0")
 
 
 def report_callback_changes(former: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -293,6 +319,13 @@ class ZooCLI(LightningCLI):
         logged = LoggedRun(self.recipe, lambda: config_text(self.parser, self.config))
         return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), Throughput(), Resources(), GradNorm()]
 
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add trainer, model and data; the latter two are classes by name, and no files."""
+        parser.add_lightning_class_args(L.Trainer, "trainer")
+        parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
+        parser.add_argument("--model", type=ZooTask, required=True)
+        parser.add_argument("--data", type=L.LightningDataModule, required=True)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
@@ -318,24 +351,23 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
-        read_no_other_files(parser)
-        for file in config_files(args):
-            check_config(Path(file))
         try:
-            self.config = parser.parse_args(inlined(files_first(args)))
+            self.config = parser.parse_args(compose_arguments(args))
+        except RefusedError as error:
+            fail(self.parser.prog, explain_arguments(error.message, args, self.parser))
+        except WrongNameError:
+            raise
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
         if self.brought is not None:
             check_places(self.config.as_dict(), self.brought, args)
-        for section in SECTIONS:
-            if not isinstance(self.config[section], Namespace):  # jsonargparse takes anything for a group of options
-                parser.error(f'Parser key "{section}": expected a mapping, not {self.config[section]!r}')
+        check_positive(self.config.as_dict())
         strategy = self.config["trainer.strategy"]
         if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
-            parser.error(STRATEGY_ERROR)
+            fail(parser.prog, STRATEGY_ERROR)
         seed = self.config["seed_everything"]
         if seed is not None and not 0 <= seed < 2**32:
-            parser.error(f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')
+            fail(parser.prog, f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')
 
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
@@ -419,8 +451,7 @@ def run(command: str, args: list[str], brought: Path | None = None) -> int:
         return full_help(command, args)
     with contextlib.ExitStack() as held:
         args, own = complete(command, args)
-        with collector_off():  # a recipe's classes are imported here
-            cli = ZooCLI(command, args, brought or own, held)
+        cli = ZooCLI(command, args, brought or own, held)
         return _execute(command, cli)
 
 
@@ -428,15 +459,15 @@ def full_help(command: str, args: Sequence[str]) -> int:
     """Print every option, then the arguments of the classes that the recipes name; returns the exit code 0."""
     with contextlib.suppress(SystemExit):
         ZooCLI(command, ["--help"])
-    for section in CLASS_SECTIONS:
-        named = [read_mapping(Path(file)).get(section) or {} for file in config_files(list(args))]
-        paths = [part["class_path"] for part in named if "class_path" in part]
-        if paths:
-            options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {registry.current_name(paths[-1])}")
-            options.add_subclass_arguments(registry.find(paths[-1]), f"{section}")
+    config, _ = compose_config(args)
+    for section in CLASSES:
+        name = (config.get(section) or {}).get("class_path")
+        if name:
+            options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {name}")
+            options.add_subclass_arguments(registry.find(name), section)
             print()
             with contextlib.suppress(SystemExit):
-                options.parse_args([f"--{section}.help={registry.current_name(paths[-1])}"])
+                options.parse_args([f"--{section}.help={name}"])
     return 0
 
 

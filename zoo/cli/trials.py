@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.cli.check import check_trainer_command
-from zoo.cli.names import pairs, recipes_named
 from zoo.cli.quiet import quietly, show_records
+from zoo.cli.recipes import pairs, recipes_named
 from zoo.cli.trainer import ZooCLI, complete
 from zoo.common.options import CONFIG_OPTIONS
 from zoo.runs import folder as runs
@@ -63,7 +62,6 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quietly():
         settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
         arguments = recipes_named([*options, *(f"--trainer.{key}={value}" for key, value in settings.items())])
-        check_trainer_command(arguments)
         arguments, brought = complete("fit", arguments)
         if not any(each.partition("=")[0] in CONFIG_OPTIONS for each in arguments):
             raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")

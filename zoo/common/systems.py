@@ -10,6 +10,7 @@ from pathlib import Path
 from zoo.common.registry import admitted
 
 PACKAGE = Path(__file__).parents[1]
+OVERRIDES = "trainer"  # settings that recipes share, named like a system
 # Packages of the zoo that serve every system.
 SHARED = ("audio", "cli", "common", "convert", "runs", "training", "ui")
 
@@ -68,6 +69,13 @@ def systems() -> list[System]:
         if _converts(folder) or (folder / "configs").is_dir():
             found.append(_system(package, folder, folder / "configs"))
     return found
+
+
+def recipe_paths() -> dict[str, Path]:
+    """All recipes by name (`hifigan/smoke`), then the settings to be laid over one (`trainer/gpu`)."""
+    found = {f"{system.name}/{path.stem}": path for system in systems() for path in system.recipes}
+    shared = sorted((recipe_root() / OVERRIDES).glob("*.yaml"))
+    return found | {f"{OVERRIDES}/{path.stem}": path for path in shared}
 
 
 def _converts(folder: Path) -> bool:

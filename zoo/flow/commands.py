@@ -1,9 +1,24 @@
-"""Tools of flow matching alone: command -> the function that it calls, whose signature and docstring are its help."""
+"""Tools of flow matching alone: command -> the function that it calls, with the first line of its docstring."""
 
 COMMANDS = {
-    "sample": "zoo.flow.inference.generate:sample",
-    "compare_samplers": "zoo.flow.evaluation.tables:sweep_run",
-    "make_pairs": "zoo.flow.inference.pairs:write_pairs",
-    "straightness": "zoo.flow.evaluation.tables:print_straightness",
-    "evaluate": "zoo.flow.evaluation.evaluate:evaluate",
+    "sample": (
+        "zoo.flow.inference.generate:sample",
+        "Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.",
+    ),
+    "compare-samplers": (
+        "zoo.flow.evaluation.tables:sweep_run",
+        "Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.",
+    ),
+    "make-pairs": (
+        "zoo.flow.inference.pairs:write_pairs",
+        "Write a run's samples with the noise that each was made of, to train on: reflow and distillation.",
+    ),
+    "straightness": (
+        "zoo.flow.evaluation.tables:print_straightness",
+        "Tell how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.",
+    ),
+    "evaluate": (
+        "zoo.flow.evaluation.evaluate:evaluate",
+        "Compare generated images with real ones: Fréchet and kernel distance, accuracy, variety, copying.",
+    ),
 }

@@ -1,8 +1,20 @@
-"""Tools of Miipher alone: command -> the function that it calls, whose signature and docstring are its help."""
+"""Tools of Miipher alone: command -> the function that it calls, with the first line of its docstring."""
 
 COMMANDS = {
-    "degrade": "zoo.miipher.data.degrade_corpus:degrade",
-    "evaluate": "zoo.audio.evaluation.run:evaluate_folders",
-    "cache_features": "zoo.miipher.inference.feature_cache:cache_features",
-    "assemble": "zoo.miipher.inference.restore:assemble",
+    "degrade": (
+        "zoo.miipher.data.degrade_corpus:degrade",
+        "Write degraded copies of a corpus as mirrored trees clean/ and degraded/, split into train and val.",
+    ),
+    "evaluate": (
+        "zoo.audio.evaluation.run:evaluate_folders",
+        "Measure restored (and degraded) files against clean ones: CSV, summary with intervals, box plots.",
+    ),
+    "cache-features": (
+        "zoo.miipher.inference.feature_cache:cache_features",
+        "Write the features of audio as memory-mappable .npy files, for training the vocoder without the encoder.",
+    ),
+    "assemble": (
+        "zoo.miipher.inference.restore:assemble",
+        "Write a restorer of a trained cleaner and a vocoder that was not fine-tuned on it, as an export.",
+    ),
 }

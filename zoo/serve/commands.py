@@ -9,7 +9,12 @@ from pathlib import Path
 
 from zoo.common.ranges import at_least, within
 
-COMMANDS = {"serve": "zoo.serve.commands:main"}
+COMMANDS = {
+    "serve": (
+        "zoo.serve.commands:main",
+        "Serve a trained system over HTTP: POST /predict, GET /openapi.json, /healthz and /metrics.",
+    ),
+}
 MODULES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 MIN_TOKEN_LENGTH = 16
 ANY_ADDRESS = ("0.0.0.0", "::")

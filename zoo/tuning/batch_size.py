@@ -71,7 +71,7 @@ class Facts:
 
 
 def main(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3) -> int:
-    """Find the largest batch that trains, and the smallest as fast: zoo find-batch RECIPE [FRAGMENT | options of fit].
+    """Find the largest batch that trains, and the smallest as fast: zoo find-batch RECIPE [options of fit].
 
     Each try trains some steps, in a process of its own, with all optimizers, on one device, with the longest items
     where items differ. The size is doubled from the recipe's until memory or items end, then halved in between.

@@ -48,7 +48,7 @@ class Measurement(L.Callback):
 
 
 def main(*fit: str, steps: int = 4) -> int:
-    """Compare precisions on a recipe's first steps: zoo find-precision RECIPE [FRAGMENT | options of fit].
+    """Compare precisions on a recipe's first steps: zoo find-precision RECIPE [options of fit].
 
     Each precision trains the same batches with the same random numbers, on one device: float32, bfloat16, and on CUDA
     also float16. Differences are relative to float32: of the mean loss, and of the first optimizer step's gradients.

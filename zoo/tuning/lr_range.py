@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zoo.cli.names import near
+from zoo.cli.recipes import near
 from zoo.cli.trials import ENDLESS, train, trial
 from zoo.common.locks import locked
 from zoo.common.ranges import at_least, positive
@@ -59,7 +59,7 @@ def main(
     loss: str | None = None,
     output: Path | None = None,
 ) -> int:
-    """Find learning rates for a recipe by a range test: zoo find-lr RECIPE [FRAGMENT | options of fit ...].
+    """Find learning rates for a recipe by a range test: zoo find-lr RECIPE [options of fit].
 
     Trains through the rates from the lowest to the highest, in a temporary folder, on one device, until the loss
     diverges. Schedules are overridden, guards of the loss and averages of the weights left out; clipping and

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from zoo.cli.check import CLASS_KEYS
-from zoo.cli.names import near
+from zoo.cli.recipes import CLASS_KEYS, near
 from zoo.common.options import SETTINGS_SUFFIXES
 from zoo.common.reading.configs import read_mapping
 from zoo.common.reading.text import check_yaml

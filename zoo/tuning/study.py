@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from filelock import BaseFileLock, FileLock, Timeout
 
-from zoo.cli.check import check_trainer_command
-from zoo.cli.names import find_recipe, pairs, recipes_named
+from zoo.cli.recipes import find_recipe, pairs, read_files, recipes_named
 from zoo.common.atomic import write_atomic
 from zoo.common.options import CONFIG_OPTIONS, verbosity
 from zoo.common.ranges import at_least
@@ -170,7 +169,7 @@ def _define(wished: Mapping[str, Any]) -> Definition:
     spaces = [parse_space(key, text, "--search") for key, text in search.items()]
     named = recipes_named(list(fit))
     for each in spaces:
-        check_trainer_command([*named, *(option(each.key, value) for value in each.samples()[:1])])
+        read_files([*named, *(option(each.key, value) for value in each.samples()[:1])])
     if any(word in ("--ckpt_path", "--trainer.default_root_dir") for word, _, _ in pairs(fit)):
         raise ValueError("tune sets ckpt_path and trainer.default_root_dir of its trials itself: leave them out")
     samples = itertools.zip_longest(*([option(each.key, value) for value in each.samples()] for each in spaces))
@@ -209,7 +208,7 @@ def _parsed(commands: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 def parse_all(commands: Sequence[Sequence[str]], packages: Sequence[str]) -> dict[str, Any]:
     """What `_parsed` does in its process."""
-    from zoo.cli.parsing import limit_names
+    from zoo.cli.parser import limit_names
     from zoo.cli.quiet import filter_warnings, quietly
     from zoo.cli.trainer import ZooCLI
     from zoo.common.registry import admit

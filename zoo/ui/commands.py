@@ -1,4 +1,4 @@
-"""The tool of the page: command -> the function, whose signature and docstring are its help."""
+"""The tool of the page: command -> the function, with the first line of its docstring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 from zoo.common.ranges import at_least, within
 
-COMMANDS = {"ui": "zoo.ui.commands:main"}
+COMMANDS = {
+    "ui": ("zoo.ui.commands:main", "Serve the local web page: train, watch, inspect, predict; for this machine only."),
+}
 MODULES = ("fastapi", "nicegui", "psutil", "uvicorn")
 LEAST_PASSWORD = 8
 

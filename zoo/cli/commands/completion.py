@@ -6,9 +6,8 @@ import argparse
 from typing import Any, Literal
 
 from zoo.cli.helps import OPTIONS, TRAINER_COMMANDS
-from zoo.cli.main import RANKS, find_tools, summary
-from zoo.cli.names import recipes
-from zoo.common.reading.signatures import arguments
+from zoo.cli.recipes import recipes
+from zoo.cli.tools import find_tools
 
 RUNS = {
     "bash": '_zoo_runs() { compgen -W last -- "$1"; compgen -d -- "${1:-runs/}"; }',
@@ -49,10 +48,6 @@ def _parser(file: Any) -> argparse.ArgumentParser:
         head, _, system = name.partition(" ")
         if system and head not in groups:
             groups[head] = commands.add_parser(head, help=f"{head} a run, by system").add_subparsers()
-        sub = (groups[head] if system else commands).add_parser(system or head, help=summary(tool))
-        module, _, function = tool.partition(":")
-        for argument in arguments(module, function) or {}:
-            if argument not in RANKS:
-                given: Any = sub.add_argument(f"--{argument}")
-                given.complete = RUN if argument == "ckpt_path" else file
+        given: Any = (groups[head] if system else commands).add_parser(system or head, help=tool.summary)
+        given.add_argument("path", nargs="*").complete = RUN
     return parser

@@ -6,8 +6,8 @@ import shutil
 import sys
 
 from zoo.cli.helps import aligned
-from zoo.cli.names import FRAGMENTS, recipes
-from zoo.common.systems import systems
+from zoo.cli.recipes import recipes
+from zoo.common.systems import OVERRIDES, systems
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
 
     The settings at the end are laid over a recipe: `zoo fit hifigan/base trainer/gpu`.
     """
-    titles = {system.name: system.title for system in systems()} | {FRAGMENTS: "settings to lay over a recipe"}
+    titles = {system.name: system.title for system in systems()} | {OVERRIDES: "settings to lay over a recipe"}
     listed = recipes()
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     width = max(len(recipe.name) for recipe in listed)

@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from zoo.cli.check import WrongNameError
-from zoo.cli.names import listed, near, pairs
-from zoo.cli.parsing import PARSER_MODE, OneLineParser, limit_names, read_no_other_files
+from zoo.cli.parser import PARSER_MODE, OneLineParser, limit_names
 from zoo.cli.quiet import show_records
+from zoo.cli.recipes import WrongNameError, listed, near, pairs
 from zoo.common import registry
 from zoo.common.hardware import own_device
 from zoo.common.locks import writes_into
@@ -131,11 +130,10 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     limit_names()
     cls = registry.find(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
-    known = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False, sub_configs=True)
+    known = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
     keys = [name.removeprefix("model.") for name in known]
     defaults = {f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys}
     parser.set_defaults(defaults)
-    read_no_other_files(parser)
     words, given = [], []
     for option, value, _ in pairs(args):
         option = option.replace("--model.init_args.", "--model.", 1)

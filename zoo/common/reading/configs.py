@@ -7,6 +7,7 @@ anybody.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zoo.common.reading.text import find_duplicate_key, safe_load
 from zoo.common.registry import renamed
+from zoo.common.systems import recipe_paths
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
@@ -48,7 +50,7 @@ def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is no mapping, or names what a config may not.
     """
-    content = read_mapping(path)
+    content = read_mapping(path) if brought else load_recipe(path)
     limit_resolvers()
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
@@ -84,6 +86,68 @@ def read_mapping(path: Path) -> dict[str, Any]:
         key, first, second = twice
         raise ConfigFileError(f"{path}: {key} stands in line {first} and again in line {second}; keep one")
     return content
+
+
+def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
+    """Read a recipe laid over those that it extends: `extends: base` (a file beside it) or `extends: hifigan/base`.
+
+    Args:
+        path: of the recipe.
+        extending: the recipes that extend it.
+
+    Returns:
+        What it says with interpolations as they stand.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigFileError: it is no mapping, holds a key twice, extends itself or what is no recipe.
+    """
+    content = read_mapping(path)
+    names = content.pop("extends", [])
+    merged: dict[str, Any] = {}
+    for name in names if isinstance(names, list) else [names]:
+        base = _extended(name, path)
+        if base in (path, *extending):
+            raise ConfigFileError(f"{path}: extends {name}, which extends it")
+        merged = merge(merged, load_recipe(base, (path, *extending)))
+    return merge(merged, content)
+
+
+def _extended(name: Any, path: Path) -> Path:
+    """The file of a recipe that another one extends; names only, as a recipe may come from anybody."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+(/[\w-]+)?", name):
+        raise ConfigFileError(f"{path}: extends {name!r}; expected the name of a recipe, such as base or hifigan/base")
+    beside = path.parent / f"{name}.yaml"
+    found = beside if "/" not in name else recipe_paths().get(name)
+    if found is None or not found.is_file():
+        raise ConfigFileError(f"{path}: extends {name}, and there is no such recipe (`zoo list` shows all)")
+    return found
+
+
+def merge(before: Any, after: Any) -> Any:
+    """Lay a part of a config over another: mappings join key by key, `key+` adds to a list, all else is replaced.
+
+    Another class (`class_path`) or `model_type` starts anew, as the arguments of the former are not its own.
+    """
+    if not isinstance(after, Mapping):
+        return after
+    old = before if isinstance(before, Mapping) else {}
+    if any(kind in after and not _is_same_class(old.get(kind), after[kind]) for kind in ("class_path", "model_type")):
+        old = {}
+    merged = dict(old)
+    for key, value in after.items():
+        if isinstance(key, str) and key.endswith("+"):
+            name, more = key.removesuffix("+"), value if isinstance(value, list) else [value]
+            merged[name] = [*(merged.get(name) or []), *more]
+        else:
+            merged[key] = merge(merged.get(key), value)
+    return merged
+
+
+def _is_same_class(before: Any, after: Any) -> bool:
+    """Whether two names are one class; one of them may be without its package."""
+    old, new = (str(name) for name in (before, after))
+    return old == new if "." in old and "." in new else old.rpartition(".")[2] == new.rpartition(".")[2]
 
 
 def limit_resolvers() -> None:

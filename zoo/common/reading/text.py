@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -17,15 +18,41 @@ MAX_PLAIN = 10_000  # characters of a value without quotes, which may be a numbe
 MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_INTEGER = re.compile(r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$")
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_NUMERIC_TAGS = [f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")]
 
 
 class PlainLoader(_Loader):
-    """Reads plain values; a date stays text."""
+    """Reads plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text."""
 
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
+        first: [(tag, pattern) for tag, pattern in rules if tag not in _NUMERIC_TAGS]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+
+def _read_integer(loader: Any, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+
+
+PlainLoader.add_constructor("tag:yaml.org,2002:int", _read_integer)
+PlainLoader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
+
+
+class PlainDumper(yaml.SafeDumper):
+    """Quotes texts that either version of YAML would read as numbers."""
+
+
+PlainDumper.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+PlainDumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
+
+
+def dump_yaml(value: Any) -> str:
+    """Write plain values as YAML that `safe_load` reads back as they are; keys keep their order."""
+    return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
 class YAMLBombError(yaml.YAMLError, UnsafeFileError):
@@ -40,7 +67,7 @@ def safe_load(text: str) -> Any:
         yaml.YAMLError: it is no YAML of plain values.
     """
     check_yaml(text)
-    return yaml.load(text, Loader=_Loader)
+    return yaml.load(text, Loader=PlainLoader)
 
 
 def check_yaml(text: str, max_depth: int = MAX_DEPTH) -> str:

@@ -1,8 +1,9 @@
+"""Wrong command lines and configs: one line that names the key and the nearest one; recipes laid over one another."""
+
 from __future__ import annotations
 
 import contextlib
 import io
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,10 @@ import pytest
 import yaml
 
 from tests.harness import REPOSITORY
-from zoo.cli.check import check_tool, check_trainer_command
-from zoo.cli.main import find_tools, main
-from zoo.cli.names import find_recipe, near, pairs, recipes, recipes_named
-from zoo.cli.parsing import check_config
-from zoo.common import registry
-from zoo.common.reading.signatures import arguments
-
-PARTS = [name for package in registry.PACKAGES for name in registry.names(package)]
+from zoo.cli.main import main
+from zoo.cli.recipes import compose_config, find_recipe, near, pairs, recipes_named
+from zoo.cli.tools import find_tools
+from zoo.common.reading.configs import load_recipe, merge, read_config
 
 
 def say(*args):
@@ -29,55 +26,29 @@ def say(*args):
     return code, out.getvalue().strip()
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_sources_say_what_the_classes_take(name):
-    import inspect
-
-    found = arguments(registry.module_of(name), name.rpartition(".")[2])
-    cls = registry.find(name)
-    if found is None:
-        assert any(each.kind is each.VAR_KEYWORD for each in inspect.signature(cls).parameters.values())
-        return
-    taken = {each: hint for each, hint in registry.slots(cls).items() if each not in ("args", "kwargs")}
-    assert set(found) >= set(taken)
-    assert set(found) - set(taken) <= set(inspect.signature(cls.__init__).parameters)
-    for key, argument in found.items():
-        if argument.choices is not None:
-            assert set(_literals(taken[key])) == set(argument.choices)
-
-
-def _literals(hint):
-    import typing
-
-    for each in typing.get_args(hint):
-        yield from _literals(each) if typing.get_args(each) else [None if each is type(None) else each]
-
-
-@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
-def test_recipes_are_right(recipe):
-    assert find_recipe(recipe.name) == recipe.path
-    check_trainer_command(["--config", str(recipe.path)])
-
-
-WRONG = [
+EARLY = [
     (["fit", "flow/smoek"], "no recipe 'flow/smoek': did you mean flow/smoke"),
     (["fit", "flow"], "no recipe 'flow': did you mean flow/"),
     (["fit", "--config", "flow/smoek"], "did you mean flow/smoke"),
     (["fit", "--config=configs/flow/smok.yaml"], "smok.yaml: no such file: did you mean configs/flow/smoke"),
-    (["fit", "flow/smoke", "--data.batch_sise=3"], "key data.init_args.batch_sise: did you mean batch_size? (keys"),
-    (["fit", "flow/smoke", "--data.init_args.batch_sise", "3"], "mean batch_size? (keys of zoo.flow.ImageData: "),
-    (["fit", "flow/smoke", "--trainer.max_step", "3"], "unknown key trainer.max_step: did you mean max_steps"),
-    (["fit", "flow/smoke", "--model.net.chanels=3"], "key model.init_args.net.init_args.chanels: did you mean ch"),
-    (["fit", "flow/smoke", "--model.net", "zoo.flow.UNett"], "zoo.flow has no part UNett: did you mean zoo.flow.UNet"),
-    (["fit", "flow/smoke", "--model", "zoo.flow.FlowTsk"], "model.class_path: zoo.flow has no part FlowTsk: did you"),
-    (["fit", "flow/smoke", "--trainer.precision", "bf16-mixd"], "is 'bf16-mixd': did you mean bf16-mixed"),
     (["fit", "flow/smoke", "--chekpoints.monitor=x"], "did you mean --checkpoints.monitor"),
     (["fit", "flow/smoke", "--loger", "wandb"], "unknown option --loger: did you mean --loggers?"),
     (["fit", "flow/smoke", "--output=x"], "unknown option --output"),
     (["fti"], "no command 'fti': did you mean fit?"),
     (["evaluate", "flw"], "no command 'evaluate flw': did you mean evaluate flow"),
+]
+WRONG = [
+    *EARLY,
+    (["fit", "flow/smoke", "--data.batch_sise=3"], "key data.init_args.batch_sise: did you mean batch_size? (keys"),
+    (["fit", "flow/smoke", "--data.init_args.batch_sise", "3"], "mean batch_size? (keys of zoo.flow.ImageData: "),
+    (["fit", "flow/smoke", "--trainer.max_step", "3"], "unknown key trainer.max_step: did you mean max_steps"),
+    (["fit", "flow/smoke", "--model.net.chanels=3"], "key model.init_args.net.init_args.chanels: did you mean ch"),
+    (["fit", "flow/smoke", "--model.net", "zoo.flow.UNett"], "net.class_path: zoo.flow registers no part"),
+    (["fit", "flow/smoke", "--model", "zoo.flow.FlowTsk"], "model.class_path: zoo.flow registers no part"),
+    (["fit", "flow/smoke", "--trainer.precision", "bf16-mixd"], "error: trainer.precision: expected"),
+    (["fit", "flow/smoke", "--data.batch_size", "eight"], "error: data.init_args.batch_size: expected int, got eight"),
     (["inspect", "x", "--pth", "y"], "inspect has no option --pth: did you mean --path?"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +62,8 @@ def test_the_nearest_name(args, message, monkeypatch):
     assert len(said.splitlines()) == 1
 
 
-def test_neither_torch_nor_lightning_is_imported_for_a_mistake():
-    mistakes = [args for args, _ in WRONG]
+def test_neither_torch_nor_lightning_is_imported_for_a_wrong_name():
+    mistakes = [args for args, _ in EARLY]
     script = f"import sys; from zoo.cli.main import main\nfor args in {mistakes!r}: assert main(args) == 2\n"
     script += "assert not {'torch', 'lightning', 'jsonargparse', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
@@ -136,24 +107,6 @@ def test_wrong_configs(tmp_path, content):
     assert "x.yaml: " in said
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"data": {"class_path": "my.package.Data", "init_args": {"anything": 1}}},
-        {"model": {"class_path": "FlowTask", "init_args": {"net": "UNet"}}},
-        {"wandb": {"mode": "${oc.env:ZOO_MODE,offline}"}},
-        {"trainer": {"precision": 32, "logger": False, "callbacks": None}},
-        {"model": "text", "data": [1], "trainer": "x"},
-        {"trainer": {"accumulate_grad_batches": "${data.init_args.batch_size}", "val_check_interval": "00:10:00"}},
-        {"checkpoints": {"every_n_batches": None}, "trainer": {"val_check_interval": 0.5}},
-    ],
-)
-def test_what_the_sources_do_not_show_is_left_to_the_parser(tmp_path, content):
-    path = tmp_path / "x.yaml"
-    path.write_text(yaml.safe_dump(content))
-    check_trainer_command(["--config", str(path)])
-
-
 UNREADABLE = [
     ("", "expected a mapping of keys, found nothing"),
     ("# a comment alone", "expected a mapping of keys, found nothing"),
@@ -168,20 +121,12 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize("option", ["--config", "--data", "--ckpt_path"])
+@pytest.mark.parametrize("option", ["--config", "--data"])
 @pytest.mark.parametrize(("text", "message"), UNREADABLE)
 def test_unreadable_config_is_named(option, text, message, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    given = tmp_path if option == "--ckpt_path" else path
-    (tmp_path / "step_1.ckpt").touch()
-    if option == "--ckpt_path":
-        with pytest.raises(ValueError, match=re.escape(message)) as error:
-            check_config(path)
-        assert str(error.value).startswith(str(path)) and error.value.exit_code == 2
-        check_trainer_command([option, str(given)])
-        return
-    code, said = say("fit", "flow/smoke", option, given)
+    code, said = say("fit", "flow/smoke", option, path)
     assert (code, len(said.splitlines())) == (2, 1), said
     assert f"zoo: error: {path}" in said and message in said
 
@@ -191,8 +136,6 @@ def test_unknown_section_is_refused_also_when_empty(content, tmp_path):
     path = write(tmp_path / "config.yaml", **content)
     code, said = say("fit", "flow/smoke", path)
     assert code == 2 and f"{path}: unknown key modle: did you mean model?" in said
-    with pytest.raises(ValueError, match="unknown key modle: did you mean model"):  # where a run brings it
-        check_config(path)
 
 
 POSITIVE = [
@@ -222,9 +165,7 @@ def test_zero_is_refused_by_key(key, value, tmp_path):
     place[last] = yaml.safe_load(value)
     path = write(tmp_path / "x.yaml", **content)
     code, said = say("fit", "flow/smoke", path)
-    assert code == 2 and f"{path}: {key} is {value}; expected a number above 0" in said
-    for args in (["--config", str(path), f"--{key}=3"], [f"--{key}=3", "--config", str(path)]):  # an option wins
-        check_trainer_command(["--config", str(find_recipe("flow/smoke")), *args])
+    assert code == 2 and f"{key} is {value}; expected a number above 0" in said
 
 
 def test_words_of_their_own_are_recipes():
@@ -241,28 +182,73 @@ def test_folders_are_no_recipes(tmp_path):
     assert "--ckpt_path takes runs" in said
 
 
-@pytest.mark.parametrize("tool", find_tools().items(), ids=lambda tool: tool[0])
-def test_every_option_of_every_tool_is_known(tool):
-    import importlib
-    import inspect
-
-    module, _, name = tool[1].partition(":")
-    options = inspect.signature(getattr(importlib.import_module(module), name)).parameters.values()
-    check_tool(*tool, (), [f"--{each.name}" for each in options if each.kind is not each.VAR_POSITIONAL])
+@pytest.mark.parametrize("name", find_tools())
+def test_a_tools_summary_is_its_docstrings_first_line(name):
+    tool = find_tools()[name]
+    assert tool.load().__doc__.partition("\n")[0] == tool.summary
 
 
-def test_a_class_may_have_its_bases_name(tmp_path, monkeypatch):
-    (tmp_path / "named").mkdir()
-    (tmp_path / "named/__init__.py").write_text("")
-    (tmp_path / "named/first.py").write_text("class Net:\n    def __init__(self, size: int): ...\n")
-    bases = ("from named import first", "first.Net"), ("import named.first", "named.first.Net")
-    for number, (line, base) in enumerate((*bases, ("import named.first as other", "other.Net"))):
-        source = f"{line}\nclass Net({base}):\n    def __init__(self, depth: int, **kwargs): ...\n"
-        (tmp_path / f"named/second_{number}.py").write_text(source)
-    (tmp_path / "named/unknown.py").write_text("class Net(elsewhere.Net): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert all(list(arguments(f"named.second_{number}", "Net")) == ["size", "depth"] for number in range(3))
-    assert arguments("named.unknown", "Net") is None
+MERGED = [
+    ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+    ({"a": {"x": 1, "y": 1}}, {"a": {"y": 2}}, {"a": {"x": 1, "y": 2}}),
+    ({"a": {"x": 1}}, {"a": None}, {"a": None}),
+    ({"a": [1]}, {"a": [2]}, {"a": [2]}),
+    ({"a": [1]}, {"a+": [2]}, {"a": [1, 2]}),
+    ({"a": [1]}, {"a+": {"x": 2}}, {"a": [1, {"x": 2}]}),
+    ({}, {"a+": [2]}, {"a": [2]}),
+    ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"init_args": {"y": 2}}},
+     {"a": {"class_path": "p.A", "init_args": {"x": 1, "y": 2}}}),
+    ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"class_path": "A", "init_args": {"y": 2}}},
+     {"a": {"class_path": "A", "init_args": {"x": 1, "y": 2}}}),
+    ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"class_path": "p.B"}}, {"a": {"class_path": "p.B"}}),
+    ({"a": {"model_type": "llama", "x": 1}}, {"a": {"model_type": "gpt2"}}, {"a": {"model_type": "gpt2"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "merged"), MERGED)
+def test_configs_merge(before, after, merged):
+    assert merge(before, after) == merged
+
+
+def test_a_recipe_extends_others(tmp_path):
+    write(tmp_path / "base.yaml", trainer={"max_steps": 1, "precision": "32-true"}, seed_everything=1)
+    write(tmp_path / "middle.yaml", extends="base", trainer={"max_steps": 2})
+    top = write(tmp_path / "top.yaml", extends=["middle", "trainer/ddp_2"], seed_everything=3)
+    extended = read_config(find_recipe("trainer/ddp_2"))["trainer"]
+    expected = {"trainer": {"max_steps": 2, "precision": "32-true", **extended}, "seed_everything": 3}
+    assert load_recipe(top) == expected
+    assert compose_config([f"--config={top}", "--seed_everything=4"]) == (expected, ["--seed_everything=4"])
+
+
+@pytest.mark.parametrize(
+    ("extends", "message"),
+    [
+        ("top", "extends top, which extends it"),
+        ("other", "extends top, which extends it"),
+        ("nowhere", "there is no such recipe"),
+        ("flow/nowhere", "there is no such recipe"),
+        ("../top", "expected the name of a recipe"),
+        ("/etc/passwd", "expected the name of a recipe"),
+        ("base.yaml", "expected the name of a recipe"),
+        ({"a": 1}, "expected the name of a recipe"),
+        (None, "expected the name of a recipe"),
+    ],
+)
+def test_a_recipe_extends_recipes_only(extends, message, tmp_path):
+    top = write(tmp_path / "top.yaml", extends=extends)
+    write(tmp_path / "other.yaml", extends="top")
+    with pytest.raises(ValueError, match=message):
+        load_recipe(top)
+
+
+def test_files_win_over_files_before_them_and_options_over_all(tmp_path):
+    first = write(tmp_path / "a.yaml", data={"class_path": "zoo.flow.PointData", "init_args": {"batch_size": 2}})
+    second = write(tmp_path / "b.yaml", init_args={"batch_size": "${seed_everything}"})
+    given = ["--data.init_args.batch_size=5", "--data", str(second), "-c", str(first), "--loggers", "[]"]
+    config, options = compose_config(given)
+    assert config["data"] == {"class_path": "zoo.flow.PointData", "init_args": {"batch_size": 2}}
+    assert options == ["--data.init_args.batch_size=5", "--loggers", "[]"]
+    assert compose_config([*given[3:5], *given[1:3]])[0]["data"]["init_args"] == {"batch_size": "${seed_everything}"}
 
 
 def test_near():
