@@ -47,6 +47,7 @@ WARNINGS = (
     Noise("is smaller than the logging interval", "steps are counted over epochs, so values are logged all the same"),
     Noise("GPU available but not used", "the line of the devices says so"),
     Noise("`srun` command is available", "a process started without it is meant to be one"),
+    Noise("Detected call of `lr_scheduler.step", "discriminators that start later share the generator's schedule"),
     Noise("Failed to load image Python extension", "torchvision's, which reads no images here"),
     Noise("", "between libraries", FutureWarning, rf"({LIBRARIES})(\.|$)"),
     Noise("", "between libraries", DeprecationWarning, rf"({LIBRARIES})(\.|$)"),

@@ -181,7 +181,8 @@ def test_an_adopted_run_is_started_by_one_only(trainings: Trainings, places: Pla
     child = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     write_record(folder, replace(read_record(folder), server=identity(child.pid)))
     end(trainings, running)
-    assert trainings.state(run) == "queued" and trainings.position(run) is None
+    wait(lambda: trainings.position(run) is None)
+    assert trainings.state(run) == "queued"
     child.kill()
     child.wait()
     assert trainings.state(run) == "waiting"
