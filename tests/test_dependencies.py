@@ -46,6 +46,7 @@ PART_OF = {
     "pydantic": "fastapi",
     "python-socketio": "nicegui",
     "starlette": "fastapi",
+    "torchmetrics": "lightning",
 }
 
 

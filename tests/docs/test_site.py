@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from zoo.cli.main import docstring, find_tools
+from scripts.site import docstring
 from zoo.cli.recipes import recipes
+from zoo.cli.tools import find_tools
 from zoo.common import registry
 from zoo.common.reading.signatures import arguments, described
 from zoo.ui.forms.explain import explain
@@ -55,8 +56,8 @@ def test_every_public_name_of_the_package_is_a_part_or_in_the_reference() -> Non
 def test_every_command_and_each_of_its_arguments_is_told() -> None:
     page = site._commands()
     for name, tool in find_tools().items():
-        assert f"## zoo {name}\n" in page and docstring(tool).strip(), f"zoo {name} has no docstring"
-        module, _, function = tool.partition(":")
+        assert f"## zoo {name}\n" in page and docstring(tool.place).strip(), f"zoo {name} has no docstring"
+        module, _, function = tool.place.partition(":")
         said = described(module, function)
         assert [key for key in arguments(module, function) or {} if not said.get(key)] == [], f"zoo {name}"
 

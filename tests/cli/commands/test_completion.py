@@ -16,7 +16,6 @@ complete_words zoo evaluate f
 complete_words zoo fit --ck
 complete_words zoo predict --ckpt_path runs/f
 complete_words zoo predict --ckpt_path la
-complete_words zoo inspect --pa
 """
 
 
@@ -31,7 +30,6 @@ def test_bash_completes_commands_recipes_and_runs(tmp_path, capsys):
         "--ckpt_path",
         "runs/flow",
         "last",
-        "--path",
     ]
 
 
