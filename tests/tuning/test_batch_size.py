@@ -38,7 +38,7 @@ def test_the_largest_batch_is_found_though_a_try_runs_out_of_memory(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{TOY}:{REPOSITORY}")
     monkeypatch.setenv("COLUMNS", "120")  # cells of a table are not broken
-    monkeypatch.setattr("zoo.tuning.batch_size.free_memory_bytes", lambda: 2000 << 20)  # a process begins with 700 to 1000
+    monkeypatch.setattr("zoo.tuning.batch_size.free_memory_bytes", lambda: 2000 << 20)  # it begins with up to 1000
     settings = ["--target=1", "--data.batch_size=1", *callback("Hungry", megabytes=900)]
     assert main([*TOY_RECIPE, *settings]) == 0
     said = capsys.readouterr().out
