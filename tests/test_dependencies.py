@@ -39,7 +39,7 @@ WITHOUT_IMPORT = {
 PART_OF = {
     "antlr4-python3-runtime": "omegaconf",
     "docstring-parser": "jsonargparse",
-    "httpx": "nicegui",
+    "httpx": "huggingface_hub",
     "ipython": "ipykernel",
     "lightning-utilities": "lightning",
     "mkdocs": "mkdocs-material",

@@ -186,11 +186,11 @@ def find_models(values: dict[str, Any], written: Sequence[str]) -> None:
             continue
         target = name in (*written, "output", "target")
         if value.as_posix().startswith("hf:/"):
-            from zoo.runs.hub.names import local, parsed
+            from zoo.runs.hub.models import parse_hub_name, resolve_path
 
             if target:
-                raise ValueError(f"{parsed(value)} is on a hub: `zoo push` writes there")
-            values[name] = local(value)
+                raise ValueError(f"{parse_hub_name(value)} is on a hub: `zoo push` writes there")
+            values[name] = resolve_path(value)
         elif value == Path("last") and not target and not value.exists():
             values[name] = newest_run()
 

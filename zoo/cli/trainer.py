@@ -45,7 +45,7 @@ from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.checkpoints import step_of
 from zoo.runs.csv_log import RunCSV
-from zoo.runs.hub import names
+from zoo.runs.hub.models import is_hub_name, pin_revisions
 from zoo.runs.init_from import init_from
 from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
@@ -158,7 +158,7 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
     if not values:
         return args, None
     value = values[-1]
-    if names.is_name(value):
+    if is_hub_name(value):
         raise ValueError(f"--ckpt_path {value}: {command} needs a run; fit --init_from takes the weights of a hub")
     if "://" in value:
         raise ValueError(f"--ckpt_path {value}: checkpoints are read from local paths only; download it first")
@@ -373,7 +373,7 @@ class ZooCLI(LightningCLI):
         """Decide on checkpoint and run folder before anything is built."""
         self.checkpoint, self.folder = settle(self.command, self.config, self.recipe)
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
-            self.config["init_from"] = names.pinned(self.config["init_from"])
+            self.config["init_from"] = pin_revisions(self.config["init_from"])
         if self.command == "fit" and self.held is not None:
             self.held.enter_context(locked(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)

@@ -18,7 +18,7 @@ from zoo.common.registry import package_of
 from zoo.runs import checkpoints as checkpoint_files
 from zoo.runs import export, frozen
 from zoo.runs.folder import find_checkpoint
-from zoo.runs.hub.names import local
+from zoo.runs.hub.models import resolve_path
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def init_from(
     backbones = frozen.frozen_modules({"": model})
     given: dict[str, Tensor] = {}
     for path in [paths] if isinstance(paths, Path) else paths:
-        place = local(path)
+        place = resolve_path(path)
         if not place.exists():
             raise FileNotFoundError(f"init_from: nothing at {path}")
         weights, recorded = read_weights(place, type(model))

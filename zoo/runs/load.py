@@ -25,7 +25,7 @@ from zoo.runs import export, frozen
 from zoo.runs.checkpoints import is_folder, load_checkpoint
 from zoo.runs.descriptions import check_whole
 from zoo.runs.folder import find_checkpoint, newest_run
-from zoo.runs.hub.names import local
+from zoo.runs.hub.models import resolve_path
 from zoo.runs.inference import Inference
 
 
@@ -57,7 +57,7 @@ def load(
             source now gives, or an option is unknown.
     """
     registry.admit(allow_import)
-    path = local(path)
+    path = resolve_path(path)
     return build_inference(path, *read_parts(path, ema), device, **options)
 
 

@@ -18,7 +18,7 @@ from zoo.cli.main import main
 from zoo.hifigan.convert import to_original
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.hub import originals
-from zoo.runs.hub.names import Name, is_name, parsed
+from zoo.runs.hub.models import HubName, is_hub_name, parse_hub_name
 from zoo.runs.load import load
 
 ONE_STEP = ("--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
@@ -258,7 +258,7 @@ def test_what_a_hub_may_not_do(run: Path, online: Hub, tmp_path: Path, monkeypat
         with pytest.raises(ValueError, match=message):
             load(f"hf://bad/{name}")
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("zoo.runs.hub.names.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("zoo.runs.hub.models.shutil.disk_usage", lambda path: usage)
     online.put("bad/huge", good)
     with pytest.raises(ValueError, match="HF_HUB_CACHE"):
         load("hf://bad/huge")
@@ -349,10 +349,10 @@ def test_originals_are_told_checked_and_converted(
 
 
 def test_names() -> None:
-    assert parsed("hf://a/b") == parsed(Path("hf://a/b")) == Name("a/b")
-    assert parsed("hf://a/b.c-d@refs/pr/1") == Name("a/b.c-d", "refs/pr/1")
-    assert str(Name("a/b", "v1")) == "hf://a/b@v1"
-    assert is_name(Path("hf://a/b")) and not is_name("hf/a/b") and not is_name("https://a/b")
+    assert parse_hub_name("hf://a/b") == parse_hub_name(Path("hf://a/b")) == HubName("a/b")
+    assert parse_hub_name("hf://a/b.c-d@refs/pr/1") == HubName("a/b.c-d", "refs/pr/1")
+    assert str(HubName("a/b", "v1")) == "hf://a/b@v1"
+    assert is_hub_name(Path("hf://a/b")) and not is_hub_name("hf/a/b") and not is_hub_name("https://a/b")
     for wrong in ("hf://a", "hf://a/b/c", "hf://../b", "hf://a/b@", "hf://a/b@../x", "hf://a/b c"):
         with pytest.raises(ValueError, match="expected hf://"):
-            parsed(wrong)
+            parse_hub_name(wrong)

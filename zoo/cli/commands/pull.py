@@ -52,17 +52,17 @@ def main(*what: str, output: Path | None = None, file: Path | None = None) -> No
 
 def _pull(text: str, output: Path | None) -> None:
     from zoo.common.atomic import replacing
-    from zoo.runs.hub.names import PREFIX, Name, fetch, is_name, parsed
+    from zoo.runs.hub.models import PREFIX, HubName, download, is_hub_name, parse_hub_name
 
-    name = parsed(text if is_name(text) else f"{PREFIX}{text}")
-    folder = fetch(name)
+    name = parse_hub_name(text if is_hub_name(text) else f"{PREFIX}{text}")
+    folder = download(name)
     if output is None:
         print(folder)
     else:
         with replacing(output) as aside:
             shutil.copytree(folder, aside)  # files, not the cache's links to them
         print(f"wrote {output}")
-    print(f"  {Name(name.repo, folder.name)}")
+    print(f"  {HubName(name.repo, folder.name)}")
 
 
 def _list(known: Sequence[Original]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.common.systems import find_system
-from zoo.runs.hub.client import asking, client
+from zoo.runs.hub.models import client, explain_hub_errors
 
 UNKNOWN = "unknown"
 HIFIGAN_DRIVE = "https://drive.google.com/drive/folders/1-eEYTB5Av9jNql0WGBlRoi-WH2J7bp5Y"
@@ -129,7 +129,7 @@ def obtain(original: Original, file: Path | None = None) -> Path:
 def _fetch(original: Original) -> Path:
     from huggingface_hub import constants, snapshot_download
 
-    with asking(f"{original.system} {original.name} ({original.place})"):
+    with explain_hub_errors(f"{original.system} {original.name} ({original.place})"):
         if not constants.HF_HUB_OFFLINE:
             info = client().model_info(original.place, files_metadata=True)
             held = {each.rfilename: each.size or 0 for each in info.siblings or []}

@@ -17,32 +17,40 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
-from zoo.common.reading.text import load_json
+from zoo.common.reading.text import dump_yaml, load_json
 from zoo.common.registry import package_of
+from zoo.common.systems import systems
 from zoo.runs import listing
 from zoo.runs.export import CONFIG_NAME, write_export
-from zoo.runs.hub import card
-from zoo.runs.hub.client import HubError, asking, check_token, client, endpoint
-from zoo.runs.hub.names import PREFIX, Name, parsed
+from zoo.runs.hub import model_card
+from zoo.runs.hub.models import (
+    LOG_IN,
+    PREFIX,
+    HubError,
+    HubName,
+    client,
+    endpoint,
+    explain_hub_errors,
+    parse_hub_name,
+)
 from zoo.runs.load import load, read_parts
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 MAIN = "main"
 SAMPLES = "samples"
 SETTINGS_NAME = "training.yaml"
-MOST_BYTES = 10_000_000  # of a sample
-MOST_SAMPLES = 8  # of one kind of file
+MAX_SAMPLE_BYTES = 10_000_000  # of a sample
+MAX_SAMPLES = 8  # of one kind of file
 # What a push writes, and so what of an earlier one it deletes.
-OURS = (
+PUSHED = (
     "*.safetensors",
     "config.json",
     SETTINGS_NAME,
-    card.CURVE_NAME,
+    model_card.CURVE_NAME,
     "*.onnx",
     "onnx_*",
     "samples/*",
@@ -55,7 +63,7 @@ _SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*$")  # password and signat
 class Pushed(NamedTuple):
     """What a push came to: the model at its commit, its page, and whether there was anything new."""
 
-    name: Name
+    name: HubName
     page: str
     changed: bool
 
@@ -67,7 +75,7 @@ def push(
     revision: str | None = None,
     message: str | None = None,
     onnx: bool = False,
-    licence: str = card.UNKNOWN,
+    licence: str = model_card.UNKNOWN,
     evaluations: Sequence[Path] = (),
 ) -> Pushed:
     """Push a run, a checkpoint or an export.
@@ -86,21 +94,16 @@ def push(
         ValueError: when the name is none, or the model cannot be exported.
         HubError: when the hub does not take it.
     """
-    given = parsed(repo if repo.startswith(PREFIX) else f"{PREFIX}{repo}")
+    given = parse_hub_name(repo if repo.startswith(PREFIX) else f"{PREFIX}{repo}")
     if given.revision is not None:
         raise ValueError(f"{repo}: name the branch with --revision {given.revision}")
-    name = Name(given.repo, revision)
-    hub, where = client(), f"push to {name}"
-    check_token()
-    with asking(where):  # before an export that may take minutes
-        exists = hub.repo_exists(name.repo)
-        if exists and private and not hub.model_info(name.repo).private:
-            raise HubError(f"{where}: it is there and public; make it private on its page {endpoint()}/{name.repo}")
+    name = HubName(given.repo, revision)
+    hub, subject = client(), f"push to {name}"
+    check_push_allowed(hub, name, private, subject)
     with tempfile.TemporaryDirectory(prefix="zoo-push-") as place:
         folder = Path(place) / "model"
-        about = write_package(folder, path, name, onnx, licence, evaluations)
-        trained = f", {about.step} batches" if about.step else ""
-        with asking(where):
+        title = prepare_folder(folder, path, name, onnx, licence, evaluations)
+        with explain_hub_errors(subject):
             hub.create_repo(name.repo, private=private or None, exist_ok=True)
             if revision is not None:
                 hub.create_branch(name.repo, branch=revision, exist_ok=True)
@@ -110,72 +113,106 @@ def push(
                 repo_id=name.repo,
                 folder_path=folder,
                 revision=revision,
-                commit_message=message or f"{about.recipe or about.system}{trained}",
-                delete_patterns=list(OURS),
+                commit_message=message or title,
+                delete_patterns=list(PUSHED),
             )
-    return Pushed(Name(name.repo, commit.oid), f"{endpoint()}/{name.repo}", commit.oid != before)
+    return Pushed(HubName(name.repo, commit.oid), f"{endpoint()}/{name.repo}", commit.oid != before)
 
 
-def write_package(
+def check_push_allowed(hub: HfApi, name: HubName, private: bool, subject: str) -> None:
+    """Refuse what a hub would refuse, before an export that may take minutes.
+
+    Raises:
+        HubError: there is no token, the hub may not be asked, or a public model is to be private.
+    """
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise HubError("HF_HUB_OFFLINE is set: nothing can be pushed; unset it")
+    if get_token() is None:
+        raise HubError(f"no token for {endpoint()}: {LOG_IN}, to one that may write")
+    with explain_hub_errors(subject):
+        exists = hub.repo_exists(name.repo)
+        if private and exists and not hub.model_info(name.repo).private:
+            raise HubError(f"{subject}: it is there and public; make it private on its page {endpoint()}/{name.repo}")
+
+
+def prepare_folder(
     folder: Path,
     path: Path,
-    name: Name,
+    name: HubName,
     onnx: bool = False,
-    licence: str = card.UNKNOWN,
+    licence: str = model_card.UNKNOWN,
     evaluations: Sequence[Path] = (),
-) -> card.About:
+) -> str:
     """Write what a push uploads; arguments and errors as those of `push`.
 
     Returns:
-        What its card was made of.
+        The title of the commit.
     """
     specs, _, _ = read_parts(path)
     model = load(path)
-    usage = model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
+    usage, step = model.usage.replace("PATH_OF_THIS_FOLDER", str(name)), specs.get("step")
     source, form = specs.get("source") or path.name, model.onnx_form() if onnx else None
-    graphs = write_export(folder, specs, model.parts(), source, specs.get("step"), usage, form)
+    graphs = write_export(folder, specs, model.parts(), source, step, usage, form)
+    check_portable(folder, path)
+    found = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
+    run = found if (found / listing.CONFIG_NAME).is_file() else None
+    package = package_of(type(model))
+    system = package.rpartition(".")[2]
+    config: dict[str, Any] = {}
+    metrics: list[model_card.Metric] = []
+    samples: list[str] = []
+    recipe = None
+    if run is not None:
+        config, recipe = shown_settings(listing.read_settings(run)), listing.recorded_recipe(run / listing.CONFIG_NAME)
+        text = (f"# recipe: {recipe}\n" if recipe else "") + dump_yaml(config)
+        (folder / SETTINGS_NAME).write_text(text, encoding="utf-8")
+        samples = copy_samples(run, folder / SAMPLES)
+        metrics = model_card.metrics_of(run, step)
+        beside = sorted({file.parent for kind in model_card.EVALUATIONS for file in run.glob(f"*/{kind}")})
+        evaluations = [*evaluations, *beside]
+    metrics += [metric for place in evaluations for metric in model_card.read_evaluation(place)]
+    model_card.write_model_card(
+        folder,
+        name.repo,
+        system,
+        recipe,
+        config,
+        specs.get("frozen", {}),
+        metrics,
+        licence,
+        samples,
+        f"{endpoint()}/{name.repo}/resolve/{name.revision or MAIN}/",
+        about=next((each.title for each in systems() if each.package == package), package),
+        inference=type(model).__name__,
+        usage=usage.strip(),
+        name=str(name),
+        step=step,
+        adapters=_publish(model, package, folder, name),
+        onnx=list(graphs),
+        curve=run is not None and model_card.draw_curve(run, folder / model_card.CURVE_NAME),
+        values=sum(tensor.numel() for part in model.parts().values() for tensor in part.state_dict().values()),
+    )
+    return f"{recipe or system}{f', {step} steps' if step else ''}"
+
+
+def check_portable(folder: Path, path: Path) -> None:
+    """Refuse an export whose description names what only this machine has.
+
+    Raises:
+        ValueError: naming the key.
+    """
     for key, value in listing.flatten(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
         if isinstance(value, str) and shown_settings(value) != value:
             raise ValueError(f"{path}: its {key} is {value!r}, which only this machine has: nobody could load it")
-    found = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
-    run = found if (found / listing.CONFIG_NAME).is_file() else None
-    config = {} if run is None else shown_settings(listing.read_settings(run))
-    values = sum(tensor.numel() for part in model.parts().values() for tensor in part.state_dict().values())
-    about = card.About(
-        repo=name.repo,
-        name=str(name),
-        address=f"{endpoint()}/{name.repo}/resolve/{name.revision or MAIN}/",
-        package=package_of(type(model)),
-        inference=type(model).__name__,
-        usage=usage,
-        values=values,
-        step=specs.get("step"),
-        run=run,
-        config=config,
-        frozen=specs.get("frozen", {}),
-        licence=licence,
-        onnx=list(graphs),
-    )
-    if run is not None:
-        recipe = f"# recipe: {about.recipe}\n" if about.recipe else ""
-        text = recipe + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        (folder / SETTINGS_NAME).write_text(text, encoding="utf-8")
-        about.samples, about.left_out = copy_samples(run, folder / SAMPLES)
-        about.curve = card.draw_curve(run, folder / card.CURVE_NAME)
-        about.metrics = card.metrics_of(run, about.step)
-        beside = sorted({file.parent for kind in card.EVALUATIONS for file in run.glob(f"*/{kind}")})
-        evaluations = [*evaluations, *beside]
-    about.metrics = [*about.metrics, *(each for place in evaluations for each in card.evaluated(place))]
-    about.adapters = _publish(model, about.package, folder, name)
-    card.write_card(folder, about)
-    return about
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     return "No files have been modified" not in record.getMessage()  # the command says so
 
 
-def _publish(model: Any, package: str, folder: Path, name: Name) -> list[str]:
+def _publish(model: Any, package: str, folder: Path, name: HubName) -> list[str]:
     """Let the system write what other libraries read, where its converter has `publish(model, folder, repo)`."""
     if importlib.util.find_spec(f"{package}.convert") is None:
         return []
@@ -196,21 +233,18 @@ def shown_settings(value: Any) -> Any:
     return value
 
 
-def copy_samples(run: Path, folder: Path) -> tuple[list[str], int]:
-    """Copy the newest samples of a run that are not too large, some of each kind.
-
-    Returns:
-        Names of the copies, and how many were left out.
-    """
+def copy_samples(run: Path, folder: Path) -> list[str]:
+    """Copy the newest samples of a run that are not too large, some of each kind; the names of the copies."""
     newest = next((each for each in listing.media_of(run) if any(each.iterdir())), None)
-    files = sorted(newest.iterdir()) if newest else []
-    files = [file for file in files if file.suffix in (*card.AUDIO, *card.IMAGES, ".csv") and not file.is_symlink()]
+    suffixes = (*model_card.AUDIO, *model_card.IMAGES, ".csv")
     counts: dict[str, int] = {}
     names = []
-    for file in files:
-        if file.stat().st_size <= MOST_BYTES and counts.get(file.suffix, 0) < MOST_SAMPLES:
-            counts[file.suffix] = counts.get(file.suffix, 0) + 1
+    for file in sorted(newest.iterdir()) if newest else []:
+        if file.suffix not in suffixes or file.is_symlink() or file.stat().st_size > MAX_SAMPLE_BYTES:
+            continue
+        counts[file.suffix] = counts.get(file.suffix, 0) + 1
+        if counts[file.suffix] <= MAX_SAMPLES:
             folder.mkdir(exist_ok=True)
             shutil.copyfile(file, folder / file.name)
             names.append(file.name)
-    return names, len(files) - len(names)
+    return names
