@@ -39,7 +39,7 @@ WITHOUT_IMPORT = {
 PART_OF = {
     "antlr4-python3-runtime": "omegaconf",
     "docstring-parser": "jsonargparse",
-    "httpx": "huggingface_hub",
+    "httpx": "nicegui",
     "ipython": "ipykernel",
     "lightning-utilities": "lightning",
     "mkdocs": "mkdocs-material",

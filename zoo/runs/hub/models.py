@@ -130,7 +130,6 @@ def explain_hub_errors(subject: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """What an error of huggingface_hub comes down to."""
-    import httpx
     from huggingface_hub import constants, errors
 
     hub = endpoint()
@@ -140,11 +139,13 @@ def _reason(error: Exception) -> str:
         return f"{hub} has no such model, or shows it to others only: {LOG_IN} to one that may see it"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{hub} has no such branch, tag or commit of it"
-    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
-        return f"{hub} refused it ({error.response.status_code}): {LOG_IN}, to one that may do that"
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        refused = f"refused it ({status}): {LOG_IN}, to one that may do that"
+        return f"{hub} {refused if status in (401, 403) else f'answered {status}; try again later'}"
     if constants.HF_HUB_OFFLINE:
         return "it is not, or not whole, in the cache, and HF_HUB_OFFLINE is set: unset it"
-    if isinstance(error, httpx.TransportError | errors.LocalEntryNotFoundError):
+    if isinstance(error, errors.HTTPError | errors.LocalEntryNotFoundError):
         return f"no answer from {hub}: is there a network, and is HF_ENDPOINT right? HF_HUB_OFFLINE=1 takes the cache"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
