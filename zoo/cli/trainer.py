@@ -63,7 +63,6 @@ from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
-from zoo.training.processes import Processes, leave, limit_waiting
 from zoo.training.strategies.fsdp import FSDP2
 from zoo.training.task import ZooTask
 
@@ -285,7 +284,7 @@ class ZooCLI(LightningCLI):
         )
 
     def _callbacks(self) -> list[Callback]:
-        bars: list[Callback] = [Processes(self.config.as_dict(), self.checkpoint)]
+        bars: list[Callback] = []
         if self.config["trainer.enable_progress_bar"] is not False:
             bars.append(Progress(**self.config["terminal"]))
         if self.command != "fit":
@@ -357,7 +356,6 @@ class ZooCLI(LightningCLI):
             used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
         with self._explained():
             super().instantiate_classes()
-        limit_waiting(self.trainer)
         frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         self.model.specs = describe(self.model, self.config)
 
@@ -451,12 +449,19 @@ def _execute(command: str, cli: ZooCLI) -> int:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Exception as error:
         explained = explained_error(error, cli)
-        if cli.trainer.world_size > 1 and torch.distributed.is_initialized():
-            leave(cli.trainer, explained)
+        if not isinstance(explained, LostContactError):  # else it would wait for the lost process
+            _leave_process_group()
         if explained is error:
             raise
         raise explained from error
+    _leave_process_group()
     return 0
+
+
+def _leave_process_group() -> None:
+    """Close the connections to the other processes; gloo's threads abort a Python that exits with open ones."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def explained_error(error: Exception, cli: ZooCLI) -> Exception:
