@@ -24,7 +24,7 @@ from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.ranges import one_of
 from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
-from zoo.training.strategies.shards import hides_gradients
+from zoo.training.strategies.sharding import hides_gradients
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
 BLOCK_VALUES = 2**26  # of predictions that are scored at once

@@ -63,7 +63,6 @@ from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
-from zoo.training.strategies.fsdp import FSDP2
 from zoo.training.task import ZooTask
 
 
@@ -176,7 +175,7 @@ DEFAULT_SEED = 1234
 # They read checkpoints by pickle.
 SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 STRATEGY_ERROR = (
-    'Parser key "trainer.strategy": expected auto, ddp or a class; for shards use zoo.training.FSDP2 '
+    'Parser key "trainer.strategy": expected auto, ddp or a class; for shards use zoo.training.FSDP '
     "(--config configs/trainer/fsdp.yaml) or zoo.training.ZeROStrategy (--config configs/trainer/deepspeed.yaml)"
 )
 
@@ -371,7 +370,7 @@ class ZooCLI(LightningCLI):
         self.config = self._given  # what the run's config.yaml says: its copies are no part of the recipe
         settings = self.config_init["trainer"]
         plugins = list(settings.get("plugins") or [])
-        plugins += [] if isinstance(settings.get("strategy"), FSDP2) else [AtomicCheckpointIO()]  # it writes folders
+        plugins += [AtomicCheckpointIO()]
         if SLURMEnvironment.detect():
             plugins += [SLURMEnvironment(auto_requeue=False)]
         name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"

@@ -14,7 +14,7 @@ __getattr__, __all__ = public(
         "data": "ZooDataModule",
         "gan": "GANTask",
         "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
-        "strategies.fsdp": "FSDP2",
+        "strategies.fsdp": "FSDP",
         "strategies.deepspeed": "ZeROStrategy",
         "task": "SingleOptimizerTask ZooTask",
     },

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from zoo.common.ranges import above, at_least, between, one_of, positive, within
 from zoo.training.callbacks.rates import Counting
-from zoo.training.strategies.shards import drop_gradients, gradient_norm
+from zoo.training.strategies.sharding import drop_gradients, gradient_norm
 
 log = logging.getLogger(__name__)
 

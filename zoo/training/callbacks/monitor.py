@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from zoo.common.hardware import peak_memory_bytes
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.rates import rate_factor
-from zoo.training.strategies.shards import gradient_norm
+from zoo.training.strategies.sharding import gradient_norm
 
 LOG_NAME = "train.log"
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"

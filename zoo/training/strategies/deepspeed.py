@@ -256,7 +256,7 @@ class ZeROStrategy(DDPStrategy):
             return nullcontext()
         return self._import().zero.GatheredParameters(sharded, modifier_rank=0 if write else None)
 
-    def whole(self, everything: bool = False) -> AbstractContextManager[Any]:
+    def gather_weights(self, everything: bool = False) -> AbstractContextManager[Any]:
         """A context in which every rank has all weights whole; else parts gather themselves when they are called.
 
         Args:

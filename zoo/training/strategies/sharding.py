@@ -1,6 +1,6 @@
 """Weights and gradients of which a strategy may keep parts: the few operations that callbacks and tasks need.
 
-FSDP2 keeps parts as DTensors, known by their methods, so that a training without shards does not import
+FSDP keeps parts as DTensors, known by their methods, so that a training without shards does not import
 `torch.distributed.tensor`; DeepSpeed keeps them elsewhere, and its strategy has methods for what is asked here.
 """
 
@@ -15,22 +15,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-SHARDING_STRATEGIES = ("FSDP2", "FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 
-
-def is_shard(value: Any) -> bool:
-    """Whether a tensor is a part of one that all processes hold together."""
+def is_dtensor(value: Any) -> bool:
+    """Whether a tensor is this process's part of one that all processes hold together."""
     return isinstance(value, Tensor) and hasattr(value, "full_tensor")
 
 
-def placed_like(value: Tensor, target: Tensor) -> Tensor:
+def distribute_like(value: Tensor, target: Tensor) -> Tensor:
     """A copy of a tensor on the device of another and spread over the processes as that is.
 
     Args:
         value: whole, the same on every process, or spread; of any shape.
         target: whole or spread; of the same shape where it is spread.
     """
-    if is_shard(target) and not is_shard(value):
+    if is_dtensor(target) and not is_dtensor(value):
         from torch.distributed.tensor import distribute_tensor
 
         spread: Any = target
@@ -38,7 +36,7 @@ def placed_like(value: Tensor, target: Tensor) -> Tensor:
         return distribute_tensor(
             value.detach().to(target.device), spread.device_mesh, spread.placements, src_data_rank=None
         ).clone()
-    if is_shard(value) and not is_shard(target):
+    if is_dtensor(value) and not is_dtensor(target):
         value = value.full_tensor()  # type: ignore[attr-defined]
     return value.to(target.device, copy=True)
 
@@ -46,20 +44,27 @@ def placed_like(value: Tensor, target: Tensor) -> Tensor:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm over all gradients, whole ones or parts; where they are parts, all processes call this together."""
     norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if is_shard(norm) else norm  # type: ignore[attr-defined]
+    return norm.full_tensor() if is_dtensor(norm) else norm  # type: ignore[attr-defined]
 
 
-def whole_weights(trainer: L.Trainer) -> AbstractContextManager[Any]:
-    """Let every process hold weights whole, for what reads them outside of a step; all processes enter together."""
-    whole = getattr(trainer.strategy, "whole", None)
-    return nullcontext() if whole is None else whole()
+def gather_to_first_rank(value: Any) -> Any:
+    """Return a sharded tensor in full on rank 0, in CPU memory; other ranks, which all call this, keep their part."""
+    if not is_dtensor(value):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if torch.distributed.get_rank() == 0 else value
 
 
-def let_go(trainer: L.Trainer) -> None:
-    """Leave every process its parts, for what changes weights at a validation's end."""
-    reshard = getattr(trainer.strategy, "reshard", None)
-    if reshard is not None:
-        reshard()
+def gather_weights(trainer: L.Trainer) -> AbstractContextManager[Any]:
+    """Hold full weights on every process, for what reads them outside of a step; all processes enter together."""
+    gather = getattr(trainer.strategy, "gather_weights", None)
+    return nullcontext() if gather is None else gather()
+
+
+def reshard(trainer: L.Trainer) -> None:
+    """Leave every process its part, for what changes weights at a validation's end."""
+    if hasattr(trainer.strategy, "reshard"):
+        trainer.strategy.reshard()
 
 
 def gradient_norm(trainer: L.Trainer, optimizer: Optimizer) -> Tensor:
@@ -102,10 +107,9 @@ def gathered(trainer: L.Trainer, weights: Iterable[Tensor], write: bool = False)
     return strategy.gathered(weights, write) if hasattr(strategy, "gathered") else nullcontext()
 
 
-def shards_weights(trainer: L.Trainer) -> bool:
+def is_sharded(trainer: L.Trainer) -> bool:
     """Whether a rank alone has parts of the weights only."""
-    own = bool(getattr(trainer.strategy, "shards_weights", False))
-    return own or type(trainer.strategy).__name__ in SHARDING_STRATEGIES
+    return bool(getattr(trainer.strategy, "shards_weights", False))
 
 
 def hides_gradients(trainer: L.Trainer) -> bool:
