@@ -176,7 +176,7 @@ DEFAULT_SEED = 1234
 SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 STRATEGY_ERROR = (
     'Parser key "trainer.strategy": expected auto, ddp or a class; for shards use zoo.training.FSDP '
-    "(--config configs/trainer/fsdp.yaml) or zoo.training.ZeROStrategy (--config configs/trainer/deepspeed.yaml)"
+    "(--config configs/trainer/fsdp.yaml) or zoo.training.DeepSpeed (--config configs/trainer/deepspeed.yaml)"
 )
 
 

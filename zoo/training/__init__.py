@@ -15,7 +15,7 @@ __getattr__, __all__ = public(
         "gan": "GANTask",
         "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
         "strategies.fsdp": "FSDP",
-        "strategies.deepspeed": "ZeROStrategy",
+        "strategies.deepspeed": "DeepSpeed",
         "task": "SingleOptimizerTask ZooTask",
     },
 )

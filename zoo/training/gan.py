@@ -298,7 +298,7 @@ class GANTask(ZooTask):
         norm = self._grad_norms[side] = gradient_norm(self.trainer, optimizer)
         limit = self.clip[side]
         if limit is not None:
-            clip_gradients(self.trainer, optimizer, limit, norm)
+            clip_gradients(optimizer, limit, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the second gradient scaler; Lightning saves the first."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.common.ranges import at_least, below
-from zoo.training.strategies.sharding import distribute_like, gather_to_first_rank, gathered, is_sharded, reshard
+from zoo.training.strategies.sharding import distribute_like, gather_to_first_rank, is_sharded, reshard
 
 log = logging.getLogger(__name__)
 
@@ -93,19 +93,15 @@ class EMA(L.Callback):
         self._step = trainer.global_step
         guarded = any(getattr(callback, "skipped", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if stepped and done > 0 and done % self.every_n_steps == 0 and not guarded:
-            live = self._live(pl_module)
-            with gathered(trainer, live.values()):
-                self._update(live)
+            self._update(self._live(pl_module))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the average in."""
-        with gathered(trainer, self._live(pl_module).values(), write=True):
-            self._swap(pl_module, into_average=True)
+        self._swap(pl_module, into_average=True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the live weights back."""
-        with gathered(trainer, self._live(pl_module).values(), write=True):
-            self._swap(pl_module, into_average=False)
+        self._swap(pl_module, into_average=False)
 
     on_test_start = on_predict_start = on_validation_start
     on_test_end = on_predict_end = on_validation_end

@@ -1,12 +1,11 @@
-"""Weights and gradients of which a strategy may keep parts: the few operations that callbacks and tasks need.
+"""Operations on weights and gradients that a strategy may shard, for callbacks and tasks.
 
-FSDP keeps parts as DTensors, known by their methods, so that a training without shards does not import
-`torch.distributed.tensor`; DeepSpeed keeps them elsewhere, and its strategy has methods for what is asked here.
+DTensors are recognised by their methods, so that a training without shards does not import `torch.distributed.tensor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -75,36 +74,13 @@ def gradient_norm(trainer: L.Trainer, optimizer: Optimizer) -> Tensor:
     return total_norm([p.grad for p in _with_gradients(optimizer) if p.grad is not None])
 
 
-def clip_gradients(trainer: L.Trainer, optimizer: Optimizer, limit: float, norm: Tensor) -> None:
+def clip_gradients(optimizer: Optimizer, limit: float, norm: Tensor) -> None:
     """Scale an optimizer's gradients down to a norm of `limit`.
 
     Args:
         norm: what `gradient_norm` gave.
     """
-    strategy: Any = trainer.strategy
-    if hasattr(strategy, "limit_gradients"):
-        strategy.limit_gradients(optimizer, limit)
-    else:
-        torch.nn.utils.clip_grads_with_norm_(_with_gradients(optimizer), limit, norm)
-
-
-def drop_gradients(trainer: L.Trainer, optimizer: Optimizer) -> None:
-    """Throw an optimizer's gradients away, so that its step changes nothing."""
-    strategy: Any = trainer.strategy
-    if hasattr(strategy, "drop_gradients"):
-        strategy.drop_gradients(optimizer)
-    for parameter in _with_gradients(optimizer):
-        parameter.grad = None
-
-
-def gathered(trainer: L.Trainer, weights: Iterable[Tensor], write: bool = False) -> AbstractContextManager[Any]:
-    """A context in which every rank has these weights as a whole; all enter it together.
-
-    Args:
-        write: keep the changes made in it, which are alike on all ranks.
-    """
-    strategy: Any = trainer.strategy
-    return strategy.gathered(weights, write) if hasattr(strategy, "gathered") else nullcontext()
+    torch.nn.utils.clip_grads_with_norm_(_with_gradients(optimizer), limit, norm)
 
 
 def is_sharded(trainer: L.Trainer) -> bool:
@@ -113,8 +89,8 @@ def is_sharded(trainer: L.Trainer) -> bool:
 
 
 def hides_gradients(trainer: L.Trainer) -> bool:
-    """Whether gradients and optimizer states lie elsewhere than with the task's weights and optimizers (DeepSpeed)."""
-    return hasattr(trainer.strategy, "drop_gradients")
+    """Whether gradients and optimizer lie in the strategy's engine, out of a callback's reach (DeepSpeed)."""
+    return bool(getattr(trainer.strategy, "hides_gradients", False))
 
 
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
