@@ -18,7 +18,7 @@ RUN apt-get update \
 FROM tools AS dev
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends chromium git iproute2 munge slurm-wlm \
+    && apt-get install --yes --no-install-recommends chromium git munge slurm-wlm \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 dev
 USER 1000

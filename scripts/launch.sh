@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Train on every device of one machine, or on the first N:
+# Train on every GPU of one machine, or with N processes, and start again from the newest checkpoint after a failure:
 #   scripts/launch.sh RECIPE [N] [flags of `zoo fit` ...]
-# or of several; the same command on each, with its own rank (one file system for all: the runs lie on it):
-#   scripts/launch.sh RECIPE [N] --nodes 2 --node-rank 0 --master HOST[:PORT] [flags of `zoo fit` ...]
-#
-# A lost process (killed, out of memory, hung, its host gone) ends all of them, and they start again from the newest
-# checkpoint, at most ZOO_RESTARTS (3) times in a row without a new one. Processes that hang are killed ZOO_WAIT (120)
-# seconds after the others have ended. LAUNCHER=torchrun uses torchrun on one machine, too.
+# torchrun restarts all processes at most ZOO_RESTARTS (3) times. Several machines: scripts/slurm.sh, docs/cluster.md.
 set -euo pipefail
-exec python -m zoo.training.launcher "$@"
+recipe=${1:?usage: scripts/launch.sh RECIPE [N] [flags of zoo fit ...]}
+shift
+processes=gpu devices=auto
+[[ ${1:-} =~ ^[0-9]+$ ]] && processes=$1 devices=$1 && shift
+# A store of its own for each start: in the shared one gloo finds addresses of the former start's processes.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+exec python -m torch.distributed.run --standalone --nproc-per-node="$processes" --max-restarts="${ZOO_RESTARTS:-3}" -m zoo fit \
+    --config "$recipe" --config trainer/ddp "--trainer.devices=$devices" --ckpt_path auto "$@"

@@ -16,7 +16,6 @@ import pytest
 
 from tests.harness import REPOSITORY
 from zoo.common import atomic
-from zoo.training import launcher
 from zoo.ui.jobs import groups
 
 # Modules with names that Windows lacks.
@@ -24,13 +23,11 @@ OF_SYSTEMS = re.compile(
     r"^\s*import (os|signal|socket|mmap|fcntl|resource|pwd|grp|pty|tty|termios|select|time)\b", re.M
 )
 # File -> why POSIX may be taken for granted in it.
-POSIX_ONLY = {"zoo/training/launcher.py": "main refuses to begin on Windows"}
+POSIX_ONLY: dict[str, str] = {}
 # What means something else on Windows, and where it stands all the same.
 ARGUMENTS = {"start_new_session", "preexec_fn", "pass_fds", "umask"}
-WITH_ARGUMENTS = {"zoo/training/launcher.py", "zoo/tuning/study.py", "zoo/ui/jobs/groups.py"}
+WITH_ARGUMENTS = {"zoo/tuning/study.py", "zoo/ui/jobs/groups.py"}
 KILLS = {
-    "zoo/training/processes.py": "a rank that hangs; os.kill ends it on Windows, too",
-    "zoo/training/launcher.py": POSIX_ONLY["zoo/training/launcher.py"],
     "zoo/tuning/study.py": "a trial that is pruned or left; on Windows it ends without saving",
     "zoo/ui/jobs/groups.py": "the place for it",
     "zoo/ui/jobs/commands.py": "what does not end when asked to",
@@ -135,7 +132,6 @@ def test_windows_ends_itself_and_others_without_posix(monkeypatch: pytest.Monkey
         thread.join()
         with (tmp_path / "a").open("rb") as file:
             assert [atomic.read_at(file.fileno(), 3, start) for start in (4, 1, 9)] == [b"456", b"123", b"9"]
-        assert launcher.main(["flow/smoke"]) == 2
     signal.signal(signal.SIGTERM, before)
     assert len(tree) == 2 and psutil.wait_procs(tree, timeout=10)[1] == []
     assert seen == [threading.main_thread()]

@@ -29,12 +29,11 @@ import zoo
 from scripts.bench.tools import cost_of, train_once
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, Claim, Demo, Figures, Unit
 from zoo.common.atomic import write_atomic
-from zoo.common.hardware import machine
+from zoo.common.hardware import die_with_parent, machine
 from zoo.common.locks import locked
 from zoo.common.reading.text import safe_load
 from zoo.common.report import markdown_table, plain
 from zoo.common.systems import recipe_root
-from zoo.training.launcher import die_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT = Path("runs/evidence")

@@ -125,7 +125,7 @@ def assert_refused(texts: dict[str, str], build: bool, bait: str, expected: str)
 
 def test_sharded_strategies_of_lightning_are_refused(bait: str) -> None:
     texts = {str(value): recipe(trainer={"strategy": value}) for value in SPELLINGS}
-    assert_refused(texts, False, bait, "zoo.training.FSDP2")
+    assert_refused(texts, False, bait, "zoo.training.FSDP")
 
 
 def test_registry_has_no_class_that_reads_pickles() -> None:

@@ -29,7 +29,7 @@ from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
 from zoo.training.data import Key, ZooDataModule, item_seed
 from zoo.training.freezing import freeze
-from zoo.training.strategies.shards import whole_weights
+from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
 
 Mode = Literal["full", "global_encoder", "unet_only"]
@@ -210,7 +210,7 @@ class DiffusionTask(SingleOptimizerTask):
     def on_fit_start(self) -> None:
         """Take the scale of the latents, unless weights brought one; keep the latents; replicate; compile."""
         if self.latent_scale == "auto" and float(self.net.latent_scale) == 1.0:
-            with whole_weights(self.trainer):
+            with gather_weights(self.trainer):
                 self.net.latent_scale.copy_(self._measured_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
         if self.latent_cache is not None:
@@ -385,7 +385,7 @@ class DiffusionTask(SingleOptimizerTask):
             "clip": None if self.net.global_encoder is None else self.global_input,
             "made_by": [__version__, torch.__version__, self.device.type, str(self.trainer.precision)],
         }
-        with whole_weights(self.trainer):
+        with gather_weights(self.trainer):
             shapes = {name: value.shape[1:] for name, value in encode([(0, 0)]).items()}
             cached = LatentCache(folder, decided, shapes, len(crops), data.variants or 1, data.batch_size)
             cached.fill(encode, self.trainer.global_rank, self.trainer.world_size)

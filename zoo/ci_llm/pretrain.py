@@ -20,7 +20,7 @@ from zoo.common.atomic import replacing
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
-from zoo.training.strategies.shards import whole_weights
+from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 FOLDER = "backbone"
@@ -86,7 +86,7 @@ class PretrainTask(SingleOptimizerTask):
         """Write model and tokenizer in transformers' layout."""
         if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
             return
-        with whole_weights(self.trainer):
+        with gather_weights(self.trainer):
             if self.trainer.is_global_zero:
                 save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
 

@@ -24,7 +24,6 @@ from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.ranges import one_of
 from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
-from zoo.training.strategies.shards import hides_gradients
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
 BLOCK_VALUES = 2**26  # of predictions that are scored at once
@@ -168,11 +167,6 @@ class CrowdTask(SingleOptimizerTask):
             return
         batches = len(self._counts)
         if self.trainer.accumulate_grad_batches > 1:
-            if hides_gradients(self.trainer):
-                raise ValueError(
-                    f"{type(self.trainer.strategy).__name__} exchanges gradients before tokens can weight them: "
-                    "use normalise: batch, trainer.accumulate_grad_batches: 1, or another strategy"
-                )
             factor = self._counts[0] * batches / torch.stack(self._counts).sum()
             for weight in self.crowd.agents.parameters():
                 if weight.grad is not None:

@@ -58,8 +58,6 @@ from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
-from zoo.training.processes import Processes, leave, limit_waiting
-from zoo.training.strategies.fsdp import FSDP2
 from zoo.training.task import ZooTask
 
 
@@ -190,8 +188,8 @@ POSITIVE = {  # numbers that Lightning and the loaders divide by
 # They read checkpoints by pickle.
 SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 STRATEGY_ERROR = (
-    'Parser key "trainer.strategy": expected auto, ddp or a class; for shards use zoo.training.FSDP2 '
-    "(--config configs/trainer/fsdp.yaml) or zoo.training.ZeROStrategy (--config configs/trainer/deepspeed.yaml)"
+    'Parser key "trainer.strategy": expected auto, ddp or a class; for shards use zoo.training.FSDP '
+    "(--config configs/trainer/fsdp.yaml) or zoo.training.DeepSpeed (--config configs/trainer/deepspeed.yaml)"
 )
 
 
@@ -311,7 +309,7 @@ class ZooCLI(LightningCLI):
         )
 
     def _callbacks(self) -> list[Callback]:
-        bars: list[Callback] = [Processes(self.config.as_dict(), self.checkpoint)]
+        bars: list[Callback] = []
         if self.config["trainer.enable_progress_bar"] is not False:
             bars.append(Progress(**self.config["terminal"]))
         if self.command != "fit":
@@ -389,7 +387,6 @@ class ZooCLI(LightningCLI):
             used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
         with self._explained():
             super().instantiate_classes()
-        limit_waiting(self.trainer)
         frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
         self.model.specs = describe(self.model, self.config)
 
@@ -405,7 +402,7 @@ class ZooCLI(LightningCLI):
         self.config = self._given  # what the run's config.yaml says: its copies are no part of the recipe
         settings = self.config_init["trainer"]
         plugins = list(settings.get("plugins") or [])
-        plugins += [] if isinstance(settings.get("strategy"), FSDP2) else [AtomicCheckpointIO()]  # it writes folders
+        plugins += [AtomicCheckpointIO()]
         if SLURMEnvironment.detect():
             plugins += [SLURMEnvironment(auto_requeue=False)]
         name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
@@ -482,12 +479,19 @@ def _execute(command: str, cli: ZooCLI) -> int:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Exception as error:
         explained = explained_error(error, cli)
-        if cli.trainer.world_size > 1 and torch.distributed.is_initialized():
-            leave(cli.trainer, explained)
+        if not isinstance(explained, LostContactError):  # else it would wait for the lost process
+            _leave_process_group()
         if explained is error:
             raise
         raise explained from error
+    _leave_process_group()
     return 0
+
+
+def _leave_process_group() -> None:
+    """Close the connections to the other processes; gloo's threads abort a Python that exits with open ones."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def explained_error(error: Exception, cli: ZooCLI) -> Exception:

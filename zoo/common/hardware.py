@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +155,12 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": lightning.__version__,
     }
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies; for `preexec_fn`, does nothing outside of Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 # The variables in which launchers give a process its rank and the number of processes: torchrun and accelerate, Open

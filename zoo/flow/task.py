@@ -32,7 +32,7 @@ from zoo.flow.process.weights import LossWeight
 from zoo.flow.rendering import Animation
 from zoo.training.callbacks.media import log_animation, log_image
 from zoo.training.data import item_seed
-from zoo.training.strategies.shards import whole_weights
+from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 SHOWN_CLASSES = 10  # columns of a validation's picture
@@ -347,7 +347,7 @@ class FlowTask(SingleOptimizerTask):
         def draw(labels: list[int] | None, seeds: Sequence[int]) -> Tensor:
             return sampler.sample(labels, seeds, self._given(labels, len(seeds)))
 
-        with whole_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
+        with gather_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
             found = self.sample_metrics.compute(draw, self.net.num_classes, data.train_set, data.val_set)
         self._means.add(found)
 

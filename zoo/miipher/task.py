@@ -28,7 +28,7 @@ from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure
-from zoo.training.strategies.shards import shards_weights, whole_weights
+from zoo.training.strategies.sharding import gather_weights, is_sharded
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 Batch = dict[str, Any]
@@ -197,7 +197,7 @@ class VocoderTask(HiFiGANTask):
             ValueError: `least_squares` with sharded weights.
         """
         super().setup(stage)
-        if stage == "fit" and self.least_squares and shards_weights(self.trainer):
+        if stage == "fit" and self.least_squares and is_sharded(self.trainer):
             raise ValueError(
                 f"least_squares is {self.least_squares} and {type(self.trainer.strategy).__name__} shards the weights, "
                 "of which it sets whole ones: use DDP, or begin with --init_from a run that has solved for them"
@@ -359,7 +359,7 @@ class BackboneTask(SingleOptimizerTask):
         """Write the backbone in transformers' layout."""
         if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
             return
-        with whole_weights(self.trainer):
+        with gather_weights(self.trainer):
             if self.trainer.is_global_zero:
                 with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
                     self.encoder.save_source(aside)

@@ -1,9 +1,5 @@
 """Checkpoints: written aside, synced and renamed; verified before use; never unpickled.
 
-A checkpoint is a file, or, where the weights are in shards, a folder: `state.pt` holds everything else, a safetensors
-file of each process its parts of the tensors (as `torch.distributed.checkpoint` writes them for Hugging Face, so there
-is no pickled index), and `sha256` the hashes of all of them. Read here, both are the same dictionary.
-
 Imported without torch by what only looks at run folders.
 """
 
@@ -13,16 +9,13 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 import re
 import shutil
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from zoo.common import atomic
 from zoo.common.atomic import TEMPORARY_MARK, replacing, write_atomic
 from zoo.common.reading.archives import open_checked
 from zoo.common.reading.errors import UnsafeFileError
@@ -30,9 +23,6 @@ from zoo.common.reading.errors import UnsafeFileError
 log = logging.getLogger(__name__)
 
 HASH_SUFFIX = ".sha256"
-STATE_NAME = "state.pt"
-HASHES_NAME = "sha256"
-_SHARDED = "sharded tensor"  # key of what stands in state.pt for a tensor: its name, shape and dtype
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -81,16 +71,8 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             write(file)
         # noted before the file is there, and beside that of the file it replaces: a kill leaves none without a hash
         _note(hash_file, [digest, *former])
-        if path.is_dir():  # the same step in shards
-            os.replace(path, _leaving(path))
-    atomic.remove(_leaving(path))
     if former:
         _note(hash_file, [digest])
-
-
-def _leaving(path: Path) -> Path:
-    """The hidden name under which a folder is deleted."""
-    return path.with_name(f".{path.name}{TEMPORARY_MARK}removed")
 
 
 def _hash_file(path: Path) -> Path:
@@ -116,17 +98,13 @@ def _noted(hash_file: Path) -> list[str]:
     return digests if all(_DIGEST.fullmatch(digest) for digest in digests) else []
 
 
-def load_checkpoint(
-    path: Path, map_location: Any = "cpu", mapped: bool = False, empty: Callable[..., Any] | None = None
-) -> dict[str, Any]:
+def load_checkpoint(path: Path, map_location: Any = "cpu", mapped: bool = False) -> dict[str, Any]:
     """Read one of our checkpoints; holds tensors and primitives only, so nothing in it can execute.
 
     Parts are described under their public names, also in a file that has former ones.
 
     Args:
-        mapped: leave tensors on disk until they are used, for a look at the other values; those of a folder are then
-            on the device `meta`.
-        empty: makes the tensors (of a shape and a dtype) that those of a folder are read into; by default whole ones.
+        mapped: leave tensors on disk until they are used, for a look at the other values.
 
     Raises:
         FileNotFoundError: when there is no such checkpoint.
@@ -136,15 +114,14 @@ def load_checkpoint(
     from zoo.runs.descriptions import check_weights, described
 
     path = Path(path)
-    file = path / STATE_NAME if is_folder(path) else path
-    if not file.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}" if file == path else f"{path} holds no {STATE_NAME}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; a checkpoint is one file")
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}")
     try:
-        content = load_foreign(file, map_location, mapped)
+        content = load_foreign(path, map_location, mapped)
         if strange := strange_types(content):
             raise UnsafeFileError(", ".join(strange))
-        if file != path:
-            content = _with_shards(content, path, map_location, mapped, empty)
         if isinstance(content, dict) and "zoo" in content:
             content["zoo"] = described(content["zoo"])
             check_weights(content)
@@ -161,7 +138,7 @@ def load_checkpoint(
 
 def is_sound(path: Path, warn: bool = False) -> bool:
     """Whether a checkpoint is whole: its sha256, where noted, matches, else every entry of the zip its own checksum."""
-    reason = folder_damage(path) if path.is_dir() else _file_damage(path)
+    reason = _file_damage(path)
     if reason and warn:
         log.warning("torn checkpoint %s (%s): using the one before it", path, reason)
     return reason is None
@@ -184,172 +161,11 @@ def _file_damage(path: Path) -> str | None:
     return reason
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a path is a checkpoint of several files, and not a run."""
-    return path.suffix == ".ckpt" and path.is_dir()
-
-
-def folder_damage(path: Path) -> str | None:
-    """Which file of a checkpoint folder is not as it was written, or None; one without hashes needs files at all."""
-    if not (path / HASHES_NAME).is_file():
-        if (path / STATE_NAME).exists():
-            return f"{HASHES_NAME} is missing"
-        return None if any(path.iterdir()) else "it is empty"
-    try:
-        lines = [line.split("  ", 1) for line in (path / HASHES_NAME).read_text(encoding="utf-8").splitlines()]
-        noted = {name: digest for digest, name in lines}
-    except ValueError:
-        return f"{HASHES_NAME} cannot be read"
-    files = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {HASHES_NAME}
-    if different := sorted(files ^ noted.keys()):
-        return f"{different[0]} is {'missing' if different[0] in noted else 'not of it'}"
-    broken = (name for name, digest in noted.items() if _sha256(path / name) != digest)
-    return next((f"{name} is damaged: its sha256 does not match" for name in broken), None)
-
-
-def seal(aside: Path, path: Path, digests: Mapping[str, str] | None = None) -> None:
-    """Note the hashes of a folder that was written aside, and let it appear under its name.
-
-    Args:
-        digests: sha256 of its files by name; computed when not given.
-
-    Raises:
-        OSError: when the disk is full; the folder stays aside.
-    """
-    if digests is None:
-        names = sorted(file.relative_to(aside).as_posix() for file in aside.rglob("*") if file.is_file())
-        digests = {name: _sha256(aside / name) for name in names}
-    text = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
-    write_atomic(aside / HASHES_NAME, lambda file: file.write(text.encode()))
-    atomic.replace_folder(aside, path)
-
-
-def save_sharded(checkpoint: dict[str, Any], path: Path, group: Any = None) -> None:
-    """Write a checkpoint whose tensors may be DTensors as a folder; called by all processes, which end alike.
-
-    Args:
-        checkpoint: the same on every process but for the parts; of what is not in parts, rank zero's is written.
-        group: a process group of the CPU (gloo), its own where this runs in a thread.
-
-    Raises:
-        OSError: when a process could not write; nothing saved before is lost.
-    """
-    import torch
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
-
-    shards: dict[str, Any] = {}
-    rest = _without_shards(checkpoint, "", shards)
-    aside = path.with_name(f".{path.name}{TEMPORARY_MARK}shards")
-    rank = dist.get_rank(group)
-    digests: dict[str, str] = {}
-    problem: str | None = None
-    try:
-        if rank == 0:
-            atomic.remove(aside)
-            aside.mkdir(parents=True)
-            write_atomic(aside / STATE_NAME, lambda file: torch.save(rest, file))
-    except (OSError, RuntimeError) as error:  # torch's zip writer hides a full disk in a RuntimeError
-        problem = f"rank {rank}: {error}"
-    _agree(problem, path, group)
-    try:
-        writer = dcp.HuggingFaceStorageWriter(str(aside), save_distributed=True)
-        dcp.save(shards, storage_writer=writer, process_group=group)
-        own = [*aside.glob(f"shard-{rank + 1:05d}-*"), *([aside / STATE_NAME] if rank == 0 else [])]
-        digests = {file.name: _sha256(file) for file in own}
-    except (OSError, dcp.CheckpointException) as error:
-        problem = f"rank {rank}: {' '.join(str(error).split())[-300:]}"
-    for part in _agree(problem, path, group, digests):
-        digests |= part
-    if rank == 0:
-        try:
-            seal(aside, path, digests)
-        except OSError as error:
-            problem = f"rank 0: {error}"
-    _agree(problem, path, group)
-
-
-def _agree(problem: str | None, path: Path, group: Any, digests: Mapping[str, str] | None = None) -> list[Any]:
-    """Raise on every process what went wrong on one; returns what each of them has to say otherwise."""
-    import torch.distributed as dist
-
-    said: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, (problem, digests), group=group)
-    if found := next((each for each, _ in said if each), None):
-        free = shutil.disk_usage(path.parent).free / 2**20 if path.parent.is_dir() else 0
-        raise OSError(f"could not write {path} ({found}): disk full? ({free:.0f} MiB free)")
-    return [each for _, each in said]
-
-
-def _without_shards(value: Any, name: str, shards: dict[str, Any]) -> Any:
-    """A copy of nested containers with names, shapes and dtypes in the place of DTensors, which are collected."""
-    if hasattr(value, "full_tensor"):
-        shards[name] = value.detach()
-        return {_SHARDED: name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, Mapping):
-        return {key: _without_shards(each, f"{name}/{key}", shards) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_without_shards(each, f"{name}/{index}", shards) for index, each in enumerate(value))
-    return value
-
-
-def _places(value: Any) -> Iterator[dict[str, Any]]:
-    """What stands for tensors in nested containers."""
-    if isinstance(value, dict) and _SHARDED in value:
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _places(each)
-
-
-def _filled(value: Any, tensors: Mapping[str, Any]) -> Any:
-    if isinstance(value, dict):
-        if _SHARDED in value:
-            return tensors[value[_SHARDED]]
-        return {key: _filled(each, tensors) for key, each in value.items()}
-    return type(value)(_filled(each, tensors) for each in value) if isinstance(value, list | tuple) else value
-
-
-def _with_shards(
-    content: Any, path: Path, map_location: Any, mapped: bool, empty: Callable[..., Any] | None
-) -> dict[str, Any]:
-    """Read the tensors that a folder's `state.pt` names, each process what it holds of them.
-
-    Raises:
-        ValueError: when they are not all there, or would be larger than the files.
-    """
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    reader = dcp.HuggingFaceStorageReader(str(path))
-    try:
-        there: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
-    except Exception as error:  # safetensors and json raise their own
-        raise ValueError(f"its shards cannot be read: {error}") from error
-    tensors: dict[str, Any] = {}
-    for place in _places(content):
-        name, shape = str(place[_SHARDED]), place.get("shape")
-        found = there.get(name)
-        if found is None or shape != list(found.size) or place.get("dtype") != str(found.properties.dtype)[6:]:
-            raise ValueError(f"its shards hold no {name} of the shape {shape}")
-        if sum(math.prod(tuple(chunk.sizes)) for chunk in found.chunks) != math.prod(shape):
-            raise ValueError(f"its shards hold a part of {name} only")
-        make = (lambda *size, dtype: torch.empty(*size, dtype=dtype, device="meta")) if mapped else empty or torch.empty
-        tensors[name] = make(shape, dtype=found.properties.dtype)
-    if tensors and not mapped:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is meant
-            dcp.load(tensors, storage_reader=reader, no_dist=True)
-        if empty is None:
-            tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
-    return _filled(content, tensors)
-
-
 def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
     """All checkpoints of a run folder, the most advanced first (by the step in the name, then by time)."""
     found = []
     for path in folder.glob(pattern):
-        if TEMPORARY_MARK not in path.name:
+        if TEMPORARY_MARK not in path.name and not path.is_dir():
             with contextlib.suppress(FileNotFoundError):  # pruned just now, or a link to nothing
                 found.append((step_of(path), path.stat().st_mtime, path))
     return [path for _, _, path in sorted(found, reverse=True)]
@@ -383,11 +199,6 @@ def best_checkpoint(folder: Path, mode: str) -> Path | None:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint (file or shard folder) and its hash."""
-    if path.is_dir():
-        atomic.remove(_leaving(path))
-        os.replace(path, _leaving(path))  # a kill leaves no half of it
-        shutil.rmtree(_leaving(path))
-    else:
-        path.unlink(missing_ok=True)
+    """Delete a checkpoint and its hash."""
+    path.unlink(missing_ok=True)
     _hash_file(path).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.runs.checkpoints import find_checkpoints, folder_damage, is_folder, is_sound
+from zoo.runs.checkpoints import find_checkpoints, is_sound
 from zoo.runs.listing import CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def find_checkpoint(path: Path) -> Path:
         path: a checkpoint, or a run folder (its newest sound checkpoint; torn ones are named and passed over).
 
     Returns:
-        The checkpoint: a file, or a folder of shards.
+        The checkpoint file.
 
     Raises:
         FileNotFoundError: when there is none.
@@ -65,10 +65,6 @@ def find_checkpoint(path: Path) -> Path:
     if path.is_file():
         if not is_sound(path):
             raise ValueError(f"{path} is torn or altered (its zip directory or sha256 does not match); use another one")
-        return path
-    if is_folder(path):
-        if reason := folder_damage(path):
-            raise ValueError(f"{path} is torn or altered ({reason}); use another one")
         return path
     if not path.is_dir():
         raise FileNotFoundError(f"no checkpoint or run folder at {path}")
@@ -99,4 +95,4 @@ def find_config(path: Path) -> Path:
 
 
 def _config_of(path: Path) -> Path:
-    return (path.parent if path.is_file() or is_folder(path) else path) / CONFIG_NAME
+    return (path.parent if path.is_file() else path) / CONFIG_NAME

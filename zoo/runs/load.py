@@ -22,7 +22,7 @@ from zoo.common import registry
 from zoo.common.build import build
 from zoo.common.draws import seeded
 from zoo.runs import export, frozen
-from zoo.runs.checkpoints import is_folder, load_checkpoint
+from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.descriptions import check_whole
 from zoo.runs.folder import find_checkpoint, newest_run
 from zoo.runs.hub.models import resolve_path
@@ -77,7 +77,7 @@ def build_inference(
         said = f"its options: {', '.join(sorted(known))}" if known else "it has none"
         raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; {said}")
     check_whole(specs, options)
-    parts = build_parts(specs, path.parent if path.is_file() or is_folder(path) else path)
+    parts = build_parts(specs, path.parent if path.is_file() else path)
     for name, part in parts.items():
         if not isinstance(part, nn.Module):
             continue

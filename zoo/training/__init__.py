@@ -14,8 +14,8 @@ __getattr__, __all__ = public(
         "data": "ZooDataModule",
         "gan": "GANTask",
         "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
-        "strategies.fsdp": "FSDP2",
-        "strategies.deepspeed": "ZeROStrategy",
+        "strategies.fsdp": "FSDP",
+        "strategies.deepspeed": "DeepSpeed",
         "task": "SingleOptimizerTask ZooTask",
     },
 )

@@ -27,7 +27,7 @@ from zoo.training.adversarial import (
     feature_matching_loss,
 )
 from zoo.training.schedules import set_total_steps
-from zoo.training.strategies.shards import clip_gradients, gradient_norm
+from zoo.training.strategies.sharding import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask, stepping_at_once
 
 
@@ -298,7 +298,7 @@ class GANTask(ZooTask):
         norm = self._grad_norms[side] = gradient_norm(self.trainer, optimizer)
         limit = self.clip[side]
         if limit is not None:
-            clip_gradients(self.trainer, optimizer, limit, norm)
+            clip_gradients(optimizer, limit, norm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the second gradient scaler; Lightning saves the first."""
@@ -320,8 +320,8 @@ class GANTask(ZooTask):
         parts = split_batch(batch, self.accumulate) if self.accumulate > 1 else [batch]
         pairs = []
         strategy = None if self._trainer is None else self._trainer.strategy
-        through = getattr(strategy, "through", None)  # of one that gathers weights
-        generate = self.generate if through is None else partial(through, self.generator, self.generate)
+        run_sharded = getattr(strategy, "run_sharded", None)
+        generate = self.generate if run_sharded is None else partial(run_sharded, self.generator, self.generate)
         for part in parts:
             if len(parts) > 1:
                 # the parameter tells checkpoint() which device's dropout generator to rewind

@@ -24,7 +24,8 @@ from zoo.runs.inference import Inference
 from zoo.training.callbacks.samples import Samples
 from zoo.training.resume import apply_hyperparameters
 from zoo.training.schedules import LrScaling, set_total_steps
-from zoo.training.strategies.shards import shards_weights
+from zoo.training.strategies.fsdp import FSDP
+from zoo.training.strategies.sharding import is_sharded
 
 OptimizerCallable: TypeAlias = Callable[[Iterable], Optimizer]
 SchedulerCallable: TypeAlias = Callable[[Optimizer], LRScheduler]
@@ -205,7 +206,7 @@ class ZooTask(L.LightningModule):
 
         For samples whose length differs from rank to rank. A pass through shards (FSDP, DeepSpeed) needs all ranks.
         """
-        return self.trainer.is_global_zero and not shards_weights(self.trainer)
+        return self.trainer.is_global_zero and not is_sharded(self.trainer)
 
     def shows(self, stage: str, batch_idx: int) -> bool:
         """Whether a batch of whole clips is among those that this validation shows; `media_items` limits them."""
@@ -240,6 +241,11 @@ class ZooTask(L.LightningModule):
         keeps_checkpoints = bool(self.trainer.checkpoint_callbacks) and not getattr(self.trainer, "fast_dev_run", False)
         if stage == "fit" and keeps_checkpoints:
             self._save_frozen(unless_resuming=True)
+
+    def configure_model(self) -> None:
+        """Shard the weights for training under `FSDP`."""
+        if isinstance(self.trainer.strategy, FSDP) and self.trainer.state.fn == "fit":
+            self.trainer.strategy.shard_modules(self)
 
     def _save_frozen(self, unless_resuming: bool = False) -> dict[str, Any]:
         """Copy local frozen modules into the run folder, once; returns all their records.
@@ -433,7 +439,7 @@ def stepping_at_once(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimiz
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     on_cpu = all(weight.device.type == "cpu" and weight.is_floating_point() for weight in weights)
-    if on_cpu and isinstance(optimizer, Adam) and (trainer is None or not shards_weights(trainer)):
+    if on_cpu and isinstance(optimizer, Adam) and (trainer is None or not is_sharded(trainer)):
         for group in optimizer.param_groups:
             if group["fused"] is None and group["foreach"] is None:
                 group["fused"] = True

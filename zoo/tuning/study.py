@@ -30,13 +30,13 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from zoo.cli.recipes import find_recipe, pairs, read_files, recipes_named
 from zoo.common.atomic import write_atomic
+from zoo.common.hardware import die_with_parent
 from zoo.common.options import CONFIG_OPTIONS, verbosity
 from zoo.common.ranges import at_least
 from zoo.common.reading.configs import read_mapping
 from zoo.common.registry import admitted
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.listing import CSV_NAME, read_curves, size_of
-from zoo.training.launcher import die_with_parent
 from zoo.training.signals import EXIT_CODES
 from zoo.tuning.report import folder_name, short_names, show_study, shown, write_best, write_plots, write_trials
 from zoo.tuning.search import Definition, Space, option, parse_space, parse_spaces

@@ -25,7 +25,7 @@ def test_activations_are_counted_once_and_at_their_peak():
 def test_a_recipe_is_measured_and_its_memory_counted(capsys):
     assert main(["plan", "flow/smoke", "--gpus", "4", "--target_steps", "3600", "--steps", "2", "--json", "true"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    ddp, sharded = plan["memory"]["DDP"], plan["memory"]["FSDP2, ZeRO-3"]
+    ddp, sharded = plan["memory"]["DDP"], plan["memory"]["FSDP, ZeRO-3"]
     assert ddp["optimizer states"] > 2 * ddp["trained weights"] == 2 * ddp["gradients"]  # AdamW, and its counters
     assert ddp["moving average"] == ddp["trained weights"] == pytest.approx(4 * sharded["trained weights"], abs=4)
     assert plan["memory"]["ZeRO-1"]["gradients"] == ddp["gradients"] > plan["memory"]["ZeRO-2"]["gradients"]
@@ -46,7 +46,7 @@ def test_exchange_grows_with_the_devices():
     cost._waited = cost.worked = [1.0]
     two, four = (estimate(cost, count, 100, 1.0, 100.0)["exchange_seconds"] for count in (2, 4))
     assert two["DDP"] == pytest.approx(2 * 0.08 / 2) and four["DDP"] == pytest.approx(2 * 0.08 * 3 / 4)
-    assert two["FSDP2, ZeRO-3"] == pytest.approx((2 * 0.08 + 0.1) / 2)
+    assert two["FSDP, ZeRO-3"] == pytest.approx((2 * 0.08 + 0.1) / 2)
     assert estimate(cost, 1, 100, 1.0, 100.0)["exchange_seconds"] == {"DDP": 0}
 
 

@@ -70,13 +70,11 @@ class Misfortune(L.Callback):
     Args:
         rank: whom.
         step: number of batches trained.
-        kind: "error" and "bug" (exceptions that are explained or not), "kill", "stop" (by signals), "loop" (for ever),
-            "disk" (writes until the disk is full).
-        folder: of the disk.
+        kind: "error" raises, "kill" sends SIGKILL.
     """
 
-    def __init__(self, rank: int, step: int, kind: str, folder: str = "") -> None:
-        self.rank, self.step, self.kind, self.folder = rank, step, kind, folder
+    def __init__(self, rank: int, step: int, kind: str) -> None:
+        self.rank, self.step, self.kind = rank, step, kind
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         struck = run_folder(trainer) / "struck"
@@ -85,15 +83,7 @@ class Misfortune(L.Callback):
         struck.touch()
         if self.kind == "error":
             raise ValueError("broken.wav is no audio file")
-        if self.kind == "bug":
-            raise KeyError("lost key")
-        if self.kind == "disk":
-            with (Path(self.folder) / "cache").open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(2**16))
-        while self.kind == "loop":
-            pass
-        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.kind])
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Ballast(L.Callback):

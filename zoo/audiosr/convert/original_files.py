@@ -13,7 +13,7 @@ from zoo.audiosr.task import DiffusionTask
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.checkpoint import is_trial
-from zoo.training.strategies.shards import shards_weights
+from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class OriginalFiles(L.Callback):
 
     def _follow(self, trainer: L.Trainer) -> None:
         """Make the folder hold the files of the checkpoints that are there."""
-        if not self._due or is_trial(trainer) or shards_weights(trainer):
+        if not self._due or is_trial(trainer) or is_sharded(trainer):
             return
         self._due = False
         if not trainer.is_global_zero:

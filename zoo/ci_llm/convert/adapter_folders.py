@@ -17,7 +17,7 @@ from zoo.common.reading.text import safe_load
 from zoo.runs.checkpoints import step_of
 from zoo.runs.folder import CONFIG_NAME, run_folder
 from zoo.training.callbacks.checkpoint import is_trial
-from zoo.training.strategies.shards import shards_weights
+from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class AdapterFolders(L.Callback):
     def _writes(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
         if not isinstance(pl_module, CrowdTask):
             raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
-        if shards_weights(trainer):
+        if is_sharded(trainer):
             return False
         return trainer.is_global_zero and not is_trial(trainer)
 

@@ -46,9 +46,7 @@ def main(path: Path) -> int:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    from zoo.runs.checkpoints import is_folder
-
-    return _folder(path) if path.is_dir() and not is_folder(path) else _file(path)
+    return _folder(path) if path.is_dir() else _file(path)
 
 
 def _folder(path: Path) -> int:
@@ -83,17 +81,14 @@ def _file(path: Path) -> int:
         return _safetensors(path)
     from zoo.common.reading.foreign import Stub, UnsafeFileError, load_foreign
     from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import folder_damage, is_folder, is_sound, load_checkpoint
+    from zoo.runs.checkpoints import is_sound
 
     if path.suffix == ".ckpt" and not is_sound(path):
-        reason = folder_damage(path) if is_folder(path) else "its zip directory or sha256 does not match"
-        _show(path, {"kind": "checkpoint", "sound": f"NO: {reason}"}, {})
+        _show(path, {"kind": "checkpoint", "sound": "NO: its zip directory or sha256 does not match"}, {})
         return 1
     try:
-        if is_folder(path):
-            content = load_checkpoint(path, mapped=True)
-        else:  # a .ckpt is compared with its checksums above
-            content = load_foreign(path, mapped=True) if path.suffix == ".ckpt" else load_original(path)
+        # a .ckpt is compared with its checksums above
+        content = load_foreign(path, mapped=True) if path.suffix == ".ckpt" else load_original(path)
     except UnsafeFileError:
         raise
     except ValueError:

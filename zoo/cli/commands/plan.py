@@ -21,7 +21,7 @@ SHARDED = {  # how a strategy shares out (weights, gradients, optimizer states)
     "DDP": (False, False, False),
     "ZeRO-1": (False, False, True),
     "ZeRO-2": (False, True, True),
-    "FSDP2, ZeRO-3": (True, True, True),
+    "FSDP, ZeRO-3": (True, True, True),
 }
 
 

@@ -17,7 +17,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
-from zoo.common.atomic import TEMPORARY_MARK, sweep_temporaries
+from zoo.common.atomic import sweep_temporaries
 from zoo.common.ranges import at_least, one_of
 from zoo.runs import checkpoints as files
 from zoo.runs.checkpoints import score_of
@@ -25,7 +25,6 @@ from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.frozen import frozen_modules
 from zoo.training.signals import Interrupted, StopRequest
-from zoo.training.strategies.shards import SHARDING_STRATEGIES
 
 
 class OwingFitLoop(_FitLoop):
@@ -133,9 +132,6 @@ class Checkpoints(Checkpoint):
 
     Everything is decided from the run folder's files, so nothing here needs restoring. Names carry the number of
     batches trained: `step_00001000.ckpt`, `best-step_00001000-0.512345.ckpt`.
-
-    Under a sharding strategy (FSDP2, DeepSpeed) a checkpoint is a folder, written aside and renamed, with the hashes of
-    its files, when all ranks are done.
 
     Args:
         every_n_batches: save after every so many batches; None for never.
@@ -314,26 +310,11 @@ class Checkpoints(Checkpoint):
         self._save(trainer, folder / f"best-step_{trainer.global_step:08d}-{score:.6f}.ckpt")
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
-        if type(trainer.strategy).__name__ in SHARDING_STRATEGIES[1:]:  # FSDP2 itself writes aside
-            self._save_shards(trainer, path)
-        else:
-            trainer.save_checkpoint(path, weights_only=False)
-        self._announce(trainer, path)
-
-    def _announce(self, trainer: L.Trainer, path: Path) -> None:
+        trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
             self._prune(path.parent)
         for listener in self.listeners:
             listener(trainer, path)
-
-    def _save_shards(self, trainer: L.Trainer, path: Path) -> None:
-        # every rank writes into one folder, so its name does not carry a process number
-        aside = path.with_name(f".{path.name}{TEMPORARY_MARK}shards")
-        trainer.save_checkpoint(aside, weights_only=False)
-        trainer.strategy.barrier("shards written")
-        if trainer.is_global_zero:
-            files.seal(aside, path)
-        trainer.strategy.barrier("shards renamed")
 
     def _time_is_up(self, trainer: L.Trainer) -> bool:
         if self.every_minutes is None:

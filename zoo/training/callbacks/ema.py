@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.common.ranges import at_least, below
-from zoo.training.strategies.shards import gathered, let_go, placed_like, shards_weights
+from zoo.training.strategies.sharding import distribute_like, gather_to_first_rank, is_sharded, reshard
 
 log = logging.getLogger(__name__)
 
@@ -93,26 +93,22 @@ class EMA(L.Callback):
         self._step = trainer.global_step
         guarded = any(getattr(callback, "skipped", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if stepped and done > 0 and done % self.every_n_steps == 0 and not guarded:
-            live = self._live(pl_module)
-            with gathered(trainer, live.values()):
-                self._update(live)
+            self._update(self._live(pl_module))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the average in."""
-        with gathered(trainer, self._live(pl_module).values(), write=True):
-            self._swap(pl_module, into_average=True)
+        self._swap(pl_module, into_average=True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the live weights back."""
-        with gathered(trainer, self._live(pl_module).values(), write=True):
-            self._swap(pl_module, into_average=False)
+        self._swap(pl_module, into_average=False)
 
     on_test_start = on_predict_start = on_validation_start
     on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Put the live weights back when an evaluation broke off; shards need ranks that may be gone."""
-        if not shards_weights(trainer):
+        if not is_sharded(trainer):
             self._swap(pl_module, into_average=False)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -120,9 +116,11 @@ class EMA(L.Callback):
         shadow = self.shadow
         if self._swapped:
             state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {k: shadow.get(k, value) for k, value in state.items()}
+            average = {name: gather_to_first_rank(value) for name, value in shadow.items()}
+            checkpoint["state_dict"] = {key: average.get(key, value) for key, value in state.items()}
             shadow = {name: state[name].detach() for name in shadow}
-        checkpoint["ema"] = {"shadow": dict(shadow), "updates": self.updates}
+        shadow = {name: gather_to_first_rank(value) for name, value in shadow.items()}
+        checkpoint["ema"] = {"shadow": shadow, "updates": self.updates}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Restore the average."""
@@ -137,7 +135,7 @@ class EMA(L.Callback):
                 f"EMA: the checkpoint averages other weights than modules {self.modules}: "
                 f"missing {missing[:3]}, unexpected {unexpected[:3]}"
             )
-        self.shadow = {name: placed_like(value, live[name]) for name, value in saved["shadow"].items()}
+        self.shadow = {name: distribute_like(value, live[name]) for name, value in saved["shadow"].items()}
         self.updates = saved["updates"]
         self._restored = True
 
@@ -174,7 +172,7 @@ class EMA(L.Callback):
         if self._swapped == into_average or self.updates == 0:
             return
         if pl_module._trainer is not None:
-            let_go(pl_module.trainer)
+            reshard(pl_module.trainer)
         for name, value in self._live(pl_module).items():
             shadow = self._on(name, value)
             before = value.clone()

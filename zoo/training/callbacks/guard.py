@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from zoo.common.ranges import above, at_least, between, one_of, positive, within
 from zoo.training.callbacks.rates import Counting
-from zoo.training.strategies.shards import drop_gradients, gradient_norm
+from zoo.training.strategies.sharding import gradient_norm
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class LossGuard(Counting):
         else:
             self._losses.setdefault(index, deque(maxlen=self.window)).append(loss)
         if self.skipped:
-            drop_gradients(trainer, optimizer)
+            optimizer.zero_grad(set_to_none=True)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import lightning as L
-from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
 from zoo.common.hardware import peak_memory_bytes
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.rates import rate_factor
-from zoo.training.strategies.shards import gradient_norm
+from zoo.training.strategies.sharding import gradient_norm
 
 LOG_NAME = "train.log"
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -158,10 +157,7 @@ class GradNorm(L.Callback):
         """Log when it is time; gradients are unscaled and not yet clipped here."""
         if not pl_module.automatic_optimization or not due(trainer):
             return
-        norm = gradient_norm(trainer, optimizer)
-        if isinstance(trainer.strategy, FSDPStrategy):  # each rank holds a shard of every gradient
-            norm = trainer.strategy.reduce(norm.square(), reduce_op="sum").sqrt()
-        pl_module.log("train/grad_norm", norm)
+        pl_module.log("train/grad_norm", gradient_norm(trainer, optimizer))
 
 
 class _LogFile(logging.FileHandler):

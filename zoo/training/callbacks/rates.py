@@ -12,6 +12,7 @@ import lightning as L
 from torch.optim import Optimizer
 
 from zoo.common.ranges import at_least, between, one_of, positive, within
+from zoo.training.strategies.sharding import hides_gradients
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,12 @@ class Counting(L.Callback):
     def state_dict(self) -> dict[str, Any]:
         """The counters."""
         return {name: getattr(self, name) for name in self.counters}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse strategies that step an optimizer of their own."""
+        if hides_gradients(trainer):
+            name = type(trainer.strategy).__name__
+            raise ValueError(f"{type(self).__name__} does not work with {name}: use --config trainer/fsdp")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the counters."""

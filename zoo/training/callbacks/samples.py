@@ -17,7 +17,7 @@ from zoo.common.ranges import at_least
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.monitor import items_in
 from zoo.training.callbacks.rng import capture, restore
-from zoo.training.strategies.shards import whole_weights
+from zoo.training.strategies.sharding import gather_weights
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Samples(L.Callback):
         batches, self._batches = self._batches, []
         draw: Any = getattr(pl_module, "draw_samples", None)
         if self.showing and draw is not None:
-            with whole_weights(trainer):
+            with gather_weights(trainer):
                 self.run(lambda: draw(batches, is_last(trainer)))
         if self._spent:
             self._validated.append(time.perf_counter() - self._started - self._spent[-1])

@@ -1,4 +1,4 @@
-"""FSDP2: weights, gradients and optimizer states in shards, on GPUs (NCCL) and on the CPU (gloo)."""
+"""Fully sharded data parallelism (`torch.distributed.fsdp.fully_shard`) for tasks with one optimizer and for GANs."""
 
 from __future__ import annotations
 
@@ -6,70 +6,59 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
-import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.optim import Optimizer
 
 from zoo.common.ranges import at_least
-from zoo.runs import checkpoints as files
-from zoo.runs.frozen import frozen_modules
-from zoo.training.strategies.shards import placed_like
+from zoo.runs.frozen import frozen_keys, frozen_modules
+from zoo.training.strategies.sharding import distribute_like, gather_to_first_rank
 
 log = logging.getLogger(__name__)
 
 
-class _Root(nn.Module):
-    """Runs a function while the weights of a module that no block holds are whole."""
+class ForwardScope(nn.Module):
+    """Runs a function as a module's forward pass, so that the module's weights are gathered around the call."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
         return function(*args, **kwargs)
 
 
-class FSDP2(DDPStrategy):
+class FSDP(ModelParallelStrategy):
     """Trains with `torch.distributed.fsdp.fully_shard`: each process keeps a part of each weight.
 
-    A thin strategy of our own over DDP's, which brings processes, groups and reductions. Lightning's FSDPStrategy
-    refuses the CPU and knows one optimizer; its ModelParallelStrategy accepts the CPU, but asks each LightningModule to
-    shard itself, saves past the checkpoint plugin straight into the final folder, and pickles on the way.
+    Sharded units: each child of a ModuleList or Sequential with at least `min_block_parameters` parameters that no
+    block within it holds is gathered when it is called and resharded after; not within a task's `uneven_parts`, where
+    ranks would wait for calls that do not come. The rest of a task with one optimizer is one unit, gathered from a
+    training step's beginning to the end of its backward; the generator and each discriminator of a GAN are units with
+    their own passes. Frozen floating-point weights are sharded, too. Buffers are replicated and each process's own, as
+    under DDP with `broadcast_buffers: false`.
 
-    What is sharded: each child of a ModuleList or Sequential with at least `min_block_parameters` parameters that no
-    block within it holds is a group of its own, gathered when it is called and given back after; not within a task's
-    `uneven_parts`, where ranks would wait for calls that do not come. The rest of a task with one optimizer is one
-    group, whole from a training step's beginning to the end of its backward; the generator and each discriminator of a
-    GAN are groups with their own passes. Frozen weights are sharded too, where they are
-    floating-point. Buffers stay whole and each process's own, as under DDP with `broadcast_buffers: false`.
-
-    Training alone is sharded; its validations, validate, test and predict compute with whole weights. Checkpoints are
-    folders, see `zoo.runs.checkpoints`; they resume on any number of processes, also without shards, and this resumes
-    from files of one process or DDP.
-
-    Run on the CPU with gloo, 1 to 4 processes; the path over NCCL was not run.
+    Only training is sharded; its validations, validate, test and predict compute with full weights. Rank 0 gathers
+    weights and optimizer states in CPU memory and writes the ordinary checkpoint file, so a run resumes on any number
+    of processes, also without shards.
 
     Args:
-        min_block_parameters: of a block that is gathered by itself.
+        min_block_parameters: of a block that is a unit.
         param_dtype: of gathered weights; bfloat16 halves what is sent, for `precision: bf16-mixed`. By default the
-            weights' own, which parts with spectral norm keep.
+            weights' own, which modules with spectral norm keep.
         reduce_dtype: in which gradients are summed over processes; by default `param_dtype`.
         process_group_backend: gloo or nccl; by default the device's own.
         timeout: after which a process that waits for another gives up.
-
-    Raises:
-        ValueError: when a trained weight is a scalar, which FSDP2 cannot cut, or a task steps its optimizers itself and
-            is no GANTask.
     """
+
+    shards_weights = True
 
     def __init__(
         self,
@@ -79,152 +68,135 @@ class FSDP2(DDPStrategy):
         process_group_backend: str | None = None,
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
-        super().__init__(process_group_backend=process_group_backend, timeout=timeout)
+        super().__init__(
+            save_distributed_checkpoint=False, process_group_backend=process_group_backend, timeout=timeout
+        )
         at_least(1, min_block_parameters=min_block_parameters)
         self.min_block_parameters = min_block_parameters
         self.param_dtype = param_dtype
         self.reduce_dtype = reduce_dtype
-        self.files: Any = None  # the process group that checkpoints are written in
-        self._mesh: Any = None
         self._roots: dict[nn.Module, Any] = {}
-        self._groups: list[Any] = []
-        self._whole = False
-
-    def setup_environment(self) -> None:
-        """Join the processes, and again for checkpoints: written in a thread, they must not meet training's calls."""
-        super().setup_environment()
-        if self.files is None:
-            self.files = dist.new_group(backend="gloo", timeout=self._timeout or default_pg_timeout)
+        self._units: list[Any] = []
+        self._gathered = False
 
     @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Shards are filled where they lie; whole weights, for evaluation, come before."""
-        module = self.lightning_module
-        return module is not None and module.trainer.state.fn == TrainerFn.FITTING
+    def lightning_restore_optimizer(self) -> bool:
+        """Optimizer states come from the checkpoint file."""
+        return True
 
-    def model_to_device(self) -> None:
-        """Move the model, or wait: each group goes to the device when it is cut."""
-        if not self.restore_checkpoint_after_setup:
-            super().model_to_device()
+    def shard_modules(self, task: Any) -> None:
+        """Shard a task's weights; `ZooTask.configure_model` calls this before the optimizers are built.
 
-    def configure_ddp(self) -> None:
-        """Shard the model."""
+        Raises:
+            ValueError: when a trained weight is a scalar, which FSDP cannot shard, or a task steps its optimizers
+                itself and is no GANTask.
+        """
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.utils import _sync_module_states
 
-        task: Any = self.lightning_module
         for module in frozen_modules({"": task}).values():
             if module.is_frozen:
-                module.fingerprint()  # of whole weights
-        _sync_module_states(task, self.files, 2**28, 0, set())
-        self._mesh = init_device_mesh(self.root_device.type, (self.world_size,), mesh_dim_names=("shard",))
+                module.fingerprint()  # of full weights
+        for tensor in (*task.parameters(), *task.buffers()):
+            value = tensor.detach().to(self.root_device, copy=True)
+            dist.broadcast(value, 0)
+            tensor.data.copy_(value)
         if task.automatic_optimization:
-            parts = {task: _Root(task)}
+            self._roots = {task: ForwardScope(task)}
         elif hasattr(task, "discriminator_names"):
-            names = task.discriminator_names
-            parts = {task.generator: _Root(task.generator), **{d: d for d in (getattr(task, n) for n in names)}}
+            discriminators = [getattr(task, name) for name in task.discriminator_names]
+            self._roots = {task.generator: ForwardScope(task.generator), **{each: each for each in discriminators}}
         else:
-            raise ValueError(f"FSDP2: {type(task).__name__} steps its optimizers itself and is no GANTask")
-        self._groups = []
-        self._roots = {}
-        for part, root in parts.items():
-            self._groups += self._sharded(part, root)
-            self._roots[part] = root
+            raise ValueError(f"FSDP: {type(task).__name__} steps its optimizers itself and is no GANTask")
+        mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        self._units = [unit for module, root in self._roots.items() for unit in self._shard(module, root, mesh)]
         for root in self._roots.values():
-            root._get_fsdp_state()._lazy_init()  # a block may be called before its root
-        task.to(self.root_device)
-        sizes = [sum(p.numel() for p in module.parameters()) for module in self._roots.values()]
-        log.info("FSDP2: %d parameters in %d groups over %d processes", sum(sizes), len(self._groups), self.world_size)
+            if isinstance(root, ForwardScope):  # FSDP's first pass must begin at the root: a block may be called alone
+                root(lambda: None)
+                root.reshard()  # type: ignore[operator]
+        sizes = [parameter.numel() for root in self._roots.values() for parameter in root.parameters()]
+        log.info("FSDP: %d parameters in %d units over %d processes", sum(sizes), len(self._units), self.world_size)
 
-    def _sharded(self, part: nn.Module, root: nn.Module) -> list[Any]:
-        """Cut a part into groups, blocks before what contains them."""
+    def _shard(self, module: nn.Module, root: nn.Module, mesh: Any) -> list[Any]:
+        """Shard a module in units, blocks before what contains them."""
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         dtypes = {key: getattr(torch, name) for key, name in vars(self).items() if key.endswith("_dtype") and name}
-        if any(isinstance(module, _SpectralNorm) for module in part.modules()):
+        if any(isinstance(each, _SpectralNorm) for each in module.modules()):
             dtypes = {}  # its vectors are float32, and a buffer is not gathered
         policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)
-        whole = {p for p in part.parameters() if not (p.requires_grad or p.is_floating_point()) or not p.ndim}
-        scalars = [name for name, p in part.named_parameters() if p.requires_grad and not p.ndim]
+        ignored = {p for p in module.parameters() if not (p.requires_grad or p.is_floating_point()) or not p.ndim}
+        scalars = [name for name, p in module.named_parameters() if p.requires_grad and not p.ndim]
         if scalars:
-            raise ValueError(f"FSDP2 cannot cut the scalar weight {scalars[0]}: freeze it, or train with DDP")
-        repeated = {
-            child for module in part.modules() if isinstance(module, nn.ModuleList | nn.Sequential)
-            for child in module.children() if not isinstance(child, nn.ModuleList)
+            raise ValueError(f"FSDP cannot shard the scalar weight {scalars[0]}: freeze it, or train with DDP")
+        blocks = {
+            child for each in module.modules() if isinstance(each, nn.ModuleList | nn.Sequential)
+            for child in each.children() if not isinstance(child, nn.ModuleList)
         }  # fmt: skip
-        uneven = [getattr(part, name) for name in getattr(part, "uneven_parts", ())]
-        repeated -= {module for each in uneven if each is not None for module in each.modules()}
-        taken = set(whole)
-        groups = []
-        for module in reversed(list(part.modules())):
-            free = set(module.parameters()) - taken
-            if module in repeated and sum(p.numel() for p in free) >= self.min_block_parameters:
-                groups.append(fully_shard(module, mesh=self._mesh, mp_policy=policy, ignored_params=whole))
-                taken |= set(module.parameters())
-        groups.append(fully_shard(root, mesh=self._mesh, mp_policy=policy, ignored_params=whole))
-        return groups
+        uneven = [getattr(module, name) for name in getattr(module, "uneven_parts", ())]
+        blocks -= {child for each in uneven if each is not None for child in each.modules()}
+        assigned = set(ignored)
+        units = []
+        for each in reversed(list(module.modules())):
+            free = set(each.parameters()) - assigned
+            if each in blocks and sum(p.numel() for p in free) >= self.min_block_parameters:
+                units.append(fully_shard(each, mesh=mesh, mp_policy=policy, ignored_params=ignored))
+                assigned |= set(each.parameters())
+        return [*units, fully_shard(root, mesh=mesh, mp_policy=policy, ignored_params=ignored)]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A training step, within the root's forward pass; a GAN goes through those of its parts."""
+        """Run a training step within the root's forward pass; a GAN goes through those of its modules."""
         task: Any = self.lightning_module
         with self.precision_plugin.train_step_context():
             if task.automatic_optimization:
-                return self.through(task, task.training_step, *args, **kwargs)
+                return self.run_sharded(task, task.training_step, *args, **kwargs)
             output = task.training_step(*args, **kwargs)
-            self.reshard()  # a part that was called without gradients
+            self.reshard()  # a module that was called without gradients
             return output
 
-    def through(self, part: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function that uses a part's weights in any way as if it were the part's forward pass.
+    def run_sharded(self, module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function that uses a module's weights in any way as if it were the module's forward pass.
 
         Args:
-            part: the task, or a GAN's generator.
+            module: the task, or a GAN's generator.
         """
-        return self._roots[part](function, *args, **kwargs)
+        return self._roots[module](function, *args, **kwargs)
 
     def on_validation_start(self) -> None:
-        """Gather all weights, once: processes may have different numbers of batches, so their steps must not meet."""
+        """Gather all weights once: processes may have different numbers of batches and must not wait in a step."""
         self._gather()
 
     def on_validation_end(self) -> None:
-        """Let go of them."""
+        """Leave each process its part."""
         self.reshard()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Hold all weights whole; all processes enter together, and what is changed meanwhile is lost."""
-        held = self._whole
+    def gather_weights(self) -> Iterator[None]:
+        """Hold full weights on each process; all enter together, and changes made meanwhile are lost."""
+        was_gathered = self._gathered
         self._gather()
         try:
             yield
         finally:
-            if not held:
+            if not was_gathered:
                 self.reshard()
 
     def _gather(self) -> None:
-        self._whole = True
-        for module in self._groups:
-            module.set_reshard_after_forward(False, recurse=False)
-            module.unshard()
+        self._gathered = True
+        for unit in self._units:
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
 
     def reshard(self) -> None:
-        """Let go of all weights of others."""
-        for module in self._groups:
-            module.reshard()
-            if self._whole and module not in self._roots.values():
-                module.set_reshard_after_forward(True, recurse=False)
-        self._whole = False
-
-    def teardown(self) -> None:
-        """Let go of all weights, also where an exception came in the middle of a pass; end."""
-        for module in self._groups:
-            if group := module._get_fsdp_state()._fsdp_param_group:
-                group._to_sharded()
-        super().teardown()
+        """Free the parts of other processes."""
+        for unit in self._units:
+            unit.reshard()
+            if self._gathered and unit not in self._roots.values():
+                unit.set_reshard_after_forward(True, recurse=False)
+        self._gathered = False
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Gather gradients of several backward passes before they are exchanged."""
+        """Accumulate gradients of several backward passes before they are exchanged."""
         for root in self._roots.values():
             root.set_requires_gradient_sync(False)
         try:
@@ -234,74 +206,55 @@ class FSDP2(DDPStrategy):
                 root.set_requires_gradient_sync(True)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Parts of the weights, under the names that whole ones have."""
+        """Return the task's state, with full tensors on rank 0; frozen weights, which are not saved, stay sharded."""
         self.reshard()
-        return super().lightning_module_state_dict()
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Write a folder, all processes together."""
-        files.save_sharded(checkpoint, Path(filepath), self.files)
+        task: Any = self.lightning_module
+        frozen = frozen_keys(frozen_modules({"": task}))
+        state = task.state_dict()
+        return {name: value if name in frozen else gather_to_first_rank(value) for name, value in state.items()}
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a folder, of which this process takes its parts, or a file."""
-        if not self._roots:
-            return files.load_checkpoint(Path(checkpoint_path))
-        return files.load_checkpoint(Path(checkpoint_path), empty=self._empty)
-
-    def _empty(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        from torch.distributed.tensor import Shard, empty
-
-        return empty(*shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
+        """Read a checkpoint file on each process."""
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Put weights into their shards."""
+        """Put full weights into the shards."""
         assert self.lightning_module is not None
-        live = self.lightning_module.state_dict()
+        current = self.lightning_module.state_dict()
         state = {
-            name: placed_like(value, live[name]) if name in live and live[name].shape == value.shape else value
+            name: distribute_like(value, current[name])
+            if name in current and current[name].shape == value.shape
+            else value
             for name, value in checkpoint["state_dict"].items()
         }
         self.lightning_module.load_state_dict(state, strict=strict)
 
-    def setup_optimizers(self, trainer: L.Trainer) -> None:
-        """Build the optimizers, which treat many weights at once on the CPU, too.
-
-        Every operation on a shard is planned anew where a number in it changes from step to step; with one operation a
-        weight that took 35 times as long as all of them together (AdamW, 80 weights, CPU).
-        """
-        super().setup_optimizers(trainer)
-        self._treat_many()
-
-    def _treat_many(self) -> None:
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            if group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = True
-
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer's state as it would be without shards, its tensors aside."""
-        state = super().optimizer_state(optimizer)
-        chosen = optimizer.defaults.get("foreach")
-        groups = [group | ({"foreach": chosen} if "foreach" in group else {}) for group in state["param_groups"]]
-        return {**state, "param_groups": groups}
+        """Return an optimizer's state as one process has it, with full tensors on rank 0."""
+        saved: dict[str, Any] = ParallelStrategy.optimizer_state(self, optimizer)
+        states = {
+            index: {key: gather_to_first_rank(value) for key, value in state.items()}
+            for index, state in saved["state"].items()
+        }
+        return {**saved, "state": states}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Put the optimizers' states where their weights are."""
+        """Put full optimizer states into the shards."""
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            optimizer.load_state_dict({**saved, "state": placed_states(optimizer, saved)})
-        self._treat_many()
+            optimizer.load_state_dict({**saved, "state": _distribute_states(optimizer, saved)})
 
 
-def placed_states(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[int, Any]:
-    """The states of an optimizer's weights as a checkpoint holds them, spread as the weights are."""
+def _distribute_states(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[int, Any]:
+    """Shard the full optimizer states of a checkpoint as the optimizer's weights are."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    if len(weights) != len(numbers):
-        raise ValueError(f"the checkpoint's optimizer has {len(numbers)} weights, this run's {len(weights)}")
-    placed = {}
-    for number, weight in zip(numbers, weights, strict=True):
-        if number in saved["state"]:
-            placed[number] = {
-                key: placed_like(value, weight) if isinstance(value, Tensor) and value.shape == weight.shape else value
-                for key, value in saved["state"][number].items()
-            }
-    return placed
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    if len(weights) != len(indices):
+        raise ValueError(f"the checkpoint's optimizer has {len(indices)} weights, this run's {len(weights)}")
+    return {
+        index: {
+            key: distribute_like(value, weight) if isinstance(value, Tensor) and value.shape == weight.shape else value
+            for key, value in saved["state"][index].items()
+        }
+        for index, weight in zip(indices, weights, strict=True)
+        if index in saved["state"]
+    }
