@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "tune": "zoo.tuning.study:main",
-    "find_lr": "zoo.tuning.lr_range:main",
-    "find_batch": "zoo.tuning.batch_size:main",
-    "find_precision": "zoo.tuning.find_precision:main",
+    "find_lr": "zoo.tuning.lr_finder:find_lr",
+    "find_batch": "zoo.tuning.batch_finder:find_batch",
+    "find_precision": "zoo.tuning.precision_finder:find_precision",
 }
