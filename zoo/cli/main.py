@@ -1,8 +1,8 @@
 """The command line: finds the command, imports only what it needs, turns errors into one line and an exit code.
 
 The Trainer's commands (fit, validate, test) are in `zoo.cli.trainer`, which imports Lightning; the tools are
-one function a file in `zoo/cli/commands/` and, for one system alone, those that the table in `zoo/<system>/commands.py`
-names. Help needs neither: tables and summaries are read from the sources.
+functions that the tables in `zoo/cli/commands/__init__.py` and, for one package, `zoo/<package>/commands.py` name.
+Help needs neither: tables and summaries are read from the sources.
 """
 
 from __future__ import annotations
@@ -201,11 +201,8 @@ def _show_counts(counts: Mapping[str, Any], place: Any) -> int:
 
 def find_tools() -> dict[str, str]:
     """All tools: command name -> "module:function", read from the sources without importing them."""
-    tools = {
-        file.stem.replace("_", "-"): f"zoo.cli.commands.{file.stem}:main"
-        for file in sorted((HERE / "commands").glob("[!_]*.py"))
-    }
-    for file in sorted(HERE.parent.glob("*/commands.py")):
+    tools: dict[str, str] = {}
+    for file in (HERE / "commands" / "__init__.py", *sorted(HERE.parent.glob("*/commands.py"))):
         table = next(node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign))
         for name, function in ast.literal_eval(table.value).items():
             tools[f"{name} {file.parent.name}" if name in PER_SYSTEM else name.replace("_", "-")] = function
