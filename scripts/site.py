@@ -39,7 +39,7 @@ CALLED = {"zoo.load": "zoo.runs.load:load", "zoo.common.registry.public": "zoo.c
 # Questions that strangers come with; the README, which is the start page, is too short for them.
 QUESTIONS = {
     "How do I resume a run?": "terminal.md#a-run-stopped-and-resumed",
-    "How much GPU memory does a recipe need?": "cluster.md#plan-a-run",
+    "How much GPU memory does a recipe need?": "tuning.md#batch-sizes-zoo-find-batch",
     "What does this key of a recipe mean?": "recipes/hifigan.md",
     "Which options has a command?": "reference/commands.md",
     "How do I train on several devices or machines?": "cluster.md",

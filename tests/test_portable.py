@@ -37,7 +37,7 @@ KILLS = {
 FOLDERS = re.compile(r"/(proc|sys|dev|tmp|bin|usr|etc)/")
 WITH_FOLDERS = {
     "zoo/common/hardware.py": "looked for; the answer is 0 or the next way without it",
-    "zoo/tuning/batch_size.py": "Linux alone",
+    "zoo/tuning/batch_finder.py": "Linux alone",
     "zoo/ui/jobs/records.py": "psutil answers without it",
     "zoo/ui/readings.py": "without it there are no cards of AMD",
 }

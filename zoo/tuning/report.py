@@ -1,10 +1,11 @@
-"""What a study leaves behind: a table, trials.csv, best.yaml and plots."""
+"""What a study writes: trials.csv, best.yaml, two plots, and a table on the terminal."""
 
 from __future__ import annotations
 
+import json
 import shlex
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,160 +13,148 @@ import yaml
 
 from zoo.common.atomic import write_atomic
 from zoo.common.options import verbosity
-from zoo.common.report import show_table, terminal_table, write_report
+from zoo.common.report import new_figure, show_table, terminal_table, write_report
 from zoo.runs.details import duration
-from zoo.runs.listing import read_settings
-from zoo.tuning.search import Definition, Space, label, nested
+from zoo.tuning.search_space import decode_value, to_fragment
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
 BEST_NAME, TRIALS_NAME = "best.yaml", "trials.csv"
-SHOWN = 20  # trials in the table of the terminal
-FIXED = ("trial", "state", "value", "step", "seconds", "reason")  # columns of trials.csv, before those of the keys
-_STATES = {"COMPLETE": "finished", "FAIL": "failed", "RUNNING": "open"}
-_STRUCTURE = ("model", "data", "init_args", "dict_kwargs")
+TABLE_ROWS = 20
+COLUMNS = ("trial", "state", "value", "step", "seconds", "reason")  # of trials.csv, before the keys
+STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "RUNNING": "open", "FAIL": "failed"}
+STRUCTURE = ("model", "data", "init_args", "dict_kwargs")
 
 
-def folder_name(number: int) -> str:
-    """The run folder of a trial within that of its study."""
-    return f"trial_{number:04d}"
+@dataclass(frozen=True)
+class StudyConfig:
+    """What all processes on a study share; stored with the study.
+
+    Args:
+        name: of the study in its storage.
+        fit: recipe, fragments and flags of `zoo fit`.
+        search: distributions of Optuna by key, as JSON.
+        metric: logged key that is optimised.
+        direction: "min" or "max".
+        flags: options of `zoo fit` for every trial that follow from the metric and the name.
+        keys: the complete key of a recipe for each key of `search`.
+    """
+
+    name: str
+    fit: list[str]
+    search: dict[str, str]
+    metric: str
+    direction: str
+    flags: list[str]
+    keys: dict[str, str]
 
 
-def shown(value: Any) -> str:
-    """A value as a table shows it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(label(value))
+def planned_trials(study: Study) -> list[FrozenTrial]:
+    """List the trials in order; of one that was taken up again after a kill, the last attempt."""
+    trials = study.get_trials(deepcopy=False)
+    return list({each.user_attrs["folder"]: each for each in trials if "folder" in each.user_attrs}.values())
+
+
+def find_best(study: Study, config: StudyConfig) -> FrozenTrial | None:
+    """Return the finished trial with the best value."""
+    finished = [each for each in planned_trials(study) if each.state.name == "COMPLETE"]
+    return (min if config.direction == "min" else max)(finished, key=lambda each: each.value or 0.0, default=None)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The shortest endings that tell keys apart: `lr`, or `optimizer_g.lr` beside `optimizer_d.lr`."""
-    plain = {key: [part for part in key.split(".") if part not in _STRUCTURE] or [key] for key in keys}
+    """Find the shortest endings that tell keys apart: `lr`, or `optimizer_g.lr` and `optimizer_d.lr`."""
+    parts = {key: [name for name in key.split(".") if name not in STRUCTURE] or [key] for key in keys}
     names = {}
-    for key, parts in plain.items():
-        others = [plain[other] for other in keys if other != key]
-        lengths = (n for n in range(1, len(parts) + 1) if all(other[-n:] != parts[-n:] for other in others))
-        names[key] = ".".join(parts[-next(lengths, len(parts)) :])
+    for key, path in parts.items():
+        others = [parts[other] for other in keys if other != key]
+        lengths = (n for n in range(1, len(path) + 1) if all(other[-n:] != path[-n:] for other in others))
+        names[key] = ".".join(path[-next(lengths, len(path)) :])
     return names if len(set(names.values())) == len(keys) else {key: key for key in keys}
 
 
-def _row(trial: FrozenTrial) -> dict[str, Any]:
-    attributes = trial.user_attrs
-    state = _STATES.get(trial.state.name, trial.state.name.lower())
-    row = {"trial": folder_name(trial.number), "state": state, "value": trial.value if state != "failed" else None}
-    return {**row, **{name: attributes.get(name) for name in FIXED[3:]}, **trial.params}
+def format_value(value: Any) -> str:
+    """Format a value for a table."""
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
-def write_trials(study: Study, definition: Definition, folder: Path) -> None:
-    """Write trials.csv, a row per trial."""
-    rows = [_row(trial) for trial in study.get_trials(deepcopy=False)]
-    keys = list(definition.search)
-    write_report(folder, {TRIALS_NAME: ((*FIXED, *keys), [dict.fromkeys(keys) | row for row in rows])})
+def _rows(study: Study) -> list[dict[str, Any]]:
+    rows = []
+    for trial in planned_trials(study):
+        if trial.state.name in STATES:
+            notes = {name: trial.user_attrs.get(name) for name in COLUMNS[3:]}
+            values = {key: decode_value(trial.distributions[key], value) for key, value in trial.params.items()}
+            row = {"trial": trial.user_attrs["folder"], "state": STATES[trial.state.name], "value": trial.value}
+            rows.append(row | notes | values)
+    return rows
 
 
-def _best(study: Study) -> FrozenTrial | None:
-    finished = any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
-    return study.best_trial if finished else None
+def fit_command(config: StudyConfig, folder: Path) -> str:
+    """Return the command that trains with the best values."""
+    first = int(not config.fit[0].startswith("-"))
+    return shlex.join(["zoo", "fit", *config.fit[:first], str(folder / BEST_NAME), *config.fit[first:]])
 
 
-def write_best(study: Study, definition: Definition, spaces: Sequence[Space], folder: Path) -> FrozenTrial | None:
-    """Write the best trial's values as a fragment of a recipe; the trial, None while there is none."""
-    best = _best(study)
+def write_results(study: Study, config: StudyConfig, folder: Path) -> None:
+    """Write trials.csv and, when a trial has finished, best.yaml."""
+    keys = list(config.search)
+    rows = [dict.fromkeys(keys) | row for row in _rows(study)]
+    write_report(folder, {TRIALS_NAME: ((*COLUMNS, *keys), rows)})
+    best = find_best(study, config)
     if best is None:
-        return None
-    values = {space.key: space.value(best.params[space.key]) for space in spaces}
-    run = folder / folder_name(best.number)
-    lines = [
-        f"# {definition.metric} {best.value:.6g} at step {best.user_attrs.get('step')}, reached by {run.name}",
-        f"# of the study {definition.name}, the best of {len(study.get_trials(deepcopy=False))} trials.",
-        f"# Use: {use_of(definition, folder)}",
-    ]
-    text = yaml.safe_dump(nested(read_settings(run), values), sort_keys=False, allow_unicode=True)
-    write_atomic(folder / BEST_NAME, lambda file: file.write(("\n".join(lines) + "\n" + text).encode()))
-    return best
+        return
+    values = {config.keys[key]: decode_value(best.distributions[key], value) for key, value in best.params.items()}
+    text = (
+        f"# {config.metric} {best.value:.6g} at step {best.user_attrs.get('step')}: {best.user_attrs['folder']}, "
+        f"best of {len(rows)} trials of the study {config.name}\n# Use: {fit_command(config, folder)}\n"
+        + yaml.safe_dump(to_fragment(values), sort_keys=False, allow_unicode=True)
+    )
+    write_atomic(folder / BEST_NAME, lambda file: file.write(text.encode()))
 
 
-def use_of(definition: Definition, folder: Path) -> str:
-    """The command that trains with the best values."""
-    first = int(not definition.fit[0].startswith("-"))
-    words = ["zoo", "fit", *definition.fit[:first], str(folder / BEST_NAME), *definition.fit[first:]]
-    return " ".join(shlex.join(words).split())
-
-
-def write_plots(study: Study, definition: Definition, folder: Path) -> list[str]:
-    """Draw history, parameter importances, slices and parallel coordinates; the names of the files.
-
-    Importances need two finished trials with different values, and a search over more than one of them.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from optuna.visualization import matplotlib as plots
-
-    from zoo.common.report import write_figure
-
-    names = short_names(list(definition.search))
-    finished = [trial for trial in study.get_trials() if trial.state.name == "COMPLETE"]
-    plain = _renamed(study, names)
-    drawn: dict[str, Any] = {
-        "history": plots.plot_optimization_history,
-        "slices": plots.plot_slice,
-        "parallel": plots.plot_parallel_coordinate,
-    }
-    if len({trial.value for trial in finished}) > 1:
-        drawn["importance"] = plots.plot_param_importances
-    written = []
-    for name, plot in drawn.items() if finished else ():
-        with warnings.catch_warnings(), pyplot.rc_context():
-            warnings.simplefilter("ignore")
-            axes = plot(plain, target_name=definition.metric)
-            figure = (axes if hasattr(axes, "figure") else axes.flat[0]).figure
-            figure.set_size_inches(max(8.0, 3.5 * len(names)) if name in ("slices", "parallel") else 8.0, 5.0)
-            write_figure(folder / f"{name}.png", figure)
-            pyplot.close("all")
-        written.append(f"{name}.png")
-    return written
-
-
-def _renamed(study: Study, names: Mapping[str, str]) -> Study:
-    """A copy of a study whose keys have short names."""
+def write_plots(study: Study, config: StudyConfig, folder: Path) -> None:
+    """Plot the values by trial and, from two different values on, the importance of each key."""
     import optuna
 
-    copy = optuna.create_study(direction=study.direction)
-    for trial in study.get_trials():
-        if trial.state.is_finished() and set(trial.params) == set(names):
-            trial.params = {names[key]: value for key, value in trial.params.items()}
-            trial.distributions = {names[key]: value for key, value in trial.distributions.items()}
-            copy.add_trial(trial)
-    return copy
+    finished = [each for each in planned_trials(study) if each.state.name == "COMPLETE"]
+    if not finished:
+        return
+    figure = new_figure(7.0, 4.0)
+    axes = figure.subplots()
+    axes.plot([each.number for each in finished], [each.value or 0.0 for each in finished], "o")
+    axes.set(xlabel="trial", ylabel=config.metric, title=config.name)
+    plots = {"history.png": figure}
+    if len({each.value for each in finished}) > 1:
+        importances = optuna.importance.get_param_importances(study)
+        names = short_names(list(config.search))
+        figure = new_figure(7.0, 4.0)
+        axes = figure.subplots()
+        axes.barh([names[key] for key in reversed(importances)], list(reversed(importances.values())))
+        axes.set(xlabel=f"importance for {config.metric}", title=config.name)
+        plots["importance.png"] = figure
+    write_report(folder, plots)
 
 
-def show_study(study: Study, definition: Definition, folder: Path) -> None:
-    """Print the trials, the best ones first, and where the rest is."""
-    rows = [_row(trial) for trial in study.get_trials(deepcopy=False)]
-    sign = 1 if definition.mode == "min" else -1
-    order = ("finished", "pruned", "open", "failed")
-    rows.sort(key=lambda row: (order.index(row["state"]), sign * (row["value"] or 0), row["trial"]))
-    names = short_names(list(definition.search))
-    columns = ("trial", "state", definition.metric, "step", "time", *names.values())
-    cells = [
-        (row["trial"], row["state"], *(_cell(row[name]) for name in ("value", "step")),
-         "-" if row["seconds"] is None else duration(row["seconds"]), *(_cell(row.get(key)) for key in names))
-        for row in rows[:SHOWN]
-    ]  # fmt: skip
+def print_study(study: Study, config: StudyConfig, folder: Path) -> None:
+    """Print the trials, the best ones first, and the command that uses the best values."""
+    sign = 1 if config.direction == "min" else -1
+    order = list(STATES.values())
+    rows = sorted(_rows(study), key=lambda row: (order.index(row["state"]), sign * (row["value"] or 0), row["trial"]))
+    names = short_names(list(config.search))
     if verbosity() != "quiet":
+        cells = []
+        for row in rows[:TABLE_ROWS]:
+            seconds = None if row["seconds"] is None else duration(row["seconds"])
+            values = (row["value"], row["step"], seconds, *(row.get(key) for key in names))
+            cells.append(
+                (row["trial"], row["state"], *("-" if each is None else format_value(each) for each in values))
+            )
+        columns = ("trial", "state", config.metric, "step", "time", *names.values())
         show_table(terminal_table(columns, cells, left=columns[:2], whole=columns[:3], box=None, pad_edge=False))
-        more = f"{len(rows) - SHOWN} more in {TRIALS_NAME}; " if len(rows) > SHOWN else ""
         unfinished = sum(row["state"] == "open" for row in rows)
-        if unfinished:
-            print(f"{unfinished} trials are open: other processes train them, or the same command takes them up")
-        print(f"{more}{folder}: {TRIALS_NAME}, plots, {BEST_NAME if _best(study) else 'no trial has succeeded'}")
-    best = _best(study)
+        print(f"{len(rows)} trials, {unfinished} of them open: {folder / TRIALS_NAME}")
+    best = find_best(study, config)
     if best is not None:
-        print(f"best: {definition.metric} {best.value:.6g}, {folder / folder_name(best.number)}")
-        print(f"      {use_of(definition, folder)}")
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else shown(value)
+        print(f"best: {config.metric} {best.value:.6g}, {folder / best.user_attrs['folder']}")
+        print(f"      {fit_command(config, folder)}")

@@ -1,15 +1,15 @@
-"""`zoo tune`: a study of Optuna over a recipe's keys, whose trials are runs.
+"""`zoo tune`: a study of Optuna over keys of a recipe, whose trials are runs of `zoo fit`.
 
-Each trial is `zoo fit` in a process of its own and in a run folder of its own, `OUTPUT/trial_0007`. Any number of
-processes work on one study. Who asks for a trial, or takes one up, holds the study's lock; who trains it holds the
-trial's, which the system drops when a process is killed. So a trial that is open and not held belongs to nobody, and
-the next process that looks goes on with it: from its newest checkpoint, else anew.
+The trials of a study are queued in its database when it begins; any number of processes take them from there. Each
+records heartbeats while it trains. A trial whose heartbeats stop is queued again by the next process that looks, and
+continues from its newest checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import ctypes
+import io
 import itertools
 import os
 import re
@@ -18,44 +18,61 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from filelock import BaseFileLock, FileLock, Timeout
 
-from zoo.cli.recipes import find_recipe, pairs, read_files, recipes_named
-from zoo.common.atomic import write_atomic
-from zoo.common.hardware import die_with_parent
-from zoo.common.options import CONFIG_OPTIONS, verbosity
+from zoo.common.locks import locked
+from zoo.common.options import SETTINGS_SUFFIXES, verbosity
 from zoo.common.ranges import at_least
-from zoo.common.reading.configs import read_mapping
 from zoo.common.registry import admitted
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.listing import CSV_NAME, read_curves, size_of
-from zoo.training.signals import EXIT_CODES
-from zoo.tuning.report import folder_name, short_names, show_study, shown, write_best, write_plots, write_trials
-from zoo.tuning.search import Definition, Space, option, parse_space, parse_spaces
+from zoo.tuning.report import (
+    StudyConfig,
+    find_best,
+    format_value,
+    planned_trials,
+    print_study,
+    short_names,
+    write_plots,
+    write_results,
+)  # fmt: skip
+from zoo.tuning.search_space import (
+    RESERVED_KEYS,
+    complete_key,
+    grid_points,
+    limit_values,
+    parse_search_space,
+    suggest,
+    to_flag,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
-    from optuna.storages import BaseStorage
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
-STUDY_FILE, JOURNAL, LOCKS, OUTPUT_LOG = "study.yaml", "study.journal", ".locks", "output.log"
+DATABASE, OUTPUT_LOG = "study.db", "output.log"
 DEFAULT_TRIALS = 20
+HEARTBEAT_SECONDS, GRACE_SECONDS = 10, 40  # a trial without a heartbeat for so long is queued again
+LOCK_SECONDS = 300.0
 POLL_SECONDS = 0.5
 STOP_SECONDS = 600.0  # that a pruned trial has to save
-PRUNED_AT = "pruned at validation"
-# What starts several ranks tells them; a trial is a process of its own, which starts its ranks itself.
+# Set by what starts several ranks; a trial starts its ranks itself.
 RANK_VARIABLES = re.compile(r"(LOCAL_|GROUP_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*)")
-STOPPED = {*EXIT_CODES.values(), -signal.SIGTERM, -signal.SIGINT}
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+STOP_CODES = {128 + number for number in STOP_SIGNALS} | {-number for number in STOP_SIGNALS}
+
+
+class TrialError(RuntimeError):
+    """A trial failed; the message is the reason in one line."""
 
 
 def main(
@@ -77,7 +94,7 @@ def main(
     """Search a recipe's keys for the best metric: zoo tune RECIPE --search 'KEY=log(1e-5, 1e-3)' ... --trials 40.
 
     Trials are runs in OUTPUT/trial_0000 and so on. The same command again, at the same time or after a kill, works on
-    the same study; `zoo tune --output DIR` alone goes on with the one there. OUTPUT then holds trials.csv, best.yaml
+    the same study; `zoo tune --output DIR` alone continues the one there. OUTPUT then holds trials.csv, best.yaml
     for `zoo fit RECIPE best.yaml`, and plots.
 
     Args:
@@ -94,7 +111,7 @@ def main(
         seed: of the sampler; the trials' own is the recipe's.
         output: folder of the study; runs/tune/SYSTEM/RECIPE when not given.
         study: its name in the storage; SYSTEM/RECIPE when not given.
-        storage: a URL such as sqlite:///study.db, or a journal file; OUTPUT/study.journal when not given.
+        storage: a URL of SQLAlchemy such as postgresql://host/db; sqlite in OUTPUT/study.db when not given.
         max_failures: trials that may fail one after the other before this process gives up.
 
     Returns:
@@ -110,460 +127,360 @@ def main(
         import optuna
     except ImportError as error:
         raise ImportError(f"tune needs Optuna: pip install 'zoo[tune]' ({error})") from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    space = parse_search_space(search) if search or fit else {}
+    points = grid_points(space) if sampler == "grid" and space else None
     folder = output or Path("runs", "tune", _recipe_name(fit))
-    there = _read_definition(folder)
-    if not fit and there is None:
-        raise ValueError("tune needs a recipe (`zoo list` names them), or --output with the folder of a study")
-    wished: dict[str, Any] = {"fit": list(fit) or None, "metric": metric, "mode": direction, "name": study}
-    if search or there is None:
-        wished["search"] = {each.key: str(each) for each in parse_spaces(search)}
-    _compare(there, wished, folder)
-    spaces = [parse_space(key, text, STUDY_FILE) for key, text in (there.search if there else wished["search"]).items()]
-    grid = itertools.product(*(each.points() for each in spaces)) if sampler == "grid" else None
-    points = None if grid is None else list(itertools.islice(grid, trials))
-    definition = there or _define(wished)
-    pruner = optuna.pruners.MedianPruner(startup, warmup + 1) if prune else None
-    most = (trials or DEFAULT_TRIALS) if points is None else len(points)
-    tuner = Tuner(folder, spaces, most, max_failures, pruner, sampler, seed, points)
-    with tuner.alone():
-        there = _read_definition(folder)  # another process may have begun it meanwhile
-        _compare(there, wished, folder)
-        tuner.open(there or definition, storage, begun=next(folder.glob("trial_*"), None) is not None)
-    return tuner.run()
+    with locked(folder, "tune", LOCK_SECONDS):
+        opened, config = open_study(folder, fit, space, metric, direction, study, storage)
+        starts = opened.user_attrs.get("starts", 0)
+        opened.set_user_attr("starts", starts + 1)  # two processes must not sample the same values
+        queue_trials(opened, trials, points)
+    samplers = {"tpe": partial(optuna.samplers.TPESampler, constant_liar=True)}
+    opened.sampler = samplers.get(sampler, optuna.samplers.RandomSampler)(seed=seed + starts)
+    opened.pruner = optuna.pruners.MedianPruner(startup, warmup + 1) if prune else optuna.pruners.NopPruner()
+    return run_study(opened, config, folder, max_failures)
 
 
 def _recipe_name(fit: Sequence[str]) -> str:
-    """`<system>/<recipe>` of the first file that a command line names."""
-    for word, value, _ in pairs(fit):
-        if word in ("", *CONFIG_OPTIONS) and value:
-            path = find_recipe(value).absolute()
-            folder = path.parent.parent if path.parent.name == "configs" else path.parent
-            return f"{folder.name}/{path.stem}"
+    """Return `SYSTEM/RECIPE` of the first recipe or file that a command line names."""
+    for word in fit:
+        if not word.startswith("-") and ("/" in word or word.endswith(SETTINGS_SUFFIXES)):
+            path = Path(word).absolute().with_suffix("")
+            system = path.parent.parent if path.parent.name == "configs" else path.parent
+            return f"{system.name}/{path.name}"
     return "study"
 
 
-def _read_definition(folder: Path) -> Definition | None:
-    path = folder / STUDY_FILE
-    try:
-        return Definition(**read_mapping(path)) if path.is_file() else None
-    except TypeError as error:
-        raise ValueError(f"{path} describes no study of zoo tune: {error}") from error
-
-
-def _compare(there: Definition | None, wished: Mapping[str, Any], folder: Path) -> None:
-    """Refuse to join a study that is another than the wished one."""
-    for key, value in wished.items():
-        known = getattr(there, key, None)
-        if there is not None and value is not None and value != known:
-            raise ValueError(
-                f"{folder} holds a study with another {'command' if key == 'fit' else key} ({known}, here {value}): "
-                "give the same, or another --output"
-            )
-
-
-def _define(wished: Mapping[str, Any]) -> Definition:
-    """Describe a new study; every key and a sample of the values are checked against the recipe."""
-    fit, search = wished["fit"], wished["search"]
-    spaces = [parse_space(key, text, "--search") for key, text in search.items()]
-    named = recipes_named(list(fit))
-    for each in spaces:
-        read_files([*named, *(option(each.key, value) for value in each.samples()[:1])])
-    if any(word in ("--ckpt_path", "--trainer.default_root_dir") for word, _, _ in pairs(fit)):
-        raise ValueError("tune sets ckpt_path and trainer.default_root_dir of its trials itself: leave them out")
-    samples = itertools.zip_longest(*([option(each.key, value) for value in each.samples()] for each in spaces))
-    recipe = _parsed([[*named, *(each for each in together if each)] for together in samples])
-    metric = wished["metric"] or recipe["monitor"]
-    if metric is None:
-        raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
-    mode = wished["mode"] or (recipe["mode"] if metric == recipe["monitor"] else "min")
-    own = (metric, mode) == (recipe["monitor"], recipe["mode"])
-    name = wished["name"] or _recipe_name(fit)
-    more = [] if own else [f"--checkpoints.monitor={metric}", f"--checkpoints.mode={mode}"]
-    more += [f"--wandb.group={name}"] if "wandb" in recipe["loggers"] and recipe["group"] is None else []
-    return Definition(name, list(fit), dict(search), metric, mode, more, uuid.uuid4().hex)
-
-
-def _parsed(commands: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Parse arguments of `zoo fit` with all their types, in a process that gives its memory back.
-
-    Returns:
-        What the recipe says that a study needs.
+def open_storage(url: str) -> RDBStorage:
+    """Open a database of Optuna that keeps heartbeats and queues a trial again when they stop.
 
     Raises:
-        SystemExit: with code 2, after the one line that says what is wrong.
+        ValueError: for a URL that cannot be opened.
+    """
+    from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+
+    engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        return RDBStorage(
+            url,
+            engine_kwargs=engine,
+            heartbeat_interval=HEARTBEAT_SECONDS,
+            grace_period=GRACE_SECONDS,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+        )
+    except Exception as error:  # of SQLAlchemy and its drivers
+        shown = re.sub("//.*@", "//…@", url)
+        raise ValueError(f"--storage {shown}: {str(error).splitlines()[0]}") from error
+
+
+def open_study(
+    folder: Path, fit: Sequence[str], space: Mapping[str, BaseDistribution], metric: str | None,
+    direction: str | None, name: str | None, url: str | None,
+) -> tuple[Study, StudyConfig]:  # fmt: skip
+    """Load a study, or check its recipe and search space and begin it.
+
+    Raises:
+        ValueError: the storage holds another study of this name.
+    """
+    import optuna
+    from optuna.distributions import distribution_to_json
+
+    exists = url is not None or (folder / DATABASE).is_file()
+    if not fit and not exists:
+        raise ValueError("tune needs a recipe (`zoo list` names them), or --output with the folder of a study")
+    storage = open_storage(url or f"sqlite:///{(folder / DATABASE).as_posix()}") if exists else None
+    names = optuna.get_all_study_names(storage) if storage else []
+    name = name or (names[0] if len(names) == 1 and (not fit or url is None) else _recipe_name(fit))
+    search = {key: distribution_to_json(each) for key, each in space.items()}
+    if storage is not None and name in names:
+        study = optuna.load_study(study_name=name, storage=storage)
+        if saved := study.user_attrs.get("config"):
+            given = {"fit": list(fit), "search": search, "metric": metric, "direction": direction}
+            given |= {"output": str(folder.absolute())} if url else {}
+            known = saved | {"output": study.user_attrs["output"]}
+            for key, value in given.items():
+                if value and value != known[key]:
+                    raise ValueError(f"{folder}: the study {name} has another {key}: {known[key]}, not {value}")
+            return study, StudyConfig(**saved)
+    if not fit:
+        raise ValueError(f"{folder}: no study {name} (those in the storage: {', '.join(names) or 'none'})")
+    config = define_study(name, fit, space, search, metric, direction)
+    storage = storage or open_storage(f"sqlite:///{(folder / DATABASE).as_posix()}")
+    goal: Literal["minimize", "maximize"] = "minimize" if config.direction == "min" else "maximize"
+    study = optuna.create_study(study_name=name, storage=storage, direction=goal, load_if_exists=True)
+    study.set_user_attr("output", str(folder.absolute()))
+    study.set_user_attr("config", asdict(config))
+    return study, config
+
+
+def define_study(
+    name: str, fit: Sequence[str], space: Mapping[str, BaseDistribution], search: dict[str, str],
+    metric: str | None, direction: str | None,
+) -> StudyConfig:  # fmt: skip
+    """Describe a new study, after the recipe has been parsed with the limits of every key."""
+    if any(word.partition("=")[0].removeprefix("--") in RESERVED_KEYS[:2] for word in fit):
+        raise ValueError("tune sets ckpt_path and trainer.default_root_dir of its trials itself: leave them out")
+    limits = [[to_flag(key, value) for value in limit_values(each)] for key, each in space.items()]
+    flags = [[flag for flag in row if flag] for row in itertools.zip_longest(*limits)]
+    recipe = parse_recipe([[*fit, *row] for row in flags])
+    monitor, mode = recipe["checkpoints"]["monitor"], recipe["checkpoints"]["mode"]
+    metric = metric or monitor
+    if metric is None:
+        raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
+    direction = direction or (mode if metric == monitor else "min")
+    more = (
+        []
+        if (metric, direction) == (monitor, mode)
+        else [f"--checkpoints.monitor={metric}", f"--checkpoints.mode={direction}"]
+    )
+    if "wandb" in recipe["loggers"] and recipe["wandb"]["group"] is None:
+        more.append(f"--wandb.group={name}")
+    return StudyConfig(
+        name, list(fit), search, metric, direction, more, {key: complete_key(recipe, key) for key in space}
+    )
+
+
+def parse_recipe(commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Parse arguments of `zoo fit` in a process that gives its memory back.
+
+    Returns:
+        The config of the first command.
+
+    Raises:
+        SystemExit: when one is refused; the process has printed why.
     """
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        found = pool.submit(parse_all, commands, admitted()).result()
-    if "error" in found:
-        raise ValueError(found["error"])
-    if "code" in found:
-        raise SystemExit(found["code"])
-    return found
+        texts = [pool.submit(print_config, command, admitted()).result() for command in commands]
+    for text in texts:
+        if isinstance(text, int):
+            raise SystemExit(text)
+    return dict(yaml.safe_load(str(texts[0])))
 
 
-def parse_all(commands: Sequence[Sequence[str]], packages: Sequence[str]) -> dict[str, Any]:
-    """What `_parsed` does in its process."""
-    from zoo.cli.parser import limit_names
-    from zoo.cli.quiet import filter_warnings, quietly
-    from zoo.cli.trainer import ZooCLI
-    from zoo.common.registry import admit
+def print_config(fit: Sequence[str], packages: Sequence[str]) -> str | int:
+    """Return what `zoo fit ... --print_config` prints, or its exit code."""
+    from zoo.cli.main import main as run_command
 
-    class Parsed(ZooCLI):
-        """Builds nothing."""
-
-        def _set_seed(self) -> None:
-            """Nothing."""
-
-        def before_instantiate_classes(self) -> None:
-            """Nothing."""
-
-        def instantiate_classes(self) -> None:
-            """Nothing."""
-
-    filter_warnings()
-    admit(packages)
-    limit_names()
-    try:
-        with quietly():
-            parsed = [Parsed("fit", list(command)).config for command in commands]
-    except SystemExit as stop:
-        return {"code": stop.code}
-    except ValueError as error:
-        return {"error": " ".join(str(error).split())}
-    config = parsed[0]
-    kept = {"monitor": config["checkpoints.monitor"], "mode": config["checkpoints.mode"]}
-    return {**kept, "loggers": list(config["loggers"]), "group": config["wandb.group"]}
+    words = [word for name in packages for word in ("--allow-import", name)]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = run_command(["fit", *fit, *words, "--print_config"])
+    return code or printed.getvalue()
 
 
-class _JournalLock:
-    """A lock for Optuna's journal that a killed process drops at once; who takes it cuts off a torn last line."""
-
-    def __init__(self, journal: Path) -> None:
-        self.journal, self.lock = journal, FileLock(f"{journal}.lock")
-
-    def acquire(self) -> bool:
-        """Wait for it."""
-        self.lock.acquire()
-        with contextlib.suppress(FileNotFoundError), self.journal.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            if file.read(1) not in (b"", b"\n"):
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-        return True
-
-    def release(self) -> None:
-        """Give it back."""
-        self.lock.release()
-
-
-def open_storage(storage: str | None, folder: Path) -> BaseStorage:
-    """Optuna's storage of a URL or a journal file; the journal of the study's folder when None.
-
-    Raises:
-        ValueError: for a URL that Optuna cannot open.
-    """
-    from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    if storage is None or "://" not in storage:
-        journal = Path(storage) if storage else folder / JOURNAL
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(str(journal), lock_obj=_JournalLock(journal)))  # type: ignore[arg-type]
-    waiting = {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {"pool_pre_ping": True}
-    try:
-        return RDBStorage(storage, engine_kwargs=waiting)
-    except Exception as error:  # SQLAlchemy's and its drivers'
-        said = str(error).splitlines()[0]
-        raise ValueError(f"--storage {re.sub('//.*@', '//…@', storage)}: {said}") from error
-
-
-class Tuner:
-    """One process on a study.
+def queue_trials(study: Study, trials: int | None, points: Sequence[Mapping[str, Any]] | None) -> None:
+    """Queue the trials that a study still lacks.
 
     Args:
-        most: trials of the whole study.
-        max_failures: in a row, after which this process ends.
-        pruner: of Optuna.
-        sampler: "tpe" or "random".
-        points: values of all trials, where they are a grid.
+        trials: of the whole study; those it has, all points, or 20 when None.
+        points: values of the trials of a grid.
     """
+    total = trials or study.user_attrs.get("trials") or (DEFAULT_TRIALS if points is None else len(points))
+    total = total if points is None else min(total, len(points))
+    study.set_user_attr("trials", total)
+    for number in range(len(planned_trials(study)), total):
+        study.enqueue_trial(dict(points[number]) if points else {}, user_attrs={"folder": f"trial_{number:04d}"})
+    if points and total < len(points):
+        notify(f"--trials {total}: the first {total} of the grid's {len(points)} combinations")
 
-    study: Study
-    definition: Definition
 
-    def __init__(
-        self, folder: Path, spaces: Sequence[Space], most: int, max_failures: int = 3, pruner: BasePruner | None = None,
-        sampler: str = "random", seed: int = 0, points: Sequence[tuple[Any, ...]] | None = None,
-    ) -> None:  # fmt: skip
-        self.folder, self.spaces, self.most, self.max_failures = folder, spaces, most, max_failures
-        self.pruner, self.sampler, self.seed, self.points = pruner, sampler, seed, points
+def run_study(study: Study, config: StudyConfig, folder: Path, max_failures: int) -> int:
+    """Train queued trials until none is left; returns the exit code.
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the study's lock."""
-        with self._lock("study"):
-            yield
+    Raises:
+        ValueError: `max_failures` trials in a row failed.
+    """
+    failures: list[str] = []
 
-    def _lock(self, name: str) -> BaseFileLock:
-        locks = self.folder / LOCKS
-        locks.mkdir(parents=True, exist_ok=True)
-        return FileLock(locks / name)
+    def record_trial(study: Study, trial: FrozenTrial) -> None:
+        if trial.state.name != "FAIL":
+            failures.clear()
+        elif "folder" in trial.user_attrs:
+            failures.append(f"{trial.user_attrs['folder']}: {trial.user_attrs.get('reason')}")
+        write_results(study, config, folder)
 
-    def open(self, definition: Definition, storage: str | None, begun: bool) -> None:
-        """Load the study, or begin it.
+    notify(f"study {config.name} in {folder}: {config.direction} {config.metric}, {len(planned_trials(study))} trials")
+    with _stop_by_signal():
+        while wait_for_trial(study):
+            objective = partial(run_trial, config=config, folder=folder)
+            study.optimize(objective, n_trials=1, catch=TrialError, callbacks=[record_trial])
+            if len(failures) >= max_failures:
+                raise ValueError(
+                    f"{len(failures)} trials in a row failed, the last one {failures[-1]} "
+                    "(--max_failures allows more; the same command continues)"
+                )
+    write_results(study, config, folder)
+    write_plots(study, config, folder)
+    print_study(study, config, folder)
+    return 0 if find_best(study, config) else 1
 
-        Args:
-            begun: whether the folder holds trials.
 
-        Raises:
-            ValueError: the storage holds another study of this name, or not the one that was begun here.
-        """
-        import optuna
+@contextlib.contextmanager
+def _stop_by_signal() -> Iterator[None]:
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
 
-        self.definition = definition
-        path = self.folder / STUDY_FILE
-        if not path.is_file():
-            text = yaml.safe_dump(asdict(definition), sort_keys=False, allow_unicode=True, width=120)
-            write_atomic(path, lambda file: file.write(text.encode()))
-        opened = open_storage(storage, self.folder)
-        names = optuna.get_all_study_names(opened)
-        if definition.name not in names and begun:
-            raise ValueError(
-                f"{self.folder} holds trials of the study {definition.name!r}, which is not in "
-                f"{storage or self.folder / JOURNAL}: give the --storage that it was begun with"
-            )
-        direction: Literal["minimize", "maximize"] = "minimize" if definition.mode == "min" else "maximize"
-        self.study = optuna.create_study(
-            storage=opened, study_name=definition.name, direction=direction, load_if_exists=True
-        )
-        known = self.study.user_attrs.get("key")
-        if known is None:
-            self.study.set_user_attr("key", definition.key)
-        elif known != definition.key:
-            raise ValueError(
-                f"the study {definition.name!r} in {storage} has its trials in another folder than {self.folder}: "
-                "give that as --output, or another name by --study"
-            )
+    previous = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
-    def run(self) -> int:
-        """Train trials until the study has all of them; the exit code."""
-        before = {number: signal.signal(number, _leave) for number in EXIT_CODES if number != signal.SIGINT}
-        done = self.study.get_trials(deepcopy=False)
-        tell(f"study {self.definition.name} in {self.folder}: {len(done)} of {self.most} trials begun, {self._goal()}")
-        failed = 0
-        try:
-            while (claimed := self._claim()) is not None:
-                trial, lock = claimed
-                try:
-                    reason = self._train(trial)
-                finally:
-                    lock.release()
-                failed = failed + 1 if reason else 0
-                with self.alone():
-                    write_trials(self.study, self.definition, self.folder)
-                    write_best(self.study, self.definition, self.spaces, self.folder)
-                if failed >= self.max_failures:
-                    raise ValueError(
-                        f"{failed} trials in a row failed, the last one, {folder_name(trial.number)}: {reason} "
-                        "(--max_failures allows more; the same command goes on)"
-                    )
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            with self.alone():
-                write_trials(self.study, self.definition, self.folder)
-        with self.alone():
-            best = write_best(self.study, self.definition, self.spaces, self.folder)
-            write_plots(self.study, self.definition, self.folder)
-        show_study(self.study, self.definition, self.folder)
-        return 0 if best else 1
 
-    def _value(self, value: float | None) -> str:
-        return f"{self.definition.metric} {'unknown' if value is None else f'{value:.6g}'}"
+def wait_for_trial(study: Study) -> bool:
+    """Return whether a trial is queued; one that another process lost is queued again within the grace period."""
+    import optuna
+    from optuna.trial import TrialState
 
-    def _goal(self) -> str:
-        return f"{'lowest' if self.definition.mode == 'min' else 'highest'} {self.definition.metric}"
+    end = time.monotonic() + GRACE_SECONDS + HEARTBEAT_SECONDS
+    while True:
+        optuna.storages.fail_stale_trials(study)
+        states = {trial.state for trial in study.get_trials(deepcopy=False)}
+        if TrialState.WAITING in states:
+            return True
+        if TrialState.RUNNING not in states or time.monotonic() > end:
+            return False
+        time.sleep(2 * POLL_SECONDS)
 
-    def _claim(self) -> tuple[Trial, BaseFileLock] | None:
-        """Take up an open trial that nobody holds, else begin one; None when the study has all its trials."""
-        from optuna.trial import Trial, TrialState
 
-        with self.alone():
-            trials = self.study.get_trials(deepcopy=False)
-            for open_trial in (each for each in trials if each.state == TrialState.RUNNING):
-                lock = self._lock(folder_name(open_trial.number))
-                try:
-                    lock.acquire(timeout=0)
-                except Timeout:
-                    continue
-                if self._stored(open_trial._trial_id).state == TrialState.RUNNING:  # its owner may just have ended it
-                    self._prepare(open_trial.number)
-                    return self._suggested(Trial(self.study, open_trial._trial_id)), lock
-                lock.release()
-            if len(trials) >= self.most:
-                return None
-            lock = self._lock(folder_name(len(trials)))
-            lock.acquire()
-            self._prepare(len(trials))
-            return self._suggested(self.study.ask()), lock
+def run_trial(trial: Trial, config: StudyConfig, folder: Path) -> float:
+    """Train a trial, or what is left of it.
 
-    def _prepare(self, number: int) -> None:
-        """Have the sampler draw what depends on the seed, the trial's number and the trials before it alone."""
-        from optuna import samplers
-        from optuna.pruners import NopPruner
+    Returns:
+        Its best value.
 
-        seed = (self.seed * 1_000_003 + number) % 2**32
-        drawn: BaseSampler = (
-            samplers.RandomSampler(seed)
-            if self.sampler != "tpe"
-            else samplers.TPESampler(seed=seed, constant_liar=True)
-        )
-        if self.points is not None:
-            point = dict(zip((each.key for each in self.spaces), self.points[number % len(self.points)], strict=True))
-            drawn = samplers.PartialFixedSampler(point, drawn)
-        self.study.sampler, self.study.pruner = drawn, self.pruner or NopPruner()
+    Raises:
+        TrialError: it failed.
+        TrialPruned: by the study's pruner.
+        SystemExit: a signal stopped this process or the training; the trial is queued again.
+    """
+    import optuna
+    from optuna.distributions import json_to_distribution
 
-    def _stored(self, trial_id: int) -> FrozenTrial:
-        return self.study._storage.get_trial(trial_id)
+    if "folder" not in trial.user_attrs:
+        raise TrialError("another process took the last trial of the queue")
+    run, begun = folder / trial.user_attrs["folder"], time.monotonic()
+    values = suggest(trial, {key: json_to_distribution(text) for key, text in config.search.items()})
+    names = short_names(list(values))
+    notify(f"{run.name}: {', '.join(f'{names[key]} {format_value(value)}' for key, value in values.items())}")
+    try:
+        code = train(trial, config, run, [to_flag(key, value) for key, value in values.items()])
+    except SystemExit:
+        notify(f"{run.name}: stopped; the same command continues it")
+        trial.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        again = next(each for each in trial.study.get_trials() if each.number == trial.number)
+        optuna.storages.RetryHeartbeatStaleTrialCallback()(trial.study, again)
+        raise
+    curve = read_curve(run, config.metric)
+    value, step = (min if config.direction == "min" else max)(curve, default=(None, None))
+    trial.set_user_attr("step", step)
+    trial.set_user_attr("seconds", round(trial.user_attrs.get("seconds", 0.0) + time.monotonic() - begun, 1))
+    if code is None:
+        notify(f"{run.name}: pruned, {config.metric} {value} at step {step}")
+        raise optuna.TrialPruned
+    if code != 0 or value is None:
+        reason = failure_reason(run, code, config.metric)
+        trial.set_user_attr("reason", reason)
+        notify(f"{run.name}: failed: {reason}")
+        raise TrialError(reason)
+    notify(f"{run.name}: {config.metric} {value:.6g} at step {step}")
+    return value
 
-    def _suggested(self, trial: Trial) -> Trial:
-        for space in self.spaces:
-            space.suggest(trial)
-        return trial
 
-    def _train(self, trial: Trial) -> str:
-        """Train a trial, or what is left of it, and tell the study; the reason where it failed."""
-        from optuna.trial import TrialState
+def read_curve(run: Path, metric: str) -> list[tuple[float, int]]:
+    """Read a run's validations as (value, batches trained)."""
+    points = dict(read_curves(run / CSV_NAME).get(metric, []))
+    return [(value, int(step) + 1) for step, value in points.items()]
 
-        folder, known, code = self.folder / folder_name(trial.number), trial.user_attrs, None
-        values = {space.key: space.suggest(trial) for space in self.spaces}
-        begun = time.monotonic()
-        names = short_names(list(values))
-        tell(f"{folder.name}: {', '.join(f'{names[key]} {shown(value)}' for key, value in values.items())}")
-        self._report(trial, folder)
-        if PRUNED_AT not in known:
-            self._judge(trial, 0)  # taken up
-        if PRUNED_AT not in trial.user_attrs:
-            code = self._fit(trial, folder, [option(key, value) for key, value in values.items()])
-        seconds = known.get("seconds", 0.0) + time.monotonic() - begun
-        trial.set_user_attr("seconds", round(seconds, 1))
-        points = self._report(trial, folder)
-        value, step = (min if self.definition.mode == "min" else max)(points, default=(None, None))
-        trial.set_user_attr("step", step)
-        if code in STOPPED and PRUNED_AT not in trial.user_attrs:
-            tell(f"{folder.name}: stopped by a signal; the same command goes on with it")
-            raise SystemExit(code if code > 0 else 128 - code)
-        if PRUNED_AT in trial.user_attrs and code != 0:
-            self.study.tell(trial, state=TrialState.PRUNED)
-            when = f"pruned at validation {trial.user_attrs[PRUNED_AT]}"
-            tell(f"{folder.name}: {when}, {self._value(value)} at step {step}")
-            return ""
-        reason = "" if code == 0 and value is not None else self._reason(folder, code)
-        if reason:
-            trial.set_user_attr("reason", reason)
-            self.study.tell(trial, state=TrialState.FAIL)
-            tell(f"{folder.name}: failed: {reason}")
-        else:
-            self.study.tell(trial, value)
-            best = self.study.best_trial
-            tell(
-                f"{folder.name}: {self._value(value)} at step {step} "
-                f"(best so far {best.value:.6g}, {folder_name(best.number)})"
-            )
-        return reason
 
-    def _fit(self, trial: Trial, folder: Path, values: Sequence[str]) -> int:
-        """Run `zoo fit` for a trial, stop it when it is pruned; its exit code."""
-        definition = self.definition
-        command = [sys.executable, "-m", "zoo", *(word for name in admitted() for word in ("--allow-import", name))]
-        command += ["fit", *definition.fit, *definition.more, *values, f"--trainer.default_root_dir={folder}"]
-        command += _resumed(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = {key: value for key, value in os.environ.items() if not RANK_VARIABLES.fullmatch(key)}
-        dies = None if os.name == "nt" else die_with_parent
-        with (folder / OUTPUT_LOG).open("ab") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=kept, preexec_fn=dies
-            )
-        deadline, size = None, 0
-        try:
-            while process.poll() is None:
-                time.sleep(POLL_SECONDS)
-                size, before = size_of(folder / CSV_NAME), size
-                if size != before and deadline is None:
-                    known = len(self._stored(trial._trial_id).intermediate_values)
-                    self._report(trial, folder)
-                    if self._judge(trial, known):
-                        process.terminate()
-                        deadline = time.monotonic() + STOP_SECONDS
-                if deadline is not None and time.monotonic() > deadline:
-                    process.kill()
-        except BaseException:  # this process ends: the trial saves, and is taken up later
-            tell(f"{folder.name}: stopping; the same command goes on with it")
-            process.terminate()
-            process.wait()
-            raise
-        return process.returncode
+def train(trial: Trial, config: StudyConfig, run: Path, values: Sequence[str]) -> int | None:
+    """Run `zoo fit` for a trial and report its validations to the study.
 
-    def _report(self, trial: Trial, folder: Path) -> list[tuple[float, int]]:
-        """Report the validations that a run has logged since; all of them as (value, batches trained)."""
-        points = dict(read_curves(folder / CSV_NAME).get(self.definition.metric, []))
-        reported = self._stored(trial._trial_id).intermediate_values
-        for number, value in enumerate(points.values(), start=1):
-            if number not in reported:
-                trial.report(value, number)
-        return [(value, int(step) + 1) for step, value in points.items()]
+    Returns:
+        The exit code; None when the trial was pruned.
 
-    def _judge(self, trial: Trial, known: int) -> bool:
-        """Whether a trial is to be pruned at a validation behind the first `known`; note at which.
+    Raises:
+        SystemExit: the training was stopped by a signal.
+    """
+    reported, size = 0, -1
 
-        Each is judged, not the last alone: there may be no other trial with as many.
-        """
-        stored = self._stored(trial._trial_id)
-        for number in range(known + 1, len(stored.intermediate_values) + 1):
-            then = copy.copy(stored)
-            then.intermediate_values = {at: value for at, value in stored.intermediate_values.items() if at <= number}
-            if self.study.pruner.prune(self.study, then):
-                trial.set_user_attr(PRUNED_AT, number)
+    def should_prune() -> bool:
+        nonlocal reported, size
+        before, size = size, size_of(run / CSV_NAME)
+        for value, _ in read_curve(run, config.metric)[reported:] if size != before else ():
+            reported += 1
+            trial.report(value, reported)
+            if trial.should_prune():
                 return True
         return False
 
-    def _reason(self, folder: Path, code: int | None) -> str:
-        """Why a trial failed, in one line."""
-        if code == 0:
-            logged = [key for key in read_curves(folder / CSV_NAME) if key.startswith("val/")]
-            return (
-                f"no finite value of {self.definition.metric} was logged (val/ metrics: {', '.join(logged) or 'none'})"
-            )
-        said = (folder / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        errors = [line for line in said if "error:" in line] or [line for line in said if line.strip()]
-        if code is not None and code < 0 and signal.Signals(-code).name in ("SIGKILL", "SIGABRT", "SIGSEGV"):
-            errors = [f"killed by {signal.Signals(-code).name}"]
-        return " ".join(errors[-1].split()) if errors else f"exit code {code}"
-
-
-def _resumed(folder: Path) -> list[str]:
-    """The option that goes on with a trial's newest sound checkpoint; without one, nothing of it is kept."""
-    if next(folder.glob("*.ckpt"), None) is None:
-        return []
+    if should_prune():
+        return None
+    process = start_fit(config, run, values)
+    end = None
     try:
-        return ["--ckpt_path", str(find_checkpoint(folder))]
-    except (ValueError, FileNotFoundError):
-        shutil.rmtree(folder)
-        return []
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+            if end is None and should_prune():
+                end = time.monotonic() + STOP_SECONDS
+                process.terminate()
+            if end is not None and time.monotonic() > end:
+                process.kill()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    if end is not None and process.returncode != 0:
+        return None
+    if process.returncode in STOP_CODES:
+        raise SystemExit(abs(process.returncode) % 128 + 128)
+    should_prune()  # reports the last validation
+    return process.returncode
 
 
-def _leave(number: int, frame: object) -> None:
-    raise SystemExit(EXIT_CODES[signal.Signals(number)])
+def start_fit(config: StudyConfig, run: Path, values: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start `zoo fit` for a trial, from the newest valid checkpoint of its run folder or anew."""
+    command = [sys.executable, "-m", "zoo", *(word for name in admitted() for word in ("--allow-import", name))]
+    command += ["fit", *config.fit, *config.flags, *values, f"--trainer.default_root_dir={run}"]
+    if any(run.glob("*.ckpt")):
+        try:
+            command += ["--ckpt_path", str(find_checkpoint(run))]
+        except (ValueError, FileNotFoundError):
+            shutil.rmtree(run)
+    run.mkdir(parents=True, exist_ok=True)
+    environment = {key: value for key, value in os.environ.items() if not RANK_VARIABLES.fullmatch(key)}
+    with (run / OUTPUT_LOG).open("ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+            preexec_fn=None if os.name == "nt" else die_with_parent,
+        )  # fmt: skip
 
 
-def tell(line: str) -> None:
-    """Print a line, unless little is to be told."""
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def failure_reason(run: Path, code: int | None, metric: str) -> str:
+    """Describe in one line why a trial failed."""
+    if code == 0:
+        logged = [key for key in read_curves(run / CSV_NAME) if key.startswith("val/")]
+        return f"no finite value of {metric} was logged (val/ metrics: {', '.join(logged) or 'none'})"
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    lines = (run / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if "error:" in line] or [line for line in lines if line.strip()]
+    return " ".join(errors[-1].split()) if errors else f"exit code {code}"
+
+
+def notify(line: str) -> None:
+    """Print a line, unless the command is quiet."""
     if verbosity() != "quiet":
         print(line, flush=True)

@@ -16,6 +16,7 @@ complete_words zoo evaluate f
 complete_words zoo fit --ck
 complete_words zoo predict --ckpt_path runs/f
 complete_words zoo predict --ckpt_path la
+complete_words zoo inspect runs/f
 """
 
 
@@ -30,6 +31,7 @@ def test_bash_completes_commands_recipes_and_runs(tmp_path, capsys):
         "--ckpt_path",
         "runs/flow",
         "last",
+        "runs/flow",
     ]
 
 

@@ -1,10 +1,8 @@
 """Runs of all systems go to a hub and come back; what is wrong with a hub is said in one line."""
 
-import hashlib
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,7 @@ from huggingface_hub import ModelCard
 from tests.harness import environment
 from tests.runs.hub.hub_server import TOKEN, Hub
 from zoo.cli.main import main
-from zoo.hifigan.convert import to_original
-from zoo.hifigan.nets.generator import Generator
-from zoo.runs.hub import originals
-from zoo.runs.hub.models import HubName, is_hub_name, parse_hub_name
+from zoo.runs.hub.models import HubName, download, is_hub_name, parse_hub_name
 from zoo.runs.load import load
 
 ONE_STEP = ("--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
@@ -95,8 +90,8 @@ def test_onnx_goes_comes_back_and_goes_again(
     assert all(f"`{name}.onnx`" in sent["README.md"].decode() for name in graphs)
     snapshot_download("me/model", local_dir=tmp_path / "whole")
     assert all((tmp_path / "whole" / name).read_bytes() == sent[name] for name in parts)
-    assert main(["pull", "me/model", "--output", str(tmp_path / "pulled")]) == 0  # leaves them where they are
-    assert not parts & {path.name for path in (tmp_path / "pulled").iterdir()}
+    fetched = download(parse_hub_name("hf://me/model"))
+    assert not parts & {path.name for path in fetched.iterdir()}
     sessions = {
         name: onnxruntime.InferenceSession(tmp_path / "whole" / f"{name}.onnx", providers=["CPUExecutionProvider"])
         for name in graphs
@@ -104,7 +99,7 @@ def test_onnx_goes_comes_back_and_goes_again(
     if "model" in sessions:
         audio = 0.1 * torch.randn(1, 30 * 320).numpy()
         (found,) = sessions["model"].run(None, {"waveform": audio})
-        wanted = load(tmp_path / "pulled").compute(audio, [audio.shape[1]])
+        wanted = load(fetched).compute(audio, [audio.shape[1]])
         assert abs(found - wanted).max() <= 1e-4 * abs(wanted).max()
     assert main(["push", str(folder), "me/model"]) == 0
     after = online.files("me/model")
@@ -177,10 +172,8 @@ def test_branches_private_models_and_names_in_tools(
     assert main(["predict", "--ckpt_path", name, "--input", str(source), "--output", "out"]) == 0
     assert (tmp_path / "out" / "request.png").is_file()
     asked = len(online.requests)
-    assert main(["pull", name]) == 0 and len(online.requests) == asked  # a commit does not change
-    assert main(["pull", "me/mine@v2", "--output", "pulled"]) == 0
-    assert not any(path.is_symlink() for path in (tmp_path / "pulled").rglob("*"))
-    assert load(tmp_path / "pulled")([1], seeds=[3]).shape == load(run)([1], seeds=[3]).shape
+    assert main(["inspect", name]) == 0 and len(online.requests) == asked  # a commit does not change
+    assert load(name)([1], seeds=[3]).shape == load(run)([1], seeds=[3]).shape
     capsys.readouterr()
 
     online.put("me/open", {"config.json": b"{}"})
@@ -189,10 +182,9 @@ def test_branches_private_models_and_names_in_tools(
         (["push", str(run), "me"], "expected hf://user/name"),
         (["push", str(run), "me/mine@v2"], "--revision v2"),
         (["push", "nosuchrun", "me/mine"], "no run"),
-        (["pull", "hf://me/mine/sub/folder"], "expected hf://user/name"),
-        (["pull", "me/mine@v2", "--output", "pulled"], "exists"),
-        (["pull", "me/mine@v3"], "no such branch, tag or commit"),
-        (["pull", "me/nothing"], "no such model"),
+        (["inspect", "hf://me/mine/sub/folder"], "expected hf://user/name"),
+        (["inspect", "hf://me/mine@v3"], "no such branch, tag or commit"),
+        (["inspect", "hf://me/nothing"], "no such model"),
         (["fit", "--ckpt_path", "hf://me/mine"], "--init_from"),
         (["export", "hf://me/mine@v2", "hf://me/other"], "zoo push"),
         (["fit", "flow/smoke", "--init_from=hf://me/nothing", "--trainer.default_root_dir=x"], "no such model"),
@@ -285,14 +277,14 @@ def test_without_network_token_or_leave(
     monkeypatch.setenv("HF_TOKEN", secret)
     assert "refused it (401)" in fails("push", str(run), "me/new")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main(["pull", "me/good"]) == 0
+    assert main(["inspect", "hf://me/good"]) == 0
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert main(["pull", "me/good"]) == 0  # as it was last seen
-    assert "HF_HUB_OFFLINE" in fails("pull", "me/unseen")
+    assert main(["inspect", "hf://me/good"]) == 0  # as it was last seen
+    assert "HF_HUB_OFFLINE" in fails("inspect", "hf://me/unseen")
     assert "HF_HUB_OFFLINE" in fails("push", str(run), "me/good")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://user:password@127.0.0.1:9")
-    line = fails("pull", "me/good")
+    line = fails("inspect", "hf://me/good")
     assert "no answer from http://127.0.0.1:9" in line
     assert "no answer" in fails("push", str(run), "me/good")
     monkeypatch.delenv("HF_TOKEN")
@@ -300,52 +292,6 @@ def test_without_network_token_or_leave(
     assert "hf auth login" in fails("push", str(run), "me/good")
     assert {secret, f"Bearer {secret}"} & {str(each) for each in online.asked_by}  # it was really used
     assert TOKEN not in said and secret not in said and "password@" not in said.replace(line, "")
-
-
-def test_originals_are_told_checked_and_converted(
-    online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = {"upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8], "resblock_kernel_sizes": [3]}
-    settings |= {"resblock_dilation_sizes": [[1, 3, 5]], "upsample_initial_channel": 8, "resblock": "1"}
-    settings |= {"sampling_rate": 16000, "hop_size": 16, "win_size": 64, "n_fft": 64, "num_mels": 8, "fmin": 0}
-    generator = Generator(
-        in_channels=8, initial_channels=8, upsample_rates=(4, 4), upsample_kernel_sizes=(8, 8),
-        resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 3, 5),),
-    )  # fmt: skip
-    to_original(generator, tmp_path / "g_00000007")
-    (tmp_path / "config.json").write_text(json.dumps({**settings, "fmax": 8000}))
-    content = (tmp_path / "g_00000007").read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-
-    assert main(["pull"]) == 0
-    told = capsys.readouterr().out
-    assert all(each.name in told and each.page in told for each in originals.ORIGINALS) and "NON-COMMERCIAL" in told
-    for args, message in (
-        (["hifigan", "LJ_V1"], "drive.google.com"),
-        (["hifigan", "LJ_V9"], "UNIVERSAL_V1"),
-        (["flow", "anything"], "there are some of audiosr, hifigan, miipher"),
-        (["hifigan", "LJ_V1", "--file", "nowhere"], "no such file"),
-        (["miipher", "HuBERT_HiFi-GAN_v0.1"], "no such model"),
-    ):
-        assert main(["pull", *args]) == 1
-        assert message in error(capsys)
-    assert main(["pull", "hifigan", "universal_v1", "--file", "g_00000007"]) == 0
-    assert load(tmp_path / "pulled" / "hifigan" / "UNIVERSAL_V1").dry_run()
-
-    files = ("g_00000007", "config.json")
-    there = originals.Original(
-        "hifigan", "TINY", "", "them/tiny", "CC BY-NC 4.0", True, files, "g_00000007", digest
-    )  # fmt: skip
-    monkeypatch.setattr(originals, "ORIGINALS", (there, replace(there, name="OTHER", sha256="0" * 64)))
-    online.put("them/tiny", {"g_00000007": content, "config.json": (tmp_path / "config.json").read_bytes()})
-    online.put("them/tiny", {**online.files("them/tiny"), "evil.py": b"evil"})
-    capsys.readouterr()
-    assert main(["pull", "hifigan", "TINY", "--output", "tiny"]) == 0
-    assert "NON-COMMERCIAL" in capsys.readouterr().out
-    assert not list((tmp_path / "cache").rglob("evil.py"))
-    assert main(["pull", "hifigan", "OTHER", "--output", "other"]) == 1
-    assert "sha256" in error(capsys) and not (tmp_path / "other").exists()
 
 
 def test_names() -> None:

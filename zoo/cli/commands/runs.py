@@ -1,17 +1,26 @@
-"""`zoo runs`."""
+"""`zoo runs` and `zoo compare`."""
 
 from __future__ import annotations
 
 import json as text
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zoo.common.report import plain, show_table, terminal_table
+from zoo.common.report import markdown_table, panels, plain, show_table, terminal_table, write_report
+from zoo.runs import comparison as comparing
 from zoo.runs import listing
 from zoo.runs.details import ago, described, duration, record
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def main(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = False) -> int:
+MAX_CELL = 40  # characters of a config's value in a table of the terminal
+PANEL_INCHES = (5.0, 3.5)
+
+
+def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = False) -> int:
     """List runs, the newest first, or tell one: zoo runs [RUN].
 
     Args:
@@ -34,41 +43,95 @@ def main(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
         if not listing.is_run(folder):
             raise ValueError(f"{folder} holds no run: no {listing.CONFIG_NAME}, {listing.CSV_NAME} or checkpoint")
         facts = described(listing.read_run(folder, root))
-        print(text.dumps(plain(facts), indent=1, ensure_ascii=False)) if json else _tell(facts)
+        print(text.dumps(plain(facts), indent=1, ensure_ascii=False) if json else format_run(facts))
         return 0
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; --root names the one that runs lie below")
-    runs = listing.list_runs(root)
-    shown = runs[:last] if last > 0 else runs
+    found = listing.list_runs(root)
+    newest = found[:last] if last > 0 else found
     if json:
-        print(text.dumps(plain([record(each) for each in shown]), indent=1, ensure_ascii=False))
-        return 0
-    if not runs:
+        print(text.dumps(plain([record(each) for each in newest]), indent=1, ensure_ascii=False))
+    elif not found:
         print(f"no runs below {root}; `zoo fit --config RECIPE` makes one")
-        return 0
-    columns = ("recipe", "run", "state", "step", "best", "age")
-    rows = [(r.recipe, r.short_name, r.state, steps(r), _best(r), ago(r.changed)) for r in shown]
-    whole = ("run", "state", "step", "age")
-    show_table(terminal_table(columns, rows, left=columns[:5], whole=whole, box=None, pad_edge=False))
-    if len(shown) < len(runs):
-        print(f"{len(runs) - len(shown)} older ones: --last 0 lists all")
+    else:
+        rows = [
+            (each.recipe, each.short_name, each.state, format_steps(each),
+             "-" if each.best is None else f"{each.monitor} {each.best:.4g}", ago(each.changed))
+            for each in newest
+        ]  # fmt: skip
+        print_table(["recipe", "run", "state", "step", "best", "age"], rows, whole=("run", "state", "step", "age"))
+        if len(newest) < len(found):
+            print(f"{len(found) - len(newest)} older ones: --last 0 lists all")
     return 0
 
 
-def steps(run: listing.Run) -> str:
-    """How far a run has come: `120/2600`, or by epochs `120 (epoch 3/10)`."""
+def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Path | None = None) -> int:
+    """Show how runs differ in config, results and curves: zoo compare RUN RUN ...
+
+    Args:
+        *runs: two or more folders of runs or evaluations, ends of runs' names, or `last`.
+        root: the folder that runs lie below.
+        metrics: names or patterns separated by commas (`val/*,train/g/mel`); by default what the runs monitor,
+            validation and total losses.
+        output: folder for compare.md, compare.csv, compare.json and compare.png.
+
+    Returns:
+        0.
+
+    Raises:
+        ValueError: fewer than two runs, one that is not there, or a metric that not all have.
+    """
+    if len(runs) < 2:
+        raise ValueError(f"compare needs two or more runs, found {', '.join(runs) or 'none'}: zoo compare RUN RUN ...")
+    comparison = comparing.compare([listing.find_run(run, root) for run in runs], root)
+    monitors = [run.monitor for run in comparison.runs if run.monitor is not None]
+    selected = comparing.choose(comparison.shared, metrics, monitors)
+    seconds = [listing.trained_seconds(run.folder) for run in comparison.runs]
+    facts = [
+        ["recipe", *(run.recipe for run in comparison.runs)],
+        ["state", *(run.state for run in comparison.runs)],
+        ["step", *map(format_steps, comparison.runs)],
+        ["time", *("-" if each is None else duration(each) for each in seconds)],
+    ]
+    config = [[key, *map(comparing.shown, values)] for key, values in comparison.config.items()]
+    short = [[key if len(key) <= MAX_CELL else f"{key[: MAX_CELL - 1]}…" for key in row[1:]] for row in config]
+    results = [[metric, *values] for metric, values in comparing.values_of(comparison, selected).items()]
+    print_table(["", *comparison.names], facts)
+    print()
+    rows = [[key, *row] for (key, *_), row in zip(config, short, strict=True)]
+    print_table(["config", *comparison.names], rows or [["no key differs"]])
+    print()
+    head = "lowest ↓ or highest ↑ (last)"
+    print_table([head, *comparison.names], results or [["no metric that all have"]], left=[head])
+    width = shutil.get_terminal_size().columns - max(map(len, comparison.names)) - 5
+    lines = comparing.plots(comparison, selected, min(max(width, 20), 60))
+    print("\n".join(["", *lines] if lines else []))
+    if output is not None:
+        write_report(output, comparison_files(comparison, selected, facts, config, results))
+        print(f"written to {output}: compare.md, compare.csv, compare.json, compare.png")
+    return 0
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] | None = None, whole: Sequence[str] = ()
+) -> None:
+    """Print a table without lines; all columns are on the left unless `left` names those that are."""
+    show_table(
+        terminal_table(columns, rows, left=columns if left is None else left, whole=whole, box=None, pad_edge=False)
+    )
+
+
+def format_steps(run: listing.Run) -> str:
+    """Describe how far a run has come: `120/2600`, or by epochs `120 (epoch 3/10)`."""
     if run.total is not None:
         return f"{run.step}/{run.total}"
     return f"{run.step}" + (f" (epoch {run.epoch}/{run.epochs})" if run.epochs else "")
 
 
-def _best(run: listing.Run) -> str:
-    return "-" if run.best is None else f"{run.monitor} {run.best:.4g}"
-
-
-def _tell(facts: dict[str, Any]) -> None:
-    best = facts["best"]
-    lines = {
+def format_run(facts: dict[str, Any]) -> str:
+    """Lay out the facts of one run in lines."""
+    best, media = facts["best"], facts["media"]
+    summary = {
         "recipe": facts["recipe"],
         "state": f"{facts['state']}, last sign of life {ago(facts['changed'])} ago",
         "step": facts["progress"],
@@ -76,22 +139,57 @@ def _tell(facts: dict[str, Any]) -> None:
         "best": "none" if best is None else f"{facts['monitor']} {best['value']:.6g} at step {best['step']}",
         **facts["config"],
     }
-    print(facts["folder"])
-    for key, value in lines.items():
-        print(f"  {key:<12}{value}")
-    for title, rows in (
-        (
-            "checkpoints",
-            [
-                (c["name"], f"{c['bytes'] / 2**20:.1f} MiB", "sound" if c["sound"] else "TORN")
-                for c in facts["checkpoints"]
-            ],
-        ),
-        ("last values", [(key, f"{value:.6g}") for key, value in facts["last"].items()]),
-        ("samples", [(facts["media"]["folder"], ", ".join(facts["media"]["files"]))] if facts["media"] else []),
-        ("next", [(command,) for command in facts["next"]]),
-    ):
+    checkpoints = [
+        (each["name"], f"{each['bytes'] / 2**20:.1f} MiB", "sound" if each["sound"] else "TORN")
+        for each in facts["checkpoints"]
+    ]
+    sections: dict[str, Sequence[Sequence[str]]] = {
+        "checkpoints": checkpoints,
+        "last values": [(key, f"{value:.6g}") for key, value in facts["last"].items()],
+        "samples": [(media["folder"], ", ".join(media["files"]))] if media else [],
+        "next": [(command,) for command in facts["next"]],
+    }
+    lines = [facts["folder"], *(f"  {key:<12}{value}" for key, value in summary.items())]
+    for title, rows in sections.items():
         width = max((len(row[0]) for row in rows), default=0)
-        print(f"  {title}:" + ("" if rows else " none"))
-        for row in rows:
-            print(f"    {row[0]:<{width}}  {'  '.join(row[1:])}".rstrip())
+        lines.append(f"  {title}:" + ("" if rows else " none"))
+        lines += [f"    {row[0]:<{width}}  {'  '.join(row[1:])}".rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def comparison_files(
+    comparison: comparing.Comparison, metrics: Sequence[str], facts: list[list[str]], config: list[list[str]],
+    results: list[list[str]],
+) -> dict[str, Any]:  # fmt: skip
+    """Make the files of `zoo compare --output`."""
+    paragraphs = [
+        "# Runs compared",
+        markdown_table(["", *comparison.names], facts),
+        "## Config",
+        markdown_table(["key", *comparison.names], config) if config else "No key differs.",
+        "## Results",
+        "The lowest value (↓), or the highest (↑) where a run monitors it so, and the last in brackets.",
+        markdown_table(["metric", *comparison.names], results) if results else "No metric that all have.",
+        *(["![curves](compare.png)"] if metrics else []),
+    ]
+    rows = comparing.rows_of(comparison)
+    records = [{"label": name, **record(run)} for name, run in zip(comparison.names, comparison.runs, strict=True)]
+    return {
+        "compare.md": "\n\n".join(paragraphs) + "\n",
+        "compare.csv": (("run", "metric", "best", "last"), rows),
+        "compare.json": {"runs": records, "config": comparison.config, "results": rows},
+        "compare.png": plot_curves(comparison, metrics) if metrics else None,
+    }
+
+
+def plot_curves(comparison: comparing.Comparison, metrics: Sequence[str]) -> Figure:
+    """Plot each metric of all runs over the steps."""
+    figure, grid = panels(len(metrics), *PANEL_INCHES)
+    for metric, axes in zip(metrics, grid, strict=True):
+        for name, curves in zip(comparison.names, comparison.curves, strict=True):
+            steps, values = zip(*curves[metric], strict=True)
+            axes.plot(steps, values, marker="o" if len(steps) < 10 else "", label=name)
+        axes.set(title=metric, xlabel="step")
+        axes.grid(alpha=0.3)
+    grid[0].legend(fontsize="small")
+    return figure

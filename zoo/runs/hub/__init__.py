@@ -1,1 +1,1 @@
-"""Models on a Hugging Face hub: pushed with a card, pulled and loaded by name, and originals known by theirs."""
+"""Models on a Hugging Face hub: pushed with a card, and loaded by name."""

@@ -9,7 +9,7 @@ from zoo.ci_llm.data.buckets import TextBatches
 from zoo.cli.main import main
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
 from zoo.training.data import BucketBatches
-from zoo.tuning.batch_size import _search
+from zoo.tuning.batch_finder import search_batch_size
 
 SMOKES = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 TOY_RECIPE = ["find-batch", *map(str, TOY_FIT[1:]), "--steps=1"]
@@ -26,7 +26,7 @@ def test_doubling_and_halving_end_at_the_largest(largest, size, most):
         assert most is None or value <= most
         return value <= largest
 
-    found = _search(size, size <= largest, most, trains)
+    found = search_batch_size(size, size <= largest, most, trains)
     bound = min(largest, most or largest)
     assert len(tried) == len(set(tried)) <= 15
     assert (found is None) if bound == 0 else bound - max(1, bound // 8) <= found <= bound
@@ -38,7 +38,7 @@ def test_the_largest_batch_is_found_though_a_try_runs_out_of_memory(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{TOY}:{REPOSITORY}")
     monkeypatch.setenv("COLUMNS", "120")  # cells of a table are not broken
-    monkeypatch.setattr("zoo.tuning.batch_size.free_memory_bytes", lambda: 2000 << 20)  # it begins with up to 1000
+    monkeypatch.setattr("zoo.tuning.batch_finder.free_memory_bytes", lambda: 2000 << 20)  # it begins with up to 1000
     settings = ["--target=1", "--data.batch_size=1", *callback("Hungry", megabytes=900)]
     assert main([*TOY_RECIPE, *settings]) == 0
     said = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_memory_is_limited_to_a_count():
     code = """
 import torch
 from zoo.common.hardware import peak_resident_bytes
-from zoo.tuning.batch_size import limit_memory
+from zoo.tuning.batch_finder import limit_memory
 limit_memory(peak_resident_bytes() + (200 << 20))
 torch.ones(50 << 18)
 try:

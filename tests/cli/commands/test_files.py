@@ -1,4 +1,5 @@
 import pytest
+import yaml
 
 from tests.conftest import reference_folder
 from zoo.cli.main import main
@@ -7,6 +8,9 @@ CONVERTER = """
 def convert(source, target):
     target.write_text(source.read_text().upper())
     return {"direction": "original -> ours", "tensors": 3, "missing": [], "unexpected": ["a.b", "c"]}
+
+def convert_config(path):
+    return {"model": {"init_args": {"rate": 24000, "name": "é"}}}, ["num_workers", "dist.port"]
 """
 
 
@@ -18,6 +22,7 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text('"""Shapes."""\n')
     (folder / "convert.py").write_text(CONVERTER)
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
@@ -75,3 +80,31 @@ def test_an_original_of_hifigan(tmp_path, capsys):
     target = tmp_path / "ours.ckpt"
     assert main(["convert", "hifigan", str(reference_folder("hifigan") / "g_00000123"), str(target)]) == 0
     assert target.exists()
+
+
+def test_a_config_is_translated(package, tmp_path, capsys):
+    assert main(["--allow-import", package, "convert-config", package, str(tmp_path / "config.json")]) == 0
+    shown = capsys.readouterr()
+    assert yaml.safe_load(shown.out) == {"model": {"init_args": {"rate": 24000, "name": "é"}}}
+    assert "# not translated: num_workers\n# not translated: dist.port\n" in shown.out
+    assert shown.err == "not translated: num_workers\nnot translated: dist.port\n"
+
+
+def test_a_translated_config_is_written(package, tmp_path, capsys):
+    output = tmp_path / "new" / "recipe.yaml"
+    args = ["convert-config", package, str(tmp_path / "config.json"), "--output", str(output)]
+    assert main(["--allow-import", package, *args]) == 0
+    assert yaml.safe_load(output.read_text(encoding="utf-8"))["model"]["init_args"]["rate"] == 24000
+    assert [path.name for path in output.parent.iterdir()] == ["recipe.yaml"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_system_that_translates_none(package, tmp_path, capsys):
+    (tmp_path / package / "convert.py").write_text("")
+    assert main(["--allow-import", package, "convert-config", package, str(tmp_path / "config.json")]) == 1
+    assert "translates no configurations" in capsys.readouterr().err
+
+
+def test_a_missing_config(package, tmp_path, capsys):
+    assert main(["--allow-import", package, "convert-config", package, str(tmp_path / "none.json")]) == 1
+    assert "none.json: no such file" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import lightning as L
@@ -15,8 +16,7 @@ from zoo.common.report import show_table, terminal_table
 from zoo.training.callbacks.guard import unscaled
 from zoo.training.cost import Cost
 
-EXACT = "32-true"
-HEADS = ["trainer.precision", "s per step", "peak memory", "loss", "difference of loss", "of gradients"]
+HEADS = ["trainer.precision", "s per step", "memory", "loss", "difference of loss", "of gradients"]
 
 
 class Measurement(L.Callback):
@@ -24,15 +24,15 @@ class Measurement(L.Callback):
 
     Attributes:
         losses: of each batch, the sum of all that is back-propagated.
-        gradient: of the first optimizer step, one vector, float32 on the CPU; a GAN begins with its discriminators.
+        gradient: of the first optimizer step, (weights,), float32 on the CPU; a GAN begins with its discriminators.
     """
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.gradient: Tensor | None = None
+        self.gradient = torch.empty(0)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Begin a batch."""
+        """Begin the sum of a batch."""
         self.losses.append(0.0)
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
@@ -40,14 +40,13 @@ class Measurement(L.Callback):
         self.losses[-1] += float(unscaled(trainer, loss))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Keep the first gradients."""
-        if self.gradient is None:
-            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            gradients = [weight.grad.float().flatten().cpu() for weight in weights if weight.grad is not None]
-            self.gradient = torch.cat(gradients)
+        """Store the first gradients."""
+        if not len(self.gradient):
+            gradients = [weight.grad for group in optimizer.param_groups for weight in group["params"]]
+            self.gradient = torch.cat([each.float().flatten().cpu() for each in gradients if each is not None])
 
 
-def main(*fit: str, steps: int = 4) -> int:
+def find_precision(*fit: str, steps: int = 4) -> int:
     """Compare precisions on a recipe's first steps: zoo find-precision RECIPE [options of fit].
 
     Each precision trains the same batches with the same random numbers, on one device: float32, bfloat16, and on CUDA
@@ -61,25 +60,28 @@ def main(*fit: str, steps: int = 4) -> int:
         0.
     """
     at_least(1, steps=steps)
-    names = [EXACT, "bf16-mixed", *(["16-mixed"] if torch.cuda.is_available() else [])]
     rows, exact = [], None
-    for name in names:
+    for name in ["32-true", "bf16-mixed", *(["16-mixed"] if torch.cuda.is_available() else [])]:
         try:
-            measurement, seconds, memory = measure(fit, name, steps)
+            measurement, seconds, memory = measure_precision(fit, name, steps)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            rows.append((name, "", "out of memory", "", "", ""))
+            rows.append([name, "", "out of memory", "", "", ""])
             continue
         exact = exact or measurement
-        differences = compare(measurement, exact)
-        peak = f"{memory / 2**30:.2f} GiB" if memory else "-"
-        rows.append((name, f"{seconds:.4g}", peak, f"{_mean(measurement.losses):.5g}", *differences))
+        values = [f"{seconds:.4g}", f"{memory / 2**30:.3g} GiB", f"{fmean(measurement.losses):.5g}"]
+        rows.append([name, *values, *compare_precisions(measurement, exact)])
     show_table(terminal_table(HEADS, rows, left=HEADS[:1]))
     return 0
 
 
-def measure(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measurement, float, int]:
-    """Train some steps in a precision; returns what was noted, seconds a step, and peak bytes on CUDA (0 elsewhere)."""
+def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measurement, float, int]:
+    """Train some steps in a precision.
+
+    Returns:
+        Losses and gradients, seconds a step, and bytes: the peak on CUDA, elsewhere of weights, gradients, optimizers
+        and activations.
+    """
     with trial(fit, precision=precision, **ENDLESS) as cli:
         measurement, cost = Measurement(), Cost(steps * cli.trainer.accumulate_grad_batches)
         cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
@@ -87,16 +89,12 @@ def measure(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measureme
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         train(cli)
-        return measurement, cost.step_seconds, peak_memory_bytes(device) if device.type == "cuda" else 0
+        memory = cost.weight_bytes + cost.frozen_bytes + cost.gradient_bytes + cost.optimizer_bytes
+        memory = peak_memory_bytes(device) if device.type == "cuda" else memory + cost.activation_bytes
+        return measurement, cost.step_seconds, memory
 
 
-def compare(measurement: Measurement, exact: Measurement) -> tuple[str, str]:
-    """Describe how far the mean loss and the first gradients lie from those of float32."""
-    assert measurement.gradient is not None and exact.gradient is not None
-    loss = abs(_mean(measurement.losses) / _mean(exact.losses) - 1)
+def compare_precisions(measurement: Measurement, exact: Measurement) -> tuple[str, str]:
+    """Return how far the mean loss and the first gradients lie from those of float32, relative to them."""
     gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
-    return f"{loss:.2%}", f"{gradients:.2%}"
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return f"{abs(fmean(measurement.losses) / fmean(exact.losses) - 1):.2%}", f"{gradients:.2%}"

@@ -1,0 +1,146 @@
+"""`zoo convert`, `convert-config`, `export` and `push`: weights and settings for other programs and people."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+import yaml
+
+from zoo.common.systems import find_system
+
+
+def convert(
+    system: str, source: Path, target: Path, *, backbone: Path | None = None, allow_partial: bool = False
+) -> None:
+    """Convert an original's checkpoint to ours, or ours to the original's format.
+
+    Pickled code in the source is never executed; the direction follows from the source. Which options a system has, its
+    `convert` declares as arguments of the same names.
+
+    Args:
+        system: which system's formats, as `zoo list` names it.
+        source: the file or folder to read.
+        target: the file or folder to write.
+        backbone: folder of the frozen backbone, for systems whose files need one.
+        allow_partial: pass over members of an ensemble whose files are missing, for systems that have members.
+
+    Raises:
+        FileNotFoundError: there is no source.
+        ValueError: the system is unknown or has no converter or no such option, or the source is none of its formats.
+    """
+    selected = find_system(system)
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such file or folder")
+    if not selected.has_converter:
+        raise ValueError(f"system {selected.name!r} has no converter ({selected.package}.convert does not exist)")
+    function = importlib.import_module(f"{selected.package}.convert").convert
+    options = {name: value for name, value in {"backbone": backbone, "allow_partial": allow_partial}.items() if value}
+    for name in options:
+        if name not in inspect.signature(function).parameters:
+            raise ValueError(f"--{name}: the converter of {selected.name!r} has no such option; leave it out")
+    report = function(source, target, **options)
+    print(f"{source} -> {target}")
+    width = max(map(len, report), default=0)
+    for key, value in report.items():
+        formatted = ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple | set) else value
+        print(f"  {key:<{width}}  {formatted}")
+
+
+def convert_config(system: str, file: Path, output: Path | None = None) -> None:
+    """Translate an original's configuration file into a recipe of ours.
+
+    Keys without a counterpart are listed as comments of the recipe and on standard error.
+
+    Args:
+        system: which system's format, as `zoo list` names it.
+        file: the original's configuration.
+        output: the YAML file to write; standard output when None.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the system is unknown or translates no configurations.
+    """
+    from zoo.common.atomic import write_atomic
+
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file")
+    selected = find_system(system)
+    module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
+    translate = getattr(module, "convert_config", None)
+    if translate is None:
+        raise ValueError(f"system {selected.name!r} translates no configurations")
+    recipe, unmapped = translate(file)
+    lines = [f"# Translated from {file.name} by `zoo convert-config {selected.name}`."]
+    lines += [f"# not translated: {key}" for key in unmapped]
+    text = "\n".join(lines) + "\n" + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    if output is None:
+        print(text, end="")
+    else:
+        write_atomic(output, lambda stream: stream.write(text.encode()))
+        print(f"{file} -> {output}", file=sys.stderr)
+    for key in unmapped:
+        print(f"not translated: {key}", file=sys.stderr)
+
+
+def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None:
+    """Write a run's weights as fused safetensors with config and model card, and as ONNX.
+
+    Args:
+        path: run folder or checkpoint.
+        output: folder to write; appears only when complete.
+        ema: export the averaged weights where the checkpoint holds them.
+        onnx: also as ONNX, compared with torch (needs the extra `export`): model.onnx of a vocoder or of Miipher-2,
+            encoder.onnx, denoiser.onnx and so on of AudioSR.
+    """
+    from zoo.runs.export import check_onnx, write_export
+    from zoo.runs.load import load, read_parts
+
+    if onnx:
+        check_onnx()
+    specs, _, _ = read_parts(path, ema)
+    model = load(path, ema=ema)
+    form = model.onnx_form() if onnx else None  # refused before anything is written
+    source, step = specs.get("source") or path.name, specs.get("step")
+    differences = write_export(output, specs, model.parts(), source, step, model.usage, form)
+    print(f"wrote {output}")
+    for name, difference in differences.items():
+        print(f"wrote {output / name}: largest difference from torch {difference:.1e}")
+
+
+def push(
+    run: str,
+    name: str,
+    private: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    onnx: bool = False,
+    license: str = "unknown",
+    evaluation: Path | None = None,
+    root: Path = Path("runs"),
+) -> None:
+    """Push a run's weights with a model card, samples and curves to a Hugging Face hub.
+
+    The same push again changes nothing, and one that was killed is finished by the same command. The token is that of
+    `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
+
+    Args:
+        run: run folder, its name below `root`, `last`, a checkpoint or an export.
+        name: user/name of the model; made when there is none.
+        private: make it for yourself only.
+        revision: branch; made when there is none.
+        message: of the commit.
+        onnx: also as ONNX (needs the extra `export`); see `zoo export`.
+        license: of the weights, as the hub calls it, e.g. mit or cc-by-4.0.
+        evaluation: folder that `zoo evaluate` wrote, for the card; those in the run's folder are found.
+        root: folder of the runs that names are looked for in.
+    """
+    from zoo.runs.hub import push as pushing
+    from zoo.runs.listing import find_run
+
+    path = Path(run) if Path(run).exists() else find_run(run, root)
+    pushed = pushing.push(path, name, private, revision, message, onnx, license, [evaluation] if evaluation else [])
+    print(f"{'pushed' if pushed.changed else 'nothing new in'} {pushed.page}")
+    print(f"  {pushed.name}")

@@ -1,0 +1,303 @@
+"""`zoo find-batch`: the largest batch that trains, and the smallest that is as fast.
+
+Every size is tried by training some steps in a process of its own, which may run out of memory alone. On the CPU its
+memory is limited to a share of what is free (`RLIMIT_DATA`; elsewhere than on Linux the peak is compared), on CUDA to
+a share of the device's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.common.hardware import free_memory_bytes
+from zoo.common.ranges import at_least, within
+from zoo.common.registry import admitted
+from zoo.common.report import show_table, terminal_table
+
+GIB = 2**30
+FAST = 0.95  # of the best throughput
+KEYS = ("token_budget", "batch_size")  # of data.init_args; the first that the recipe sets
+OUT_OF_MEMORY = "out of memory"
+ALLOCATORS = ("bad_alloc", "bad alloc", "could not create a memory", "can't start new thread")
+
+
+@dataclass(frozen=True)
+class BatchTrial:
+    """The result of a batch size.
+
+    Args:
+        error: why it does not train; empty when it does.
+        peak: bytes of the training process, on CUDA of the device.
+        seconds: of a batch.
+    """
+
+    size: int
+    error: str = ""
+    peak: int = 0
+    seconds: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """Items a second; 0 when it does not train."""
+        return 0.0 if self.error else self.size / self.seconds
+
+
+@dataclass(frozen=True)
+class RecipeFacts:
+    """What a trial reports of the recipe.
+
+    Args:
+        key: of data.init_args that is the size of a batch.
+        size: the recipe's.
+        items: of the training set, which a batch cannot exceed; None where it is not known or not counted in items.
+        accumulated: batches of a step.
+        device: cpu or cuda.
+        memory: bytes that may be used there.
+    """
+
+    key: str
+    size: int
+    items: int | None
+    accumulated: int
+    device: str
+    memory: int
+
+
+def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3) -> int:
+    """Find the largest batch that trains, and the smallest as fast: zoo find-batch RECIPE [options of fit].
+
+    Each size trains some steps, in a process of its own, with all optimizers, on one device, with the longest items
+    where items differ. The size is doubled from the recipe's until memory or items end, then halved in between.
+
+    Args:
+        *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
+        target: share of the memory that may be used: of that which is free now, on CUDA of the device's.
+        max: largest size that is tried.
+        steps: that are timed.
+
+    Returns:
+        0.
+
+    Raises:
+        ValueError: when a number is out of its range, no batch trains, or the data has no size of batches.
+    """
+    within(0.01, 1, target=target)
+    at_least(1, steps=steps, max=1 if max is None else max)
+    facts, trial = run_batch_trial(fit, None, steps, target)
+    if facts is None or trial.error not in ("", OUT_OF_MEMORY):
+        raise ValueError(trial.error)
+    recipe = facts
+    trials = {trial.size: trial}
+
+    def fits(size: int) -> bool:
+        _, trials[size] = run_batch_trial(fit, f"--data.init_args.{recipe.key}={size}", steps, target, size)
+        return not trials[size].error
+
+    limit = min((each for each in (recipe.items, max) if each is not None), default=None)
+    largest = search_batch_size(recipe.size, not trial.error, limit, fits)
+    if largest is None:
+        raise ValueError(f"not even {recipe.key}=1 trains within {_gib(recipe.memory)} of memory")
+    if not trial.error and recipe.size > largest:  # the recipe's exceeds --max
+        del trials[recipe.size]
+    smallest = min(size for size, each in trials.items() if not each.error)
+    while smallest > 1 and trials[smallest].rate >= FAST * _best_rate(trials) and fits(smallest // 2):
+        smallest //= 2
+    _print_result(recipe, trials, largest, limit, target)
+    return 0
+
+
+def search_batch_size(size: int, fits: bool, limit: int | None, fits_size: Callable[[int], bool]) -> int | None:
+    """Double from a size that trains, or halve one that does not, then halve the interval.
+
+    Args:
+        fits: whether `size` trains.
+        limit: largest size to try; None for no limit.
+        fits_size: tries a size.
+
+    Returns:
+        The largest size that trains, up to an eighth of it; None when 1 does not.
+    """
+    low, high = (size, None) if fits else (0, size)
+    if limit is not None and size > limit:
+        low, high = (limit, None) if fits_size(limit) else (0, limit)
+    while high is None and (limit is None or low < limit):
+        larger = 2 * low if limit is None else min(2 * low, limit)
+        low, high = (larger, None) if fits_size(larger) else (low, larger)
+    while high is not None and low == 0 and high > 1:
+        low, high = (high // 2, high) if fits_size(high // 2) else (0, high // 2)
+    while high is not None and low and high - low > max(1, low // 8):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits_size(middle) else (low, middle)
+    return low or None
+
+
+def _best_rate(trials: dict[int, BatchTrial]) -> float:
+    return max(each.rate for each in trials.values())
+
+
+def run_batch_trial(
+    fit: tuple[str, ...], option: str | None, steps: int, target: float, size: int = 0
+) -> tuple[RecipeFacts | None, BatchTrial]:
+    """Train some steps in another process.
+
+    Args:
+        option: that sets the size of a batch; None for the recipe's.
+
+    Returns:
+        What it reports of the recipe, if it came so far, and of the batch size.
+    """
+    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder:
+        path = Path(folder) / "result.json"
+        request = {
+            "fit": [*fit, option] if option else fit,
+            "steps": steps,
+            "target": target,
+            "packages": list(admitted()),
+            "free": free_memory_bytes(),
+            "path": str(path),
+        }
+        command = [sys.executable, "-m", "zoo.tuning.batch_finder", json.dumps(request)]
+        process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    facts = RecipeFacts(**result["facts"]) if "facts" in result else None
+    size = size or (facts.size if facts else 0)
+    if "seconds" in result:
+        return facts, BatchTrial(size, "", result["peak"], result["seconds"])
+    if "error" in result:
+        return facts, BatchTrial(size, result["error"])
+    if process.returncode == -signal.SIGINT:
+        raise KeyboardInterrupt
+    if process.returncode in (-9, -6, -11):  # the kernel's killer, or a library that aborts where it gets no memory
+        return facts, BatchTrial(size, OUT_OF_MEMORY)
+    last = (process.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+    reason = last.removeprefix("zoo: error: ") or f"the training process ended with {process.returncode}"
+    return facts, BatchTrial(size, reason)
+
+
+def _print_result(
+    facts: RecipeFacts, trials: dict[int, BatchTrial], largest: int, limit: int | None, target: float
+) -> None:
+    unit, best = "token" if facts.key == "token_budget" else "item", _best_rate(trials)
+    rows = []
+    for size, each in sorted(trials.items()):
+        times = (each.seconds / size, each.seconds * facts.accumulated, each.rate)
+        cells = [""] * 4 if each.error else [_gib(each.peak), *(f"{value:.4g}" for value in times)]
+        rows.append((str(size), *cells, each.error))
+    heads = [facts.key, "peak memory", f"s per {unit}", "s per step", f"{unit}s per s", ""]
+    show_table(terminal_table(heads, rows, left=[""]))
+    smallest = min(size for size, each in trials.items() if each.rate >= FAST * best)
+    whose = "the free memory" if facts.device == "cpu" else "the device's memory"
+    reason = "all items of the training set" if limit == facts.items else "the most that was asked for"
+    end = f", {reason}" if largest == limit else ""
+    print(f"largest that trains within {target:.0%} of {whose} ({_gib(facts.memory)}): {largest}{end}")
+    print(f"smallest within {1 - FAST:.0%} of the best throughput ({best:.4g} {unit}s per s): {smallest}")
+    if largest != facts.size:
+        print(f"the recipe's rates are for {facts.key} {facts.size}: `zoo find-lr` with the new one, or lr_scaling")
+    print(f"--data.init_args.{facts.key}={largest}")
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.2f} GiB"
+
+
+def answer_request(request: dict[str, Any]) -> None:
+    """Train some steps, as the process that `run_batch_trial` starts; writes its result as far as it comes."""
+    from zoo.cli.quiet import filter_warnings
+    from zoo.cli.trials import ENDLESS, trial
+    from zoo.common.registry import admit
+    from zoo.training import errors
+
+    with contextlib.suppress(OSError):  # the kernel, short of memory, takes this process and no other
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    filter_warnings()
+    admit(request["packages"])
+    result: dict[str, Any] = {}
+    try:
+        with trial(request["fit"], **ENDLESS) as cli:
+            measure_batch(cli, request, result)
+    except (Exception, SystemExit) as error:
+        text = f"{type(error).__name__}: {error}".lower()
+        is_memory = isinstance(error, MemoryError) or any(each in text for each in (*errors.OUT_OF_MEMORY, *ALLOCATORS))
+        message = (errors.explain(error, {}) if isinstance(error, Exception) else "see above") or error or text
+        result["error"] = OUT_OF_MEMORY if is_memory else " ".join(str(message).split())
+    Path(request["path"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+def measure_batch(cli: Any, request: dict[str, Any], result: dict[str, Any]) -> None:
+    """Train some steps; the facts of the recipe, the peak memory and the seconds of a batch go into the result."""
+    import torch
+    from lightning.pytorch.callbacks import Checkpoint
+
+    from zoo.cli.trials import train
+    from zoo.common.hardware import peak_memory_bytes
+    from zoo.training.cost import Cost
+
+    model, data, trainer = cli.model, cli.datamodule, cli.trainer
+    key = next((name for name in KEYS if getattr(data, name, None) is not None), None)
+    if key is None:
+        raise ValueError(f"data: {type(data).__name__} takes no batch_size that could be found")
+    device = trainer.strategy.root_device
+    available = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else request["free"]
+    memory = int(request["target"] * available)
+    facts = {"key": key, "size": getattr(data, key), "items": None, "accumulated": trainer.accumulate_grad_batches}
+    result["facts"] = facts | {"device": device.type, "memory": memory}
+    Path(request["path"]).write_text(json.dumps(result), encoding="utf-8")  # should it be killed
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(request["target"], device)
+    else:
+        limit_memory(memory)
+    _use_longest_items(data)
+    if hasattr(model, "discriminator_start"):  # its memory is the run's from there on
+        model.discriminator_start = 0
+    cost = Cost(request["steps"] * trainer.accumulate_grad_batches)
+    trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, Checkpoint)), cost]
+    trainer.loggers = []
+    train(cli)
+    with contextlib.suppress(TypeError, AttributeError):  # a stream has no length, other data no set
+        result["facts"]["items"] = len(data.train_set) if key == "batch_size" else None
+    peak = peak_memory_bytes(device)
+    if peak > memory:
+        result["error"] = OUT_OF_MEMORY
+    else:
+        result |= {"peak": peak, "seconds": cost.step_seconds + cost.wait_seconds}
+
+
+def _use_longest_items(data: Any) -> None:
+    """Let all training batches be as large as the largest, whose memory is what counts."""
+    train_batches = getattr(data, "train_batches", None)
+    if train_batches is None:
+        return
+
+    def longest_batches(rank: int, world: int) -> Any:
+        batches = train_batches(rank, world)
+        batches.take_longest()
+        return batches
+
+    data.train_batches = longest_batches
+
+
+def limit_memory(count: int) -> None:
+    """Let this process use at most so many bytes, those in use included; without effect elsewhere than on Linux."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    with open("/proc/self/status", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+    used = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmData:", "VmRSS:")}
+    limit = used["VmData:"] + max(0, count - used["VmRSS:"])
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+if __name__ == "__main__":
+    answer_request(json.loads(sys.argv[1]))
