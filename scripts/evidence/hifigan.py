@@ -17,7 +17,7 @@ from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.corpora.corpus import PEAK
-from zoo.audio.evaluation.measures import Pair, compare
+from zoo.audio.evaluation.measures import AudioPair, compute_metrics
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build
@@ -177,7 +177,9 @@ def gather_held_out(run: Path, other: Path, *, quick: bool = False) -> list[Find
         original = signals.pop(ORIGINAL)
         signals["other"] = peer(original, rate)
         for name, signal in signals.items():
-            values.setdefault(name, []).append(compare(Pair(signal, rate, original, rate), list(HELD_OUT), rate))
+            values.setdefault(name, []).append(
+                compute_metrics(AudioPair(signal, rate, original, rate), list(HELD_OUT), rate)
+            )
     findings = [
         Finding(f"{name}: {measure}", fmean(each[column] for each in rows), "")
         for name, rows in values.items()

@@ -138,7 +138,7 @@ def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
     """
     if real.abs().max() < SILENT_PEAK:
         return {}
-    tracks = [pitch.track(signal.cpu(), sample_rate) for signal in (fake, real)]
+    tracks = [pitch.track_pitch(signal.cpu(), sample_rate) for signal in (fake, real)]
     values = {
         "m_stft": multi_resolution_stft(fake, real),
         "mcd": metrics.mcd(fake, real, sample_rate),

@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "degrade": "zoo.miipher.data.degrade_corpus:degrade",
-    "evaluate": "zoo.audio.evaluation.run:evaluate_folders",
+    "evaluate": "zoo.audio.evaluation.evaluate:evaluate_folders",
     "cache_features": "zoo.miipher.inference.feature_cache:cache_features",
     "assemble": "zoo.miipher.inference.restore:assemble",
 }

@@ -23,7 +23,7 @@ _CHUNK_FRAMES = 4096  # bounds the memory on hour-long recordings
 
 
 @dataclass(frozen=True)
-class Pitch:
+class PitchTrack:
     """A pitch track; frame i is centred on sample i * hop.
 
     Attributes:
@@ -38,7 +38,7 @@ class Pitch:
 
 
 @torch.no_grad()
-def track(x: Tensor, sample_rate: int) -> Pitch:
+def track_pitch(x: Tensor, sample_rate: int) -> PitchTrack:
     """Track the pitch of speech or single notes, 50 to 550 Hz, in frames of 10 ms.
 
     Args:
@@ -71,7 +71,7 @@ def track(x: Tensor, sample_rate: int) -> Pitch:
     periodicity = torch.where(voiced, strength.gather(-1, chosen)[..., 0], best).clamp(0, 1)
     periodicity = torch.where(level < _SILENCE_FLOOR, 0.0, periodicity)
     shape = (*x.shape[:-1], -1)
-    return Pitch(f0.reshape(shape), voiced.reshape(shape), periodicity.reshape(shape))
+    return PitchTrack(f0.reshape(shape), voiced.reshape(shape), periodicity.reshape(shape))
 
 
 def _candidates(batch: Tensor, sample_rate: int, hop: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,6 @@ import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -16,10 +15,9 @@ from torch import Tensor
 
 from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
-from zoo.audio.evaluation.judges import by_segments, cosine_distances
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
-from zoo.common.ranges import one_of, within
+from zoo.common.ranges import one_of
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
@@ -93,9 +91,6 @@ class Restorer(_Encoding):
         chunk_seconds: length of a chunk, > 0.
         overlap_seconds: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks computed together, >= 1.
-        flag_above: cosine distance, 0 to 2, of the plain encoder's features of input and restored file; seconds above
-            it are listed as `flagged_seconds`, possible hallucinations. `zoo evaluate miipher --ssl_model BACKBONE
-            --ssl_layer N` finds one from data. The encoder runs twice more. None: no such comparison.
 
     Source: Miipher-2 (arXiv 2505.04457), section 3; chunks and loudness are ours.
     """
@@ -113,7 +108,6 @@ class Restorer(_Encoding):
         chunk_seconds: float = 20.0,
         overlap_seconds: float = 2.0,
         chunk_batch: int = 4,
-        flag_above: float | None = None,
     ) -> None:
         check_fit(encoder, generator, sample_rate)
         super().__init__(encoder, chunk_seconds, overlap_seconds, chunk_batch)
@@ -121,9 +115,6 @@ class Restorer(_Encoding):
         one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
-        if flag_above is not None:
-            within(0, 2, flag_above=flag_above)
-        self.flag_above = flag_above
         self.generator = generator
         self.sample_rate = sample_rate
         self.output_sample_rate = output_sample_rate or sample_rate
@@ -155,9 +146,7 @@ class Restorer(_Encoding):
 
         Returns:
             `audio_seconds`, `sample_rate` and `channels` of the result, `chunks` per channel, `real_time_factor`
-            (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor); with
-            `flag_above` also `disagreement`, the mean distance to the input, `disagreement_worst` of a second, and
-            `flagged_seconds`, where those above it start.
+            (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor).
         """
         started = time.perf_counter()
         header = files.info(source)
@@ -170,7 +159,6 @@ class Restorer(_Encoding):
             with files.Writer(target, self.output_sample_rate, run.channels) as writer:
                 while data := spool.read(4 * run.channels * BLOCK_SECONDS * self.output_sample_rate):
                     writer.write(_scaled(np.frombuffer(data, np.float32).reshape(-1, run.channels).T, gains))
-        facts = {} if self.flag_above is None else self._disagreement(source, target)
         seconds = run.samples_out / self.output_sample_rate
         return {
             "audio_seconds": seconds,
@@ -180,33 +168,7 @@ class Restorer(_Encoding):
             "real_time_factor": (time.perf_counter() - started) / seconds,
             "peak": float((run.peaks * gains).max()),
             "gain": gains.tolist(),
-            **facts,
         }
-
-    def _disagreement(self, source: Path, target: Path) -> dict[str, Any]:
-        """How far the plain features of a restored file are from those of its input, second by second."""
-        header = files.info(source)
-        samples = self.computed_samples(header.samples, header.sample_rate)
-
-        def features(path: Path) -> Iterator[np.ndarray]:
-            rate = files.info(path).sample_rate
-            stream = resampled(mono(files.blocks(path, BLOCK_SECONDS * rate)), rate, self.encoder.sample_rate)
-            return self.chunker.run(fit(stream, samples), samples, self._plain)
-
-        pairs = zip(features(target), features(source), strict=True)
-        distances = np.concatenate([cosine_distances(found[0].T, wanted[0].T) for found, wanted in pairs])
-        per_second = by_segments(distances, self.encoder.sample_rate // self.encoder.hop_samples)
-        return {
-            "disagreement": float(per_second.mean()),
-            "disagreement_worst": float(per_second.max()),
-            "flagged_seconds": np.flatnonzero(per_second > self.flag_above).tolist(),
-        }
-
-    @torch.inference_mode()
-    def _plain(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        disabled = self.encoder.adapters.disabled() if isinstance(self.encoder, Cleaner) else nullcontext()
-        with disabled:
-            return self.features(chunks, valid).float().cpu().numpy()
 
     def onnx_form(self) -> OnnxForm:
         """Encoder and vocoder as one graph; see `zoo.miipher.inference.onnx_form`."""
@@ -230,7 +192,7 @@ class Restorer(_Encoding):
         options = {name: value for name, value in values.items() if name != "input"}
         changed = Restorer(
             self.encoder, self.generator, self.sample_rate, self.output_sample_rate, chunk_batch=self.chunker.batch,
-            flag_above=self.flag_above, **options,
+            **options,
         )  # fmt: skip
         return answer_file(changed, values["input"], folder, report)
 
