@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from zoo.audio.analysis.pitch import track_pitch
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io.files import read_mono
 
 RATE = 22050
@@ -66,7 +66,7 @@ def test_noise_lowers_periodicity_and_a_batch_equals_its_items():
 
 
 def test_follows_the_true_contour_of_synthetic_speech():
-    corpus = SpeechLike(RATE, speakers=4, seed=1, seconds=(1.5, 1.5))
+    corpus = SyntheticSpeech(RATE, speakers=4, seed=1, seconds=(1.5, 1.5))
     for index in range(4):
         found = track_pitch(torch.from_numpy(corpus.utterance(index)), RATE)
         true = torch.from_numpy(corpus.pitch(index))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zoo.audio.augment import codecs
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 
 IN_LIBSNDFILE = ("mp3", "vorbis", "opus", "alaw", "mulaw", "gsm")
 LOWEST = {"mp3": 8, "vorbis": 0, "opus": 8, "alaw": 8000, "mulaw": 8000, "gsm": None}
@@ -16,7 +16,7 @@ LOWEST = {"mp3": 8, "vorbis": 0, "opus": 8, "alaw": 8000, "mulaw": 8000, "gsm": 
 
 @pytest.fixture(scope="module")
 def speech():
-    return SpeechLike(sample_rate=16000).utterance(1)[:24000]
+    return SyntheticSpeech(sample_rate=16000).utterance(1)[:24000]
 
 
 def lag_and_likeness(found, wanted):
@@ -35,7 +35,7 @@ def test_the_wheel_of_soundfile_brings_all_of_its_codecs():
 @pytest.mark.parametrize("codec", IN_LIBSNDFILE)
 @pytest.mark.parametrize("lowest", [True, False])
 def test_aligned_of_equal_length_and_deterministic(codec, rate, lowest):
-    original = SpeechLike(sample_rate=rate).utterance(1)[: rate // 2]
+    original = SyntheticSpeech(sample_rate=rate).utterance(1)[: rate // 2]
     setting = LOWEST[codec] if lowest else None
     coded = codecs.roundtrip(original, rate, codec, setting)
     lag, likeness = lag_and_likeness(coded, original)

@@ -5,8 +5,8 @@ import pytest
 
 from zoo.audio.augment.effects import direct_path, reverberate
 from zoo.audio.augment.rooms import SyntheticNoise, crop_noise, open_noises, open_rirs, read_rirs, synthetic_rirs
-from zoo.audio.corpora.cache import build
-from zoo.audio.corpora.corpus import Corpus, cache_folder
+from zoo.audio.corpora.cache import build_cache
+from zoo.audio.corpora.corpus import Corpus, cache_dir
 from zoo.audio.io import files
 
 RATE = 16000
@@ -105,7 +105,7 @@ def test_a_crop_lies_inside_and_a_short_noise_goes_round():
 def test_validation_hears_other_noise_than_training(tmp_path: Path) -> None:
     ramp = np.linspace(0, 0.5, 16000, dtype=np.float32)
     files.write(tmp_path / "noise" / "a.wav", ramp, 16000)
-    build([tmp_path / "noise" / "a.wav"], cache_folder(tmp_path / "cache", tmp_path / "noise", 16000), 16000)
+    build_cache([tmp_path / "noise" / "a.wav"], cache_dir(tmp_path / "cache", tmp_path / "noise", 16000), 16000)
     train, val = (open_noises(tmp_path / "noise", tmp_path / "cache", 16000, training) for training in (True, False))
     assert int(train.lengths[0]) + int(val.lengths[0]) == 16000
     assert train.read(0).max() < val.read(0).min() + 1e-3

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation import evaluate as evaluation
 from zoo.audio.evaluation.evaluate import Settings, evaluate, read_transcripts
 from zoo.audio.evaluation.models import MetricModel
@@ -15,7 +15,7 @@ from zoo.common.statistics import Measure
 
 RATE = 16000
 FAST = Settings(("si_sdr", "lsd"), RATE)
-VOICES = SpeechLike(RATE, seconds=(0.5, 0.5))
+VOICES = SyntheticSpeech(RATE, seconds=(0.5, 0.5))
 
 
 class Words(MetricModel):

@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 
 RATE = 22050
 ALL = tuple(METRICS)
-CLEAN = SpeechLike(RATE, seconds=(2.0, 2.0)).utterance(0)
+CLEAN = SyntheticSpeech(RATE, seconds=(2.0, 2.0)).utterance(0)
 
 
 def noisy(snr_db, clean=CLEAN):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation.asr import ASR
 from zoo.audio.evaluation.dnsmos import _BAK, _OVR, _SIG, DNSMOS, _mel, _windows
 from zoo.audio.evaluation.evaluate import evaluate_folders
@@ -18,7 +18,7 @@ from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
 from zoo.audio.io import files
 
 RATE = 16000
-VOICE = SpeechLike(RATE, seconds=(1.0, 1.0)).utterance(0)
+VOICE = SyntheticSpeech(RATE, seconds=(1.0, 1.0)).utterance(0)
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -86,7 +86,7 @@ def ssl_model(tmp_path_factory):
 
 def test_ssl_distance_finds_another_voice(ssl_model, tmp_path):
     """One second of three is noise; the clean recordings are the ceiling."""
-    clean = SpeechLike(RATE, seconds=(3.0, 3.0)).utterance(0)
+    clean = SyntheticSpeech(RATE, seconds=(3.0, 3.0)).utterance(0)
     restored = clean.copy()
     restored[RATE : 2 * RATE] = 0.3 * np.random.default_rng(0).standard_normal(RATE)
     for folder, audio in (("clean", clean), ("degraded", clean + 1e-4), ("restored", restored)):

@@ -17,7 +17,7 @@ import scipy
 import soundfile
 
 from zoo.audio.augment.effects import fit
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io.files import BLOCK_SAMPLES
 from zoo.audio.io.resample import resample_array
 from zoo.common.ranges import one_of
@@ -159,7 +159,7 @@ def _coding_rate(codec: str, setting: float | None, sample_rate: int) -> int:
 @lru_cache(maxsize=256)
 def _delay(codec: str, setting: float | None, rate: int) -> int:
     """Samples by which decoded audio comes late: MP3 frames too small for LAME's info tag, ffmpeg's raw streams."""
-    probe = SpeechLike(sample_rate=rate).utterance(0)  # speech codecs shift the phases of noise at will
+    probe = SyntheticSpeech(sample_rate=rate).utterance(0)  # speech codecs shift the phases of noise at will
     decoded = _code(np.pad(probe, (0, round(_PAD_SECONDS * rate))), rate, codec, setting)
     return max(0, int(np.argmax(scipy.signal.correlate(decoded, probe, mode="full", method="fft"))) - (len(probe) - 1))
 

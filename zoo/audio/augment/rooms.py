@@ -10,8 +10,8 @@ import numpy as np
 import scipy
 
 from zoo.audio.corpora.cache import CorpusCache
-from zoo.audio.corpora.corpus import ClippedCorpus, Corpus, MemoryCorpus, cache_folder
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.corpus import Corpus, MemoryCorpus, TrimmedCorpus, cache_dir
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.common.ranges import at_least
 
@@ -161,8 +161,8 @@ def open_noises(folder: Path | None, cache: Path, sample_rate: int, training: bo
     """
     if folder is None:
         return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))
-    whole = CorpusCache(cache_folder(cache, folder, sample_rate))
-    return ClippedCorpus(whole, 0.0, TRAINING_SHARE) if training else ClippedCorpus(whole, TRAINING_SHARE, 1.0)
+    whole = CorpusCache(cache_dir(cache, folder, sample_rate))
+    return TrimmedCorpus(whole, 0.0, TRAINING_SHARE) if training else TrimmedCorpus(whole, TRAINING_SHARE, 1.0)
 
 
 def open_rirs(folder: Path | None, sample_rate: int) -> list[np.ndarray]:
@@ -207,6 +207,6 @@ def _coloured(samples: int, sample_rate: int, exponent: float, rng: np.random.Ge
 
 
 def _babble(samples: int, sample_rate: int, rng: np.random.Generator) -> np.ndarray:
-    speech = SpeechLike(sample_rate, speakers=_VOICES, seed=int(rng.integers(1 << 31)))
+    speech = SyntheticSpeech(sample_rate, speakers=_VOICES, seed=int(rng.integers(1 << 31)))
     voices = [speech.utterance(index) for index in range(_VOICES)]
     return sum((np.resize(np.roll(voice, rng.integers(len(voice))), samples) for voice in voices), np.zeros(samples))

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from zoo.audio.corpora.selection import match_entries, relative_name
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.audio.io.resample import resample_array
 from zoo.common.reading.text_files import read_lines
 
 CACHES = "runs/cache"
@@ -70,20 +69,12 @@ class EmbeddedCorpus(MemoryCorpus):
     """
 
     def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
-        speech = SpeechLike(sample_rate=sample_rate, seed=seed)
+        speech = SyntheticSpeech(sample_rate=sample_rate, seed=seed)
         clips = [speech.utterance(index) for index in range(utterances)]
         super().__init__([f"embedded{index:04d}" for index in range(utterances)], clips)
 
 
-class ResampledCorpus(MemoryCorpus):
-    """A small corpus at another rate, in memory."""
-
-    def __init__(self, corpus: Corpus, source_rate: int, target_rate: int) -> None:
-        clips = [resample_array(corpus.read(index), source_rate, target_rate) for index in range(len(corpus.lengths))]
-        super().__init__(corpus.names, clips)
-
-
-class ClippedCorpus:
+class TrimmedCorpus:
     """A part of every clip, from `begin` to `end` as shares of it, such as the last fifth of each noise recording."""
 
     def __init__(self, corpus: Corpus, begin: float, end: float) -> None:
@@ -100,7 +91,7 @@ class ClippedCorpus:
         return self._corpus.read(index, int(self._starts[index]) + start, wanted)
 
 
-def cache_folder(
+def cache_dir(
     cache: str | os.PathLike[str],
     root: str | os.PathLike[str],
     sample_rate: int,
@@ -138,7 +129,7 @@ def corpus_files(
     return sorted(map(Path, chosen))
 
 
-def read_list(path: Path, root: Path) -> list[Path]:
+def read_file_list(path: Path, root: Path) -> list[Path]:
     """Find the files of a list, see `read_entries` and `match_entries`."""
     root = Path(os.path.abspath(root))
     return list(map(Path, _listed(path, os.fspath(root), list(map(str, files.find_audio_files(root))))))
@@ -187,7 +178,7 @@ def read_entries(path: Path) -> list[str]:
     return entries
 
 
-def last_items(count: int, items: int) -> tuple[range, range]:
+def split_last_items(count: int, items: int) -> tuple[range, range]:
     """Numbers of the clips for training and, the last ones, for validation.
 
     Raises:
@@ -199,12 +190,12 @@ def last_items(count: int, items: int) -> tuple[range, range]:
     return range(count - held_out), range(count - held_out, count)
 
 
-def part_of(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+def select(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:
     """Values at some places; of a range without a copy, so that a mapped file stays one."""
     return values[indices.start : indices.stop] if isinstance(indices, range) else values[np.asarray(indices)]
 
 
-def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
+def read_normalized(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
     """A piece of a clip (T,), its whole clip's peak at 0.95 with `normalize`; silence stays silence."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
     peak = float(corpus.peaks[index])

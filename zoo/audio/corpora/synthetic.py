@@ -102,7 +102,7 @@ class _Plan:
         self.f0[:] = base * 2 ** ((accents + declination + jitter) / 12)
 
 
-class SpeechLike:
+class SyntheticSpeech:
     """Utterances that exercise speech models without any file: equal arguments give equal samples.
 
     Args:
@@ -219,10 +219,10 @@ class SpeechLike:
 
 @functools.lru_cache(maxsize=64)
 def _rendered(sample_rate: int, speakers: int, seed: int, seconds: tuple[float, float], index: int) -> np.ndarray:
-    return SpeechLike(sample_rate, speakers, seed, seconds)._render(index)
+    return SyntheticSpeech(sample_rate, speakers, seed, seconds)._render(index)
 
 
-def write_corpus(
+def write_synthetic_corpus(
     folder: str | os.PathLike[str],
     utterances: int,
     sample_rate: int = 22050,
@@ -231,7 +231,7 @@ def write_corpus(
     seconds: tuple[float, float] = (1.5, 4.0),
 ) -> list[Path]:
     """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`)."""
-    corpus = SpeechLike(sample_rate, speakers, seed, seconds)
+    corpus = SyntheticSpeech(sample_rate, speakers, seed, seconds)
     folder = Path(folder)
     paths, lines = [], []
     for index in range(utterances):

@@ -18,8 +18,8 @@ from zoo.audio.analysis.features import open_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.rooms import open_noises, open_rirs
-from zoo.audio.corpora.cache import CorpusCache, build
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, scaled
+from zoo.audio.corpora.cache import CorpusCache, build_cache
+from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_dir, read_normalized
 from zoo.audio.io.files import find_audio_files
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least
@@ -70,7 +70,7 @@ class DegradedMels(Sequences):
         index = int(self.indices[item])
         room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
         start = int(rng.integers(room + 1)) if training else 0
-        clean = scaled(self.corpus, index, True, start, self.max_samples).numpy()
+        clean = read_normalized(self.corpus, index, True, start, self.max_samples).numpy()
         degraded = self.degrader.degrade(clean, self.mel.sample_rate, rng, self.noises, self.rirs).audio
         with torch.no_grad():
             mels = self.mel(torch.from_numpy(np.stack([clean, degraded])))
@@ -209,7 +209,7 @@ class MelData(SequenceData):
                 paths = find_audio_files(folder)
                 if not paths:
                     raise ValueError(f"no audio file below {folder}")
-                build(
+                build_cache(
                     paths, self._cache_of(folder), self.mel.sample_rate, max_bad_share=self.max_bad_share, root=folder
                 )
 
@@ -238,7 +238,7 @@ class MelData(SequenceData):
         return frames * self.mel.hop_length
 
     def _cache_of(self, folder: Path) -> Path:
-        return cache_folder(self.cache, folder, self.mel.sample_rate)
+        return cache_dir(self.cache, folder, self.mel.sample_rate)
 
 
 class FeatureData(SequenceData):

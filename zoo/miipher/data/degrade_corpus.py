@@ -17,9 +17,9 @@ from rich.progress import track
 
 from zoo.audio.augment import rooms
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.cache import build
-from zoo.audio.corpora.corpus import Corpus, cache_folder
-from zoo.audio.corpora.layouts import CorpusKind, Utterance, read_corpus
+from zoo.audio.corpora.cache import build_cache
+from zoo.audio.corpora.corpus import Corpus, cache_dir
+from zoo.audio.corpora.layouts import CorpusKind, Utterance, list_utterances
 from zoo.audio.io import files
 from zoo.common.atomic import replacing
 from zoo.common.folders import begin_output
@@ -159,7 +159,7 @@ def degrade_corpus(
     at_least(0, workers=workers, val_items=val_items)
     if output.resolve().is_relative_to(clean.resolve()):
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
-    utterances = read_corpus(clean, kind)
+    utterances = list_utterances(clean, kind)
     jobs = plan(utterances, copies, seed, val_items)
     settings: Row = {
         **{"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
@@ -261,7 +261,7 @@ def degrade(
     noises: Corpus = (
         rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
         if noise is None
-        else build(files.find_audio_files(noise), cache_folder(cache, noise, sample_rate), sample_rate, root=noise)
+        else build_cache(files.find_audio_files(noise), cache_dir(cache, noise, sample_rate), sample_rate, root=noise)
     )
     rirs = rooms.synthetic_rirs(200, sample_rate) if rir is None else rooms.read_rirs(rir, sample_rate)
     return degrade_corpus(
