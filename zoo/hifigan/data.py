@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio.analysis.features import check_features, open_features, read_frames
+from zoo.audio.analysis.features import check_features, load_features, read_frames
 from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import (
     CACHES,
@@ -87,7 +87,7 @@ class FeatureFolder:
             try:
                 path = self.path(index)
                 frames = int(self._corpus.lengths[index]) // self.hop_samples
-                check_features(path, open_features(path).shape, frames, channels)
+                check_features(path, load_features(path).shape, frames, channels)
             except (OSError, ValueError) as error:
                 errors.append(error)
         if errors:
@@ -126,7 +126,7 @@ class Crops(Dataset[dict[str, Tensor]]):
         path = self.features.path(index)
         hop = self.features.hop_samples
         segment_frames = self.segment_samples // hop
-        frames = min(open_features(path).shape[1], int(self.corpus.lengths[index]) // hop)
+        frames = min(load_features(path).shape[1], int(self.corpus.lengths[index]) // hop)
         start = int(torch.randint(max(frames - segment_frames, 0) + 1, (1,), generator=generator))
         crop = torch.from_numpy(read_frames(path, start, start + min(segment_frames, frames)))
         crop = torch.nn.functional.pad(crop, (0, segment_frames - crop.shape[1]), value=float(crop.min()))

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.figures import spectra_figure
+from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample, resampler
@@ -276,7 +276,7 @@ class VocoderTask(HiFiGANTask):
             log_audio(self, f"{name}_input", self._input, self.encoder.sample_rate)
             heard = resample(self._input, self.encoder.sample_rate, self.sample_rate)
             waveforms = {"input": heard, "result": fake, "target": real}
-            log_figure(self, f"{name}_spectra", spectra_figure(waveforms, self.sample_rate))
+            log_figure(self, f"{name}_spectra", plot_spectrograms(waveforms, self.sample_rate))
 
 
 class BackboneTask(SingleOptimizerTask):

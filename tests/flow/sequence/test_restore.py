@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.numeric import exactly
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import load_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         build(Copy(), None)(SPEECH, RATE)
     with pytest.raises(ValueError, match=r"found shape \(0,\)|with samples"):
         restorer(SPEECH[:0], RATE)
-    assert open_features(tmp_path / "wide.npy").shape == (5, 3)
+    assert load_features(tmp_path / "wide.npy").shape == (5, 3)
 
 
 def test_what_does_not_fit_is_named() -> None:

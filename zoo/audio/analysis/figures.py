@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from zoo.common.report import DPI, new_figure
+from zoo.common.report import DPI, new_figure, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
 
 SPECTRUM_WINDOW, SPECTRUM_HOP = 1024, 256  # samples
 MOST_COLUMNS = 2000  # of a spectrogram; a longer one takes larger hops
@@ -20,7 +19,7 @@ DYNAMIC_RANGE_DB = 90.0
 DIFFERENCE_DB = 30.0  # what a picture of a difference reaches
 
 
-def spectra_figure(
+def plot_spectrograms(
     waveforms: Mapping[str, Tensor | np.ndarray], sample_rate: int, cutoff_hz: float | None = None
 ) -> Figure:
     """Draw the spectrograms of some waveforms in dB below one another, on one scale.
@@ -31,18 +30,20 @@ def spectra_figure(
         cutoff_hz: where a line is drawn, e.g. the bandwidth of an input.
 
     Returns:
-        A figure of its own, as of `mel_figure`.
+        A figure of its own, as of `plot_mels`.
 
     Raises:
         ValueError: when there is none.
     """
     if not waveforms:
-        raise ValueError("spectra_figure: expected at least one waveform")
-    waves = {title: as_array(wave).astype(np.float32).reshape(-1) for title, wave in waveforms.items()}
+        raise ValueError("plot_spectrograms: expected at least one waveform")
+    waves = {title: to_numpy(wave).astype(np.float32).reshape(-1) for title, wave in waveforms.items()}
     return _spectra(waves, sample_rate, cutoff_hz, False)
 
 
-def compared_spectra(before: np.ndarray, after: np.ndarray, sample_rate: int, cutoff_hz: float | None = None) -> Figure:
+def plot_spectrogram_difference(
+    before: np.ndarray, after: np.ndarray, sample_rate: int, cutoff_hz: float | None = None
+) -> Figure:
     """Draw the spectrograms of an input and a result (T,) below one another, and what the result has more or less."""
     samples = min(len(before), len(after))
     return _spectra({"input": before[:samples], "result": after[:samples]}, sample_rate, cutoff_hz, True)
@@ -93,7 +94,7 @@ def _decibels(wave: np.ndarray, hop: int) -> np.ndarray:
     return 10.0 * np.log10(power.T + 1e-10)
 
 
-def mel_figure(
+def plot_mels(
     target: Tensor | np.ndarray, prediction: Tensor | np.ndarray, titles: Sequence[str] = ("target", "prediction")
 ) -> Figure:
     """Draw a target log-mel, its prediction and their difference below one another.
@@ -108,9 +109,9 @@ def mel_figure(
     Raises:
         ValueError: when the shapes are not (n_mels, F) with the same n_mels.
     """
-    wanted, found = as_array(target).astype(np.float32), as_array(prediction).astype(np.float32)
+    wanted, found = to_numpy(target).astype(np.float32), to_numpy(prediction).astype(np.float32)
     if wanted.ndim != 2 or found.ndim != 2 or len(wanted) != len(found):
-        raise ValueError(f"mel_figure: expected two (n_mels, F) mels, found {wanted.shape} and {found.shape}")
+        raise ValueError(f"plot_mels: expected two (n_mels, F) mels, found {wanted.shape} and {found.shape}")
     frames = min(wanted.shape[1], found.shape[1])
     wanted, found = wanted[:, :frames], found[:, :frames]
     low, high = (float(wanted.min()), float(wanted.max())) if wanted.size else (0.0, 1.0)
@@ -130,7 +131,7 @@ def mel_figure(
     return figure
 
 
-def matrix_figure(values: np.ndarray, ylabel: str = "channel") -> Figure:
+def plot_features(values: np.ndarray, ylabel: str = "channel") -> Figure:
     """Draw a sequence (C, F), each channel less its mean and over its deviation."""
     values = values.astype(np.float32)
     scaled = (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True).clip(min=1e-6)
@@ -140,11 +141,3 @@ def matrix_figure(values: np.ndarray, ylabel: str = "channel") -> Figure:
     axes.set(ylabel=ylabel, xlabel="frame")
     figure.colorbar(drawn, ax=axes, label="deviations")
     return figure
-
-
-def as_array(values: ArrayLike | Tensor) -> np.ndarray:
-    """The values on the CPU as an array; bfloat16 becomes float32."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
-    return np.asarray(values)

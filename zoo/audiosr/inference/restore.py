@@ -17,6 +17,7 @@ from torch import Tensor
 
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation import metrics
+from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, fit, resampled
 from zoo.audiosr.data.cutoff import CONFIDENCE, FULL_BAND, cutoff, edges
@@ -32,7 +33,6 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.ranges import at_least, one_of, positive, within
 from zoo.runs.export import OnnxForm
-from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
 from zoo.runs.interactive import Field, Part, Report
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
@@ -230,7 +230,7 @@ SHOWN = ("cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chu
 SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
 
-class Restorer(Inference):
+class Restorer(AudioInference):
     """Denoiser, autoencoder and vocoder on recordings whose band ends too early.
 
     The input is resampled, its cut-off found, and its peak brought to 0.95, where the nets were trained. Chunks lie on
@@ -274,7 +274,6 @@ class Restorer(Inference):
     Source: Liu et al., "AudioSR" (2023), section 2; chunks, cross-over and level are ours.
     """
 
-    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
     output_suffix: ClassVar[str] = ".wav"
 
     def __init__(
@@ -427,7 +426,7 @@ class Restorer(Inference):
         """A recording, where its band ends, and how to sample."""
         half = self.sample_rate / 2
         sampler, scale = self.settings.sampler, self.settings.guidance_scale
-        longest = max(self.chunk_seconds, MOST_SECONDS)
+        longest = max(self.chunk_seconds, MAX_RECORDING_SECONDS)
         found = "where the recording's band ends; found in each 5 seconds when empty"
         taken = "first take away what lies above this frequency, such as what MP3 leaves there"
         return (

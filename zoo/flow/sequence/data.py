@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import load_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.rooms import open_noises, open_rirs
@@ -90,7 +90,7 @@ class FeaturePairs(Sequences):
 
     def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
         """The same frames of both files."""
-        clean, degraded = (open_features(path) for path in self.paths[item])
+        clean, degraded = (load_features(path) for path in self.paths[item])
         frames = min(clean.shape[1], degraded.shape[1])
         start = int(rng.integers(max(frames - self.max_frames, 0) + 1)) if training else 0
         part = slice(start, min(start + self.max_frames, frames))
@@ -282,7 +282,7 @@ class FeatureData(SequenceData):
 
 def _frames_of(pair: tuple[Path, Path]) -> int:
     """Frames of a pair, which may differ by the rounding of two front ends."""
-    counts = [open_features(path).shape[1] for path in pair]
+    counts = [load_features(path).shape[1] for path in pair]
     if abs(counts[0] - counts[1]) > MOST_SHIFT:
         raise ValueError(
             f"{pair[0]} has {counts[0]} frames, its counterpart {pair[1]} has {counts[1]}: they must be aligned"

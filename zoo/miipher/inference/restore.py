@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
+from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
 from zoo.common.ranges import one_of
@@ -23,7 +24,6 @@ from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
 from zoo.runs.export import OnnxForm, write_export
-from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
 from zoo.runs.interactive import Field, Part, Report
 from zoo.runs.load import load, read_parts
 
@@ -35,10 +35,8 @@ MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherw
 LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
 
 
-class _Encoding(Inference):
+class _Encoding(AudioInference):
     """An encoder and its chunks, which lie on its frame grid."""
-
-    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
 
     def __init__(
         self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, chunk_batch: int = 4
@@ -178,7 +176,7 @@ class Restorer(_Encoding):
         """A recording, and what becomes of its channels and its level."""
         both = "restore each channel alone, or mix them first"
         level = "bring the result to the loudness of the recording, or keep the vocoder's"
-        longest = max(self.chunk_seconds, MOST_SECONDS)
+        longest = max(self.chunk_seconds, MAX_RECORDING_SECONDS)
         return (
             recording_field(),
             Field("stereo", "Channels", "choice", self.stereo, choices=get_args(Stereo), help=both),
