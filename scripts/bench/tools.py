@@ -256,7 +256,7 @@ def write_long(path: Path, minutes: int, sample_rate: int) -> None:
 
     block = np.concatenate([SyntheticSpeech(sample_rate).utterance(index) for index in range(4)])
     left = minutes * 60 * sample_rate
-    with files.Writer(path, sample_rate, 1) as writer:
+    with files.AudioWriter(path, sample_rate, 1) as writer:
         while left > 0:
             writer.write(block[:left])
             left -= len(block)

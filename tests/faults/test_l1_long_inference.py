@@ -29,7 +29,7 @@ def process(source: Path, target: Path) -> None:
 def write(path: Path, seconds: float) -> int:
     speech = SyntheticSpeech(RATE).utterance(0)
     samples = round(seconds * RATE)
-    with files.Writer(path, RATE, 1) as writer:
+    with files.AudioWriter(path, RATE, 1) as writer:
         for start in range(0, samples, len(speech)):
             writer.write(speech[: samples - start])
     return samples

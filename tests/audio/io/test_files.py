@@ -40,8 +40,8 @@ def test_partial_reads_and_blocks_equal_the_whole(tmp_path, suffix):
     part, _ = files.read(path, 5000, 1234)
     np.testing.assert_array_equal(part, whole[:, 5000:6234])
     np.testing.assert_array_equal(files.read(path, RATE - 10, 100)[0], whole[:, -10:])
-    np.testing.assert_array_equal(np.concatenate(list(files.blocks(path, 777)), axis=1), whole)
-    assert [block.shape[1] for block in files.blocks(path, 10000)] == [10000, 10000, 2050]
+    np.testing.assert_array_equal(np.concatenate(list(files.read_blocks(path, 777)), axis=1), whole)
+    assert [block.shape[1] for block in files.read_blocks(path, 10000)] == [10000, 10000, 2050]
 
 
 def test_stereo_and_8_bit(tmp_path):
@@ -113,7 +113,7 @@ def test_cut_files_are_detected(tmp_path, suffix, keep):
     path.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
     refused(path)
     with pytest.raises(files.AudioFileError):
-        list(files.blocks(path, 5000))
+        list(files.read_blocks(path, 5000))
 
 
 def test_wav_with_a_rate_of_zero_is_refused(tmp_path):
@@ -137,21 +137,21 @@ def test_read_outside_the_file(tmp_path):
         with pytest.raises(ValueError, match="cannot read"):
             files.read(path, start, samples)
     with pytest.raises(ValueError, match="positive"):
-        list(files.blocks(path, 0))
+        list(files.read_blocks(path, 0))
 
 
 def test_writer_streams_and_leaves_nothing_on_error(tmp_path):
-    with files.Writer(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
+    with files.AudioWriter(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
         for block in np.split(tone(), 9):
             writer.write(block)
         assert not (tmp_path / "deep" / "w.flac").exists()
     assert files.info(tmp_path / "deep" / "w.flac").samples == RATE
     before = (tmp_path / "deep" / "w.flac").read_bytes()
-    with pytest.raises(KeyError), files.Writer(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
+    with pytest.raises(KeyError), files.AudioWriter(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
         writer.write(tone())
         raise KeyError
     for audio in (np.array([0.0, np.nan]), np.zeros((2, 5)), np.zeros(0)):
-        with pytest.raises(ValueError), files.Writer(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
+        with pytest.raises(ValueError), files.AudioWriter(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
             writer.write(audio)
     assert os.listdir(tmp_path / "deep") == ["w.flac"]
     assert (tmp_path / "deep" / "w.flac").read_bytes() == before

@@ -301,7 +301,7 @@ def process(source: Path, target: Path) -> None:
 def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path):
     peaks = {}
     for minutes in (1, 60):
-        with files.Writer(tmp_path / "in.wav", RATE, 1) as writer:
+        with files.AudioWriter(tmp_path / "in.wav", RATE, 1) as writer:
             for index in range(minutes):
                 writer.write(lowpass(noise(60 * RATE), RATE, 3000.0 + index))
         _, peaks[minutes] = peak_memory(process, tmp_path / "in.wav", tmp_path / "out.wav")

@@ -194,7 +194,7 @@ def process(source: Path, target: Path) -> None:
 def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path):
     peaks = {}
     for minutes in (1, 60):
-        with files.Writer(tmp_path / "in.wav", 16000, 1) as writer:
+        with files.AudioWriter(tmp_path / "in.wav", 16000, 1) as writer:
             for _ in range(minutes):
                 writer.write(noise(60 * 16000))
         _, peaks[minutes] = peak_memory(process, tmp_path / "in.wav", tmp_path / "out.wav")

@@ -27,10 +27,10 @@ def plot_spectrograms(
     Args:
         waveforms: title -> (T,) floats; leading axes of size 1 are dropped.
         sample_rate: in Hz, of all.
-        cutoff_hz: where a line is drawn, e.g. the bandwidth of an input.
+        cutoff_hz: where a line is image, e.g. the bandwidth of an input.
 
     Returns:
-        A figure of its own, as of `plot_mels`.
+        A figure outside of pyplot, as of `plot_mels`.
 
     Raises:
         ValueError: when there is none.
@@ -65,15 +65,15 @@ def _spectra(
     for panel, (title, level) in zip(axes, levels.items(), strict=False):
         extent = (0.0, level.shape[1] * hop / sample_rate, 0.0, sample_rate / 2000)
         settings: dict[str, Any] = {"vmin": top - DYNAMIC_RANGE_DB, "vmax": top, "cmap": "magma", "extent": extent}
-        drawn = panel.imshow(level, origin="lower", aspect="auto", **settings)
+        image = panel.imshow(level, origin="lower", aspect="auto", **settings)
         panel.set_title(title)
-    figure.colorbar(drawn, ax=axes[: len(levels)], label="dB")
+    figure.colorbar(image, ax=axes[: len(levels)], label="dB")
     if with_difference:
         first, second = (level.clip(min=top - DYNAMIC_RANGE_DB) for level in levels.values())
         settings |= {"vmin": -DIFFERENCE_DB, "vmax": DIFFERENCE_DB, "cmap": "coolwarm"}
-        drawn = axes[-1].imshow(second - first, origin="lower", aspect="auto", **settings)
+        image = axes[-1].imshow(second - first, origin="lower", aspect="auto", **settings)
         axes[-1].set_title("result - input")
-        figure.colorbar(drawn, ax=axes[-1], label="dB")
+        figure.colorbar(image, ax=axes[-1], label="dB")
     for panel in axes:
         panel.set_ylabel("kHz")
         if cutoff_hz is not None:
@@ -104,29 +104,29 @@ def plot_mels(
         prediction: (n_mels, F'); both are cut to the shorter one.
 
     Returns:
-        A figure of its own, known to no pyplot state, so nothing has to be closed.
+        A figure outside of pyplot, so nothing has to be closed.
 
     Raises:
         ValueError: when the shapes are not (n_mels, F) with the same n_mels.
     """
-    wanted, found = to_numpy(target).astype(np.float32), to_numpy(prediction).astype(np.float32)
-    if wanted.ndim != 2 or found.ndim != 2 or len(wanted) != len(found):
-        raise ValueError(f"plot_mels: expected two (n_mels, F) mels, found {wanted.shape} and {found.shape}")
-    frames = min(wanted.shape[1], found.shape[1])
-    wanted, found = wanted[:, :frames], found[:, :frames]
-    low, high = (float(wanted.min()), float(wanted.max())) if wanted.size else (0.0, 1.0)
+    target_mel, mel = to_numpy(target).astype(np.float32), to_numpy(prediction).astype(np.float32)
+    if target_mel.ndim != 2 or mel.ndim != 2 or len(target_mel) != len(mel):
+        raise ValueError(f"plot_mels: expected two (n_mels, F) mels, got {target_mel.shape} and {mel.shape}")
+    frames = min(target_mel.shape[1], mel.shape[1])
+    target_mel, mel = target_mel[:, :frames], mel[:, :frames]
+    low, high = (float(target_mel.min()), float(target_mel.max())) if target_mel.size else (0.0, 1.0)
     reach = max(high - low, 1e-6) / 2  # half the target's range: a larger error is no better to look at
     figure = new_figure(8.0, 7.0)
     first, second = titles
     panels = (
-        (first, wanted, "magma", low, high),
-        (second, found, "magma", low, high),
-        (f"{second} - {first}", found - wanted, "coolwarm", -reach, reach),
+        (first, target_mel, "magma", low, high),
+        (second, mel, "magma", low, high),
+        (f"{second} - {first}", mel - target_mel, "coolwarm", -reach, reach),
     )
     for axes, (title, values, colours, least, most) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
-        drawn = axes.imshow(values, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)
+        image = axes.imshow(values, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)
         axes.set(title=title, ylabel="mel band")
-        figure.colorbar(drawn, ax=axes)
+        figure.colorbar(image, ax=axes)
     axes.set_xlabel("frame")
     return figure
 
@@ -137,7 +137,7 @@ def plot_features(values: np.ndarray, ylabel: str = "channel") -> Figure:
     scaled = (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True).clip(min=1e-6)
     figure = new_figure(8.0, 3.0)
     axes = figure.subplots()
-    drawn = axes.imshow(scaled, origin="lower", aspect="auto", cmap="magma", vmin=-3.0, vmax=3.0)
+    image = axes.imshow(scaled, origin="lower", aspect="auto", cmap="magma", vmin=-3.0, vmax=3.0)
     axes.set(ylabel=ylabel, xlabel="frame")
-    figure.colorbar(drawn, ax=axes, label="deviations")
+    figure.colorbar(image, ax=axes, label="deviations")
     return figure

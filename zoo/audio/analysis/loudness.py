@@ -43,12 +43,12 @@ class LoudnessMeter:
             return
         weighted, self._state = scipy.signal.sosfilt(self._sections, block, axis=-1, zi=self._state)
         samples = np.concatenate([self._rest, weighted], axis=1)
-        whole = samples.shape[1] // self._step * self._step
-        steps = samples[:, :whole].reshape(len(samples), -1, self._step)
+        length = samples.shape[1] // self._step * self._step
+        steps = samples[:, :length].reshape(len(samples), -1, self._step)
         self._powers += list(np.square(steps).mean(axis=2).T)
-        self._rest = samples[:, whole:]
+        self._rest = samples[:, length:]
 
-    def listen(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    def measure_stream(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Hand the pieces (C, n) of a stream on, and measure them."""
         for block in blocks:
             self.push(block)

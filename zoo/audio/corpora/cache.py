@@ -144,9 +144,9 @@ def build_cache(
     channels: Channels = "mono",
     root: str | os.PathLike[str] | None = None,
 ) -> CorpusCache:
-    """Decode, mix down and resample audio files into one cache, unless the same cache stands there already.
+    """Decode, mix down and resample audio files into one cache, unless the same cache is there already.
 
-    The cache is keyed by names, sizes, modification times, sample rate and channels: any change builds it anew. A
+    The cache is keyed by names, sizes, modification times, sample rate and channels: any change rebuilds it. A
     killed build is resumed. A file beyond full scale is scaled down to it instead of being clipped.
 
     Args:

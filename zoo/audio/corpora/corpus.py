@@ -19,7 +19,7 @@ from zoo.audio.io import files
 from zoo.common.reading.text_files import read_lines
 
 CACHES = "runs/cache"
-PEAK = 0.95  # of full scale, what training clips are brought to
+PEAK = 0.95  # of full scale, of normalized training clips
 
 
 class Corpus(Protocol):
@@ -65,7 +65,7 @@ class EmbeddedCorpus(MemoryCorpus):
     Args:
         utterances: how many there are, >= 1.
         sample_rate: that they are made at, in Hz.
-        seed: of what is said and by whom.
+        seed: equal arguments give equal clips.
     """
 
     def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
@@ -86,9 +86,9 @@ class TrimmedCorpus:
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
-        room = max(int(self.lengths[index]) - start, 0)
-        wanted = room if samples < 0 else min(samples, room)
-        return self._corpus.read(index, int(self._starts[index]) + start, wanted)
+        available = max(int(self.lengths[index]) - start, 0)
+        count = available if samples < 0 else min(samples, available)
+        return self._corpus.read(index, int(self._starts[index]) + start, count)
 
 
 def cache_dir(
@@ -97,7 +97,7 @@ def cache_dir(
     sample_rate: int,
     lists: tuple[str | None, str | None] = (None, None),
 ) -> Path:
-    """Where below `cache` the cache of a corpus lies, so that preparing and training agree on it.
+    """Name the folder below `cache` of a corpus' cache, so that preparing and training agree on it.
 
     Args:
         lists: file lists that choose from the corpus; (None, None) for all of its files.
@@ -123,20 +123,20 @@ def corpus_files(
     if not any((*lists, without)):
         return everything
     paths = list(map(str, everything))
-    chosen = set(paths if lists[0] is None else ())
-    chosen.update(path for name in lists if name for path in _listed(Path(name), root, paths))
-    chosen.difference_update(_listed(Path(without), root, paths) if without else ())
-    return sorted(map(Path, chosen))
+    selected = set(paths if lists[0] is None else ())
+    selected.update(path for name in lists if name for path in _match_paths(Path(name), root, paths))
+    selected.difference_update(_match_paths(Path(without), root, paths) if without else ())
+    return sorted(map(Path, selected))
 
 
 def read_file_list(path: Path, root: Path) -> list[Path]:
     """Find the files of a list, see `read_entries` and `match_entries`."""
     root = Path(os.path.abspath(root))
-    return list(map(Path, _listed(path, os.fspath(root), list(map(str, files.find_audio_files(root))))))
+    return list(map(Path, _match_paths(path, os.fspath(root), list(map(str, files.find_audio_files(root))))))
 
 
-def _listed(path: Path, root: str, everything: Sequence[str]) -> list[str]:
-    """Paths of a list's files, of which `everything` lies below `root`."""
+def _match_paths(path: Path, root: str, everything: Sequence[str]) -> list[str]:
+    """Find the paths of a list's files; `everything` are the audio files below `root`."""
     entries = _relative_entries(path, root)
     below = set(everything)
     paths = [os.path.join(root, entry) for entry in entries]
@@ -179,7 +179,7 @@ def read_entries(path: Path) -> list[str]:
 
 
 def split_last_items(count: int, items: int) -> tuple[range, range]:
-    """Numbers of the clips for training and, the last ones, for validation.
+    """Number the clips for training and, the last ones, for validation.
 
     Raises:
         ValueError: one of the sets would be empty.
@@ -191,12 +191,12 @@ def split_last_items(count: int, items: int) -> tuple[range, range]:
 
 
 def select(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Values at some places; of a range without a copy, so that a mapped file stays one."""
+    """Select values by index; of a range without a copy, so that a mapped file stays mapped."""
     return values[indices.start : indices.stop] if isinstance(indices, range) else values[np.asarray(indices)]
 
 
 def read_normalized(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
-    """A piece of a clip (T,), its whole clip's peak at 0.95 with `normalize`; silence stays silence."""
+    """Read a piece of a clip (T,); with `normalize` the peak of the full clip becomes 0.95, silence stays silence."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
     peak = float(corpus.peaks[index])
     return audio * (PEAK / peak) if normalize and peak > 0 else audio

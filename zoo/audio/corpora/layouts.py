@@ -77,7 +77,7 @@ def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", wit
 
     Raises:
         FileNotFoundError: there is no such folder, or it has not the layout of that kind.
-        ValueError: unknown kind, a malformed list, no audio, or names that cannot be told apart.
+        ValueError: unknown kind, a malformed list, no audio, or two files of one name.
     """
     root = Path(root)
     one_of(get_args(CorpusKind), kind=kind)

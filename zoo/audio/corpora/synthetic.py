@@ -160,7 +160,7 @@ class SyntheticSpeech:
         return _Speaker(90 * 2.5**height, 1 + 0.2 * height, rng.uniform(0.02, 0.08), rng.uniform(0.85, 1.15))
 
     def _plan(self, index: int) -> tuple[np.random.Generator, _Plan]:
-        """Lay out syllables and pauses frame by frame; the generator goes on to drive the noise sources."""
+        """Lay out syllables and pauses frame by frame; the generator then drives the noise sources."""
         voice = self._voice(index)
         rng = np.random.default_rng([self.seed, 0, index])
         frames = round(rng.uniform(*self.seconds) / _FRAME_SECONDS)

@@ -258,11 +258,11 @@ def _list_items(
         folders = {CLEAN: {name: originals[name] for name in paired}, **folders}
     needs_degraded = any(model.reference == DEGRADED for model in settings.models)
     items, unique = [], unique_stems(originals)
-    for system, found in folders.items():
+    for system, paths_by_name in folders.items():
         for name in paired if system == CLEAN else names:
             text = texts.get(name, texts.get(Path(name).name) if Path(name).name in unique else None)
             degraded = folders[DEGRADED].get(name) if needs_degraded else None
-            paths = originals.get(name), found.get(name), degraded
+            paths = originals.get(name), paths_by_name.get(name), degraded
             items.append(EvaluationItem(name, system, *paths, text, _key(name, system, paths, text, settings)))
     if len(paired) < len(originals):
         log.warning("%d files of %s have no counterpart and are left out", len(originals) - len(paired), clean)

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import lightning as L
 import numpy as np
 
-from zoo.audio.augment.rooms import open_noises
+from zoo.audio.augment.rooms import load_noises
 from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_dir, select
 from zoo.audio.io import files
@@ -184,7 +184,7 @@ class SuperResolutionData(ZooDataModule):
         else:
             val_clips = valid.usable
         train_clips, val_clips = train.with_channels(train_clips), valid.with_channels(val_clips[: self.val_items])
-        noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
+        noises = load_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
             self.seed, self.variants, self.most_gain_db,

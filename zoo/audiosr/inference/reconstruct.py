@@ -14,7 +14,7 @@ from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.figures import plot_mels
 from zoo.audio.inference import AudioInference, answer_file, as_audio
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, fit, mono, resampled
+from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, split
 from zoo.common.report import write_figure
@@ -59,7 +59,7 @@ class Reconstructor(AudioInference):
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
         pieces = self._pieces(blocks, header.samples, header.sample_rate)
         write_features(target, (self.features.n_mels, frames), "<f4", pieces)
         return {
@@ -84,9 +84,9 @@ class Reconstructor(AudioInference):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Log-mels (n_mels, m)."""
         wanted = math.ceil(samples * self.features.sample_rate / sample_rate)
-        stream = fit(resampled(mono(blocks), sample_rate, self.features.sample_rate), wanted)
-        mels = self.chunker.run(stream, wanted, self._compute)
-        yield from fit((piece[0] for piece in mels), self._frames(samples, sample_rate))
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.features.sample_rate), wanted)
+        mels = self.chunker.process(stream, wanted, self._compute)
+        yield from match_length((piece[0] for piece in mels), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:

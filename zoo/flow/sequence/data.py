@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from zoo.audio.analysis.features import load_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.augment.rooms import open_noises, open_rirs
+from zoo.audio.augment.rooms import load_noises, load_rirs
 from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_dir, read_normalized
 from zoo.audio.io.files import find_audio_files
@@ -221,8 +221,8 @@ class MelData(SequenceData):
             speech = EmbeddedCorpus(self.embedded_utterances, rate)
         else:
             speech = CorpusCache(self._cache_of(self.root))
-        rirs = open_rirs(self.rir, rate)
-        noises = (open_noises(self.noise, self.cache, rate, training) for training in (True, False))
+        rirs = load_rirs(self.rir, rate)
+        noises = (load_noises(self.noise, self.cache, rate, training) for training in (True, False))
         train, val = self.split(len(speech.lengths))
         self.train_set, self.val_set = (
             DegradedMels(speech, indices, self.mel, samples, self.degrader, noise, rirs, self.seed)

@@ -18,7 +18,7 @@ from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.inference import AudioInference, answer_file, as_audio, input_part, recording_field
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
+from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
 from zoo.common.report import write_figure
@@ -173,7 +173,7 @@ class SequenceRestorer(AudioInference):
             header = files.info(source)
             facts = {"audio_seconds": header.samples / header.sample_rate, "sample_rate": header.sample_rate}
             frames = self._frames(header.samples, header.sample_rate)
-            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+            blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
             rows, mel = self._audio_rows(blocks, frames, header.sample_rate), self.mel
         write_features(target, (self.net.channels, frames), "<f4", self._pieces(rows, frames, mel))
         return {**facts, "frames": frames, "channels": self.net.channels}
@@ -256,7 +256,9 @@ class SequenceRestorer(AudioInference):
         assert self.mel is not None  # _frames has looked
         hop = self.mel.hop_length
         rest = np.zeros(0, np.float32)
-        for piece in fit(resampled(mono(blocks), sample_rate, self.mel.sample_rate), frames * hop):
+        for piece in match_length(
+            resample_blocks(mix_to_mono(blocks), sample_rate, self.mel.sample_rate), frames * hop
+        ):
             rest = np.concatenate([rest, piece[0]])
             whole = len(rest) // hop * hop
             yield rest[:whole].reshape(-1, hop)
@@ -298,8 +300,8 @@ class SequenceRestorer(AudioInference):
             units = units.unflatten(1, (-1, values + noise_values))
             content, noise = units[..., :values], units[..., values:].transpose(1, 2)
             condition = content.transpose(1, 2) if mel is None else mel(content.flatten(1))[..., : units.shape[1]]
-            return finite(self.restore(condition, noise=noise).cpu().numpy())
+            return check_finite(self.restore(condition, noise=noise).cpu().numpy())
 
         chunker = self._chunker(values + noise_values)
-        for piece in chunker.run(stream(), frames * chunker.unit_samples, compute):
+        for piece in chunker.process(stream(), frames * chunker.unit_samples, compute):
             yield piece[0]

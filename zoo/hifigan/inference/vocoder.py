@@ -17,7 +17,7 @@ from zoo.audio.analysis.features import FEATURE_SUFFIXES, load_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.inference import AudioInference, as_audio
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, resampled
+from zoo.audio.io.chunking import Chunker, resample_blocks
 from zoo.audio.io.resample import resample_array
 from zoo.hifigan.inference.stream import VocoderStream, look_ahead
 from zoo.hifigan.nets.encodec import EncodecFeatures
@@ -160,10 +160,10 @@ class Vocoder(AudioInference):
             channels, pieces = 1, self._synthesise(self._mel_blocks(source))
         else:
             header = files.info(source)
-            channels, blocks = header.channels, files.blocks(source, CHUNK_FRAMES * self.generator.hop_length)
-            pieces = self._copy(resampled(blocks, header.sample_rate, self.sample_rate))
+            channels, blocks = header.channels, files.read_blocks(source, CHUNK_FRAMES * self.generator.hop_length)
+            pieces = self._copy(resample_blocks(blocks, header.sample_rate, self.sample_rate))
         samples = 0
-        with files.Writer(target, self.sample_rate, channels) as writer:
+        with files.AudioWriter(target, self.sample_rate, channels) as writer:
             for piece in pieces:
                 writer.write(piece)
                 samples += piece.shape[1]
@@ -258,7 +258,7 @@ class Vocoder(AudioInference):
         """
         overlap = 0 if context is None else 2 * context
         window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
-        yield from Chunker(window, overlap, hop, fades=False).follow(blocks, compute)
+        yield from Chunker(window, overlap, hop, fades=False).process_stream(blocks, compute)
 
 
 def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:

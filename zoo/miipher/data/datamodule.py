@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.augment.rooms import open_noises, open_rirs
+from zoo.audio.augment.rooms import load_noises, load_rirs
 from zoo.audio.corpora.cache import CorpusCache, build_cache, relative_names
 from zoo.audio.corpora.corpus import (
     CACHES,
@@ -172,8 +172,8 @@ class SpeechData(ZooDataModule):
         """What degrades the clips of training or of validation, whose noises differ."""
         if versions is not None or self.degrader is None:
             return Degradation(None, versions=versions)
-        noises = open_noises(self.noise, self.cache, SAMPLE_RATE, training)
-        return Degradation(self.degrader, noises, open_rirs(self.rir, SAMPLE_RATE))
+        noises = load_noises(self.noise, self.cache, SAMPLE_RATE, training)
+        return Degradation(self.degrader, noises, load_rirs(self.rir, SAMPLE_RATE))
 
     def split(self, corpus: Corpus) -> tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]:
         """Numbers of the clips for training and for validation."""

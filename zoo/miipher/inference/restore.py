@@ -17,7 +17,7 @@ from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
+from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
 from zoo.common.ranges import one_of
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
@@ -150,11 +150,11 @@ class Restorer(_Encoding):
         header = files.info(source)
         run = _Run(self, header.sample_rate, header.channels, header.samples)
         with tempfile.TemporaryFile(dir=target.parent) as spool:  # the gain is known when all has been restored
-            for piece in run.pieces(files.blocks(source, BLOCK_SECONDS * header.sample_rate)):
+            for piece in run.pieces(files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)):
                 spool.write(np.ascontiguousarray(piece.T).tobytes())
             spool.seek(0)
             gains = run.gains()
-            with files.Writer(target, self.output_sample_rate, run.channels) as writer:
+            with files.AudioWriter(target, self.output_sample_rate, run.channels) as writer:
                 while data := spool.read(4 * run.channels * BLOCK_SECONDS * self.output_sample_rate):
                     writer.write(_scaled(np.frombuffer(data, np.float32).reshape(-1, run.channels).T, gains))
         seconds = run.samples_out / self.output_sample_rate
@@ -203,7 +203,7 @@ class Restorer(_Encoding):
         for count in sorted(set(frames.tolist()), reverse=True):  # the generator would hear zeros behind a clip's end
             alike = np.flatnonzero(frames == count)
             rows = features if len(alike) == len(frames) else features[alike.tolist()]
-            found = finite(self.generator(rows[..., :count])[:, 0].float().cpu().numpy())
+            found = check_finite(self.generator(rows[..., :count])[:, 0].float().cpu().numpy())
             if len(alike) == len(frames):
                 return found
             if made is None:
@@ -232,11 +232,13 @@ class _Run:
         """The result (C, n) before its gain."""
         restorer = self.restorer
         if restorer.stereo == "mix":
-            blocks = mono(blocks)
-        stream = fit(resampled(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
-        stream = restorer.chunker.run(self._input.listen(stream), self.samples_in, restorer.compute, self.shift)
-        stream = resampled(self._result.listen(stream), restorer.sample_rate, restorer.output_sample_rate)
-        for piece in fit(stream, self.samples_out):
+            blocks = mix_to_mono(blocks)
+        stream = match_length(resample_blocks(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
+        stream = restorer.chunker.process(
+            self._input.measure_stream(stream), self.samples_in, restorer.compute, self.shift
+        )
+        stream = resample_blocks(self._result.measure_stream(stream), restorer.sample_rate, restorer.output_sample_rate)
+        for piece in match_length(stream, self.samples_out):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
             yield piece
 
@@ -286,7 +288,7 @@ class FeatureExtractor(_Encoding):
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
         pieces = self._pieces(blocks, header.samples, header.sample_rate)
         write_features(target, (self.encoder.dim, frames), "<f2", pieces)
         return {
@@ -303,13 +305,13 @@ class FeatureExtractor(_Encoding):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Features (C, n)."""
         wanted = self.computed_samples(samples, sample_rate)
-        stream = fit(resampled(mono(blocks), sample_rate, self.encoder.sample_rate), wanted)
-        features = self.chunker.run(stream, wanted, self._compute)
-        yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.encoder.sample_rate), wanted)
+        features = self.chunker.process(stream, wanted, self._compute)
+        yield from match_length((piece[0] for piece in features), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        return finite(self.features(chunks, valid).float().cpu().numpy())
+        return check_finite(self.features(chunks, valid).float().cpu().numpy())
 
 
 def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
