@@ -129,12 +129,6 @@ def corpus_files(
     return sorted(map(Path, selected))
 
 
-def read_file_list(path: Path, root: Path) -> list[Path]:
-    """Find the files of a list, see `read_entries` and `match_entries`."""
-    root = Path(os.path.abspath(root))
-    return list(map(Path, _match_paths(path, os.fspath(root), list(map(str, files.find_audio_files(root))))))
-
-
 def _match_paths(path: Path, root: str, everything: Sequence[str]) -> list[str]:
     """Find the paths of a list's files; `everything` are the audio files below `root`."""
     entries = _relative_entries(path, root)
