@@ -31,9 +31,9 @@ def test_what_is_no_features_is_named(tmp_path: Path) -> None:
 def test_pieces_become_one_file_or_none(tmp_path: Path) -> None:
     pieces = [np.full((3, frames), float(frames)) for frames in (2, 1)]
     write_features(tmp_path / "a.npy", (3, 3), "<f2", pieces)
-    found = load_features(tmp_path / "a.npy")
-    assert found.dtype == np.float16 and found.flags.f_contiguous
-    np.testing.assert_array_equal(found, np.concatenate(pieces, axis=1))
+    result = load_features(tmp_path / "a.npy")
+    assert result.dtype == np.float16 and result.flags.f_contiguous
+    np.testing.assert_array_equal(result, np.concatenate(pieces, axis=1))
     with pytest.raises(ValueError, match=r"b\.npy: features of up to 100000 do not fit into float16"):
         write_features(tmp_path / "b.npy", (3, 1), "<f2", [np.full((3, 1), 1e5)])
     assert not (tmp_path / "b.npy").exists()

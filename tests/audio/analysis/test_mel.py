@@ -80,8 +80,8 @@ def test_contradictions_are_named():
 def test_mel_inversion_projects_back():
     mel = LogMel()
     magnitude = mel(torch.from_numpy(SyntheticSpeech(seconds=(0.5, 0.5)).utterance(0))[None]).exp()
-    found = mel.mel_basis @ invert_mel(magnitude, mel)
-    assert ((found - magnitude).norm() / magnitude.norm()) < 0.02
+    result = mel.mel_basis @ invert_mel(magnitude, mel)
+    assert ((result - magnitude).norm() / magnitude.norm()) < 0.02
 
 
 def test_griffin_lim_restores_features_and_is_seeded():

@@ -19,12 +19,12 @@ def speech():
     return SyntheticSpeech(sample_rate=16000).utterance(1)[:24000]
 
 
-def lag_and_likeness(found, wanted):
-    size = len(found) + len(wanted)
-    correlation = np.fft.irfft(np.fft.rfft(found, size) * np.conj(np.fft.rfft(wanted, size)), size)
+def lag_and_likeness(signal, reference):
+    size = len(signal) + len(reference)
+    correlation = np.fft.irfft(np.fft.rfft(signal, size) * np.conj(np.fft.rfft(reference, size)), size)
     best = int(np.argmax(correlation))
     lag = best if best < size // 2 else best - size
-    return lag, correlation[best] / np.linalg.norm(found) / np.linalg.norm(wanted)
+    return lag, correlation[best] / np.linalg.norm(signal) / np.linalg.norm(reference)
 
 
 def test_the_wheel_of_soundfile_brings_all_of_its_codecs():
@@ -74,7 +74,7 @@ def test_a_higher_setting_is_nearer_to_the_original(speech, codec, low, high):
 
 @pytest.mark.parametrize("codec", ["mp3", "opus"])
 @pytest.mark.parametrize("kbps", [16, 32, 64])
-def test_the_stream_has_the_bit_rate_asked_for(speech, codec, kbps, monkeypatch):
+def test_stream_has_the_requested_bit_rate(speech, codec, kbps, monkeypatch):
     sizes = []
     read = soundfile.read
 
@@ -128,25 +128,25 @@ def ffmpeg(tmp_path, monkeypatch):
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
-    codecs._ffmpeg_encoders.cache_clear()
+    codecs.list_ffmpeg_encoders.cache_clear()
     yield
-    codecs._ffmpeg_encoders.cache_clear()
-    codecs._delay.cache_clear()
+    codecs.list_ffmpeg_encoders.cache_clear()
+    codecs.measure_delay.cache_clear()
 
 
 def test_codecs_of_ffmpeg_are_used_where_it_is_and_their_delay_is_removed(speech, ffmpeg):
     assert "amr_nb" in codecs.available_codecs() and "amr_wb" not in codecs.available_codecs()
     low = codecs.encode_decode(speech, 16000, "mulaw", 8000)  # what a line of 8 kHz can carry
-    found = codecs.encode_decode(low, 16000, "amr_nb")
-    assert lag_and_likeness(found, low) == (0, pytest.approx(1, abs=1e-3))
+    signal = codecs.encode_decode(low, 16000, "amr_nb")
+    assert lag_and_likeness(signal, low) == (0, pytest.approx(1, abs=1e-3))
     with pytest.raises(OSError, match="no such mode"):
         codecs.encode_decode(speech, 16000, "amr_nb", 6.0)
 
 
 def test_without_ffmpeg_its_codecs_are_refused_with_the_cure(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    codecs._ffmpeg_encoders.cache_clear()
+    codecs.list_ffmpeg_encoders.cache_clear()
     assert set(codecs.available_codecs()) == set(IN_LIBSNDFILE)
     with pytest.raises(ValueError, match=r"amr_wb needs an ffmpeg with the encoder libvo_amrwbenc on PATH; available"):
         codecs.validate_codec("amr_wb")
-    codecs._ffmpeg_encoders.cache_clear()
+    codecs.list_ffmpeg_encoders.cache_clear()

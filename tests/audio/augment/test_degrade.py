@@ -50,25 +50,25 @@ def run(degrader, clean, seed=0, noises=NOISES, rirs=RIRS, rate=RATE):
 def test_finite_of_equal_length_bounded_and_deterministic(samples, seed, peak, order, rate):
     degrader = Degrader(CHEAP, order=order, gain=(0.25, 1.0), polarity=0.5)
     clean = white(samples, seed, peak)
-    kept = clean.copy()
+    unchanged = clean.copy()
     first, second = (run(degrader, clean, seed, rate=rate) for _ in range(2))
     assert first.audio.shape == clean.shape and first.audio.dtype == np.float32
     assert np.isfinite(first.audio).all() and np.abs(first.audio).max() <= 1
     np.testing.assert_array_equal(first.audio, second.audio)
     assert json.loads(json.dumps(first.details)) == first.details == second.details
     assert sorted(first.details["steps"] + first.details["skipped"]) == sorted(CHEAP)
-    np.testing.assert_array_equal(clean, kept)
+    np.testing.assert_array_equal(clean, unchanged)
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), samples=st.integers(200, 20000))
-def test_snr_is_what_the_facts_say(seed, samples):
+def test_snr_equals_its_detail(seed, samples):
     clean = white(samples, seed)
     degraded = run(Degrader(["noise"], gain=(0.25, 1.0), polarity=0.5), clean, seed)
     noise = degraded.audio.astype(np.float64) - degraded.level * clean.astype(np.float64)
-    found = 10 * np.log10(power(degraded.level * clean) / power(noise))
+    results = 10 * np.log10(power(degraded.level * clean) / power(noise))
     assert -5 <= degraded.details["snr_db"] <= 30
-    assert abs(found - degraded.details["snr_db"]) < 0.1
+    assert abs(results - degraded.details["snr_db"]) < 0.1
 
 
 @pytest.mark.parametrize("step", [*CHEAP, "codec"])
@@ -117,11 +117,11 @@ def test_probabilities_limits_and_untouched_items_have_their_share():
     assert all("clipping" in steps for steps in half)
     assert sum("noise" in steps for steps in half) / 400 == pytest.approx(0.5, abs=0.08)
     recipe = Degrader.open_miipher(untouched=0.25)
-    found = [run(recipe, clean, seed) for seed in range(400)]
-    counts = np.bincount([len(each.details["steps"]) for each in found], minlength=4) / 400
+    results = [run(recipe, clean, seed) for seed in range(400)]
+    counts = np.bincount([len(each.details["steps"]) for each in results], minlength=4) / 400
     assert len(counts) == 4 and counts[0] == pytest.approx(0.25, abs=0.07)
     assert counts[1:] == pytest.approx(0.25, abs=0.07)
-    for each in found:
+    for each in results:
         if not each.details["steps"]:
             np.testing.assert_array_equal(each.audio, clean)
 
@@ -142,23 +142,23 @@ def test_gain_polarity_and_peak_limit_make_the_level():
 
 def test_cutoffs_above_the_band_are_skipped_or_not_drawn():
     assert run(Degrader(["lowpass"], cutoff_hz=(5000, 7000)), white(800), rate=8000).details["skipped"] == ["lowpass"]
-    drawn = [run(Degrader(["lowpass"]), white(800), seed, rate=8000).details["cutoff_hz"] for seed in range(20)]
-    assert max(drawn) < 4000
+    cutoffs = [run(Degrader(["lowpass"]), white(800), seed, rate=8000).details["cutoff_hz"] for seed in range(20)]
+    assert max(cutoffs) < 4000
 
 
 def test_offline_recipe_always_codes_and_has_half_the_reverb():
-    found = [run(Degrader.miipher2_offline(codecs={"alaw": []}), white(800), seed).details for seed in range(100)]
-    assert all(facts["steps"][0] == "noise" and facts["steps"][-1] == "codec" for facts in found)
-    assert sum("reverb" in facts["steps"] for facts in found) == pytest.approx(50, abs=15)
+    results = [run(Degrader.miipher2_offline(codecs={"alaw": []}), white(800), seed).details for seed in range(100)]
+    assert all(facts["steps"][0] == "noise" and facts["steps"][-1] == "codec" for facts in results)
+    assert sum("reverb" in facts["steps"] for facts in results) == pytest.approx(50, abs=15)
     assert set(Degrader.miipher2_offline().codecs) == {"mp3", "vorbis", "alaw"}
 
 
 def test_codecs_and_settings_are_drawn_from_the_table():
     degrader = Degrader(["codec"], codecs={"alaw": [4000, 8000], "mulaw": []})
-    found = {
+    results = {
         tuple(run(degrader, white(300), seed).details[key] for key in ("codec", "codec_setting")) for seed in range(40)
     }
-    assert found == {("alaw", 4000.0), ("alaw", 8000.0), ("mulaw", None)}
+    assert results == {("alaw", 4000.0), ("alaw", 8000.0), ("mulaw", None)}
 
 
 @pytest.mark.parametrize(

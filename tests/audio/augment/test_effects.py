@@ -22,9 +22,9 @@ def white(samples, seed=0, peak=0.5):
     return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)
 
 
-def peak_lag(found, wanted):
-    size = len(found) + len(wanted)
-    correlation = np.fft.irfft(np.fft.rfft(found, size) * np.conj(np.fft.rfft(wanted, size)), size)
+def peak_lag(signal, reference):
+    size = len(signal) + len(reference)
+    correlation = np.fft.irfft(np.fft.rfft(signal, size) * np.conj(np.fft.rfft(reference, size)), size)
     best = int(np.argmax(correlation))
     return best if best < size // 2 else best - size
 
@@ -39,11 +39,11 @@ def sparse_rir(delay, sign=1.0, tail=4000):
 
 @settings(max_examples=50, deadline=None)
 @given(snr_db=st.floats(-30, 60), samples=st.integers(2, 4000), seed=st.integers(0, 99), level=st.floats(1e-3, 1))
-def test_noise_has_the_snr_asked_for(snr_db, samples, seed, level):
+def test_noise_has_the_requested_snr(snr_db, samples, seed, level):
     speech, noise = white(samples, seed, level), white(samples, seed + 1)
     mixed = add_noise(speech, noise, snr_db)
-    found = 10 * np.log10(power(speech) / power(mixed.astype(np.float64) - speech))
-    assert mixed.dtype == np.float32 and abs(found - snr_db) < 0.1
+    signal = 10 * np.log10(power(speech) / power(mixed.astype(np.float64) - speech))
+    assert mixed.dtype == np.float32 and abs(signal - snr_db) < 0.1
 
 
 def test_silent_noise_is_refused_and_silent_speech_stays():
@@ -68,10 +68,10 @@ def test_reverb_leaves_the_direct_sound_where_the_speech_was(delay, sign, sample
 
 def test_reverb_is_the_convolution_behind_the_delay():
     speech, rir = white(500), sparse_rir(40, tail=200)
-    wanted = np.convolve(speech, rir)[40:540]
-    wanted *= np.sqrt(power(speech) / power(wanted))
+    reference = np.convolve(speech, rir)[40:540]
+    reference *= np.sqrt(power(speech) / power(reference))
     # The tail is cut at -60 dB of energy, and the 2 ms kept before the direct sound are zeros here.
-    assert np.abs(reverberate(speech, rir, 16000) - wanted).max() < 3e-3 * np.abs(wanted).max()
+    assert np.abs(reverberate(speech, rir, 16000) - reference).max() < 3e-3 * np.abs(reference).max()
 
 
 def test_direct_sound_weaker_than_a_reflection_is_found():

@@ -95,11 +95,11 @@ def test_bad_arguments_are_named():
 
 def test_a_crop_lies_inside_and_a_short_noise_goes_round():
     noises = SyntheticNoise(1, RATE, seconds=0.5)
-    whole = noises.read(0)
+    full = noises.read(0)
     crop, start = crop_noise(noises, 0, 3000, np.random.default_rng(1))
-    np.testing.assert_array_equal(crop, whole[start : start + 3000])
+    np.testing.assert_array_equal(crop, full[start : start + 3000])
     tiled, start = crop_noise(noises, 0, 20000, np.random.default_rng(1))
-    np.testing.assert_array_equal(tiled, np.tile(whole, 4)[start : start + 20000])
+    np.testing.assert_array_equal(tiled, np.tile(full, 4)[start : start + 20000])
 
 
 def test_validation_hears_other_noise_than_training(tmp_path: Path) -> None:

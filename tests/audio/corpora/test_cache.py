@@ -39,24 +39,24 @@ def built(tmp_path_factory):
 
 
 def test_index(built):
-    paths, found = built
-    assert len(found) == 5 and found.sample_rate == RATE and found.unreadable == {}
-    assert list(found.names) == [path.relative_to(paths[0].parents[1]).as_posix() for path in paths]
-    assert found.names[-1] == "sub0/é004.wav" and found.names[1:3] == ["sub1/é001.wav", "sub0/é002.wav"]
-    assert found.lengths.tolist() == [1000, 1010, 1020, 1030, 1040]
+    paths, built_cache = built
+    assert len(built_cache) == 5 and built_cache.sample_rate == RATE and built_cache.unreadable == {}
+    assert list(built_cache.names) == [path.relative_to(paths[0].parents[1]).as_posix() for path in paths]
+    assert built_cache.names[-1] == "sub0/é004.wav" and built_cache.names[1:3] == ["sub1/é001.wav", "sub0/é002.wav"]
+    assert built_cache.lengths.tolist() == [1000, 1010, 1020, 1030, 1040]
     for i, path in enumerate(paths):
-        assert found.peaks[i] == np.abs(files.read_mono(path)).max()
-    assert entries(found.folder.parent) == ["in", "out"]
+        assert built_cache.peaks[i] == np.abs(files.read_mono(path)).max()
+    assert entries(built_cache.folder.parent) == ["in", "out"]
 
 
 @given(data=st.data())
 def test_read_equals_the_slice_of_the_source(built, data):
-    paths, found = built
+    paths, built_cache = built
     index = data.draw(st.integers(0, 4))
     source = files.read_mono(paths[index])
     start = data.draw(st.integers(0, len(source) - 1))
     samples = data.draw(st.integers(-1, 2000))
-    piece = found.read(index, start, samples)
+    piece = built_cache.read(index, start, samples)
     assert piece.dtype == np.float32
     np.testing.assert_array_equal(piece, source[start:] if samples == -1 else source[start : start + samples])
 
@@ -83,10 +83,10 @@ def test_pickles_small_and_reads_after_fork(built):
 def test_resamples_mixes_down_and_never_clips(tmp_path):
     tone = np.sin(2 * np.pi * 440 * np.arange(48000) / 48000)
     files.write(tmp_path / "a.wav", np.stack([4 * tone, 2 * tone]), 48000, "FLOAT")
-    found = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
-    assert found.lengths.tolist() == [16000] and found.names[0] == "a.wav"
-    assert 0.999 < found.peaks[0] <= 1
-    assert np.abs(found.read(0) - np.sin(2 * np.pi * 440 * np.arange(16000) / RATE))[500:-500].max() < 0.01
+    built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
+    assert built_cache.lengths.tolist() == [16000] and built_cache.names[0] == "a.wav"
+    assert 0.999 < built_cache.peaks[0] <= 1
+    assert np.abs(built_cache.read(0) - np.sin(2 * np.pi * 440 * np.arange(16000) / RATE))[500:-500].max() < 0.01
 
 
 def test_built_once_and_again_when_something_changes(tmp_path, monkeypatch):
@@ -109,11 +109,11 @@ def test_killed_build_goes_on_where_it_stopped(tmp_path, monkeypatch):
     paths = corpus(tmp_path)
     expected = [files.read_mono(path) for path in paths]
     read = cache.read_mixed
-    seen = []
+    calls = []
 
     def interrupted(path, rate):
-        seen.append(path)
-        if len(seen) == 4:
+        calls.append(path)
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return read(path, rate)
 
@@ -126,10 +126,10 @@ def test_killed_build_goes_on_where_it_stopped(tmp_path, monkeypatch):
         handle.write(b"half a file")  # samples whose journal line was never written
     with (partial / "journal.jsonl").open("a") as handle:
         handle.write("[10")
-    found = build_cache(paths, tmp_path / "out", RATE, progress=False)
-    assert len(seen) == 6  # four, then only the two that were missing
+    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
+    assert len(calls) == 6  # four, then only the two that were missing
     for index, audio in enumerate(expected):
-        np.testing.assert_array_equal(found.read(index), audio)
+        np.testing.assert_array_equal(built_cache.read(index), audio)
     assert entries(tmp_path) == ["in", "out"]
 
 
@@ -152,20 +152,19 @@ cache.build_cache(paths, {str(tmp_path / "out")!r}, {RATE}, progress=False)
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert not (tmp_path / "out").exists()
-    found = build_cache(sorted((tmp_path / "in").rglob("*.wav")), tmp_path / "out", RATE, progress=False)
+    built_cache = build_cache(sorted((tmp_path / "in").rglob("*.wav")), tmp_path / "out", RATE, progress=False)
     for index, path in enumerate(sorted(paths)):
-        np.testing.assert_array_equal(found.read(index), files.read_mono(path))
+        np.testing.assert_array_equal(built_cache.read(index), files.read_mono(path))
 
 
 def test_bad_files_are_left_out_and_listed(tmp_path, caplog):
     paths = corpus(tmp_path, 20)
     paths[3].write_bytes(paths[3].read_bytes()[:500])
-    found = build_cache(paths, tmp_path / "out", RATE, progress=False)
-    assert (
-        len(found) == 19 and list(found.unreadable) == ["sub1/é003.wav"] and "cut" in found.unreadable["sub1/é003.wav"]
-    )
+    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
+    assert len(built_cache) == 19 and list(built_cache.unreadable) == ["sub1/é003.wav"]
+    assert "cut" in built_cache.unreadable["sub1/é003.wav"]
     assert "é003.wav" in caplog.text
-    np.testing.assert_array_equal(found.read(3), files.read_mono(paths[4]))
+    np.testing.assert_array_equal(built_cache.read(3), files.read_mono(paths[4]))
 
 
 def test_too_many_bad_files_abort(tmp_path):
@@ -191,11 +190,11 @@ def test_refusals(tmp_path):
         build_cache([tmp_path / "missing.wav"], tmp_path / "out", RATE)
     with pytest.raises(FileNotFoundError, match="no corpus cache"):
         CorpusCache(tmp_path)
-    found = build_cache(paths, tmp_path / "out", RATE, progress=False)
-    meta = json.loads((found.folder / "meta.json").read_text())
-    (found.folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
+    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
+    meta = json.loads((built_cache.folder / "meta.json").read_text())
+    (built_cache.folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
     with pytest.raises(ValueError, match="expected cache version"):
-        CorpusCache(found.folder)
+        CorpusCache(built_cache.folder)
 
 
 def test_full_disk_leaves_nothing(tmp_path):
@@ -231,9 +230,9 @@ def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
 def test_channels_are_part_of_the_cache(tmp_path):
     files.write(tmp_path / "a.wav", np.stack([np.full(50, 0.25), np.full(50, -0.5)]), RATE)
     assert build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False).channels is None
-    found = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False, channels="each")
-    assert found.channels.tolist() == [2]
-    np.testing.assert_array_equal(found.read(0), np.repeat([0.25, -0.5], 50))
+    built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False, channels="each")
+    assert built_cache.channels.tolist() == [2]
+    np.testing.assert_array_equal(built_cache.read(0), np.repeat([0.25, -0.5], 50))
 
 
 def test_name_with_a_line_feed_is_kept(tmp_path):

@@ -63,9 +63,9 @@ def test_constants():
 
 
 def test_jvs(jvs):
-    found = list_utterances(jvs)
+    utterances = list_utterances(jvs)
     assert detect_layout(jvs) == "jvs" and detect_layout(jvs.parent) == "jvs"
-    assert [u.name for u in found] == [
+    assert [u.name for u in utterances] == [
         f"{speaker}/{name}"
         for speaker in ("jvs001", "jvs002")
         for name in (
@@ -74,20 +74,20 @@ def test_jvs(jvs):
             "whisper10/VOICEACTRESS100_001",
         )
     ]
-    assert found[0] == Utterance(
+    assert utterances[0] == Utterance(
         jvs / "jvs001" / "parallel100" / "wav24kHz16bit" / "VOICEACTRESS100_001.wav",
         "jvs001",
         "また、東寺のように、:五大",
         "jvs001/parallel100/VOICEACTRESS100_001",
         "ja",
     )
-    assert found[1].text == ""
+    assert utterances[1].text == ""
 
 
 def test_libritts_r(libritts):
-    found = list_utterances(libritts)
+    utterances = list_utterances(libritts)
     assert detect_layout(libritts) == "libritts_r"
-    assert [(u.speaker, u.name, u.text, u.language) for u in found] == [
+    assert [(u.speaker, u.name, u.text, u.language) for u in utterances] == [
         ("19", "19/198/19_198_000000_000000", "", "en"),
         ("84", "84/121123/84_121123_000007_000001", '"Go, one."', "en"),
         ("84", "84/121123/84_121123_000007_000002", "", "en"),
@@ -95,14 +95,16 @@ def test_libritts_r(libritts):
 
 
 def test_fleurs_r(fleurs, caplog):
-    found = list_utterances(fleurs)
+    utterances = list_utterances(fleurs)
     assert detect_layout(fleurs) == "fleurs_r"
-    assert [(u.name, u.text, u.language, u.speaker) for u in found] == [
+    assert [(u.name, u.text, u.language, u.speaker) for u in utterances] == [
         ("en_us/train/123", 'say "en_us', "en_us", ""),
         ("ja_jp/test/9", "text", "ja_jp", ""),
         ("ja_jp/train/123", 'say "ja_jp', "ja_jp", ""),
     ]
-    assert all(u.path.is_file() for u in found) and "2 listed files are missing: en_us/train/gone.wav" in caplog.text
+    assert (
+        all(u.path.is_file() for u in utterances) and "2 listed files are missing: en_us/train/gone.wav" in caplog.text
+    )
     text(fleurs / "data" / "ja_jp" / "dev.tsv", "1\tonly.wav\n")
     with pytest.raises(ValueError, match=r"dev\.tsv:1: expected 3 fields"):
         list_utterances(fleurs)
@@ -111,19 +113,22 @@ def test_fleurs_r(fleurs, caplog):
 def test_ljspeech(tmp_path, caplog):
     write_synthetic_corpus(tmp_path, 4, 16000, seconds=(0.2, 0.3))
     (tmp_path / "wavs" / "SP004-0004.wav").rename(tmp_path / "wavs" / "unlisted.wav")
-    found = list_utterances(tmp_path)
-    assert detect_layout(tmp_path) == "ljspeech" and [u.name for u in found] == [
+    utterances = list_utterances(tmp_path)
+    assert detect_layout(tmp_path) == "ljspeech" and [u.name for u in utterances] == [
         *("SP001-0001", "SP002-0002", "SP003-0003", "unlisted")
     ]
-    assert found[3].text == "" and "1 listed files are missing: SP004-0004" in caplog.text
-    assert found[0].text == "Utterance 1 of speaker 1." and (found[0].speaker, found[0].language) == ("LJ", "en")
+    assert utterances[3].text == "" and "1 listed files are missing: SP004-0004" in caplog.text
+    assert utterances[0].text == "Utterance 1 of speaker 1." and (utterances[0].speaker, utterances[0].language) == (
+        "LJ",
+        "en",
+    )
 
 
 def test_tree_names_are_unique_keys(tmp_path):
     for name in ("ann/a.wav", "ann/a.flac", "bob/x/12.30 h.wav", "top.wav", "ann/.hidden.wav"):
         wav(tmp_path / name)
-    found = list_utterances(tmp_path)
-    assert [(u.name, u.speaker) for u in found] == [
+    utterances = list_utterances(tmp_path)
+    assert [(u.name, u.speaker) for u in utterances] == [
         ("ann/a_flac", "ann"),
         ("ann/a_wav", "ann"),
         ("bob/x/12_30 h", "bob"),
@@ -146,7 +151,7 @@ def test_wrong_folders_are_named(tmp_path, jvs):
         list_utterances(tmp_path / "empty")
 
 
-def test_a_folder_beside_another_corpus_is_not_dropped(tmp_path, jvs):
+def test_folders_next_to_a_corpus_are_read(tmp_path, jvs):
     wav(tmp_path / "own" / "a.wav")
     assert detect_layout(tmp_path) == "tree" and len(list_utterances(tmp_path)) == 7
 
@@ -188,7 +193,7 @@ def test_scripts(name, request, repository, tmp_path):
     assert failed.returncode == 1 and "error: " in failed.stderr and "Traceback" not in failed.stderr
 
 
-def test_transcripts_beside_a_tree_are_found(tmp_path, caplog):
+def test_transcript_files_of_a_tree_are_read(tmp_path, caplog):
     wavs = tmp_path / "corpus" / "wavs"
     for name in ("a", "b", "c", "d"):
         files.write(wavs / f"{name}.wav", np.zeros(8), 8000)

@@ -1,4 +1,4 @@
-"""Clips are told apart by their paths: lists, companion files, short clips."""
+"""Clips are identified by their paths: lists, companion files, short clips."""
 
 from __future__ import annotations
 

@@ -52,23 +52,23 @@ def run(paths, output, settings=FAST, **options):
 
 def computed(monkeypatch):
     """Record the items that are measured from now on."""
-    seen, original = [], evaluation.measure
+    calls, original = [], evaluation.measure
 
     def measure(item, settings):
-        seen.append((item.system, item.name))
+        calls.append((item.system, item.name))
         return original(item, settings)
 
     monkeypatch.setattr(evaluation, "measure", measure)
-    return seen
+    return calls
 
 
 def test_report_shows_the_gain(tmp_path):
     result = run(trees(tmp_path), tmp_path / "out")
     assert not result.failed_rows and len(result.rows) == 8
-    found = {(row["system"], row["measure"]): row for row in result.summary}
+    by_measure = {(row["system"], row["measure"]): row for row in result.summary}
     # A third of the noise is 9.54 dB less.
-    assert found["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
-    assert found["restored", "lsd"]["gain_low"] > 0 and math.isnan(found["degraded", "lsd"]["gain"])
+    assert by_measure["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
+    assert by_measure["restored", "lsd"]["gain_low"] > 0 and math.isnan(by_measure["degraded", "lsd"]["gain"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "per_file.csv",
         "summary.csv",
@@ -96,37 +96,37 @@ def test_workers_give_the_same(tmp_path):
 def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
     paths, output = trees(tmp_path), tmp_path / "out"
     first = run(paths, output)
-    seen = computed(monkeypatch)
+    calls = computed(monkeypatch)
     report = (output / "report.md").read_text()
     again = run(paths, output)
-    assert seen == [] and (output / "report.md").read_text() == report
+    assert calls == [] and (output / "report.md").read_text() == report
     assert [row["key"] for row in again.rows] == [row["key"] for row in first.rows]
 
     table = output / "per_file.csv"
     table.write_bytes(table.read_bytes()[:-8])  # as a kill leaves it: the last row is torn
     run(paths, output)
-    assert seen == [("restored", "s1/3")]
+    assert calls == [("restored", "s1/3")]
 
-    seen.clear()
+    calls.clear()
     path = paths["restored"] / "s0" / "0.wav"
     os.utime(path, (time.time() + 10,) * 2)
     files.write(paths["clean"] / "s9" / "extra.wav", VOICES.utterance(0), RATE)
     result = run(paths, output)
-    assert seen == [("restored", "s0/0")] and result.unpaired == 1
+    assert calls == [("restored", "s0/0")] and result.unpaired == 1
 
-    seen.clear()
+    calls.clear()
     run(paths, output, Settings(("lsd",), RATE))
-    assert len(seen) == 8
+    assert len(calls) == 8
 
 
 def test_rows_are_kept_when_the_run_is_cut(tmp_path, monkeypatch):
     paths, output = trees(tmp_path), tmp_path / "out"
-    original, seen = evaluation.measure, []
+    original, calls = evaluation.measure, []
 
     def stop(item, settings):
-        if len(seen) == 5:
+        if len(calls) == 5:
             raise KeyboardInterrupt
-        seen.append(item.name)
+        calls.append(item.name)
         return original(item, settings)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -240,9 +240,9 @@ def test_real_speech_in_real_noise(shared, tmp_path):
         clean = files.read_mono(path)
         files.write(tmp_path / "clean" / path.name, clean, 22050)
         for tree, snr_db in (("degraded", 0), ("restored", 20)):
-            heard = np.resize(noise, len(clean))
-            heard = heard * np.sqrt(np.mean(clean**2) / np.mean(heard**2)) * 10 ** (-snr_db / 20)
-            files.write(tmp_path / tree / f"{path.stem}.wav", clean + heard, 22050)
+            mixture = np.resize(noise, len(clean))
+            mixture = mixture * np.sqrt(np.mean(clean**2) / np.mean(mixture**2)) * 10 ** (-snr_db / 20)
+            files.write(tmp_path / tree / f"{path.stem}.wav", clean + mixture, 22050)
     result = run({name: tmp_path / name for name in ("clean", "degraded", "restored")}, tmp_path / "out", None)
     assert not result.failed_rows
     assert all(row["gain"] > 0 for row in result.summary if row["system"] == "restored")

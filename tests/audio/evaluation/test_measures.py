@@ -83,8 +83,8 @@ def test_a_silent_restoration_is_undefined_where_the_measure_is():
 @pytest.mark.parametrize("samples", [0, 1, 100, 4000])
 def test_clips_that_are_too_short(samples):
     start = len(CLEAN) // 3
-    clean, found = (x[start : start + samples] for x in (CLEAN, noisy(20)))
-    values = compute_metrics(AudioPair(found, RATE, clean, RATE), ALL, RATE)
+    clean, restored = (x[start : start + samples] for x in (CLEAN, noisy(20)))
+    values = compute_metrics(AudioPair(restored, RATE, clean, RATE), ALL, RATE)
     assert math.isnan(values["pesq_wb"]) and math.isnan(values["stoi"])
     assert not any(math.isinf(value) for value in values.values())
 

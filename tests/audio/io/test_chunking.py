@@ -28,12 +28,12 @@ class Smooth:
         return np.repeat(means, 2, axis=1).astype(np.float32)
 
 
-def whole(signal: np.ndarray) -> np.ndarray:
+def run_full(signal: np.ndarray) -> np.ndarray:
     padded = np.pad(signal, ((0, 0), (0, -signal.shape[1] % UNIT)))
     return Smooth()(padded, [signal.shape[1]] * len(signal))
 
 
-def joined(chunker: Chunker, signal: np.ndarray, compute, pieces: int = 5, shift: int = 0) -> np.ndarray:
+def run_chunks(chunker: Chunker, signal: np.ndarray, compute, pieces: int = 5, shift: int = 0) -> np.ndarray:
     blocks = np.array_split(signal, pieces, axis=1)
     return np.concatenate(list(chunker.process(blocks, signal.shape[1], compute, shift)), axis=-1)
 
@@ -45,19 +45,19 @@ def test_a_net_that_sees_no_further_than_the_context_gives_the_whole(samples, ov
     assert chunker.context >= REACH
     signal = noise(2, samples)
     for shift in (0, 5, 9):
-        result = joined(chunker, signal, Smooth(), shift=shift)
-        np.testing.assert_allclose(result, whole(signal), atol=1e-5)
+        result = run_chunks(chunker, signal, Smooth(), shift=shift)
+        np.testing.assert_allclose(result, run_full(signal), atol=1e-5)
 
 
 def test_a_net_that_sees_further_does_not():
     signal = noise(1, 1000)
-    result = joined(Chunker(20, 4, UNIT), signal, Smooth())
-    assert np.abs(result - whole(signal)).max() > 1e-2
+    result = run_chunks(Chunker(20, 4, UNIT), signal, Smooth())
+    assert np.abs(result - run_full(signal)).max() > 1e-2
 
 
 def test_chunks_are_batched_with_their_valid_lengths():
     net = Smooth()
-    joined(Chunker(window=10, overlap=4, unit_samples=UNIT, batch=4), noise(2, 107), net)
+    run_chunks(Chunker(window=10, overlap=4, unit_samples=UNIT, batch=4), noise(2, 107), net)
     assert net.shapes == [(4, 40)] * 2  # two channels of 0-10, 6-16, 12-22 and 17-27
     assert net.valid == [40] * 6 + [39] * 2
 
@@ -105,12 +105,12 @@ def test_a_stream_of_unknown_length_is_cut_on_the_same_grid(units, pieces):
     chunker = Chunker(window=20, overlap=6, unit_samples=UNIT, fades=False)
     assert (chunker.context, chunker.fade) == (REACH, 0)
     signal = noise(2, units * UNIT)
-    net, known = Smooth(), Smooth()
+    net, reference = Smooth(), Smooth()
     blocks = [block for block in np.array_split(signal, pieces, axis=1) if block.size]
     result = np.concatenate(list(chunker.process_stream(blocks, lambda window: net(window, []))), axis=-1)
-    np.testing.assert_array_equal(result, joined(Chunker(20, 6, UNIT, 2, False), signal, known))
-    assert net.shapes == known.shapes
-    np.testing.assert_allclose(result, whole(signal), atol=1e-5)
+    np.testing.assert_array_equal(result, run_chunks(Chunker(20, 6, UNIT, 2, False), signal, reference))
+    assert net.shapes == reference.shapes
+    np.testing.assert_allclose(result, run_full(signal), atol=1e-5)
 
 
 def test_an_endless_window_computes_the_whole_at_once():

@@ -31,7 +31,7 @@ class LoudnessMeter:
 
     def __init__(self, sample_rate: int, channels: int) -> None:
         at_least(_LEAST_RATE, sample_rate=sample_rate)
-        self._sections = _k_weighting(sample_rate)
+        self._sections = k_weighting(sample_rate)
         self._state = np.zeros((len(self._sections), channels, 2))
         self._step = round(_STEP_SECONDS * sample_rate)
         self._rest = np.zeros((channels, 0))
@@ -82,8 +82,8 @@ def _power(lufs: float) -> float:
     return 10 ** ((lufs - _OFFSET) / 10)
 
 
-def _k_weighting(sample_rate: int) -> np.ndarray:
-    """Second-order sections of the shelf and the high-pass, by the bilinear transform."""
+def k_weighting(sample_rate: int) -> np.ndarray:
+    """Compute the second-order sections (2, 6) of the shelf and the high-pass by the bilinear transform."""
     frequency, quality, gain_db = _SHELF
     k = math.tan(math.pi * frequency / sample_rate)
     high = 10 ** (gain_db / 20)

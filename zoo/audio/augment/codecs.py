@@ -74,7 +74,8 @@ CODECS: dict[str, Codec] = {
 
 
 @lru_cache(maxsize=1)
-def _ffmpeg_encoders() -> frozenset[str]:
+def list_ffmpeg_encoders() -> frozenset[str]:
+    """List the encoders of the ffmpeg on the path, once a process; none without one."""
     program = shutil.which("ffmpeg")
     if program is None:
         return frozenset()
@@ -85,7 +86,7 @@ def _ffmpeg_encoders() -> frozenset[str]:
 def _is_available(codec: str) -> bool:
     entry = CODECS[codec]
     if entry.ffmpeg:
-        return entry.encoder in _ffmpeg_encoders()
+        return entry.encoder in list_ffmpeg_encoders()
     return entry.container in soundfile.available_formats() and entry.encoder in soundfile.available_subtypes(
         entry.container
     )
@@ -138,7 +139,7 @@ def encode_decode(audio: np.ndarray, sample_rate: int, codec: str, setting: floa
     padded = np.pad(audio, (0, round(_PAD_SECONDS * sample_rate)))
     line = resample_array(padded, sample_rate, rate)
     scale = max(1.0, float(np.abs(line).max()))
-    delay = 0 if CODECS[codec].exact else _delay(codec, setting, rate)
+    delay = 0 if CODECS[codec].exact else measure_delay(codec, setting, rate)
     decoded = _run_codec(line / np.float32(scale), rate, codec, setting)[delay:]
     back = resample_array(match_length(decoded, len(line)), rate, sample_rate)
     return match_length(back, len(audio)) * np.float32(scale)
@@ -157,8 +158,8 @@ def _coding_rate(codec: str, setting: float | None, sample_rate: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _delay(codec: str, setting: float | None, rate: int) -> int:
-    """Samples by which decoded audio comes late: MP3 frames too small for LAME's info tag, ffmpeg's raw streams."""
+def measure_delay(codec: str, setting: float | None, rate: int) -> int:
+    """Measure by how many samples decoded audio is late: small MP3 frames without LAME's tag, ffmpeg's raw streams."""
     probe = SyntheticSpeech(sample_rate=rate).utterance(0)  # speech codecs shift the phases of noise at will
     decoded = _run_codec(np.pad(probe, (0, round(_PAD_SECONDS * rate))), rate, codec, setting)
     return max(0, int(np.argmax(scipy.signal.correlate(decoded, probe, mode="full", method="fft"))) - (len(probe) - 1))

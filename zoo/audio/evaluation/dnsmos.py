@@ -45,17 +45,19 @@ class DNSMOS(MetricModel):
         """See `MetricModel.__call__`: means over windows; a short recording is repeated until it fills one."""
         if not len(restored):
             return {}
-        windows = _windows(restored, self.sample_rate)
+        windows = cut_windows(restored, self.sample_rate)
         primary, p808 = self._model
         raw = np.array([run_onnx(primary, window[None]).reshape(-1)[:3] for window in windows])
         curves = (("sig", _SIG), ("bak", _BAK), ("ovr", _OVR))
         values = {f"dnsmos_{name}": float(np.polyval(c, raw[:, i]).mean()) for i, (name, c) in enumerate(curves)}
         if p808 is not None:
-            values["dnsmos_p808"] = float(np.mean([run_onnx(p808, _mel(window)[None]).mean() for window in windows]))
+            values["dnsmos_p808"] = float(
+                np.mean([run_onnx(p808, mel_input(window)[None]).mean() for window in windows])
+            )
         return values
 
 
-def _windows(audio: np.ndarray, sample_rate: int) -> list[np.ndarray]:
+def cut_windows(audio: np.ndarray, sample_rate: int) -> list[np.ndarray]:
     """Windows (144160,) at starts a second apart, as many as the published script takes."""
     size = int(_WINDOW_SECONDS * sample_rate)
     while len(audio) < size:
@@ -73,7 +75,7 @@ def _mel_power() -> Any:
     )
 
 
-def _mel(window: np.ndarray) -> np.ndarray:
+def mel_input(window: np.ndarray) -> np.ndarray:
     """Mel power (900, 120) in dB below the loudest cell, scaled to [-1, 1], as the P.808 model takes it."""
     import torch
 

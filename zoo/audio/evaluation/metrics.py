@@ -107,12 +107,15 @@ def mcd(prediction: Tensor, target: Tensor, sample_rate: int, dtw: bool = False)
         return scale * (predicted - expected).square().sum(1).sqrt().mean()
     exact = "donot_use_mm_for_euclid_dist"  # the matrix product leaves equal frames a distance apart
     distances = (torch.cdist(a.T, b.T, compute_mode=exact) for a, b in zip(predicted, expected, strict=True))
-    costs = [_warped_cost(distance.cpu().numpy()) for distance in distances]
+    costs = [warp_cost(distance.cpu().numpy()) for distance in distances]
     return scale * torch.tensor(costs, device=prediction.device).mean()
 
 
-def _warped_cost(distance: np.ndarray) -> float:
-    """Mean distance along the cheapest monotone path, by anti-diagonals: their cells are independent."""
+def warp_cost(distance: np.ndarray) -> float:
+    """Compute the mean of distances (rows, columns) along the cheapest monotone path.
+
+    It goes by anti-diagonals, whose cells are independent.
+    """
     rows, columns = distance.shape
     total = np.full((rows + 1, columns + 1), np.inf)
     total[0, 0] = 0.0
