@@ -17,10 +17,10 @@ WINGS = ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan", "miipher")
 FLOORS = {
     "common": (),
     "blocks": (),
-    "audio": ("common",),
-    "runs": ("common", "audio"),
+    "runs": ("common",),
+    "audio": ("common", "runs"),
     "convert": ("common", "runs"),
-    "training": ("common", "audio", "runs"),
+    "training": ("common", "runs"),
     **dict.fromkeys(WINGS, ("common", "blocks", "audio", "runs", "convert", "training")),
     "miipher": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
     "audiosr": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
@@ -86,6 +86,8 @@ def test_every_room_has_its_place() -> None:
     [
         ("training/x.py", "from zoo.hifigan.task import HiFiGANTask"),
         ("common/x.py", "import zoo.runs.folder"),
+        ("runs/x.py", "from zoo.audio.io import files"),
+        ("training/x.py", "from zoo.audio.io import files"),
         ("flow/nets/x.py", "from zoo.flow.data import images"),
         ("flow/task.py", "from zoo.flow.inference.sampler import Sampler"),
         ("ci_llm/data/x.py", "from zoo.audio.io import files"),
@@ -126,6 +128,23 @@ def test_nets_import_without_lightning() -> None:
     code = "; ".join(f"import {net}" for net in nets)
     code = f"import sys; {code}; assert 'lightning' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())
+
+
+def test_text_image_and_rl_systems_load_no_audio() -> None:
+    """Not even through what they import; flow's restoration of mels stands apart."""
+    modules = ["zoo.cli.main", "zoo.runs.load", "zoo.runs.predict.run", "zoo.training.callbacks.media", "zoo.serve.app"]
+    modules += [
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+        for wing in ("ci_llm", "compressed_ad", "flow")
+        for path in sorted((PACKAGE / wing).rglob("*.py"))
+        if not path.is_relative_to(PACKAGE / "flow" / "sequence")
+    ]
+    code = (
+        f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; "
+        "print(*(name for name in sys.modules if name == 'soundfile' or name.startswith('zoo.audio')))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=True, env=environment(), capture_output=True, text=True)
+    assert result.stdout.split() == []
 
 
 def test_folders_and_files_stay_small() -> None:

@@ -27,7 +27,7 @@ from scripts.bench.tools import (
     peak_memory,
     times_as_fast,
 )
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, Sampler
 from zoo.audiosr.inference.numpy_sampler import AudioSR
 from zoo.audiosr.inference.restore import Restorer
@@ -160,7 +160,7 @@ def samplers(settings: Settings) -> list[Finding]:
 def restore(settings: Settings) -> list[Finding]:
     """Seconds of computation for a second of restored audio, and memory of a long against a short file."""
     seconds = settings.few(5, 1)
-    audio = SpeechLike(16000, seconds=(seconds, seconds)).utterance(0)
+    audio = SyntheticSpeech(16000, seconds=(seconds, seconds)).utterance(0)
     findings = []
     for scale in (3.5, 1.0):
         restorer = Restorer(**middle_parts(), sampler=DPMSolver(settings.few(15, 1)), guidance_scale=scale)
@@ -179,7 +179,7 @@ def onnx(settings: Settings) -> list[Finding]:
     exported.graphs = {name: onnx_session(settings.folder / f"{name}.onnx") for name in exported.graphs}
     rate, cutoff_hz = restorer.sample_rate, 4000.0
     seconds = min(CROP_SAMPLES, int(exported.tables["most_samples"])) / rate  # the global encoder has an end
-    audio = SpeechLike(rate, seconds=(seconds, seconds)).utterance(0)
+    audio = SyntheticSpeech(rate, seconds=(seconds, seconds)).utterance(0)
     runs: dict[str, Callable[[], object]] = {
         "onnxruntime": partial(exported, audio, cutoff_hz),
         "torch": partial(restorer, audio, rate, cutoff_hz=cutoff_hz),

@@ -33,7 +33,7 @@ from scripts.bench.tools import (
     times_as_fast,
 )
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.corpora.synthetic import SpeechLike, write_corpus
+from zoo.audio.corpora.synthetic import SyntheticSpeech, write_synthetic_corpus
 from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
@@ -91,7 +91,7 @@ def order(settings: Settings) -> list[Finding]:
 def loader(settings: Settings) -> list[Finding]:
     """Our crops with batched mels against the original's items, 16 crops a batch; real clips too where ZOO_DATA is."""
     corpora = {
-        "made clips of 6 s": write_corpus(
+        "made clips of 6 s": write_synthetic_corpus(
             settings.folder / "made", settings.few(49, 17), SAMPLE_RATE, seconds=(6.0, 6.0)
         )
     }
@@ -271,7 +271,7 @@ def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
     vocoder = Vocoder(_generator(VARIANTS[name]), LogMel(SAMPLE_RATE))
     length = seconds * SAMPLE_RATE // HOP_SAMPLES * HOP_SAMPLES
     source, target = folder / f"{name}.wav", folder / f"{name}-out.wav"
-    files.write(source, SpeechLike(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(0)[:length], SAMPLE_RATE)
+    files.write(source, SyntheticSpeech(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(0)[:length], SAMPLE_RATE)
     audio = files.read_mono(source)
     with torch.inference_mode():
         padded = torch.nn.functional.pad(torch.from_numpy(audio), (0, -len(audio) % HOP_SAMPLES))

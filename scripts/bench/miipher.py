@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.bench.tools import Cost, Finding, command, interleave, median, onnx_session, peak_memory, times_as_fast
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.inference.restore import FeatureExtractor, Restorer
@@ -324,7 +324,7 @@ def _restorer(size: Size) -> Restorer:
 
 
 def _speech(seconds: int) -> np.ndarray:
-    return SpeechLike(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(0)
+    return SyntheticSpeech(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(0)
 
 
 def _train_once(size: Size, checkpointed: bool) -> None:

@@ -251,12 +251,12 @@ def long_to_short(process: Callable[[Path, Path], object], folder: Path, minutes
 
 def write_long(path: Path, minutes: int, sample_rate: int) -> None:
     """Write a wav of so many minutes, block by block."""
-    from zoo.audio.corpora.synthetic import SpeechLike
+    from zoo.audio.corpora.synthetic import SyntheticSpeech
     from zoo.audio.io import files
 
-    block = np.concatenate([SpeechLike(sample_rate).utterance(index) for index in range(4)])
+    block = np.concatenate([SyntheticSpeech(sample_rate).utterance(index) for index in range(4)])
     left = minutes * 60 * sample_rate
-    with files.Writer(path, sample_rate, 1) as writer:
+    with files.AudioWriter(path, sample_rate, 1) as writer:
         while left > 0:
             writer.write(block[:left])
             left -= len(block)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from scripts.bench.tools import Finding, evidence, train_once
 from scripts.evidence.audiosr import lay_out
-from zoo.audio.analysis.figures import spectra_figure
+from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
@@ -136,7 +136,7 @@ def _miipher(step: Path, output: Path) -> list[Path]:
     """Degraded speech, the restored and the clean recording."""
     titles = {"input": "in: degraded speech", "generated": "out: restored", "target": "the clean recording"}
     clips = {title: files.read_mono(step / f"clip0_{name}.wav", 22050) for name, title in titles.items()}
-    figure = spectra_figure(clips, 22050)
+    figure = plot_spectrograms(clips, 22050)
     figure.set_size_inches(9.6, 6.6)
     picture = _picture(rendered(figure), output / "figures/miipher.png", colours=48)
     return [picture, *_sounds(step, output, "miipher", tuple(titles), 22050)]
@@ -146,7 +146,7 @@ def _audiosr(step: Path, output: Path) -> list[Path]:
     """A recording whose band ends at 2 kHz, the restored one and the original."""
     titles = {"input": "in: band-limited", "restored": "out: restored", "target": "the original"}
     clips = {title: files.read_mono(step / f"clip0_{name}.wav", 16000) for name, title in titles.items()}
-    figure = spectra_figure(clips, 16000, cutoff_hz=2000)
+    figure = plot_spectrograms(clips, 16000, cutoff_hz=2000)
     figure.set_size_inches(10, 6)
     picture = _picture(rendered(figure), output / "figures/audiosr.png", colours=128)
     return [picture, *_sounds(step, output, "audiosr", tuple(titles), 16000)]

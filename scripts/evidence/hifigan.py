@@ -17,7 +17,7 @@ from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.corpora.corpus import PEAK
-from zoo.audio.evaluation.measures import Pair, compare
+from zoo.audio.evaluation.measures import AudioPair, compute_metrics
 from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build
@@ -78,7 +78,7 @@ def load_pair(run: Path, seed: int = 0) -> tuple[Vocoder, Vocoder]:
     return trained, untrained
 
 
-def synthesise(trained: Vocoder, untrained: Vocoder, audio: np.ndarray) -> dict[str, np.ndarray]:
+def synthesize(trained: Vocoder, untrained: Vocoder, audio: np.ndarray) -> dict[str, np.ndarray]:
     """Copy synthesis by both nets and by Griffin-Lim from the same mel.
 
     Args:
@@ -131,7 +131,7 @@ def gather(run: Path, *, clip: Path, seconds: float = 10.0, quick: bool = False)
     trained, untrained = load_pair(run)
     mel, rate = trained.front_end, trained.sample_rate
     audio = files.read_mono(clip, rate)[: int((1 if quick else seconds) * rate)]
-    signals = synthesise(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
+    signals = synthesize(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
     scores = {name: score(signals[name], signals[ORIGINAL], mel) for name in (TRAINED, UNTRAINED, GRIFFIN_LIM)}
     falls = {"before training": curve.first, "at the end": curve.last, "best": curve.best}
     findings = [Finding(f"{METRIC}: less than before training", 100 * curve.fall, "%", details=falls)]
@@ -173,11 +173,13 @@ def gather_held_out(run: Path, other: Path, *, quick: bool = False) -> list[Find
     values: dict[str, list[dict[str, float]]] = {}
     for index in data.indices:
         audio = data.corpus.read(int(index))[: rate if quick else None]
-        signals = synthesise(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
+        signals = synthesize(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
         original = signals.pop(ORIGINAL)
         signals["other"] = peer(original, rate)
         for name, signal in signals.items():
-            values.setdefault(name, []).append(compare(Pair(signal, rate, original, rate), list(HELD_OUT), rate))
+            values.setdefault(name, []).append(
+                compute_metrics(AudioPair(signal, rate, original, rate), list(HELD_OUT), rate)
+            )
     findings = [
         Finding(f"{name}: {measure}", fmean(each[column] for each in rows), "")
         for name, rows in values.items()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from scripts.bench.tools import Finding, evidence, save
-from zoo.audio.evaluation.judges import Judge
+from zoo.audio.evaluation.evaluate import CLEAN, Evaluation, Settings, evaluate
 from zoo.audio.evaluation.metrics import mel_cepstra
-from zoo.audio.evaluation.run import CLEAN, Evaluation, Settings, evaluate
+from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.io import files
 from zoo.common.atomic import replacing
 from zoo.common.build import build
@@ -34,7 +34,7 @@ SPEECH_DB = 40.0  # frames of the clean recording further below its loudest are 
 
 
 @dataclass(frozen=True)
-class Timbre(Judge):
+class Timbre(MetricModel):
     """Cosine of the long-term cepstra of a recording and its clean counterpart, a small stand-in for a speaker encoder.
 
     Mean and deviation of 13 mel cepstra over the frames in which the clean recording speaks: of the vocal tract, as the
@@ -48,13 +48,15 @@ class Timbre(Judge):
     def load(self) -> None:
         """It has no model."""
 
-    def __call__(self, restored: np.ndarray, clean: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """See `Judge.__call__`; undefined without a clean recording."""
-        if clean is None:
+    def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
+        """See `MetricModel.__call__`; undefined without a clean recording."""
+        if reference is None:
             return {}
-        cepstra = [mel_cepstra(torch.from_numpy(x)[None], self.sample_rate)[0] for x in (restored, clean)]  # (13, F)
+        cepstra = [
+            mel_cepstra(torch.from_numpy(x)[None], self.sample_rate)[0] for x in (restored, reference)
+        ]  # (13, F)
         frames = min(each.shape[1] for each in cepstra)
-        power = torch.from_numpy(clean)[: len(clean) // frames * frames].reshape(frames, -1).square().mean(1)
+        power = torch.from_numpy(reference)[: len(reference) // frames * frames].reshape(frames, -1).square().mean(1)
         speaks = power >= power.max() * 10 ** (-SPEECH_DB / 10)
         found, wanted = (torch.cat([x.mean(1), x.std(1)]) for x in (each[:, :frames][:, speaks] for each in cepstra))
         return {"timbre": float(torch.cosine_similarity(found, wanted, 0))}
@@ -85,7 +87,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
     trees = folder / "trees"
     found: Evaluation = evaluate(
         trees / "clean", {name: trees / name for name in (RESTORED, CEILING)}, folder, trees / "degraded",
-        Settings(METRICS, SAMPLE_RATE, match_level=True, judges=(Timbre(),)), progress=False,
+        Settings(METRICS, SAMPLE_RATE, match_level=True, models=(Timbre(),)), progress=False,
     )  # fmt: skip
     rows = read_metrics(adapter)
     identity, adapted = (curve_of(rows, f"val/{key}").last for key in ("identity_loss", "loss"))

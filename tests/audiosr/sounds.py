@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from scipy.signal import butter, fftconvolve, sosfilt
 
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 
 SECONDS = 5
 
 
 def speech(rate: int, rng: np.random.Generator) -> np.ndarray:
-    source = SpeechLike(sample_rate=rate, seed=int(rng.integers(100)))
+    source = SyntheticSpeech(sample_rate=rate, seed=int(rng.integers(100)))
     return np.concatenate([source.utterance(index) for index in range(8)])[: SECONDS * rate].astype(np.float64)
 
 

@@ -16,12 +16,13 @@ from tests.flow.sequence.test_restore import build as sequence_restorer
 from tests.hifigan.inference.test_vocoder import build as vocoder
 from tests.miipher.stand_ins import LocalEncoder
 from tests.miipher.stand_ins import restorer as miipher_restorer
+from zoo.audio.inference import as_audio
 from zoo.audio.io import files
 from zoo.audiosr.inference.reconstruct import Reconstructor
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.runs.export import AUDIO_USAGE
-from zoo.runs.inference import Inference, as_audio
+from zoo.runs.inference import Inference
 
 SYSTEMS: dict[str, Callable[[], Inference]] = {
     "vocoder": vocoder,

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tests.harness import forked, good
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.cli import main as cli
 
 RATE = 22050
-VOICES = SpeechLike(RATE, seconds=(0.5, 0.5))
+VOICES = SyntheticSpeech(RATE, seconds=(0.5, 0.5))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.conftest import reference_folder
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, newest
 from tests.harness import SMOKE as VOCODER
 from tests.logged import hparams, offline_runs, records, values
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.cli.main import main
 from zoo.runs.load import load
@@ -202,7 +202,7 @@ def test_loaded_run_is_called_on_arrays(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     main(["fit", "--config", str(VOCODER), "--trainer.max_steps=1", "--trainer.limit_val_batches=0"])
     (run,) = tmp_path.glob("runs/hifigan/smoke/*")
-    audio = SpeechLike(22050).utterance(1)[:22050]
+    audio = SyntheticSpeech(22050).utterance(1)[:22050]
     before = load(run)(audio, 22050)
     assert before.shape == audio.shape
     assert main(["export", str(run), "exported"]) == 0
@@ -282,7 +282,7 @@ def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(
         recipe.append(f"--model.init_args.discriminators.{side}.init_args.channel_mult=0.03125")
     assert main(["fit", *recipe, "--ckpt_path", "golden.ckpt"]) == 1
     assert "--init_from" in capsys.readouterr().err
-    files.write("in.wav", SpeechLike(22050).utterance(0)[:11025], 22050)
+    files.write("in.wav", SyntheticSpeech(22050).utterance(0)[:11025], 22050)
     args = ["predict", "--ckpt_path", "golden.ckpt", "--input", "in.wav", "--output", "out"]
     assert main(args) == 0
     assert files.info("out/in.wav").samples == 11025

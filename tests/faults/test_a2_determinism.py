@@ -10,7 +10,7 @@ from toy_wing.faults import PlainData
 
 from tests.faults.bad_audio import RATE
 from tests.harness import SMOKE, TOY_FIT, fingerprint, forked, good, newest, record
-from zoo.audio.corpora.synthetic import write_corpus
+from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.flow.data.datamodule import ImageData
 from zoo.hifigan.data import VocoderData
 from zoo.training.data import ZooDataModule
@@ -27,7 +27,7 @@ WAYS = [
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder / "audio", utterances=10, sample_rate=RATE)
+    write_synthetic_corpus(folder / "audio", utterances=10, sample_rate=RATE)
     return folder
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.bench.tools import peak_memory
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.hifigan.inference import vocoder
 from zoo.hifigan.nets.generator import Generator
@@ -27,9 +27,9 @@ def process(source: Path, target: Path) -> None:
 
 
 def write(path: Path, seconds: float) -> int:
-    speech = SpeechLike(RATE).utterance(0)
+    speech = SyntheticSpeech(RATE).utterance(0)
     samples = round(seconds * RATE)
-    with files.Writer(path, RATE, 1) as writer:
+    with files.AudioWriter(path, RATE, 1) as writer:
         for start in range(0, samples, len(speech)):
             writer.write(speech[: samples - start])
     return samples

@@ -19,7 +19,7 @@ from tests.ci_llm.crowd_parts import CONFIGS as CAUSAL
 from tests.flow.conditions import T5
 from tests.miipher.parts import CONFIGS as AUDIO
 from tests.miipher.parts import SPEAKER
-from zoo.audio.evaluation.judges import SpeakerSimilarity
+from zoo.audio.evaluation.similarity import SpeakerSimilarity
 from zoo.ci_llm.convert.read import read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.backbone import Backbone as CausalBackbone
@@ -224,7 +224,7 @@ def test_unknown_type_with_code_is_refused_without_a_question(tmp_path: Path, tr
     lambda folder: ClipScore(folder),
     lambda folder: EncodecFeatures(folder),
     lambda folder: SpeakerSimilarity(folder).load(),
-], ids=["tokenizer", "clip score", "encodec", "judge"])  # fmt: skip
+], ids=["tokenizer", "clip score", "encodec", "speaker"])  # fmt: skip
 def test_every_other_loader_checks_first(load: Callable[[str], Any], tmp_path: Path, traps: Path) -> None:
     folder = folder_of("text", tmp_path)
     put(folder, {"config.json": {"attn_implementation": KERNEL}}, traps)

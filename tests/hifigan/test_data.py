@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.corpora.corpus import EmbeddedCorpus, read_list
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.corpus import EmbeddedCorpus, corpus_files
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.hifigan.data import Clips, Crops, VocoderData
 from zoo.hifigan.nets.generator import Generator
@@ -18,7 +18,7 @@ RATE = 8000
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("corpus")
-    speech = SpeechLike(RATE, seconds=(0.5, 0.8))
+    speech = SyntheticSpeech(RATE, seconds=(0.5, 0.8))
     for index in range(6):
         files.write(root / "wavs" / f"clip{index}.wav", speech.utterance(index), RATE)
     return root
@@ -91,13 +91,13 @@ def test_lists_of_other_projects(corpus: Path, tmp_path: Path) -> None:
     expected = [corpus / "wavs" / "clip0.wav", corpus / "wavs" / "clip1.wav"]
     for name, text in lists.items():
         (tmp_path / name).write_text(text)
-        assert read_list(tmp_path / name, corpus) == expected
+        assert corpus_files(corpus, (str(tmp_path / name), None)) == expected
     (tmp_path / "val").write_text("clip5|x\n")
     module = data(corpus, tmp_path, train_list=str(tmp_path / "ids"), val_list=str(tmp_path / "val"))
     assert (len(module.train_set), len(module.val_set)) == (2, 1)
     (tmp_path / "bad").write_text("clip9|x\n")
     with pytest.raises(FileNotFoundError, match="clip9"):
-        read_list(tmp_path / "bad", corpus)
+        corpus_files(corpus, (str(tmp_path / "bad"), None))
 
 
 def write_speakers(root: Path, samples: int = 1000) -> None:

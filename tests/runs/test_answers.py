@@ -9,8 +9,9 @@ from PIL import Image
 
 import zoo
 from tests.harness import REPOSITORY
+from zoo.audio.inference import MAX_RECORDING_SECONDS
 from zoo.audio.io import files
-from zoo.runs.inference import MOST_SECONDS, without_pictures
+from zoo.runs.inference import without_figures
 from zoo.runs.interactive import FILE_PARTS, checked, field_of, part_of, to_row
 
 RUNS = sorted(path.parent for path in REPOSITORY.glob("tests/data/checkpoints_*/*/*/run/config.yaml"))
@@ -105,7 +106,7 @@ def test_defaults_of_others_are_bulk_predictions(name, tmp_path):
 
 
 def test_long_recordings_are_for_bulk_prediction(tmp_path):
-    long = tone(tmp_path / "long.wav", MOST_SECONDS + 1)
+    long = tone(tmp_path / "long.wav", MAX_RECORDING_SECONDS + 1)
     with pytest.raises(ValueError, match="61 seconds, at most 60"):
         ask(run_of("hifigan/smoke"), tmp_path, input=long)
 
@@ -203,8 +204,8 @@ def test_recordings_vocoded_together_are_those_vocoded_alone(tmp_path):
     audio, _ = files.read(sources[0])
     files.write(tmp_path / "stereo.wav", np.concatenate([audio, -audio]), RATE)
     (tmp_path / "torn.wav").write_bytes(b"RIFF nothing")
-    sources += [tmp_path / "stereo.wav", tmp_path / "torn.wav", tone(tmp_path / "long.wav", MOST_SECONDS + 1)]
-    with without_pictures():
+    sources += [tmp_path / "stereo.wav", tmp_path / "torn.wav", tone(tmp_path / "long.wav", MAX_RECORDING_SECONDS + 1)]
+    with without_figures():
         both = together_and_alone(run_of("hifigan/smoke"), tmp_path, [{"input": source} for source in sources])
     for (parts, folder), (alone, beside) in zip(*both, strict=True):
         if isinstance(alone, Exception):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import __version__
-from zoo.audio.analysis.figures import mel_figure, spectra_figure
+from zoo.audio.analysis.figures import plot_mels, plot_spectrograms
 from zoo.audiosr.data.cutoff import CONFIDENCE
 from zoo.audiosr.data.datamodule import SuperResolutionData
 from zoo.audiosr.data.latents import LatentCache
@@ -289,7 +289,7 @@ class DiffusionTask(SingleOptimizerTask):
         for kind, audio in signals.items():
             log_audio(self, f"{name}_{kind}", audio, rate)
         shown = {kind: signals[kind] for kind in ("input", "restored", "target")}
-        log_figure(self, f"{name}_spectra", spectra_figure(shown, rate, cutoff_hz))
+        log_figure(self, f"{name}_spectra", plot_spectrograms(shown, rate, cutoff_hz))
 
     def draw_samples(self, batches: list[Batch], last: bool) -> None:
         """Draw mels of generated latents where validation restores no clip, for want of a vocoder or of its choice."""
@@ -301,7 +301,7 @@ class DiffusionTask(SingleOptimizerTask):
             with self.trainer.precision_plugin.val_step_context():
                 pairs = zip(*self._generated_mels(kept, number), strict=True)
             for target, generated in pairs:
-                log_figure(self, f"clip{number}_mel", mel_figure(target[0].T, generated[0].T))
+                log_figure(self, f"clip{number}_mel", plot_mels(target[0].T, generated[0].T))
                 number += 1
 
     def _generated_mels(self, batch: Batch, first: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.audio.analysis.figures import mel_figure
+from zoo.audio.analysis.figures import plot_mels
 from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
@@ -65,7 +65,7 @@ class _Stage(ZooTask):
         decoded = self.autoencoder.decode(mean).float()
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
         if self.shows(stage, batch_idx):
-            self.show(lambda: log_figure(self, f"clip{batch_idx}_mel", mel_figure(mel[0, 0].T, decoded[0, 0].T)))
+            self.show(lambda: log_figure(self, f"clip{batch_idx}_mel", plot_mels(mel[0, 0].T, decoded[0, 0].T)))
         values = {
             "l1": functional.l1_loss(decoded, mel),
             "l2": functional.mse_loss(decoded, mel),

@@ -21,7 +21,9 @@ from zoo.common.statistics import Measure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
     from rich.table import Table
+    from torch import Tensor
 
 DPI = 100
 HOLD_SECONDS = 1.5  # the last image of an animation is what one wants to look at
@@ -126,6 +128,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_numpy(values: ArrayLike | Tensor) -> np.ndarray:
+    """Copy values to the CPU as an array; bfloat16 becomes float32."""
+    from torch import Tensor
+
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
+    return np.asarray(values)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

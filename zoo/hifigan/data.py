@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio.analysis.features import check_features, open_features, read_frames
-from zoo.audio.corpora.cache import CorpusCache, build
+from zoo.audio.analysis.features import check_features, load_features, read_frames
+from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import (
     CACHES,
     Corpus,
     EmbeddedCorpus,
-    cache_folder,
+    cache_dir,
     corpus_files,
-    last_items,
     match_list,
-    part_of,
-    scaled,
+    read_normalized,
+    select,
+    split_last_items,
 )
-from zoo.audio.corpora.selection import SHOWN, drop_short_clips, unique_stems, without_suffix
+from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, unique_stems, without_suffix
 from zoo.common.folders import data_folder
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.data import Key, ZooDataModule, item_seed
@@ -87,12 +87,12 @@ class FeatureFolder:
             try:
                 path = self.path(index)
                 frames = int(self._corpus.lengths[index]) // self.hop_samples
-                check_features(path, open_features(path).shape, frames, channels)
+                check_features(path, load_features(path).shape, frames, channels)
             except (OSError, ValueError) as error:
                 errors.append(error)
         if errors:
-            shown = "; ".join(map(str, errors[:SHOWN]))
-            more = f"; and {len(errors) - SHOWN} more" if len(errors) > SHOWN else ""
+            shown = "; ".join(map(str, errors[:MAX_EXAMPLES]))
+            more = f"; and {len(errors) - MAX_EXAMPLES} more" if len(errors) > MAX_EXAMPLES else ""
             cause = FileNotFoundError if isinstance(errors[0], FileNotFoundError) else ValueError
             raise cause(f"data.init_args.features: {len(errors)} of {count} clips lack fitting features: {shown}{more}")
 
@@ -126,14 +126,14 @@ class Crops(Dataset[dict[str, Tensor]]):
         path = self.features.path(index)
         hop = self.features.hop_samples
         segment_frames = self.segment_samples // hop
-        frames = min(open_features(path).shape[1], int(self.corpus.lengths[index]) // hop)
+        frames = min(load_features(path).shape[1], int(self.corpus.lengths[index]) // hop)
         start = int(torch.randint(max(frames - segment_frames, 0) + 1, (1,), generator=generator))
         crop = torch.from_numpy(read_frames(path, start, start + min(segment_frames, frames)))
         crop = torch.nn.functional.pad(crop, (0, segment_frames - crop.shape[1]), value=float(crop.min()))
         return {"audio": self._audio(index, start * hop, segment_frames * hop), "features": crop}
 
     def _audio(self, index: int, start: int, samples: int) -> Tensor:
-        crop = scaled(self.corpus, index, self.normalize, start, samples)
+        crop = read_normalized(self.corpus, index, self.normalize, start, samples)
         return torch.nn.functional.pad(crop, (0, samples - len(crop)))
 
 
@@ -152,7 +152,7 @@ class Clips(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, item: int) -> dict[str, Tensor]:
         index = int(self.indices[item])
-        audio = scaled(self.corpus, index, self.normalize, 0, self.max_samples)
+        audio = read_normalized(self.corpus, index, self.normalize, 0, self.max_samples)
         if self.features is None:
             return {"audio": audio}
         hop = self.features.hop_samples
@@ -231,7 +231,7 @@ class VocoderData(ZooDataModule):
         """Write the corpus cache, once per machine."""
         if self.root is not None:
             files, folder = self._files(), self._cache_folder()
-            build(files, folder, self.sample_rate, max_bad_share=self.max_bad_share, root=self.root)
+            build_cache(files, folder, self.sample_rate, max_bad_share=self.max_bad_share, root=self.root)
 
     def setup(self, stage: str) -> None:
         """Open the corpus and split it."""
@@ -250,7 +250,7 @@ class VocoderData(ZooDataModule):
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
-        self.contents = (part_of(corpus.lengths, train),)
+        self.contents = (select(corpus.lengths, train),)
 
     def _input_channels(self, hop_samples: int) -> int | None:
         """Return the channels of the trainer's net, whose frames must be those of the features; None without one."""
@@ -267,7 +267,7 @@ class VocoderData(ZooDataModule):
 
     def _cache_folder(self) -> Path:
         assert self.root is not None
-        return cache_folder(self.cache, self.root, self.sample_rate, self.lists)
+        return cache_dir(self.cache, self.root, self.sample_rate, self.lists)
 
     def _files(self) -> Sequence[Path]:
         assert self.root is not None
@@ -279,8 +279,8 @@ class VocoderData(ZooDataModule):
     def _split(self, corpus: Corpus) -> tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]:
         count = len(corpus.lengths)
         if self.lists[1] is None or self.root is None:
-            return last_items(count, self.val_items)
+            return split_last_items(count, self.val_items)
         assert isinstance(corpus, CorpusCache)
-        names = [*corpus.names, *corpus.bad]
+        names = [*corpus.names, *corpus.unreadable]
         held_out = {names[number] for number in match_list(Path(self.lists[1]), self.root, names)}
         return corpus.split(held_out.__contains__)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.analysis import pitch
-from zoo.audio.analysis.figures import mel_figure
+from zoo.audio.analysis.figures import plot_mels
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
@@ -123,7 +123,7 @@ class HiFiGANTask(GANTask):
         mel = self._shown_mel
         log_audio(self, f"{name}_generated", fake, self.sample_rate)
         log_audio(self, f"{name}_target", real, self.sample_rate)
-        log_figure(self, f"{name}_mel", mel_figure(mel(real[None])[0], mel(fake[None])[0]))
+        log_figure(self, f"{name}_mel", plot_mels(mel(real[None])[0], mel(fake[None])[0]))
 
 
 def mel_l1(mel: LogMel, fake: Tensor, real: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
     """
     if real.abs().max() < SILENT_PEAK:
         return {}
-    tracks = [pitch.track(signal.cpu(), sample_rate) for signal in (fake, real)]
+    tracks = [pitch.track_pitch(signal.cpu(), sample_rate) for signal in (fake, real)]
     values = {
         "m_stft": multi_resolution_stft(fake, real),
         "mcd": metrics.mcd(fake, real, sample_rate),

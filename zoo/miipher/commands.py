@@ -6,7 +6,7 @@ COMMANDS = {
         "Write degraded copies of a corpus as mirrored trees clean/ and degraded/, split into train and val.",
     ),
     "evaluate": (
-        "zoo.audio.evaluation.run:evaluate_folders",
+        "zoo.audio.evaluation.evaluate:evaluate_folders",
         "Measure restored (and degraded) files against clean ones: CSV, summary with intervals, box plots.",
     ),
     "cache-features": (

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.figures import spectra_figure
+from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample, resampler
@@ -128,7 +128,6 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: long files are restored in pieces of this length.
         overlap_seconds: of neighbouring pieces.
         chunk_batch: pieces restored at once.
-        flag_above: of restored files, list seconds whose features are further from the input's: cosine distance 0 to 2.
         speaker: frozen; the term `g/speaker` of `loss_weights` is the cosine distance of its embeddings of generated
             and real audio (0 to 2). Null: no such term.
         least_squares: passes over the training items from which the shortcut of a `MagnitudeVocos` is solved for
@@ -159,7 +158,6 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: float = 20.0,
         overlap_seconds: float = 2.0,
         chunk_batch: int = 4,
-        flag_above: float | None = None,
         speaker: SpeakerEncoder | None = None,
         least_squares: int = 0,
         **kwargs: Any,
@@ -278,7 +276,7 @@ class VocoderTask(HiFiGANTask):
             log_audio(self, f"{name}_input", self._input, self.encoder.sample_rate)
             heard = resample(self._input, self.encoder.sample_rate, self.sample_rate)
             waveforms = {"input": heard, "result": fake, "target": real}
-            log_figure(self, f"{name}_spectra", spectra_figure(waveforms, self.sample_rate))
+            log_figure(self, f"{name}_spectra", plot_spectrograms(waveforms, self.sample_rate))
 
 
 class BackboneTask(SingleOptimizerTask):

@@ -9,77 +9,29 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import nn
 
-from zoo.audio.io import files
-from zoo.common.report import plain, write_figure
-from zoo.runs.export import AUDIO_USAGE, OnnxForm
+from zoo.common.report import plain
+from zoo.runs.export import CALL_USAGE, OnnxForm
 from zoo.runs.interactive import Field, Part, Report
 
-_FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
-
-
-def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
-    """Check what a caller gives for audio, by one rule for all systems.
-
-    Integers are samples at full scale of their type, as sound files hold them: int16 is divided by 2**15, int32 by
-    2**31, int8 by 2**7, and uint8 is centred at 128. Floats are taken as they are. A signal has at most as many
-    channels as samples: arrays as soundfile reads them, (T, C), are refused and not guessed at.
-
-    Args:
-        audio: (T,) or (C, T), float or one of these integers.
-
-    Returns:
-        (T,) or (C, T) float32, T >= 1.
-
-    Raises:
-        ValueError: the type, the shape, a value that is not finite, or a sample rate that is not positive.
-    """
-    given = np.asarray(audio)
-    if given.ndim not in (1, 2) or given.size == 0:
-        raise ValueError(f"expected finite audio (T,) or (C, T) with samples, found shape {given.shape}")
-    if given.ndim == 2 and given.shape[0] > given.shape[1]:
-        raise ValueError(
-            f"expected audio (C, T), found shape {given.shape}: {given.shape[0]} channels of {given.shape[1]} samples; "
-            "pass audio.T where the channels are the last axis"
-        )
-    if given.dtype.kind not in "iuf" or (given.dtype.kind != "f" and given.dtype.name not in _FULL_SCALE):
-        raise ValueError(
-            f"expected audio of floats or of {', '.join(_FULL_SCALE)}, found {given.dtype}; convert it to float32, "
-            "-1 to 1"
-        )
-    if not sample_rate > 0:
-        raise ValueError(f"expected a sample rate in Hz above 0, found {sample_rate}")
-    if given.dtype.kind != "f":
-        centre, scale = _FULL_SCALE[given.dtype.name]
-        return ((given.astype(np.float64) - centre) / scale).astype(np.float32)
-    if not np.isfinite(given).all():
-        raise ValueError("expected finite audio, found NaN or infinite samples")
-    return given.astype(np.float32)
-
-
-_pictured = ContextVar("pictured", default=True)
+_figures = ContextVar("figures", default=True)
 
 
 @contextmanager
-def without_pictures() -> Iterator[None]:
-    """Within it answers hold what was computed, not what shows it to people: no input beside it, no spectrograms."""
-    before = _pictured.set(False)
+def without_figures() -> Iterator[None]:
+    """Within it answers hold results alone: no input beside them, no spectrograms."""
+    token = _figures.set(False)
     try:
         yield
     finally:
-        _pictured.reset(before)
+        _figures.reset(token)
 
 
-MOST_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
-
-
-def recording_field() -> Field:
-    """The field of a system that takes one recording."""
-    told = f"at most {MOST_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
-    return Field("input", "Recording", "audio", suffixes=files.AUDIO_SUFFIXES, help=told)
+def figures_enabled() -> bool:
+    """Whether answers hold figures; see `without_figures`."""
+    return _figures.get()
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> Any:
@@ -90,62 +42,6 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
         raise
     except (ValueError, OSError, RuntimeError) as error:
         return error
-
-
-def answer_file(
-    inference: Inference, source: Path, folder: Path, report: Report, facts_shown: Sequence[str] = ()
-) -> list[Part]:
-    """Answer with what `process_file` makes of a file: beside its input where both are audio, as a picture of features.
-
-    Args:
-        facts_shown: which of the facts are; all when there are none.
-    """
-    _check_length(source)
-    target = folder / f"result{inference.output_suffix}"
-    report(0.0, "computing")
-    facts = inference.process_file(source, target)
-    report(0.9, "drawing")
-    return _shown_facts(source, target, facts, facts_shown)
-
-
-def _check_length(source: Path) -> None:
-    audio_in = source.suffix.lower() in files.AUDIO_SUFFIXES
-    if audio_in and (seconds := files.info(source).seconds) > MOST_SECONDS:
-        raise ValueError(
-            f"the recording has {seconds:.0f} seconds, at most {MOST_SECONDS:g} are answered at once: cut it, or use "
-            "zoo predict"
-        )
-
-
-def _shown_facts(source: Path, target: Path, facts: Mapping[str, Any], facts_shown: Sequence[str]) -> list[Part]:
-    facts = {name: facts[name] for name in facts_shown or facts if name in facts}
-    audio_in = source.suffix.lower() in files.AUDIO_SUFFIXES
-    return [*_shown(source if audio_in else None, target, facts.get("cutoff_hz")), facts_table(facts)]
-
-
-def _shown(source: Path | None, target: Path, cutoff_hz: float | None) -> list[Part]:
-    """A result, and what it was made of."""
-    from zoo.audio.analysis.figures import compared_spectra, matrix_figure
-
-    if not _pictured.get():
-        return [Part("audio" if target.suffix in files.AUDIO_SUFFIXES else "file", "Result", target.name)]
-    if target.suffix in files.AUDIO_SUFFIXES and source is not None:
-        parts = [Part("audio", "Result", target.name, beside="listen"), input_part(source, target.parent)]
-        rate = files.info(target).sample_rate
-        before, after = (files.read_mono(path, rate) for path in (source, target))
-        figure = compared_spectra(before, after, rate, cutoff_hz)
-        write_figure(target.parent / "spectrograms.png", figure)
-        return [*parts, Part("image", "Spectrograms of input and result, and what is new", "spectrograms.png")]
-    if target.suffix == ".npy" and (values := np.load(target, mmap_mode="r")).ndim == 2:
-        write_figure(target.with_suffix(".png"), matrix_figure(np.array(values)))
-        return [Part("image", "Result", "result.png"), Part("file", "Result as numbers", target.name)]
-    return [Part("audio" if target.suffix in files.AUDIO_SUFFIXES else "file", "Result", target.name)]
-
-
-def input_part(source: Path, folder: Path) -> Part:
-    """The input beside the result, as a file that every browser plays."""
-    files.write(folder / "input.wav", *files.read(source))
-    return Part("audio", "Input", "input.wav", beside="listen")
 
 
 def facts_table(facts: Mapping[str, Any], title: str = "Facts") -> Part:
@@ -176,7 +72,7 @@ class Inference(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on arrays.
 
-        Audio systems take `(audio, sample_rate)`, see `as_audio`; they return audio of the same kind.
+        Audio systems take `(audio, sample_rate)`, see `zoo.audio.inference`; they return audio of the same kind.
         """
 
     @abstractmethod
@@ -197,8 +93,6 @@ class Inference(ABC):
 
     def fields(self) -> tuple[Field, ...]:
         """What a person may give for one answer: a file of those it reads, unless a system says more."""
-        if set(files.AUDIO_SUFFIXES) <= set(self.input_suffixes):
-            return (recording_field(),)
         return (Field("input", "File", "file", suffixes=tuple(self.input_suffixes)),)
 
     def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
@@ -216,7 +110,10 @@ class Inference(ABC):
             ValueError: when what was given cannot be used, in one line.
             OSError: when a file cannot be read or written.
         """
-        return answer_file(self, values["input"], folder, report)
+        target = folder / f"result{self.output_suffix}"
+        report(0.0, "computing")
+        facts = self.process_file(values["input"], target)
+        return [Part("file", "Result", target.name), facts_table(facts)]
 
     def answer_together(
         self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
@@ -229,27 +126,31 @@ class Inference(ABC):
         return [attempt(self.answer, values, folder, report) for values, folder in asked]
 
     def dry_run(self) -> str:
-        """Predict once on a made-up input, for `zoo doctor --config`; returns a word on the result."""
-        result = self(np.sin(np.arange(8000, dtype=np.float32) / 10), 16000)
-        return f"1 prediction of shape {np.shape(result)}"
+        """Predict once on a made-up input, for `zoo doctor --config`; returns one line on the result.
+
+        Raises:
+            ValueError: when this system has none.
+        """
+        raise ValueError(f"{type(self).__name__} has no dry_run")
 
     def write_example(self, stem: Path) -> Path:
-        """Write a small input that `process_file` reads; for audio one second of a tone.
+        """Write a small input that `process_file` reads.
 
         Args:
             stem: path of the file without its suffix; its folder is made.
 
         Returns:
             The path with the suffix.
+
+        Raises:
+            ValueError: when this system has none.
         """
-        path = stem.with_name(f"{stem.name}.wav")
-        files.write(path, 0.1 * np.sin(np.arange(16000, dtype=np.float32) / 10), 16000)
-        return path
+        raise ValueError(f"{type(self).__name__} has no write_example")
 
     @property
     def usage(self) -> str:
         """Python lines for a model card that load it and call it once."""
-        return AUDIO_USAGE
+        return CALL_USAGE
 
     def onnx_form(self) -> OnnxForm:
         """The nets as ONNX graphs.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from fastapi import HTTPException
 
-from zoo.runs.inference import Inference, without_pictures
+from zoo.runs.inference import Inference, without_figures
 from zoo.runs.interactive import Part
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class MicroBatcher:
                 request.result.set_result(result)
 
     def _predict(self, batch: list[PendingRequest]) -> list[list[Part] | Exception]:
-        with torch.inference_mode(), without_pictures():
+        with torch.inference_mode(), without_figures():
             return self.model.answer_together([(each.values, each.folder) for each in batch], lambda share, text: None)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.analysis.features import check_features, open_features, read_frames, write_features
+from zoo.audio.analysis.features import check_features, load_features, read_frames, write_features
 
 
 def test_arrays_and_tensors_are_mapped(tmp_path: Path) -> None:
@@ -13,7 +13,7 @@ def test_arrays_and_tensors_are_mapped(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", features[None])
     torch.save(torch.from_numpy(features), tmp_path / "c.pt")
     for name in ("a.npy", "b.npy", "c.pt"):
-        np.testing.assert_array_equal(open_features(tmp_path / name), features)
+        np.testing.assert_array_equal(load_features(tmp_path / name), features)
 
 
 def test_what_is_no_features_is_named(tmp_path: Path) -> None:
@@ -23,17 +23,17 @@ def test_what_is_no_features_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "empty.npy", np.zeros((3, 0)))
     for name in ("text.npy", "objects.npy", "flat.npy", "empty.npy"):
         with pytest.raises(ValueError, match=name):
-            open_features(tmp_path / name)
+            load_features(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=r"gone\.npy"):
-        open_features(tmp_path / "gone.npy")
+        load_features(tmp_path / "gone.npy")
 
 
 def test_pieces_become_one_file_or_none(tmp_path: Path) -> None:
     pieces = [np.full((3, frames), float(frames)) for frames in (2, 1)]
     write_features(tmp_path / "a.npy", (3, 3), "<f2", pieces)
-    found = open_features(tmp_path / "a.npy")
-    assert found.dtype == np.float16 and found.flags.f_contiguous
-    np.testing.assert_array_equal(found, np.concatenate(pieces, axis=1))
+    result = load_features(tmp_path / "a.npy")
+    assert result.dtype == np.float16 and result.flags.f_contiguous
+    np.testing.assert_array_equal(result, np.concatenate(pieces, axis=1))
     with pytest.raises(ValueError, match=r"b\.npy: features of up to 100000 do not fit into float16"):
         write_features(tmp_path / "b.npy", (3, 1), "<f2", [np.full((3, 1), 1e5)])
     assert not (tmp_path / "b.npy").exists()

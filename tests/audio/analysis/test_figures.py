@@ -12,7 +12,7 @@ def test_spectra_show_each_waveform_on_one_scale():
     times = torch.arange(16000) / 16000
     loud = torch.sin(2 * torch.pi * 1000 * times)
     waves = {"input": loud[None, None], "result": 0.1 * loud[:300], "target": torch.full((5,), torch.nan)}
-    figure = figures.spectra_figure(waves, 16000, cutoff_hz=4000)
+    figure = figures.plot_spectrograms(waves, 16000, cutoff_hz=4000)
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == ["input", "result", "target"]
     image = panels[0].images[0]
@@ -22,12 +22,12 @@ def test_spectra_show_each_waveform_on_one_scale():
     assert [line.get_ydata()[0] for line in panels[1].lines] == [4.0]
     assert media.rendered(figure).shape[2] == 3
     with pytest.raises(ValueError, match="at least one"):
-        figures.spectra_figure({}, 16000)
+        figures.plot_spectrograms({}, 16000)
 
 
 def test_mel_figure_has_three_panels_and_no_pyplot_state(tmp_path):
     target = torch.linspace(-4.0, 0.0, 40).reshape(4, 10)
-    figure = figures.mel_figure(target, target[:, :8] + 1.0)
+    figure = figures.plot_mels(target, target[:, :8] + 1.0)
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert [image.shape for image in images] == [(4, 8)] * 3
     np.testing.assert_allclose(images[2], 1.0, atol=1e-6)
@@ -36,5 +36,5 @@ def test_mel_figure_has_three_panels_and_no_pyplot_state(tmp_path):
 
 
 def test_mel_figure_checks_shapes():
-    with pytest.raises(ValueError, match="mel_figure"):
-        figures.mel_figure(np.zeros((80, 5)), np.zeros((64, 5)))
+    with pytest.raises(ValueError, match="plot_mels"):
+        figures.plot_mels(np.zeros((80, 5)), np.zeros((64, 5)))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.audio.analysis.loudness import LoudnessMeter, _k_weighting
+from zoo.audio.analysis.loudness import LoudnessMeter, k_weighting
 
 
 def measured(audio: np.ndarray, sample_rate: int, pieces: int = 7) -> np.ndarray:
@@ -19,12 +19,12 @@ def sine(seconds: float, sample_rate: int, hz: float = 997.0, level: float = 1.0
 
 @pytest.mark.parametrize("sample_rate", [16000, 22050, 44100, 48000])
 def test_a_full_scale_sine_of_997_hz_has_minus_3_lufs(sample_rate):
-    found = measured(np.stack([sine(2, sample_rate), sine(2, sample_rate, level=0.1)]), sample_rate)
-    np.testing.assert_allclose(found, [-3.01, -23.01], atol=0.06)
+    result = measured(np.stack([sine(2, sample_rate), sine(2, sample_rate, level=0.1)]), sample_rate)
+    np.testing.assert_allclose(result, [-3.01, -23.01], atol=0.06)
 
 
 def test_the_filters_are_those_of_the_standard_at_48_khz():
-    shelf, high_pass = _k_weighting(48000)
+    shelf, high_pass = k_weighting(48000)
     expected = [1.53512485958697, -2.69169618940638, 1.19839281085285, 1.0, -1.69065929318241, 0.73248077421585]
     np.testing.assert_allclose(shelf, expected, atol=1e-7)
     np.testing.assert_allclose(high_pass[4:], [-1.99004745483398, 0.99007225036621], atol=1e-7)

@@ -7,7 +7,7 @@ from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
 from zoo.audio.analysis.griffin_lim import griffin_lim, invert_mel
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 
 
 @pytest.mark.shared
@@ -79,14 +79,14 @@ def test_contradictions_are_named():
 
 def test_mel_inversion_projects_back():
     mel = LogMel()
-    magnitude = mel(torch.from_numpy(SpeechLike(seconds=(0.5, 0.5)).utterance(0))[None]).exp()
-    found = mel.mel_basis @ invert_mel(magnitude, mel)
-    assert ((found - magnitude).norm() / magnitude.norm()) < 0.02
+    magnitude = mel(torch.from_numpy(SyntheticSpeech(seconds=(0.5, 0.5)).utterance(0))[None]).exp()
+    result = mel.mel_basis @ invert_mel(magnitude, mel)
+    assert ((result - magnitude).norm() / magnitude.norm()) < 0.02
 
 
 def test_griffin_lim_restores_features_and_is_seeded():
     mel = LogMel(f_max=None)
-    speech = torch.from_numpy(SpeechLike(seconds=(1.0, 1.0)).utterance(1))[None]
+    speech = torch.from_numpy(SyntheticSpeech(seconds=(1.0, 1.0)).utterance(1))[None]
     target = mel(speech)
     audio = griffin_lim(target, mel, iterations=30, seed=3)
     assert audio.shape == (1, target.shape[-1] * 256) and audio.isfinite().all()

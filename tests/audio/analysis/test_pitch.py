@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from zoo.audio.analysis.pitch import track
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.analysis.pitch import track_pitch
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io.files import read_mono
 
 RATE = 22050
@@ -22,10 +22,10 @@ def cents(track_, f0):
 @pytest.mark.parametrize("rate", [8000, 16000, 22050, 48000])
 @pytest.mark.parametrize("f0", [55.0, 110.0, 233.0, 440.0, 530.0])
 def test_sines(f0, rate):
-    found = track(harmonics(f0, [1.0], rate), rate)
-    assert found.voiced[5:-5].all() and cents(found, f0) < 5
-    assert found.periodicity[5:-5].min() > 0.98
-    assert len(found.f0) == int(rate * 0.5) // round(0.01 * rate) + 1
+    result = track_pitch(harmonics(f0, [1.0], rate), rate)
+    assert result.voiced[5:-5].all() and cents(result, f0) < 5
+    assert result.periodicity[5:-5].min() > 0.98
+    assert len(result.f0) == int(rate * 0.5) // round(0.01 * rate) + 1
 
 
 @pytest.mark.parametrize(
@@ -34,22 +34,22 @@ def test_sines(f0, rate):
     ids=["flat", "strong second", "missing fundamental", "weak fundamental", "odd"],
 )
 def test_no_octave_errors(amplitudes):
-    found = track(harmonics(120.0, amplitudes), RATE)
-    assert found.voiced[5:-5].all() and cents(found, 120.0) < 10
+    result = track_pitch(harmonics(120.0, amplitudes), RATE)
+    assert result.voiced[5:-5].all() and cents(result, 120.0) < 10
 
 
 def test_noise_and_silence_are_unvoiced():
     noise = 0.3 * torch.randn(RATE, generator=torch.Generator().manual_seed(0))
-    found = track(noise, RATE)
-    assert not found.voiced.any() and found.periodicity.mean() < 0.3 and (found.f0 == 0).all()
-    silent = track(torch.zeros(RATE), RATE)
+    result = track_pitch(noise, RATE)
+    assert not result.voiced.any() and result.periodicity.mean() < 0.3 and (result.f0 == 0).all()
+    silent = track_pitch(torch.zeros(RATE), RATE)
     assert not silent.voiced.any() and (silent.periodicity == 0).all()
-    assert not track(1e-4 * harmonics(120.0, [1.0]), RATE).voiced.any()
+    assert not track_pitch(1e-4 * harmonics(120.0, [1.0]), RATE).voiced.any()
 
 
 def test_voicing_switches_at_the_edges():
     x = torch.cat([torch.zeros(RATE // 2), harmonics(150.0, [1, 0.5, 0.3]), torch.zeros(RATE // 2)])
-    voiced = track(x, RATE).voiced
+    voiced = track_pitch(x, RATE).voiced
     onset, end = int(voiced.nonzero()[0]), int(voiced.nonzero()[-1])
     assert abs(onset - 50) <= 3 and abs(end - 100) <= 3 and voiced[onset:end].all()
 
@@ -57,36 +57,36 @@ def test_voicing_switches_at_the_edges():
 def test_noise_lowers_periodicity_and_a_batch_equals_its_items():
     clean = harmonics(150.0, [1, 0.5, 0.3])
     noisy = clean + 0.15 * torch.randn(len(clean), generator=torch.Generator().manual_seed(0))
-    both = track(torch.stack([clean, noisy]), RATE)
+    both = track_pitch(torch.stack([clean, noisy]), RATE)
     assert both.periodicity[1, 5:-5].mean() < both.periodicity[0, 5:-5].mean() - 0.05
     for index, x in enumerate((clean, noisy)):
-        single = track(x, RATE)
+        single = track_pitch(x, RATE)
         assert torch.equal(single.voiced, both.voiced[index])
         assert torch.allclose(single.f0, both.f0[index], atol=1e-2)
 
 
 def test_follows_the_true_contour_of_synthetic_speech():
-    corpus = SpeechLike(RATE, speakers=4, seed=1, seconds=(1.5, 1.5))
+    corpus = SyntheticSpeech(RATE, speakers=4, seed=1, seconds=(1.5, 1.5))
     for index in range(4):
-        found = track(torch.from_numpy(corpus.utterance(index)), RATE)
+        result = track_pitch(torch.from_numpy(corpus.utterance(index)), RATE)
         true = torch.from_numpy(corpus.pitch(index))
-        frames = min(len(true), len(found.f0))
-        both = found.voiced[:frames] & (true[:frames] > 0)
-        error = 1200 * torch.log2(found.f0[:frames][both] / true[:frames][both])
+        frames = min(len(true), len(result.f0))
+        both = result.voiced[:frames] & (true[:frames] > 0)
+        error = 1200 * torch.log2(result.f0[:frames][both] / true[:frames][both])
         assert error.abs().median() < 20 and (error.abs() > 600).float().mean() < 0.02
-        assert (found.voiced[:frames] == (true[:frames] > 0)).float().mean() > 0.9
+        assert (result.voiced[:frames] == (true[:frames] > 0)).float().mean() > 0.9
 
 
 @pytest.mark.shared
 def test_real_speech_lies_in_its_range(shared):
     x = torch.from_numpy(read_mono(shared / "data" / "ljspeech" / "wavs" / "LJ001-0008.flac"))
-    found = track(x, RATE)
-    assert 0.4 < found.voiced.float().mean() < 0.8
-    assert 180 < found.f0[found.voiced].median() < 260
+    result = track_pitch(x, RATE)
+    assert 0.4 < result.voiced.float().mean() < 0.8
+    assert 180 < result.f0[result.voiced].median() < 260
 
 
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="expected audio"):
-        track(torch.zeros(1, 1, 100), RATE)
+        track_pitch(torch.zeros(1, 1, 100), RATE)
     with pytest.raises(ValueError, match="sample_rate is above 2200"):
-        track(torch.zeros(100), 1000)
+        track_pitch(torch.zeros(100), 1000)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zoo.audio.augment import codecs
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 
 IN_LIBSNDFILE = ("mp3", "vorbis", "opus", "alaw", "mulaw", "gsm")
 LOWEST = {"mp3": 8, "vorbis": 0, "opus": 8, "alaw": 8000, "mulaw": 8000, "gsm": None}
@@ -16,34 +16,34 @@ LOWEST = {"mp3": 8, "vorbis": 0, "opus": 8, "alaw": 8000, "mulaw": 8000, "gsm": 
 
 @pytest.fixture(scope="module")
 def speech():
-    return SpeechLike(sample_rate=16000).utterance(1)[:24000]
+    return SyntheticSpeech(sample_rate=16000).utterance(1)[:24000]
 
 
-def lag_and_likeness(found, wanted):
-    size = len(found) + len(wanted)
-    correlation = np.fft.irfft(np.fft.rfft(found, size) * np.conj(np.fft.rfft(wanted, size)), size)
+def lag_and_likeness(signal, reference):
+    size = len(signal) + len(reference)
+    correlation = np.fft.irfft(np.fft.rfft(signal, size) * np.conj(np.fft.rfft(reference, size)), size)
     best = int(np.argmax(correlation))
     lag = best if best < size // 2 else best - size
-    return lag, correlation[best] / np.linalg.norm(found) / np.linalg.norm(wanted)
+    return lag, correlation[best] / np.linalg.norm(signal) / np.linalg.norm(reference)
 
 
 def test_the_wheel_of_soundfile_brings_all_of_its_codecs():
-    assert set(IN_LIBSNDFILE) <= set(codecs.available())
+    assert set(IN_LIBSNDFILE) <= set(codecs.available_codecs())
 
 
 @pytest.mark.parametrize("rate", [16000, 22050, 48000])
 @pytest.mark.parametrize("codec", IN_LIBSNDFILE)
 @pytest.mark.parametrize("lowest", [True, False])
 def test_aligned_of_equal_length_and_deterministic(codec, rate, lowest):
-    original = SpeechLike(sample_rate=rate).utterance(1)[: rate // 2]
+    original = SyntheticSpeech(sample_rate=rate).utterance(1)[: rate // 2]
     setting = LOWEST[codec] if lowest else None
-    coded = codecs.roundtrip(original, rate, codec, setting)
+    coded = codecs.encode_decode(original, rate, codec, setting)
     lag, likeness = lag_and_likeness(coded, original)
     assert coded.shape == original.shape and coded.dtype == np.float32
     assert abs(lag) <= (rate // 8000 if codec in ("opus", "gsm") else 0)  # speech codecs bend phases by a fraction
     assert likeness > 0.75
     assert not np.array_equal(coded, original)
-    np.testing.assert_array_equal(coded, codecs.roundtrip(original, rate, codec, setting))
+    np.testing.assert_array_equal(coded, codecs.encode_decode(original, rate, codec, setting))
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,7 +55,7 @@ def test_aligned_of_equal_length_and_deterministic(codec, rate, lowest):
 )
 def test_any_length_rate_and_level(samples, rate, codec, level):
     audio = level * np.random.default_rng(samples).uniform(-1, 1, samples).astype(np.float32)
-    coded = codecs.roundtrip(audio, rate, codec)
+    coded = codecs.encode_decode(audio, rate, codec)
     assert coded.shape == audio.shape and coded.dtype == np.float32 and np.isfinite(coded).all()
     assert np.abs(coded).max() <= 3 * level + 2e-3
 
@@ -63,18 +63,18 @@ def test_any_length_rate_and_level(samples, rate, codec, level):
 def test_a_peak_above_one_passes_without_overflow(speech):
     loud = 2.5 * speech / np.abs(speech).max()
     for codec in ("alaw", "mulaw", "mp3"):
-        assert lag_and_likeness(codecs.roundtrip(loud, 16000, codec), loud)[1] > 0.95
+        assert lag_and_likeness(codecs.encode_decode(loud, 16000, codec), loud)[1] > 0.95
 
 
 @pytest.mark.parametrize(("codec", "low", "high"), [("mp3", 8, 128), ("vorbis", 0, 10), ("opus", 6, 64)])
 def test_a_higher_setting_is_nearer_to_the_original(speech, codec, low, high):
-    errors = [np.square(codecs.roundtrip(speech, 16000, codec, setting) - speech).mean() for setting in (low, high)]
+    errors = [np.square(codecs.encode_decode(speech, 16000, codec, setting) - speech).mean() for setting in (low, high)]
     assert errors[1] < 0.5 * errors[0]
 
 
 @pytest.mark.parametrize("codec", ["mp3", "opus"])
 @pytest.mark.parametrize("kbps", [16, 32, 64])
-def test_the_stream_has_the_bit_rate_asked_for(speech, codec, kbps, monkeypatch):
+def test_stream_has_the_requested_bit_rate(speech, codec, kbps, monkeypatch):
     sizes = []
     read = soundfile.read
 
@@ -83,12 +83,12 @@ def test_the_stream_has_the_bit_rate_asked_for(speech, codec, kbps, monkeypatch)
         return read(memory, **options)
 
     monkeypatch.setattr(soundfile, "read", measure)
-    codecs.roundtrip(np.tile(speech, 3), 16000, codec, kbps)
+    codecs.encode_decode(np.tile(speech, 3), 16000, codec, kbps)
     assert 8 * sizes[-1] / (3 * len(speech) / 16000) / 1000 == pytest.approx(kbps, rel=0.2)
 
 
 def test_a_telephone_line_has_no_sound_above_4_khz(speech):
-    spectrum = np.abs(np.fft.rfft(codecs.roundtrip(speech, 16000, "alaw", 8000))) ** 2
+    spectrum = np.abs(np.fft.rfft(codecs.encode_decode(speech, 16000, "alaw", 8000))) ** 2
     half = len(spectrum) // 2
     assert spectrum[half + half // 20 :].sum() < 1e-5 * spectrum.sum()
 
@@ -104,13 +104,13 @@ def test_a_telephone_line_has_no_sound_above_4_khz(speech):
 )
 def test_wrong_requests_are_named(codec, setting, message):
     with pytest.raises(ValueError, match=message):
-        codecs.roundtrip(np.ones(10, np.float32), 16000, codec, setting)
+        codecs.encode_decode(np.ones(10, np.float32), 16000, codec, setting)
 
 
 @pytest.mark.parametrize("audio", [np.zeros(0), np.array([np.nan]), np.zeros((2, 5))])
 def test_audio_that_is_none_is_refused(audio):
     with pytest.raises(ValueError, match="finite audio"):
-        codecs.roundtrip(audio, 16000, "alaw")
+        codecs.encode_decode(audio, 16000, "alaw")
 
 
 @pytest.fixture
@@ -128,25 +128,25 @@ def ffmpeg(tmp_path, monkeypatch):
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
-    codecs._ffmpeg_encoders.cache_clear()
+    codecs.list_ffmpeg_encoders.cache_clear()
     yield
-    codecs._ffmpeg_encoders.cache_clear()
-    codecs._delay.cache_clear()
+    codecs.list_ffmpeg_encoders.cache_clear()
+    codecs.measure_delay.cache_clear()
 
 
 def test_codecs_of_ffmpeg_are_used_where_it_is_and_their_delay_is_removed(speech, ffmpeg):
-    assert "amr_nb" in codecs.available() and "amr_wb" not in codecs.available()
-    low = codecs.roundtrip(speech, 16000, "mulaw", 8000)  # what a line of 8 kHz can carry
-    found = codecs.roundtrip(low, 16000, "amr_nb")
-    assert lag_and_likeness(found, low) == (0, pytest.approx(1, abs=1e-3))
+    assert "amr_nb" in codecs.available_codecs() and "amr_wb" not in codecs.available_codecs()
+    low = codecs.encode_decode(speech, 16000, "mulaw", 8000)  # what a line of 8 kHz can carry
+    signal = codecs.encode_decode(low, 16000, "amr_nb")
+    assert lag_and_likeness(signal, low) == (0, pytest.approx(1, abs=1e-3))
     with pytest.raises(OSError, match="no such mode"):
-        codecs.roundtrip(speech, 16000, "amr_nb", 6.0)
+        codecs.encode_decode(speech, 16000, "amr_nb", 6.0)
 
 
 def test_without_ffmpeg_its_codecs_are_refused_with_the_cure(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    codecs._ffmpeg_encoders.cache_clear()
-    assert set(codecs.available()) == set(IN_LIBSNDFILE)
+    codecs.list_ffmpeg_encoders.cache_clear()
+    assert set(codecs.available_codecs()) == set(IN_LIBSNDFILE)
     with pytest.raises(ValueError, match=r"amr_wb needs an ffmpeg with the encoder libvo_amrwbenc on PATH; available"):
-        codecs.check("amr_wb")
-    codecs._ffmpeg_encoders.cache_clear()
+        codecs.validate_codec("amr_wb")
+    codecs.list_ffmpeg_encoders.cache_clear()

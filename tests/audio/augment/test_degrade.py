@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.effects import power
-from zoo.audio.augment.rooms import SyntheticNoise, read_rirs, synthetic_rirs
+from zoo.audio.augment.rooms import SyntheticNoise, load_rirs, synthesize_rirs
 from zoo.audio.io import files
 
 RATE = 16000
 CHEAP = ("noise", "reverb", "clipping", "lowpass", "packet_loss")
 NOISES = SyntheticNoise(6, RATE, seconds=0.5)
-RIRS = synthetic_rirs(3, RATE)
+RIRS = synthesize_rirs(3, RATE)
 
 
 class Clips:
@@ -50,25 +50,25 @@ def run(degrader, clean, seed=0, noises=NOISES, rirs=RIRS, rate=RATE):
 def test_finite_of_equal_length_bounded_and_deterministic(samples, seed, peak, order, rate):
     degrader = Degrader(CHEAP, order=order, gain=(0.25, 1.0), polarity=0.5)
     clean = white(samples, seed, peak)
-    kept = clean.copy()
+    unchanged = clean.copy()
     first, second = (run(degrader, clean, seed, rate=rate) for _ in range(2))
     assert first.audio.shape == clean.shape and first.audio.dtype == np.float32
     assert np.isfinite(first.audio).all() and np.abs(first.audio).max() <= 1
     np.testing.assert_array_equal(first.audio, second.audio)
-    assert json.loads(json.dumps(first.facts)) == first.facts == second.facts
-    assert sorted(first.facts["steps"] + first.facts["skipped"]) == sorted(CHEAP)
-    np.testing.assert_array_equal(clean, kept)
+    assert json.loads(json.dumps(first.details)) == first.details == second.details
+    assert sorted(first.details["steps"] + first.details["skipped"]) == sorted(CHEAP)
+    np.testing.assert_array_equal(clean, unchanged)
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), samples=st.integers(200, 20000))
-def test_snr_is_what_the_facts_say(seed, samples):
+def test_snr_equals_its_detail(seed, samples):
     clean = white(samples, seed)
     degraded = run(Degrader(["noise"], gain=(0.25, 1.0), polarity=0.5), clean, seed)
     noise = degraded.audio.astype(np.float64) - degraded.level * clean.astype(np.float64)
-    found = 10 * np.log10(power(degraded.level * clean) / power(noise))
-    assert -5 <= degraded.facts["snr_db"] <= 30
-    assert abs(found - degraded.facts["snr_db"]) < 0.1
+    results = 10 * np.log10(power(degraded.level * clean) / power(noise))
+    assert -5 <= degraded.details["snr_db"] <= 30
+    assert abs(results - degraded.details["snr_db"]) < 0.1
 
 
 @pytest.mark.parametrize("step", [*CHEAP, "codec"])
@@ -76,7 +76,7 @@ def test_each_step_changes_the_signal_and_leaves_it_in_place(step):
     clean = white(RATE)
     degraded = run(Degrader([step], codecs={"mp3": [16], "vorbis": [0], "alaw": [8000]}), clean, seed=1)
     spectrum = np.fft.rfft(degraded.audio, 2 * RATE) * np.conj(np.fft.rfft(clean, 2 * RATE))
-    assert degraded.facts["steps"] == [step]
+    assert degraded.details["steps"] == [step]
     assert int(np.argmax(np.fft.irfft(spectrum))) == 0
     assert np.abs(degraded.audio - clean).max() > 1e-3
 
@@ -85,12 +85,12 @@ def test_silent_noise_is_passed_over_and_never_gives_nan():
     clean = white(4000)
     for silent in (np.zeros(8000), np.full(100, 2e-5), np.full(8000, np.nan)):
         degraded = run(Degrader(["noise"]), clean, noises=Clips(silent))
-        assert degraded.facts["skipped"] == ["noise"] and "snr_db" not in degraded.facts
+        assert degraded.details["skipped"] == ["noise"] and "snr_db" not in degraded.details
         np.testing.assert_array_equal(degraded.audio, clean)
     half = Clips(np.concatenate([np.zeros(8000), white(8000)]))  # some crops are silent, further ones are drawn
     outcomes = [run(Degrader(["noise"]), clean, seed, noises=half) for seed in range(40)]
     assert all(np.isfinite(each.audio).all() for each in outcomes)
-    assert sum(each.facts["steps"] == ["noise"] for each in outcomes) > 30
+    assert sum(each.details["steps"] == ["noise"] for each in outcomes) > 30
 
 
 def test_noise_before_the_reverb_gets_the_room_and_behind_it_not():
@@ -105,24 +105,24 @@ def test_noise_before_the_reverb_gets_the_room_and_behind_it_not():
 
 
 def test_steps_follow_their_list_or_a_random_order():
-    listed = {tuple(run(Degrader(CHEAP), white(900), seed).facts["steps"]) for seed in range(5)}
+    listed = {tuple(run(Degrader(CHEAP), white(900), seed).details["steps"]) for seed in range(5)}
     assert {tuple(step for step in order if step != "packet_loss") for order in listed} == {CHEAP[:4]}
-    mixed = {tuple(run(Degrader(CHEAP[:3], order="random"), white(900), seed).facts["steps"]) for seed in range(60)}
+    mixed = {tuple(run(Degrader(CHEAP[:3], order="random"), white(900), seed).details["steps"]) for seed in range(60)}
     assert len(mixed) == 6
 
 
 def test_probabilities_limits_and_untouched_items_have_their_share():
     clean = white(400)
-    half = [run(Degrader(["noise", "clipping"], {"noise": 0.5}), clean, seed).facts["steps"] for seed in range(400)]
+    half = [run(Degrader(["noise", "clipping"], {"noise": 0.5}), clean, seed).details["steps"] for seed in range(400)]
     assert all("clipping" in steps for steps in half)
     assert sum("noise" in steps for steps in half) / 400 == pytest.approx(0.5, abs=0.08)
     recipe = Degrader.open_miipher(untouched=0.25)
-    found = [run(recipe, clean, seed) for seed in range(400)]
-    counts = np.bincount([len(each.facts["steps"]) for each in found], minlength=4) / 400
+    results = [run(recipe, clean, seed) for seed in range(400)]
+    counts = np.bincount([len(each.details["steps"]) for each in results], minlength=4) / 400
     assert len(counts) == 4 and counts[0] == pytest.approx(0.25, abs=0.07)
     assert counts[1:] == pytest.approx(0.25, abs=0.07)
-    for each in found:
-        if not each.facts["steps"]:
+    for each in results:
+        if not each.details["steps"]:
             np.testing.assert_array_equal(each.audio, clean)
 
 
@@ -131,34 +131,34 @@ def test_gain_polarity_and_peak_limit_make_the_level():
     flips = set()
     for seed in range(20):
         degraded = run(Degrader([], gain=(0.25, 1.0), polarity=0.5), clean, seed)
-        assert 0.25 <= degraded.facts["gain"] <= 1
+        assert 0.25 <= degraded.details["gain"] <= 1
         np.testing.assert_allclose(degraded.audio, degraded.level * clean, atol=1e-6)
-        flips.add(degraded.facts["polarity"])
+        flips.add(degraded.details["polarity"])
     assert flips == {-1, 1}
     loud = run(Degrader([]), 4 * clean)
-    assert loud.facts["peak_scale"] == pytest.approx(1 / np.abs(4 * clean).max())
+    assert loud.details["peak_scale"] == pytest.approx(1 / np.abs(4 * clean).max())
     np.testing.assert_allclose(loud.audio, loud.level * 4 * clean, atol=1e-6)
 
 
 def test_cutoffs_above_the_band_are_skipped_or_not_drawn():
-    assert run(Degrader(["lowpass"], cutoff_hz=(5000, 7000)), white(800), rate=8000).facts["skipped"] == ["lowpass"]
-    drawn = [run(Degrader(["lowpass"]), white(800), seed, rate=8000).facts["cutoff_hz"] for seed in range(20)]
-    assert max(drawn) < 4000
+    assert run(Degrader(["lowpass"], cutoff_hz=(5000, 7000)), white(800), rate=8000).details["skipped"] == ["lowpass"]
+    cutoffs = [run(Degrader(["lowpass"]), white(800), seed, rate=8000).details["cutoff_hz"] for seed in range(20)]
+    assert max(cutoffs) < 4000
 
 
 def test_offline_recipe_always_codes_and_has_half_the_reverb():
-    found = [run(Degrader.a2(codecs={"alaw": []}), white(800), seed).facts for seed in range(100)]
-    assert all(facts["steps"][0] == "noise" and facts["steps"][-1] == "codec" for facts in found)
-    assert sum("reverb" in facts["steps"] for facts in found) == pytest.approx(50, abs=15)
-    assert set(Degrader.a2().codecs) == {"mp3", "vorbis", "alaw"}
+    results = [run(Degrader.miipher2_offline(codecs={"alaw": []}), white(800), seed).details for seed in range(100)]
+    assert all(facts["steps"][0] == "noise" and facts["steps"][-1] == "codec" for facts in results)
+    assert sum("reverb" in facts["steps"] for facts in results) == pytest.approx(50, abs=15)
+    assert set(Degrader.miipher2_offline().codecs) == {"mp3", "vorbis", "alaw"}
 
 
 def test_codecs_and_settings_are_drawn_from_the_table():
     degrader = Degrader(["codec"], codecs={"alaw": [4000, 8000], "mulaw": []})
-    found = {
-        tuple(run(degrader, white(300), seed).facts[key] for key in ("codec", "codec_setting")) for seed in range(40)
+    results = {
+        tuple(run(degrader, white(300), seed).details[key] for key in ("codec", "codec_setting")) for seed in range(40)
     }
-    assert found == {("alaw", 4000.0), ("alaw", 8000.0), ("mulaw", None)}
+    assert results == {("alaw", 4000.0), ("alaw", 8000.0), ("mulaw", None)}
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_real_speech_noise_and_rooms(shared):
     data = shared / "data"
     speech = files.read_mono(data / "ljspeech" / "wavs" / "LJ001-0002.flac", RATE)
     noises = Clips(*(files.read_mono(path, RATE) for path in files.find_audio_files(data / "noise")))
-    rirs = read_rirs(data / "rir", RATE)
+    rirs = load_rirs(data / "rir", RATE)
     for seed in range(3):
-        degraded = run(Degrader.a2(snr_db=(-5.0, 20.0)), speech, seed, noises, rirs)
+        degraded = run(Degrader.miipher2_offline(snr_db=(-5.0, 20.0)), speech, seed, noises, rirs)
         likeness = np.corrcoef(degraded.audio, speech)[0, 1]
         assert len(degraded.audio) == len(speech) and 0.1 < likeness < 0.9999

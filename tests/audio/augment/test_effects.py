@@ -7,12 +7,12 @@ from zoo.audio.augment import effects
 from zoo.audio.augment.effects import (
     add_noise,
     clip,
-    direct_path,
-    lose_packets,
+    drop_packets,
+    find_direct_path,
     lowpass,
-    packet_losses,
     power,
     reverberate,
+    sample_packet_losses,
 )
 
 RATES = [8000, 16000, 22050, 44100]
@@ -22,9 +22,9 @@ def white(samples, seed=0, peak=0.5):
     return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)
 
 
-def peak_lag(found, wanted):
-    size = len(found) + len(wanted)
-    correlation = np.fft.irfft(np.fft.rfft(found, size) * np.conj(np.fft.rfft(wanted, size)), size)
+def peak_lag(signal, reference):
+    size = len(signal) + len(reference)
+    correlation = np.fft.irfft(np.fft.rfft(signal, size) * np.conj(np.fft.rfft(reference, size)), size)
     best = int(np.argmax(correlation))
     return best if best < size // 2 else best - size
 
@@ -39,11 +39,11 @@ def sparse_rir(delay, sign=1.0, tail=4000):
 
 @settings(max_examples=50, deadline=None)
 @given(snr_db=st.floats(-30, 60), samples=st.integers(2, 4000), seed=st.integers(0, 99), level=st.floats(1e-3, 1))
-def test_noise_has_the_snr_asked_for(snr_db, samples, seed, level):
+def test_noise_has_the_requested_snr(snr_db, samples, seed, level):
     speech, noise = white(samples, seed, level), white(samples, seed + 1)
     mixed = add_noise(speech, noise, snr_db)
-    found = 10 * np.log10(power(speech) / power(mixed.astype(np.float64) - speech))
-    assert mixed.dtype == np.float32 and abs(found - snr_db) < 0.1
+    signal = 10 * np.log10(power(speech) / power(mixed.astype(np.float64) - speech))
+    assert mixed.dtype == np.float32 and abs(signal - snr_db) < 0.1
 
 
 def test_silent_noise_is_refused_and_silent_speech_stays():
@@ -59,7 +59,7 @@ def test_silent_noise_is_refused_and_silent_speech_stays():
 @given(delay=st.integers(0, 3000), sign=st.sampled_from([-1.0, 1.0]), samples=st.integers(2000, 8000))
 def test_reverb_leaves_the_direct_sound_where_the_speech_was(delay, sign, samples):
     speech, rir = white(samples, delay), sparse_rir(delay, sign)
-    assert direct_path(rir, 16000) == delay
+    assert find_direct_path(rir, 16000) == delay
     wet = reverberate(speech, rir, 16000)
     assert wet.shape == speech.shape and wet.dtype == np.float32
     assert peak_lag(wet, speech) == 0
@@ -68,16 +68,16 @@ def test_reverb_leaves_the_direct_sound_where_the_speech_was(delay, sign, sample
 
 def test_reverb_is_the_convolution_behind_the_delay():
     speech, rir = white(500), sparse_rir(40, tail=200)
-    wanted = np.convolve(speech, rir)[40:540]
-    wanted *= np.sqrt(power(speech) / power(wanted))
+    reference = np.convolve(speech, rir)[40:540]
+    reference *= np.sqrt(power(speech) / power(reference))
     # The tail is cut at -60 dB of energy, and the 2 ms kept before the direct sound are zeros here.
-    assert np.abs(reverberate(speech, rir, 16000) - wanted).max() < 3e-3 * np.abs(wanted).max()
+    assert np.abs(reverberate(speech, rir, 16000) - reference).max() < 3e-3 * np.abs(reference).max()
 
 
 def test_direct_sound_weaker_than_a_reflection_is_found():
     rir = np.zeros(1000, np.float32)
     rir[100], rir[400] = 0.7, 1.0
-    assert direct_path(rir, 16000) == 100
+    assert find_direct_path(rir, 16000) == 100
 
 
 @pytest.mark.parametrize("rir", [np.zeros(10), np.array([np.nan, 1.0]), np.ones((2, 5)), np.zeros(0)])
@@ -125,21 +125,21 @@ def test_lowpass_keeps_length_and_place(samples, rate, cutoff, how):
 
 
 def test_packet_losses_have_the_rate_and_the_bursts():
-    lost = packet_losses(200_000, 0.1, 3.0, np.random.default_rng(0))
+    lost = sample_packet_losses(200_000, 0.1, 3.0, np.random.default_rng(0))
     runs = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], lost, [0]]))))[::2]
     assert lost.mean() == pytest.approx(0.1, abs=0.005)
     assert runs.mean() == pytest.approx(3.0, abs=0.1)
-    assert not packet_losses(1000, 0.0, 1.0, np.random.default_rng(0)).any()
+    assert not sample_packet_losses(1000, 0.0, 1.0, np.random.default_rng(0)).any()
 
 
 def test_lost_packets_are_zero_or_repeat_the_last_that_arrived():
     speech = np.arange(1, 11, dtype=np.float32)
     lost = np.array([True, False, True, True, False])
-    np.testing.assert_array_equal(lose_packets(speech[:9], 100, lost, "zero"), [0, 0, 3, 4, 0, 0, 0, 0, 9])
-    np.testing.assert_array_equal(lose_packets(speech, 100, lost, "repeat"), [0, 0, 3, 4, 3, 4, 3, 4, 9, 10])
+    np.testing.assert_array_equal(drop_packets(speech[:9], 100, lost, "zero"), [0, 0, 3, 4, 0, 0, 0, 0, 9])
+    np.testing.assert_array_equal(drop_packets(speech, 100, lost, "repeat"), [0, 0, 3, 4, 3, 4, 3, 4, 9, 10])
     assert effects.packet_samples(16000) == 320
 
 
 def test_fit_cuts_and_extends():
-    np.testing.assert_array_equal(effects.fit(np.arange(3.0), 2), [0, 1])
-    np.testing.assert_array_equal(effects.fit(np.arange(3.0), 5), [0, 1, 2, 0, 0])
+    np.testing.assert_array_equal(effects.match_length(np.arange(3.0), 2), [0, 1])
+    np.testing.assert_array_equal(effects.match_length(np.arange(3.0), 5), [0, 1, 2, 0, 0])

@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.audio.augment.effects import direct_path, reverberate
-from zoo.audio.augment.rooms import SyntheticNoise, crop_noise, open_noises, open_rirs, read_rirs, synthetic_rirs
-from zoo.audio.corpora.cache import build
-from zoo.audio.corpora.corpus import Corpus, cache_folder
+from zoo.audio.augment.effects import find_direct_path, reverberate
+from zoo.audio.augment.rooms import SyntheticNoise, crop_noise, load_noises, load_rirs, synthesize_rirs
+from zoo.audio.corpora.cache import build_cache
+from zoo.audio.corpora.corpus import Corpus, cache_dir
 from zoo.audio.io import files
 
 RATE = 16000
@@ -20,8 +20,8 @@ def decay_seconds(rir):
 
 
 def test_synthetic_responses_are_rooms_with_a_delay():
-    rirs = synthetic_rirs(20, RATE, seed=3)
-    arrivals = np.array([direct_path(rir, RATE) for rir in rirs])
+    rirs = synthesize_rirs(20, RATE, seed=3)
+    arrivals = np.array([find_direct_path(rir, RATE) for rir in rirs])
     assert all(rir.dtype == np.float32 and rir.ndim == 1 and np.abs(rir).max() == 1 for rir in rirs)
     assert arrivals.min() >= 0.3 / 343 * RATE - 1 and arrivals.max() < 0.045 * RATE  # 0.3 m to the diagonal of the room
     assert len(set(arrivals)) > 10
@@ -32,36 +32,36 @@ def test_synthetic_responses_are_rooms_with_a_delay():
 
 
 def test_synthetic_responses_are_deterministic_and_independent_of_count():
-    first, more = synthetic_rirs(2, RATE, seed=1), synthetic_rirs(4, RATE, seed=1)
+    first, more = synthesize_rirs(2, RATE, seed=1), synthesize_rirs(4, RATE, seed=1)
     for a, b in zip(first, more, strict=False):
         np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(more[0][:500], synthetic_rirs(1, RATE, seed=2)[0][:500])
-    assert synthetic_rirs(0, RATE) == []
+    assert not np.array_equal(more[0][:500], synthesize_rirs(1, RATE, seed=2)[0][:500])
+    assert synthesize_rirs(0, RATE) == []
     with pytest.raises(ValueError, match="sample_rate is at least 1000"):
-        synthetic_rirs(1, 500)
+        synthesize_rirs(1, 500)
 
 
 def test_read_rirs_resamples_in_order_and_names_the_silent_one(tmp_path):
-    rir = synthetic_rirs(1, RATE)[0]
+    rir = synthesize_rirs(1, RATE)[0]
     files.write(tmp_path / "b.wav", rir, RATE)
     files.write(tmp_path / "deep" / "a.wav", np.stack([rir, rir]), RATE)
-    first, second = read_rirs(tmp_path, 8000)
+    first, second = load_rirs(tmp_path, 8000)
     assert abs(len(first) - len(rir) / 2) <= 1
     np.testing.assert_allclose(first, second, atol=1e-4)
     files.write(tmp_path / "c.wav", np.zeros(100), RATE)
     with pytest.raises(ValueError, match=r"c\.wav: silent"):
-        read_rirs(tmp_path, RATE)
+        load_rirs(tmp_path, RATE)
 
 
 def test_read_rirs_of_an_empty_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="no room impulse responses"):
-        read_rirs(tmp_path, RATE)
+        load_rirs(tmp_path, RATE)
 
 
 @pytest.mark.shared
 def test_recorded_responses_do_not_delay(shared):
     white = np.random.default_rng(0).uniform(-0.5, 0.5, 8000).astype(np.float32)
-    for rir in read_rirs(shared / "data" / "rir", RATE):
+    for rir in load_rirs(shared / "data" / "rir", RATE):
         wet = reverberate(white, rir, RATE)
         lag = int(np.argmax(np.correlate(wet, white, mode="full"))) - (len(white) - 1)
         assert lag in (0, 1)  # the direct sound of one of them lies half-way between two samples
@@ -95,23 +95,23 @@ def test_bad_arguments_are_named():
 
 def test_a_crop_lies_inside_and_a_short_noise_goes_round():
     noises = SyntheticNoise(1, RATE, seconds=0.5)
-    whole = noises.read(0)
+    full = noises.read(0)
     crop, start = crop_noise(noises, 0, 3000, np.random.default_rng(1))
-    np.testing.assert_array_equal(crop, whole[start : start + 3000])
+    np.testing.assert_array_equal(crop, full[start : start + 3000])
     tiled, start = crop_noise(noises, 0, 20000, np.random.default_rng(1))
-    np.testing.assert_array_equal(tiled, np.tile(whole, 4)[start : start + 20000])
+    np.testing.assert_array_equal(tiled, np.tile(full, 4)[start : start + 20000])
 
 
 def test_validation_hears_other_noise_than_training(tmp_path: Path) -> None:
     ramp = np.linspace(0, 0.5, 16000, dtype=np.float32)
     files.write(tmp_path / "noise" / "a.wav", ramp, 16000)
-    build([tmp_path / "noise" / "a.wav"], cache_folder(tmp_path / "cache", tmp_path / "noise", 16000), 16000)
-    train, val = (open_noises(tmp_path / "noise", tmp_path / "cache", 16000, training) for training in (True, False))
+    build_cache([tmp_path / "noise" / "a.wav"], cache_dir(tmp_path / "cache", tmp_path / "noise", 16000), 16000)
+    train, val = (load_noises(tmp_path / "noise", tmp_path / "cache", 16000, training) for training in (True, False))
     assert int(train.lengths[0]) + int(val.lengths[0]) == 16000
     assert train.read(0).max() < val.read(0).min() + 1e-3
 
 
 def test_noise_and_rooms_can_be_made_in_code(tmp_path: Path) -> None:
-    first, second = (open_noises(None, tmp_path, 8000, training).read(0) for training in (True, False))
+    first, second = (load_noises(None, tmp_path, 8000, training).read(0) for training in (True, False))
     assert not np.array_equal(first[:1000], second[:1000])
-    assert all(np.isfinite(rir).all() and len(rir) for rir in open_rirs(None, 8000)[:3])
+    assert all(np.isfinite(rir).all() and len(rir) for rir in load_rirs(None, 8000)[:3])

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zoo.audio.corpora import cache
-from zoo.audio.corpora.cache import CorpusCache, build
-from zoo.audio.corpora.corpus import scaled
+from zoo.audio.corpora.cache import CorpusCache, build_cache
+from zoo.audio.corpora.corpus import read_normalized
 from zoo.audio.io import files
 
 RATE = 16000
@@ -35,28 +35,28 @@ def entries(folder):
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     paths = corpus(folder)
-    return paths, build(paths, folder / "out", RATE, progress=False)
+    return paths, build_cache(paths, folder / "out", RATE, progress=False)
 
 
 def test_index(built):
-    paths, found = built
-    assert len(found) == 5 and found.sample_rate == RATE and found.bad == {}
-    assert list(found.names) == [path.relative_to(paths[0].parents[1]).as_posix() for path in paths]
-    assert found.names[-1] == "sub0/é004.wav" and found.names[1:3] == ["sub1/é001.wav", "sub0/é002.wav"]
-    assert found.lengths.tolist() == [1000, 1010, 1020, 1030, 1040]
+    paths, built_cache = built
+    assert len(built_cache) == 5 and built_cache.sample_rate == RATE and built_cache.unreadable == {}
+    assert list(built_cache.names) == [path.relative_to(paths[0].parents[1]).as_posix() for path in paths]
+    assert built_cache.names[-1] == "sub0/é004.wav" and built_cache.names[1:3] == ["sub1/é001.wav", "sub0/é002.wav"]
+    assert built_cache.lengths.tolist() == [1000, 1010, 1020, 1030, 1040]
     for i, path in enumerate(paths):
-        assert found.peaks[i] == np.abs(files.read_mono(path)).max()
-    assert entries(found.folder.parent) == ["in", "out"]
+        assert built_cache.peaks[i] == np.abs(files.read_mono(path)).max()
+    assert entries(built_cache.folder.parent) == ["in", "out"]
 
 
 @given(data=st.data())
 def test_read_equals_the_slice_of_the_source(built, data):
-    paths, found = built
+    paths, built_cache = built
     index = data.draw(st.integers(0, 4))
     source = files.read_mono(paths[index])
     start = data.draw(st.integers(0, len(source) - 1))
     samples = data.draw(st.integers(-1, 2000))
-    piece = found.read(index, start, samples)
+    piece = built_cache.read(index, start, samples)
     assert piece.dtype == np.float32
     np.testing.assert_array_equal(piece, source[start:] if samples == -1 else source[start : start + samples])
 
@@ -83,53 +83,53 @@ def test_pickles_small_and_reads_after_fork(built):
 def test_resamples_mixes_down_and_never_clips(tmp_path):
     tone = np.sin(2 * np.pi * 440 * np.arange(48000) / 48000)
     files.write(tmp_path / "a.wav", np.stack([4 * tone, 2 * tone]), 48000, "FLOAT")
-    found = build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
-    assert found.lengths.tolist() == [16000] and found.names[0] == "a.wav"
-    assert 0.999 < found.peaks[0] <= 1
-    assert np.abs(found.read(0) - np.sin(2 * np.pi * 440 * np.arange(16000) / RATE))[500:-500].max() < 0.01
+    built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
+    assert built_cache.lengths.tolist() == [16000] and built_cache.names[0] == "a.wav"
+    assert 0.999 < built_cache.peaks[0] <= 1
+    assert np.abs(built_cache.read(0) - np.sin(2 * np.pi * 440 * np.arange(16000) / RATE))[500:-500].max() < 0.01
 
 
 def test_built_once_and_again_when_something_changes(tmp_path, monkeypatch):
     paths = corpus(tmp_path)
-    first = build(paths, tmp_path / "out", RATE, progress=False)
+    first = build_cache(paths, tmp_path / "out", RATE, progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(cache, "read_mixed", lambda *_: pytest.fail("decoded again"))
-        assert build(paths, tmp_path / "out", RATE, progress=False).key == first.key
-    assert build(paths, tmp_path / "out", 8000, progress=False).sample_rate == 8000
+        assert build_cache(paths, tmp_path / "out", RATE, progress=False).key == first.key
+    assert build_cache(paths, tmp_path / "out", 8000, progress=False).sample_rate == 8000
     files.write(paths[0], np.full(7, 0.25), RATE)
     os.utime(paths[0], ns=(1, 1))
-    assert build(paths, tmp_path / "out", RATE, progress=False).lengths[0] == 7
+    assert build_cache(paths, tmp_path / "out", RATE, progress=False).lengths[0] == 7
     (tmp_path / "out" / "audio.i16").write_bytes(b"")
     with pytest.raises(ValueError):
         CorpusCache(tmp_path / "out")
-    assert build(paths, tmp_path / "out", RATE, progress=False).lengths[0] == 7
+    assert build_cache(paths, tmp_path / "out", RATE, progress=False).lengths[0] == 7
 
 
 def test_killed_build_goes_on_where_it_stopped(tmp_path, monkeypatch):
     paths = corpus(tmp_path)
     expected = [files.read_mono(path) for path in paths]
     read = cache.read_mixed
-    seen = []
+    calls = []
 
     def interrupted(path, rate):
-        seen.append(path)
-        if len(seen) == 4:
+        calls.append(path)
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return read(path, rate)
 
     monkeypatch.setattr(cache, "read_mixed", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build(paths, tmp_path / "out", RATE, progress=False)
+        build_cache(paths, tmp_path / "out", RATE, progress=False)
     assert not (tmp_path / "out").exists()
     partial = tmp_path / ".out.partial"
     with (partial / "audio.i16").open("ab") as handle:
         handle.write(b"half a file")  # samples whose journal line was never written
     with (partial / "journal.jsonl").open("a") as handle:
         handle.write("[10")
-    found = build(paths, tmp_path / "out", RATE, progress=False)
-    assert len(seen) == 6  # four, then only the two that were missing
+    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
+    assert len(calls) == 6  # four, then only the two that were missing
     for index, audio in enumerate(expected):
-        np.testing.assert_array_equal(found.read(index), audio)
+        np.testing.assert_array_equal(built_cache.read(index), audio)
     assert entries(tmp_path) == ["in", "out"]
 
 
@@ -141,7 +141,8 @@ from pathlib import Path
 from zoo.audio.corpora import cache
 read = cache.read_mixed
 cache.read_mixed = lambda *a: (time.sleep(0.02), read(*a))[1]
-cache.build(sorted(Path({str(tmp_path / "in")!r}).rglob("*.wav")), {str(tmp_path / "out")!r}, {RATE}, progress=False)
+paths = sorted(Path({str(tmp_path / "in")!r}).rglob("*.wav"))
+cache.build_cache(paths, {str(tmp_path / "out")!r}, {RATE}, progress=False)
 """
     child = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.time() + 60
@@ -151,48 +152,49 @@ cache.build(sorted(Path({str(tmp_path / "in")!r}).rglob("*.wav")), {str(tmp_path
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert not (tmp_path / "out").exists()
-    found = build(sorted((tmp_path / "in").rglob("*.wav")), tmp_path / "out", RATE, progress=False)
+    built_cache = build_cache(sorted((tmp_path / "in").rglob("*.wav")), tmp_path / "out", RATE, progress=False)
     for index, path in enumerate(sorted(paths)):
-        np.testing.assert_array_equal(found.read(index), files.read_mono(path))
+        np.testing.assert_array_equal(built_cache.read(index), files.read_mono(path))
 
 
 def test_bad_files_are_left_out_and_listed(tmp_path, caplog):
     paths = corpus(tmp_path, 20)
     paths[3].write_bytes(paths[3].read_bytes()[:500])
-    found = build(paths, tmp_path / "out", RATE, progress=False)
-    assert len(found) == 19 and list(found.bad) == ["sub1/é003.wav"] and "cut" in found.bad["sub1/é003.wav"]
+    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
+    assert len(built_cache) == 19 and list(built_cache.unreadable) == ["sub1/é003.wav"]
+    assert "cut" in built_cache.unreadable["sub1/é003.wav"]
     assert "é003.wav" in caplog.text
-    np.testing.assert_array_equal(found.read(3), files.read_mono(paths[4]))
+    np.testing.assert_array_equal(built_cache.read(3), files.read_mono(paths[4]))
 
 
 def test_too_many_bad_files_abort(tmp_path):
     paths = corpus(tmp_path, 6)
     paths[2].write_bytes(b"")
     with pytest.raises(ValueError, match=r"1 of 6 .*é002\.wav: is empty"):
-        build(paths, tmp_path / "out", RATE, progress=False)
+        build_cache(paths, tmp_path / "out", RATE, progress=False)
     assert entries(tmp_path) == ["in"]
-    assert len(build(paths, tmp_path / "out", RATE, progress=False, max_bad_share=0.5)) == 5
+    assert len(build_cache(paths, tmp_path / "out", RATE, progress=False, max_bad_share=0.5)) == 5
     for path in paths:
         path.write_bytes(b"")
     with pytest.raises(ValueError, match="none of 6"):
-        build(paths, tmp_path / "none", RATE, progress=False, max_bad_share=1.0)
+        build_cache(paths, tmp_path / "none", RATE, progress=False, max_bad_share=1.0)
 
 
 def test_refusals(tmp_path):
     paths = corpus(tmp_path, 2)
     with pytest.raises(ValueError, match="at least one"):
-        build([], tmp_path / "out", RATE)
+        build_cache([], tmp_path / "out", RATE)
     with pytest.raises(ValueError, match="not a corpus cache"):
-        build(paths, tmp_path / "in", RATE)
+        build_cache(paths, tmp_path / "in", RATE)
     with pytest.raises(FileNotFoundError):
-        build([tmp_path / "missing.wav"], tmp_path / "out", RATE)
+        build_cache([tmp_path / "missing.wav"], tmp_path / "out", RATE)
     with pytest.raises(FileNotFoundError, match="no corpus cache"):
         CorpusCache(tmp_path)
-    found = build(paths, tmp_path / "out", RATE, progress=False)
-    meta = json.loads((found.folder / "meta.json").read_text())
-    (found.folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
+    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
+    meta = json.loads((built_cache.folder / "meta.json").read_text())
+    (built_cache.folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
     with pytest.raises(ValueError, match="expected cache version"):
-        CorpusCache(found.folder)
+        CorpusCache(built_cache.folder)
 
 
 def test_full_disk_leaves_nothing(tmp_path):
@@ -203,7 +205,7 @@ def test_full_disk_leaves_nothing(tmp_path):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
-            build(paths, tmp_path / "out", RATE, progress=False)
+            build_cache(paths, tmp_path / "out", RATE, progress=False)
         except OSError:
             os._exit(7)
         os._exit(1)
@@ -218,8 +220,8 @@ def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
     loud = rng.uniform(-1, 1, RATE)
     loud /= np.abs(loud).max()
     files.write(tmp_path / "a.wav", loud * 10 ** (peak_db / 20), RATE, subtype)
-    corpus = build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
-    audio = scaled(corpus, 0, True, 0, -1).numpy().astype(np.float64)
+    corpus = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
+    audio = read_normalized(corpus, 0, True, 0, -1).numpy().astype(np.float64)
     source = files.read_mono(tmp_path / "a.wav").astype(np.float64)  # what the file itself holds
     expected = source / np.abs(source).max() * 0.95
     assert 10 * np.log10(np.sum(expected**2) / np.sum((audio - expected) ** 2)) >= 80
@@ -227,15 +229,15 @@ def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
 
 def test_channels_are_part_of_the_cache(tmp_path):
     files.write(tmp_path / "a.wav", np.stack([np.full(50, 0.25), np.full(50, -0.5)]), RATE)
-    assert build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False).channels is None
-    found = build([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False, channels="each")
-    assert found.channels.tolist() == [2]
-    np.testing.assert_array_equal(found.read(0), np.repeat([0.25, -0.5], 50))
+    assert build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False).channels is None
+    built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False, channels="each")
+    assert built_cache.channels.tolist() == [2]
+    np.testing.assert_array_equal(built_cache.read(0), np.repeat([0.25, -0.5], 50))
 
 
 def test_name_with_a_line_feed_is_kept(tmp_path):
     files.write(tmp_path / "a\nb.wav", np.full(50, 0.25), RATE)
-    assert build([tmp_path / "a\nb.wav"], tmp_path / "out", RATE, progress=False).names == ["a\nb.wav"]
+    assert build_cache([tmp_path / "a\nb.wav"], tmp_path / "out", RATE, progress=False).names == ["a\nb.wav"]
 
 
 def test_channels_that_cancel_are_named_once(tmp_path, caplog):
@@ -249,7 +251,7 @@ def test_channels_that_cancel_are_named_once(tmp_path, caplog):
     for name, both in channels.items():
         files.write(tmp_path / "in" / f"{name}.wav", np.stack(both), RATE)
     for _ in range(2):
-        build(files.find_audio_files(tmp_path / "in"), tmp_path / "out", RATE, progress=False)
+        build_cache(files.find_audio_files(tmp_path / "in"), tmp_path / "out", RATE, progress=False)
     (warning,) = [record.getMessage() for record in caplog.records if "mixed to mono" in record.getMessage()]
     assert warning.startswith("2 files") and "near.wav" in warning and "phase.wav" in warning
     assert files.read_mixed(tmp_path / "in" / "same.wav")[1] == pytest.approx(0, abs=1e-6)

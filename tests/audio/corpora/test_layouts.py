@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.layouts import FLEURS_LOCALES, LIBRITTS_SPLITS, Utterance, detect, read_corpus
+from zoo.audio.corpora.layouts import FLEURS_LOCALES, LIBRITTS_SPLITS, Utterance, detect_layout, list_utterances
 from zoo.audio.corpora.prepare import prepare
-from zoo.audio.corpora.synthetic import write_corpus
+from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.audio.io import files
 
 
@@ -63,9 +63,9 @@ def test_constants():
 
 
 def test_jvs(jvs):
-    found = read_corpus(jvs)
-    assert detect(jvs) == "jvs" and detect(jvs.parent) == "jvs"
-    assert [u.name for u in found] == [
+    utterances = list_utterances(jvs)
+    assert detect_layout(jvs) == "jvs" and detect_layout(jvs.parent) == "jvs"
+    assert [u.name for u in utterances] == [
         f"{speaker}/{name}"
         for speaker in ("jvs001", "jvs002")
         for name in (
@@ -74,20 +74,20 @@ def test_jvs(jvs):
             "whisper10/VOICEACTRESS100_001",
         )
     ]
-    assert found[0] == Utterance(
+    assert utterances[0] == Utterance(
         jvs / "jvs001" / "parallel100" / "wav24kHz16bit" / "VOICEACTRESS100_001.wav",
         "jvs001",
         "また、東寺のように、:五大",
         "jvs001/parallel100/VOICEACTRESS100_001",
         "ja",
     )
-    assert found[1].text == ""
+    assert utterances[1].text == ""
 
 
 def test_libritts_r(libritts):
-    found = read_corpus(libritts)
-    assert detect(libritts) == "libritts_r"
-    assert [(u.speaker, u.name, u.text, u.language) for u in found] == [
+    utterances = list_utterances(libritts)
+    assert detect_layout(libritts) == "libritts_r"
+    assert [(u.speaker, u.name, u.text, u.language) for u in utterances] == [
         ("19", "19/198/19_198_000000_000000", "", "en"),
         ("84", "84/121123/84_121123_000007_000001", '"Go, one."', "en"),
         ("84", "84/121123/84_121123_000007_000002", "", "en"),
@@ -95,35 +95,40 @@ def test_libritts_r(libritts):
 
 
 def test_fleurs_r(fleurs, caplog):
-    found = read_corpus(fleurs)
-    assert detect(fleurs) == "fleurs_r"
-    assert [(u.name, u.text, u.language, u.speaker) for u in found] == [
+    utterances = list_utterances(fleurs)
+    assert detect_layout(fleurs) == "fleurs_r"
+    assert [(u.name, u.text, u.language, u.speaker) for u in utterances] == [
         ("en_us/train/123", 'say "en_us', "en_us", ""),
         ("ja_jp/test/9", "text", "ja_jp", ""),
         ("ja_jp/train/123", 'say "ja_jp', "ja_jp", ""),
     ]
-    assert all(u.path.is_file() for u in found) and "2 listed files are missing: en_us/train/gone.wav" in caplog.text
+    assert (
+        all(u.path.is_file() for u in utterances) and "2 listed files are missing: en_us/train/gone.wav" in caplog.text
+    )
     text(fleurs / "data" / "ja_jp" / "dev.tsv", "1\tonly.wav\n")
     with pytest.raises(ValueError, match=r"dev\.tsv:1: expected 3 fields"):
-        read_corpus(fleurs)
+        list_utterances(fleurs)
 
 
 def test_ljspeech(tmp_path, caplog):
-    write_corpus(tmp_path, 4, 16000, seconds=(0.2, 0.3))
+    write_synthetic_corpus(tmp_path, 4, 16000, seconds=(0.2, 0.3))
     (tmp_path / "wavs" / "SP004-0004.wav").rename(tmp_path / "wavs" / "unlisted.wav")
-    found = read_corpus(tmp_path)
-    assert detect(tmp_path) == "ljspeech" and [u.name for u in found] == [
+    utterances = list_utterances(tmp_path)
+    assert detect_layout(tmp_path) == "ljspeech" and [u.name for u in utterances] == [
         *("SP001-0001", "SP002-0002", "SP003-0003", "unlisted")
     ]
-    assert found[3].text == "" and "1 listed files are missing: SP004-0004" in caplog.text
-    assert found[0].text == "Utterance 1 of speaker 1." and (found[0].speaker, found[0].language) == ("LJ", "en")
+    assert utterances[3].text == "" and "1 listed files are missing: SP004-0004" in caplog.text
+    assert utterances[0].text == "Utterance 1 of speaker 1." and (utterances[0].speaker, utterances[0].language) == (
+        "LJ",
+        "en",
+    )
 
 
 def test_tree_names_are_unique_keys(tmp_path):
     for name in ("ann/a.wav", "ann/a.flac", "bob/x/12.30 h.wav", "top.wav", "ann/.hidden.wav"):
         wav(tmp_path / name)
-    found = read_corpus(tmp_path)
-    assert [(u.name, u.speaker) for u in found] == [
+    utterances = list_utterances(tmp_path)
+    assert [(u.name, u.speaker) for u in utterances] == [
         ("ann/a_flac", "ann"),
         ("ann/a_wav", "ann"),
         ("bob/x/12_30 h", "bob"),
@@ -131,24 +136,24 @@ def test_tree_names_are_unique_keys(tmp_path):
     ]
     wav(tmp_path / "ann" / "a_wav.wav")
     with pytest.raises(ValueError, match="both called 'ann/a_wav'"):
-        read_corpus(tmp_path)
+        list_utterances(tmp_path)
 
 
 def test_wrong_folders_are_named(tmp_path, jvs):
     with pytest.raises(FileNotFoundError, match="no such folder"):
-        read_corpus(tmp_path / "missing")
+        list_utterances(tmp_path / "missing")
     with pytest.raises(FileNotFoundError, match="not laid out like libritts_r, expected <split>"):
-        read_corpus(jvs, "libritts_r")
+        list_utterances(jvs, "libritts_r")
     with pytest.raises(ValueError, match="kind is one of auto, ljspeech"):
-        read_corpus(jvs, "vctk")
+        list_utterances(jvs, "vctk")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no audio"):
-        read_corpus(tmp_path / "empty")
+        list_utterances(tmp_path / "empty")
 
 
-def test_a_folder_beside_another_corpus_is_not_dropped(tmp_path, jvs):
+def test_folders_next_to_a_corpus_are_read(tmp_path, jvs):
     wav(tmp_path / "own" / "a.wav")
-    assert detect(tmp_path) == "tree" and len(read_corpus(tmp_path)) == 7
+    assert detect_layout(tmp_path) == "tree" and len(list_utterances(tmp_path)) == 7
 
 
 def test_prepare_checks_and_writes_a_manifest(jvs, tmp_path, caplog):
@@ -158,7 +163,7 @@ def test_prepare_checks_and_writes_a_manifest(jvs, tmp_path, caplog):
     assert (facts["utterances"], facts["speakers"], facts["languages"], facts["bad"]) == (5, 2, 1, 1)
     assert facts["without_text"] == 2 and str(bad) in caplog.text
     row = json.loads((tmp_path / "out" / "manifest.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    assert (tmp_path / "out" / row["path"]).is_file() and (row["samples"], row["sample_rate"]) == (240, 24000)
+    assert (jvs / row["path"]).is_file() and (row["samples"], row["sample_rate"]) == (240, 24000)
     with pytest.raises(ValueError, match="1 of 6 files are damaged"):
         prepare("jvs", [jvs], tmp_path / "out", strict=True, progress=False)
 
@@ -188,18 +193,18 @@ def test_scripts(name, request, repository, tmp_path):
     assert failed.returncode == 1 and "error: " in failed.stderr and "Traceback" not in failed.stderr
 
 
-def test_transcripts_beside_a_tree_are_found(tmp_path, caplog):
+def test_transcript_files_of_a_tree_are_read(tmp_path, caplog):
     wavs = tmp_path / "corpus" / "wavs"
     for name in ("a", "b", "c", "d"):
         files.write(wavs / f"{name}.wav", np.zeros(8), 8000)
     (wavs.parent / "metadata.csv").write_text("a|raw|listed a\nb|raw|listed b\n")
     (wavs / "b.txt").write_text("beside\nb \n")
     (wavs / "c.lab").write_text("\ufeffbeside c")
-    assert {each.name: each.text for each in read_corpus(wavs)} == {
+    assert {each.name: each.text for each in list_utterances(wavs)} == {
         "a": "listed a", "b": "beside b", "c": "beside c", "d": "",
     }  # fmt: skip
     (wavs.parent / "metadata.csv").write_text("file_name,text\n")
-    assert {each.text for each in read_corpus(wavs)} == {"", "beside b", "beside c"}
+    assert {each.text for each in list_utterances(wavs)} == {"", "beside b", "beside c"}
     assert "no transcripts taken" in caplog.text
 
 
@@ -208,13 +213,13 @@ def test_training_needs_no_transcripts(tmp_path, kind, caplog):
     wav(tmp_path / "wavs" / "a.wav")
     (tmp_path / "wavs" / "a.txt").write_bytes("caf\u00e9".encode("latin-1"))
     (tmp_path / "metadata.csv").write_bytes("a|one\nb|caf\u00e9\n".encode("latin-1"))
-    assert [u.path.name for u in read_corpus(tmp_path, kind, with_text=False)] == ["a.wav"]
+    assert [u.path.name for u in list_utterances(tmp_path, kind, with_text=False)] == ["a.wav"]
     assert not caplog.records
     if kind == "ljspeech":
         with pytest.raises(ValueError, match=r"metadata\.csv:2: .*UTF-8"):
-            read_corpus(tmp_path, kind)
+            list_utterances(tmp_path, kind)
     else:
-        assert [u.text for u in read_corpus(tmp_path, kind)] == [""]
+        assert [u.text for u in list_utterances(tmp_path, kind)] == [""]
         assert "metadata.csv:2: " in caplog.text and "a.txt:1: " in caplog.text
 
 
@@ -222,7 +227,7 @@ def test_separators_stay_in_transcripts(tmp_path):
     for name in ("a", "b"):
         wav(tmp_path / "wavs" / f"{name}.wav")
     (tmp_path / "metadata.csv").write_bytes("\ufeffa|one\u2028two\r\nb|three\x0cfour\r\n".encode())
-    assert [u.text for u in read_corpus(tmp_path, "ljspeech")] == ["one\u2028two", "three\x0cfour"]
+    assert [u.text for u in list_utterances(tmp_path, "ljspeech")] == ["one\u2028two", "three\x0cfour"]
 
 
 @pytest.mark.parametrize("end", ["", ".wav"])
@@ -231,11 +236,11 @@ def test_transcripts_are_found_with_and_without_suffix(tmp_path, end):
         for name in ("a", "b.1"):
             wav(tmp_path / root / ("wavs" if root == "lj" else "anna") / f"{name}.wav")
         (tmp_path / root / "metadata.csv").write_text(f"a{end}|text a\nb.1{end}|text b\n")
-        assert [each.text for each in read_corpus(tmp_path / root)] == ["text a", "text b"]
+        assert [each.text for each in list_utterances(tmp_path / root)] == ["text a", "text b"]
 
 
 def test_transcript_of_a_shared_stem_needs_its_path(tmp_path):
     for name in ("anna/1", "bert/1", "bert/2"):
         wav(tmp_path / f"{name}.wav")
     (tmp_path / "metadata.csv").write_text("1|whose?\n2|bert two\nbert/1|bert one\n")
-    assert [each.text for each in read_corpus(tmp_path)] == ["", "bert one", "bert two"]
+    assert [each.text for each in list_utterances(tmp_path)] == ["", "bert one", "bert two"]

@@ -1,4 +1,4 @@
-"""Clips are told apart by their paths: lists, companion files, short clips."""
+"""Clips are identified by their paths: lists, companion files, short clips."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.cache import CorpusCache, build
-from zoo.audio.corpora.corpus import corpus_files, read_list
+from zoo.audio.corpora.cache import CorpusCache, build_cache
+from zoo.audio.corpora.corpus import corpus_files
 from zoo.audio.corpora.selection import drop_short_clips, match_companions, match_entries, unique_stems
 from zoo.audio.io import files
 
@@ -56,17 +56,17 @@ def test_list_finds_files_inside_outside_and_behind_links(tmp_path: Path) -> Non
     os.symlink(tmp_path / "other", root / "link")
     (tmp_path / "list").write_text(f"a/1|text\n{root}/b/1.wav\n{tmp_path}/other/2\nlink/1\n")
     expected = [root / "a/1.wav", root / "b/1.wav", tmp_path / "other/2.wav", root / "link/1.wav"]
-    assert read_list(tmp_path / "list", root) == expected
+    assert corpus_files(root, (str(tmp_path / "list"), None)) == sorted(expected)
     os.symlink(root, tmp_path / "alias")
     (tmp_path / "list").write_text(f"{root}/b/1\n")
-    assert read_list(tmp_path / "list", tmp_path / "alias") == [tmp_path / "alias/b/1.wav"]
+    assert corpus_files(tmp_path / "alias", (str(tmp_path / "list"), None)) == [tmp_path / "alias/b/1.wav"]
 
 
 @pytest.mark.parametrize("lines", ["a/1|text\u2028b|x\na/2\n", '{"path": "a/1.wav"}\r\n{"path": "a/2.wav"}\r\n'])
 def test_list_with_mark_and_separators(tmp_path: Path, lines: str) -> None:
     write_clips(tmp_path / "root", "a/1.wav", "a/2.wav", "b/1.wav")
     (tmp_path / "list").write_bytes(f"\ufeff{lines}".encode())
-    paths = read_list(tmp_path / "list", tmp_path / "root")
+    paths = corpus_files(tmp_path / "root", (str(tmp_path / "list"), None))
     assert paths == [tmp_path / "root/a/1.wav", tmp_path / "root/a/2.wav"]
 
 
@@ -75,7 +75,7 @@ def test_faulty_list_is_named_with_its_line(tmp_path: Path, line: bytes) -> None
     write_clips(tmp_path / "root", "a/1.wav")
     (tmp_path / "list").write_bytes(b"a/1\n" + line + b"\n")
     with pytest.raises(ValueError, match=r"list:2: "):
-        read_list(tmp_path / "list", tmp_path / "root")
+        corpus_files(tmp_path / "root", (str(tmp_path / "list"), None))
 
 
 def test_list_that_is_left_out(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_cache_names_are_relative_to_root(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write_clips(root, "wavs/a/1.wav", "wavs/a/2.wav")
     paths = files.find_audio_files(root)
-    old = build(paths, tmp_path / "cache", RATE, progress=False)
+    old = build_cache(paths, tmp_path / "cache", RATE, progress=False)
     assert list(old.names) == ["1.wav", "2.wav"]
-    assert list(build(paths, tmp_path / "cache", RATE, progress=False, root=root).names) == [
+    assert list(build_cache(paths, tmp_path / "cache", RATE, progress=False, root=root).names) == [
         "wavs/a/1.wav",
         "wavs/a/2.wav",
     ]

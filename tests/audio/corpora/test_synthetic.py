@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.synthetic import SpeechLike, _rendered, write_corpus
+from zoo.audio.corpora.synthetic import SyntheticSpeech, _rendered, write_synthetic_corpus
 from zoo.audio.io import files
 
 
 def test_same_arguments_same_samples_and_different_otherwise():
-    one, two = SpeechLike(seed=3), SpeechLike(seed=3)
+    one, two = SyntheticSpeech(seed=3), SyntheticSpeech(seed=3)
     rendered = one.utterance(1)
     _rendered.cache_clear()
     two.utterance(5)  # order of calls plays no part
@@ -14,13 +14,13 @@ def test_same_arguments_same_samples_and_different_otherwise():
     two.utterance(1)[:] = 0  # nor what is done with a kept one
     np.testing.assert_array_equal(one.utterance(1), rendered)
     first = one.utterance(0)
-    for other in (one.utterance(4), SpeechLike(seed=4).utterance(0)):
+    for other in (one.utterance(4), SyntheticSpeech(seed=4).utterance(0)):
         assert len(other) != len(first) or not np.array_equal(other, first)
 
 
 @pytest.mark.parametrize("sample_rate", [8000, 16000, 22050, 48000])
 def test_level_length_and_rate(sample_rate):
-    corpus = SpeechLike(sample_rate, seconds=(0.8, 1.2))
+    corpus = SyntheticSpeech(sample_rate, seconds=(0.8, 1.2))
     for index in range(4):
         x = corpus.utterance(index)
         assert x.dtype == np.float32 and np.isfinite(x).all()
@@ -30,12 +30,12 @@ def test_level_length_and_rate(sample_rate):
 
 
 def test_shortest_utterances_have_a_voice():
-    corpus = SpeechLike(seconds=(0.1, 0.1))
+    corpus = SyntheticSpeech(seconds=(0.1, 0.1))
     assert all(np.isfinite(corpus.utterance(i)).all() and (corpus.pitch(i) > 0).any() for i in range(30))
 
 
 def test_speakers_differ_in_pitch_and_keep_it():
-    corpus = SpeechLike(speakers=4)
+    corpus = SyntheticSpeech(speakers=4)
     heights = [[np.median(f0[f0 > 0]) for f0 in map(corpus.pitch, (s, s + 4))] for s in range(4)]
     assert max(map(np.mean, heights)) > 1.5 * min(map(np.mean, heights))
     assert all(abs(np.log2(a / b)) < 0.5 for a, b in heights)
@@ -43,7 +43,7 @@ def test_speakers_differ_in_pitch_and_keep_it():
 
 
 def test_has_voiced_unvoiced_and_pauses():
-    corpus = SpeechLike(speakers=1, seconds=(3.0, 3.0))
+    corpus = SyntheticSpeech(speakers=1, seconds=(3.0, 3.0))
     pitch = corpus.pitch(0)
     assert 0.3 < (pitch > 0).mean() < 0.95
     x = corpus.utterance(0)
@@ -52,14 +52,14 @@ def test_has_voiced_unvoiced_and_pauses():
 
 
 def test_written_corpus(tmp_path):
-    paths = write_corpus(tmp_path, 3, 16000, seed=1, speakers=2, seconds=(0.3, 0.4))
+    paths = write_synthetic_corpus(tmp_path, 3, 16000, seed=1, speakers=2, seconds=(0.3, 0.4))
     rows = [line.split("|") for line in (tmp_path / "metadata.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == [path.stem for path in paths] == ["SP001-0001", "SP002-0002", "SP001-0003"]
-    expected = SpeechLike(16000, 2, 1, (0.3, 0.4)).utterance(2)
+    expected = SyntheticSpeech(16000, 2, 1, (0.3, 0.4)).utterance(2)
     assert np.abs(files.read_mono(paths[2]) - expected).max() <= 1 / 65536 + 1e-7
 
 
 def test_arguments_are_checked():
     for arguments in ({"sample_rate": 4000}, {"speakers": 0}, {"seconds": (2.0, 1.0)}, {"seconds": (0.0, 1.0)}):
         with pytest.raises(ValueError, match=f"{next(iter(arguments))} is"):
-            SpeechLike(**arguments)
+            SyntheticSpeech(**arguments)

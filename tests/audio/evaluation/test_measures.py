@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.synthetic import SpeechLike
-from zoo.audio.evaluation.measures import METRICS, Pair, check_names, compare, installed
+from zoo.audio.corpora.synthetic import SyntheticSpeech
+from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 
 RATE = 22050
 ALL = tuple(METRICS)
-CLEAN = SpeechLike(RATE, seconds=(2.0, 2.0)).utterance(0)
+CLEAN = SyntheticSpeech(RATE, seconds=(2.0, 2.0)).utterance(0)
 
 
 def noisy(snr_db, clean=CLEAN):
@@ -17,18 +17,18 @@ def noisy(snr_db, clean=CLEAN):
 
 
 def test_extra_is_installed_for_development():
-    assert installed() == ALL
+    assert available_metrics() == ALL
 
 
 def test_equal_signals_have_the_best_values():
-    values = compare(Pair(CLEAN, RATE, CLEAN, RATE), ALL, RATE)
+    values = compute_metrics(AudioPair(CLEAN, RATE, CLEAN, RATE), ALL, RATE)
     assert values["pesq_wb"] > 4.6 and values["stoi"] > 0.999 and values["estoi"] > 0.999 and values["si_sdr"] > 60
     for name in ("mcd_dtw", "log_f0_rmse", "vuv_error", "lsd", "m_stft"):
         assert values[name] == 0, name
 
 
 def test_more_noise_is_worse_in_every_spectral_measure():
-    better, worse = (compare(Pair(noisy(snr), RATE, CLEAN, RATE), ALL, RATE) for snr in (20, 0))
+    better, worse = (compute_metrics(AudioPair(noisy(snr), RATE, CLEAN, RATE), ALL, RATE) for snr in (20, 0))
     for metric in METRICS.values():
         for measure in metric.measures:
             if measure.name not in ("log_f0_rmse", "vuv_error"):  # few frames are voiced in a made-up voice in noise
@@ -39,13 +39,13 @@ def test_more_noise_is_worse_in_every_spectral_measure():
 def test_log_f0_rmse_of_a_shifted_pitch():
     time = np.arange(RATE) / RATE
     low, high = (0.3 * np.sin(2 * np.pi * f * time).astype(np.float32) for f in (200, 220))
-    values = compare(Pair(high, RATE, low, RATE), ["pitch"], RATE)
+    values = compute_metrics(AudioPair(high, RATE, low, RATE), ["pitch"], RATE)
     assert values["log_f0_rmse"] == pytest.approx(math.log(1.1), rel=0.01)
 
 
 def test_rates_differ():
-    pair = Pair(*_doubled(noisy(20)), CLEAN, RATE)
-    values = compare(pair, ["si_sdr", "stoi"], 16000)
+    pair = AudioPair(*_doubled(noisy(20)), CLEAN, RATE)
+    values = compute_metrics(pair, ["si_sdr", "stoi"], 16000)
     assert abs(pair.length_difference_seconds) < 1e-4
     assert values["si_sdr"] == pytest.approx(21, abs=1.5) and values["stoi"] > 0.9
     assert len(pair.at(10000)[0]) == len(pair.at(10000)[1])
@@ -58,22 +58,24 @@ def _doubled(audio):
 
 
 def test_level():
-    pair = Pair(CLEAN / 4, RATE, CLEAN, RATE)
+    pair = AudioPair(CLEAN / 4, RATE, CLEAN, RATE)
     assert pair.level_db == pytest.approx(-12.04, abs=0.01)
-    raw = compare(pair, ["lsd", "m_stft", "mcd", "si_sdr"], RATE)
-    matched = compare(pair, ["lsd", "m_stft", "mcd", "si_sdr"], RATE, match_level=True)
+    raw = compute_metrics(pair, ["lsd", "m_stft", "mcd", "si_sdr"], RATE)
+    matched = compute_metrics(pair, ["lsd", "m_stft", "mcd", "si_sdr"], RATE, match_level=True)
     assert raw["lsd"] > 0.5 and matched["lsd"] < 0.01 and matched["m_stft"] < 0.01
     assert raw["si_sdr"] == matched["si_sdr"]
 
 
 def test_a_silent_reference_defines_nothing():
     silence = np.zeros_like(CLEAN)
-    assert all(math.isnan(value) for value in compare(Pair(CLEAN, RATE, silence, RATE), ALL, RATE).values())
+    assert all(
+        math.isnan(value) for value in compute_metrics(AudioPair(CLEAN, RATE, silence, RATE), ALL, RATE).values()
+    )
 
 
 def test_a_silent_restoration_is_undefined_where_the_measure_is():
-    pair = Pair(np.zeros_like(CLEAN), RATE, CLEAN, RATE)
-    values = compare(pair, ALL, RATE, match_level=True)
+    pair = AudioPair(np.zeros_like(CLEAN), RATE, CLEAN, RATE)
+    values = compute_metrics(pair, ALL, RATE, match_level=True)
     undefined = {name for name, value in values.items() if math.isnan(value)}
     assert undefined == {"pesq_wb", "stoi", "estoi", "si_sdr", "log_f0_rmse"} and math.isnan(pair.level_db)
 
@@ -81,8 +83,8 @@ def test_a_silent_restoration_is_undefined_where_the_measure_is():
 @pytest.mark.parametrize("samples", [0, 1, 100, 4000])
 def test_clips_that_are_too_short(samples):
     start = len(CLEAN) // 3
-    clean, found = (x[start : start + samples] for x in (CLEAN, noisy(20)))
-    values = compare(Pair(found, RATE, clean, RATE), ALL, RATE)
+    clean, restored = (x[start : start + samples] for x in (CLEAN, noisy(20)))
+    values = compute_metrics(AudioPair(restored, RATE, clean, RATE), ALL, RATE)
     assert math.isnan(values["pesq_wb"]) and math.isnan(values["stoi"])
     assert not any(math.isinf(value) for value in values.values())
 
@@ -90,7 +92,7 @@ def test_clips_that_are_too_short(samples):
 def test_long_signals_are_taken_in_segments():
     # PESQ's C code would crash on the whole: it has room for 50 utterances.
     clean = np.tile(CLEAN, 20)
-    values = compare(Pair(noisy(10, clean), RATE, clean, RATE), ["pesq", "mcd"], RATE)
+    values = compute_metrics(AudioPair(noisy(10, clean), RATE, clean, RATE), ["pesq", "mcd"], RATE)
     assert 1 < values["pesq_wb"] < 4.5 and values["mcd_dtw"] > 1
 
 
@@ -98,7 +100,7 @@ def test_unknown_and_missing_metrics(monkeypatch):
     with pytest.raises(ValueError, match="mcdd"):
         check_names(["pesq", "mcdd"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pesq" not in installed() and "lsd" in installed()
+    assert "pesq" not in available_metrics() and "lsd" in available_metrics()
     with pytest.raises(ImportError, match=r"zoo\[metrics\]"):
         check_names(["pesq"])
     check_names(["lsd"])

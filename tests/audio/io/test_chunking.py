@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.audio.io.chunking import Chunker, crossfade, cut, fit
+from zoo.audio.io.chunking import Chunker, crossfade, match_length, split_windows
 
 UNIT, REACH = 4, 3  # samples per unit, units that the stand-in net sees on each side
 
@@ -28,14 +28,14 @@ class Smooth:
         return np.repeat(means, 2, axis=1).astype(np.float32)
 
 
-def whole(signal: np.ndarray) -> np.ndarray:
+def run_full(signal: np.ndarray) -> np.ndarray:
     padded = np.pad(signal, ((0, 0), (0, -signal.shape[1] % UNIT)))
     return Smooth()(padded, [signal.shape[1]] * len(signal))
 
 
-def joined(chunker: Chunker, signal: np.ndarray, compute, pieces: int = 5, shift: int = 0) -> np.ndarray:
+def run_chunks(chunker: Chunker, signal: np.ndarray, compute, pieces: int = 5, shift: int = 0) -> np.ndarray:
     blocks = np.array_split(signal, pieces, axis=1)
-    return np.concatenate(list(chunker.run(blocks, signal.shape[1], compute, shift)), axis=-1)
+    return np.concatenate(list(chunker.process(blocks, signal.shape[1], compute, shift)), axis=-1)
 
 
 @pytest.mark.parametrize("samples", [1, 3, 4, 79, 80, 81, 84, 160, 161, 400, 1001])
@@ -45,19 +45,19 @@ def test_a_net_that_sees_no_further_than_the_context_gives_the_whole(samples, ov
     assert chunker.context >= REACH
     signal = noise(2, samples)
     for shift in (0, 5, 9):
-        result = joined(chunker, signal, Smooth(), shift=shift)
-        np.testing.assert_allclose(result, whole(signal), atol=1e-5)
+        result = run_chunks(chunker, signal, Smooth(), shift=shift)
+        np.testing.assert_allclose(result, run_full(signal), atol=1e-5)
 
 
 def test_a_net_that_sees_further_does_not():
     signal = noise(1, 1000)
-    result = joined(Chunker(20, 4, UNIT), signal, Smooth())
-    assert np.abs(result - whole(signal)).max() > 1e-2
+    result = run_chunks(Chunker(20, 4, UNIT), signal, Smooth())
+    assert np.abs(result - run_full(signal)).max() > 1e-2
 
 
 def test_chunks_are_batched_with_their_valid_lengths():
     net = Smooth()
-    joined(Chunker(window=10, overlap=4, unit_samples=UNIT, batch=4), noise(2, 107), net)
+    run_chunks(Chunker(window=10, overlap=4, unit_samples=UNIT, batch=4), noise(2, 107), net)
     assert net.shapes == [(4, 40)] * 2  # two channels of 0-10, 6-16, 12-22 and 17-27
     assert net.valid == [40] * 6 + [39] * 2
 
@@ -80,11 +80,11 @@ def test_equal_signals_stay_equal_and_others_meet_half_way():
 
 def test_cut_pads_the_end_and_fit_gives_the_length():
     signal = noise(2, 10)
-    windows = list(cut(np.array_split(signal, 3, axis=1), [(0, 4), (3, 7), (8, 12)]))
+    windows = list(split_windows(np.array_split(signal, 3, axis=1), [(0, 4), (3, 7), (8, 12)]))
     np.testing.assert_array_equal(windows[1], signal[:, 3:7])
     np.testing.assert_array_equal(windows[2], np.pad(signal[:, 8:], ((0, 0), (0, 2))))
     for samples in (1, 9, 10, 13):
-        fitted = np.concatenate(list(fit(np.array_split(signal, 3, axis=1), samples)), axis=1)
+        fitted = np.concatenate(list(match_length(np.array_split(signal, 3, axis=1), samples)), axis=1)
         np.testing.assert_array_equal(fitted, np.pad(signal, ((0, 0), (0, 3)))[:, :samples])
 
 
@@ -96,7 +96,7 @@ def test_wrong_numbers_are_refused():
     with pytest.raises(ValueError, match="shift is 0 to 5, not 6"):
         Chunker(10, 4, UNIT).spans(100, shift=6)
     with pytest.raises(ValueError, match="at least one block"):
-        list(Chunker(10, 4, UNIT).run([], 100, Smooth()))
+        list(Chunker(10, 4, UNIT).process([], 100, Smooth()))
 
 
 @pytest.mark.parametrize("units", [1, 19, 20, 21, 34, 35, 100, 250])
@@ -105,17 +105,17 @@ def test_a_stream_of_unknown_length_is_cut_on_the_same_grid(units, pieces):
     chunker = Chunker(window=20, overlap=6, unit_samples=UNIT, fades=False)
     assert (chunker.context, chunker.fade) == (REACH, 0)
     signal = noise(2, units * UNIT)
-    net, known = Smooth(), Smooth()
+    net, reference = Smooth(), Smooth()
     blocks = [block for block in np.array_split(signal, pieces, axis=1) if block.size]
-    result = np.concatenate(list(chunker.follow(blocks, lambda window: net(window, []))), axis=-1)
-    np.testing.assert_array_equal(result, joined(Chunker(20, 6, UNIT, 2, False), signal, known))
-    assert net.shapes == known.shapes
-    np.testing.assert_allclose(result, whole(signal), atol=1e-5)
+    result = np.concatenate(list(chunker.process_stream(blocks, lambda window: net(window, []))), axis=-1)
+    np.testing.assert_array_equal(result, run_chunks(Chunker(20, 6, UNIT, 2, False), signal, reference))
+    assert net.shapes == reference.shapes
+    np.testing.assert_allclose(result, run_full(signal), atol=1e-5)
 
 
 def test_an_endless_window_computes_the_whole_at_once():
     net = Smooth()
     chunker = Chunker(2**60, 0, UNIT, fades=False)
-    (result,) = chunker.follow(np.split(noise(1, 400), 4, axis=1), lambda window: net(window, []))
+    (result,) = chunker.process_stream(np.split(noise(1, 400), 4, axis=1), lambda window: net(window, []))
     assert net.shapes == [(1, 400)] and result.shape == (1, 200)
-    assert list(chunker.follow([], lambda window: window)) == []
+    assert list(chunker.process_stream([], lambda window: window)) == []

@@ -36,12 +36,12 @@ def test_every_format_returns_its_length_rate_and_sound(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3"])
 def test_partial_reads_and_blocks_equal_the_whole(tmp_path, suffix):
     path = make(tmp_path / f"a.{suffix}")
-    whole, _ = files.read(path)
+    full, _ = files.read(path)
     part, _ = files.read(path, 5000, 1234)
-    np.testing.assert_array_equal(part, whole[:, 5000:6234])
-    np.testing.assert_array_equal(files.read(path, RATE - 10, 100)[0], whole[:, -10:])
-    np.testing.assert_array_equal(np.concatenate(list(files.blocks(path, 777)), axis=1), whole)
-    assert [block.shape[1] for block in files.blocks(path, 10000)] == [10000, 10000, 2050]
+    np.testing.assert_array_equal(part, full[:, 5000:6234])
+    np.testing.assert_array_equal(files.read(path, RATE - 10, 100)[0], full[:, -10:])
+    np.testing.assert_array_equal(np.concatenate(list(files.read_blocks(path, 777)), axis=1), full)
+    assert [block.shape[1] for block in files.read_blocks(path, 10000)] == [10000, 10000, 2050]
 
 
 def test_stereo_and_8_bit(tmp_path):
@@ -73,9 +73,9 @@ def test_16_bit_round_trip_is_exact(tmp_path, steps, suffix):
 def test_integers_are_rounded_and_clipped(tmp_path, subtype, step):
     audio = np.array([0.3001, -0.3001, 2.0, -2.0], dtype=np.float32)
     files.write(tmp_path / "q.wav", audio, RATE, subtype)
-    found = files.read(tmp_path / "q.wav")[0][0]
-    assert np.abs(found[:2] - audio[:2]).max() <= step / 2 + 1e-7
-    np.testing.assert_allclose(found[2:], [1 - step, -1])
+    result = files.read(tmp_path / "q.wav")[0][0]
+    assert np.abs(result[:2] - audio[:2]).max() <= step / 2 + 1e-7
+    np.testing.assert_allclose(result[2:], [1 - step, -1])
 
 
 def test_float_wav_keeps_peaks(tmp_path):
@@ -113,7 +113,7 @@ def test_cut_files_are_detected(tmp_path, suffix, keep):
     path.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
     refused(path)
     with pytest.raises(files.AudioFileError):
-        list(files.blocks(path, 5000))
+        list(files.read_blocks(path, 5000))
 
 
 def test_wav_with_a_rate_of_zero_is_refused(tmp_path):
@@ -137,21 +137,21 @@ def test_read_outside_the_file(tmp_path):
         with pytest.raises(ValueError, match="cannot read"):
             files.read(path, start, samples)
     with pytest.raises(ValueError, match="positive"):
-        list(files.blocks(path, 0))
+        list(files.read_blocks(path, 0))
 
 
 def test_writer_streams_and_leaves_nothing_on_error(tmp_path):
-    with files.Writer(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
+    with files.AudioWriter(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
         for block in np.split(tone(), 9):
             writer.write(block)
         assert not (tmp_path / "deep" / "w.flac").exists()
     assert files.info(tmp_path / "deep" / "w.flac").samples == RATE
     before = (tmp_path / "deep" / "w.flac").read_bytes()
-    with pytest.raises(KeyError), files.Writer(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
+    with pytest.raises(KeyError), files.AudioWriter(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
         writer.write(tone())
         raise KeyError
     for audio in (np.array([0.0, np.nan]), np.zeros((2, 5)), np.zeros(0)):
-        with pytest.raises(ValueError), files.Writer(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
+        with pytest.raises(ValueError), files.AudioWriter(tmp_path / "deep" / "w.flac", RATE, 1) as writer:
             writer.write(audio)
     assert os.listdir(tmp_path / "deep") == ["w.flac"]
     assert (tmp_path / "deep" / "w.flac").read_bytes() == before
@@ -188,8 +188,8 @@ def test_find_audio_files_sorts_and_ignores_hidden_and_other_files(tmp_path):
     for name in ("b.wav", "a.FLAC", "deep/c.mp3", ".hidden.wav", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = [path.relative_to(tmp_path).as_posix() for path in files.find_audio_files(tmp_path)]
-    assert found == ["a.FLAC", "b.wav", "deep/c.mp3"]
+    result = [path.relative_to(tmp_path).as_posix() for path in files.find_audio_files(tmp_path)]
+    assert result == ["a.FLAC", "b.wav", "deep/c.mp3"]
     assert files.find_audio_files(tmp_path / "b.wav") == [tmp_path / "b.wav"]
     with pytest.raises(ValueError, match="expected a file ending"):
         files.find_audio_files(tmp_path / "notes.txt")
@@ -197,7 +197,7 @@ def test_find_audio_files_sorts_and_ignores_hidden_and_other_files(tmp_path):
         files.find_audio_files(tmp_path / "nowhere")
 
 
-def test_find_audio_files_says_what_is_left_out(tmp_path, caplog):
+def test_find_audio_files_names_skipped_files(tmp_path, caplog):
     root = tmp_path / "root"
     for name in ("root/a.wav", "root/b.m4a", "root/c.m4a", "root/d.aiff", "root/notes.txt", "other/e.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -125,7 +125,7 @@ def test_all_samples_are_read_or_the_file_is_refused(tmp_path, kind, rate, damag
         assert kind == "flac" or "flac" not in message.removeprefix(str(path)).lower()
         assert any(word in message for word in WORDS.get(damage, ("",)))
         with pytest.raises(files.AudioFileError):
-            list(files.blocks(path, 5000))
+            list(files.read_blocks(path, 5000))
         return
     expected = READABLE[kind, damage] * samples
     audio, found_rate = files.read(path)
@@ -135,7 +135,7 @@ def test_all_samples_are_read_or_the_file_is_refused(tmp_path, kind, rate, damag
     assert expected <= audio.shape[1] <= expected * (1.02 if is_plain_mp3 else 1)
     assert files.info(path).samples == audio.shape[1]
     assert len(files.read_mono(path)) == audio.shape[1]
-    np.testing.assert_array_equal(np.concatenate(list(files.blocks(path, 5000)), axis=1), audio)
+    np.testing.assert_array_equal(np.concatenate(list(files.read_blocks(path, 5000)), axis=1), audio)
     np.testing.assert_array_equal(files.read(path, 3000, 500)[0], audio[:, 3000:3500])
     np.testing.assert_array_equal(files.read(path, samples - 100)[0], audio[:, samples - 100 :])
 
@@ -161,4 +161,4 @@ def test_altered_bytes_are_read_or_refused(tmp_path, kind):
         except files.AudioFileError:
             continue
         assert files.info(path).samples == audio.shape[1]
-        assert sum(block.shape[1] for block in files.blocks(path, 50000)) == audio.shape[1]
+        assert sum(block.shape[1] for block in files.read_blocks(path, 50000)) == audio.shape[1]

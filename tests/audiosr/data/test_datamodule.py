@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.audiosr.data.datamodule import SuperResolutionData
 from zoo.audiosr.data.items import Silence
@@ -22,7 +22,7 @@ SEGMENT = 4000
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips below train/{high,low} and valid/{high,low}; a low clip is half of its high clip."""
     root = tmp_path_factory.mktemp("corpus")
-    speech = SpeechLike(RATE, seconds=(0.5, 0.7))
+    speech = SyntheticSpeech(RATE, seconds=(0.5, 0.7))
     for index in range(6):
         part = root / ("train" if index < 4 else "valid")
         audio = speech.utterance(index)

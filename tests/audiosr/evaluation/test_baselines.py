@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation.metrics import lsd_bands
 from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
@@ -33,7 +33,7 @@ def test_shaped_noise_meets_the_envelope_at_the_level_of_the_low_band():
 
 
 def test_both_beat_doing_nothing_on_speech():
-    clips = [SpeechLike(sample_rate=RATE).utterance(index) for index in range(4)]
+    clips = [SyntheticSpeech(sample_rate=RATE).utterance(index) for index in range(4)]
     envelope = mean_envelope(clips[:3])
     low = lowpass(clips[3], RATE, 4000.0)
     distances = [

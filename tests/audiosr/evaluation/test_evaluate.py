@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.evaluation.evaluate import (
@@ -55,7 +55,7 @@ def export(tmp_path: Path) -> Path:
     specs = {"inference": "zoo.audiosr.Restorer", "parts": parts, "options": {"overlap_seconds": 0.32}}
     write_export(tmp_path / "export", specs, built, "a test")
     for index in range(3):
-        speech = SpeechLike(sample_rate=RATE).utterance(index)[: RATE // 2]
+        speech = SyntheticSpeech(sample_rate=RATE).utterance(index)[: RATE // 2]
         files.write(tmp_path / ("train" if index else "data") / f"{index}.wav", speech, RATE)
     return tmp_path / "export"
 
@@ -127,7 +127,7 @@ def test_the_low_band_alone_is_compared():
 
 def test_pesq_where_the_band_allows() -> None:
     pytest.importorskip("pesq")
-    high = SpeechLike(16000).utterance(1)[:32000]
+    high = SyntheticSpeech(16000).utterance(1)[:32000]
     noisy = high + 0.02 * np.random.default_rng(0).standard_normal(len(high)).astype(np.float32)
     same, worse = (wide_band_pesq(each, high, 16000, 4000.0) for each in (high, noisy))
     assert same > 4.5 > worse > 1

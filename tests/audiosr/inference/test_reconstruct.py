@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.audiosr.task_parts import AUTOENCODER, RATE, features
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import load_features
 from zoo.audio.io import files
 from zoo.audiosr.inference.reconstruct import Reconstructor
 from zoo.audiosr.nets.features import whole_mel
@@ -29,7 +29,7 @@ def test_files_of_any_length_and_rate(samples: int, tmp_path: Path) -> None:
     audio = np.random.default_rng(0).normal(0, 0.1, (2, samples)).astype(np.float32)
     files.write(tmp_path / "a.wav", audio, 8000)
     facts = model.process_file(tmp_path / "a.wav", tmp_path / "a.npy")
-    written = open_features(tmp_path / "a.npy")
+    written = load_features(tmp_path / "a.npy")
     assert written.shape == (32, -(-2 * samples // 160)) and facts["frames"] == written.shape[1]
     np.testing.assert_allclose(written, model(files.read(tmp_path / "a.wav")[0], 8000), atol=1e-6)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from scripts.bench.tools import peak_memory
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver
@@ -100,7 +100,7 @@ def test_real_nets_have_no_seam_from_their_noise():
     for parameter in net.parameters():
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
     model = restorer(net, FrozenAutoencoder(config=AUTOENCODER), guidance_scale=1.0)
-    audio = SpeechLike(sample_rate=RATE).utterance(0)[: 3 * RATE // 2]
+    audio = SyntheticSpeech(sample_rate=RATE).utterance(0)[: 3 * RATE // 2]
     expected = model(audio, RATE)
     model.settings = replace(model.settings, seed=1)
     others = np.abs(model(audio, RATE) - expected).mean()
@@ -109,7 +109,7 @@ def test_real_nets_have_no_seam_from_their_noise():
 
 
 def test_the_low_band_and_the_level_stay():
-    speech = SpeechLike(sample_rate=RATE).utterance(0)
+    speech = SyntheticSpeech(sample_rate=RATE).utterance(0)
     for level in (1.0, 0.003):
         audio = level * np.stack([speech, 0.3 * speech[::-1]])
         audio = np.stack([lowpass(channel, RATE, 3000.0) for channel in audio])
@@ -166,7 +166,7 @@ def test_guidance_is_one_call_with_the_scaled_empty_condition():
 
 
 def test_the_cutoff_is_found_and_mp3_residue_ignored(tmp_path):
-    speech = np.concatenate([SpeechLike(sample_rate=RATE).utterance(index) for index in range(2)])
+    speech = np.concatenate([SyntheticSpeech(sample_rate=RATE).utterance(index) for index in range(2)])
     audio = lowpass(speech, RATE, 4000.0)
     files.write(tmp_path / "in.wav", audio, RATE)
     found = restorer(cutoff_hz=None).process_file(tmp_path / "in.wav", tmp_path / "out.wav")
@@ -301,7 +301,7 @@ def process(source: Path, target: Path) -> None:
 def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path):
     peaks = {}
     for minutes in (1, 60):
-        with files.Writer(tmp_path / "in.wav", RATE, 1) as writer:
+        with files.AudioWriter(tmp_path / "in.wav", RATE, 1) as writer:
             for index in range(minutes):
                 writer.write(lowpass(noise(60 * RATE), RATE, 3000.0 + index))
         _, peaks[minutes] = peak_memory(process, tmp_path / "in.wav", tmp_path / "out.wav")

@@ -7,7 +7,7 @@ import torch
 
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.flow.sequence.data import FeatureData, MelData
 
@@ -87,7 +87,7 @@ def test_examples_come_evenly_from_the_training_set(tmp_path: Path) -> None:
 
 
 def test_folders_of_audio(tmp_path: Path) -> None:
-    speech = SpeechLike(RATE, seconds=(0.5, 0.8))
+    speech = SyntheticSpeech(RATE, seconds=(0.5, 0.8))
     for i in range(5):
         files.write(tmp_path / "speech" / f"{i}.wav", speech.utterance(i), RATE)
     files.write(tmp_path / "noise" / "a.wav", speech.utterance(9), RATE)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from tests.numeric import exactly
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import load_features
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
@@ -20,7 +20,7 @@ from zoo.hifigan.nets.generator import Generator
 
 RATE = 8000
 MEL = LogMel(RATE, 256, 64, 256, 4, 0.0, 4000.0)
-SPEECH = SpeechLike(RATE).utterance(0)[: 64 * 150 + 10]  # 151 frames, the last of 10 samples
+SPEECH = SyntheticSpeech(RATE).utterance(0)[: 64 * 150 + 10]  # 151 frames, the last of 10 samples
 
 
 class Copy(SequenceNet):
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         build(Copy(), None)(SPEECH, RATE)
     with pytest.raises(ValueError, match=r"found shape \(0,\)|with samples"):
         restorer(SPEECH[:0], RATE)
-    assert open_features(tmp_path / "wide.npy").shape == (5, 3)
+    assert load_features(tmp_path / "wide.npy").shape == (5, 3)
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -172,7 +172,7 @@ import test_vocoder
 seconds = int(sys.argv[1])
 with tempfile.TemporaryDirectory() as folder:
     source, target = pathlib.Path(folder, "in.wav"), pathlib.Path(folder, "out.wav")
-    with files.Writer(source, 8000, 1) as writer:
+    with files.AudioWriter(source, 8000, 1) as writer:
         for _ in range(seconds):
             writer.write(numpy.zeros((1, 8000), numpy.float32))
     test_vocoder.build().process_file(source, target)

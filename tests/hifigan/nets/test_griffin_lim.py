@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.analysis.griffin_lim import find_phase, invert_mel_kl, synthesise
+from zoo.audio.analysis.griffin_lim import find_phase, invert_mel_kl, synthesize
 from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.inference.vocoder import Vocoder
 from zoo.hifigan.nets.griffin_lim import GriffinLimVocos, MagnitudeVocos
@@ -23,7 +23,7 @@ def test_untrained_it_is_griffin_lim_and_trained_its_magnitudes_move(net):
     x = mel(audio)
     inverted = invert_mel_kl(x.exp(), mel, 5).clamp(min=1e-5)
     phase = find_phase(inverted, torch.ones_like(inverted) + 0j, mel, 3)
-    torch.testing.assert_close(net(x)[:, 0], synthesise(inverted * phase, mel))
+    torch.testing.assert_close(net(x)[:, 0], synthesize(inverted * phase, mel))
     net.train()
     (net(x)[..., : audio.shape[1]] - audio[:, None]).abs().mean().backward()
     assert net.out.weight.grad.abs().max() > 0 and net.out.bias.grad.isfinite().all()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.corpus import ClippedCorpus, EmbeddedCorpus, MemoryCorpus, ResampledCorpus
-from zoo.audio.corpora.synthetic import SpeechLike, write_corpus
+from zoo.audio.corpora.corpus import MemoryCorpus, TrimmedCorpus
+from zoo.audio.corpora.synthetic import SyntheticSpeech, write_synthetic_corpus
 from zoo.audio.io import files
 from zoo.miipher.data.datamodule import SpeechData, VocoderSegments
 
@@ -18,8 +18,8 @@ RATE = 22050
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
-    write_corpus(folder / "anna", utterances=4, sample_rate=RATE)
-    write_corpus(folder / "bert", utterances=3, sample_rate=RATE)
+    write_synthetic_corpus(folder / "anna", utterances=4, sample_rate=RATE)
+    write_synthetic_corpus(folder / "bert", utterances=3, sample_rate=RATE)
     return folder
 
 
@@ -64,17 +64,10 @@ def test_a_batch_is_padded_and_says_how_far():
 def test_validation_hears_other_noise():
     clip = np.arange(100, dtype=np.float32)
     whole = MemoryCorpus(["a"], [clip])
-    begin, end = ClippedCorpus(whole, 0.0, 0.8), ClippedCorpus(whole, 0.8, 1.0)
+    begin, end = TrimmedCorpus(whole, 0.0, 0.8), TrimmedCorpus(whole, 0.8, 1.0)
     assert begin.lengths[0] == 80 and end.lengths[0] == 20
     assert begin.read(0)[-1] == 79 and end.read(0)[0] == 80
     assert len(begin.read(0, 70, 50)) == 10 and len(end.read(0, 25)) == 0
-
-
-def test_resampled_corpus_is_the_same_speech():
-    made = EmbeddedCorpus(2, RATE)
-    other = ResampledCorpus(made, RATE, 16000)
-    assert other.names == made.names
-    assert other.lengths[0] == pytest.approx(made.lengths[0] * 16000 / RATE, abs=1)
 
 
 def test_segments_lie_on_the_frame_grid():
@@ -218,5 +211,5 @@ def test_missing_folders_are_named(caplog):
 
 def test_speech_like_corpus_is_used_without_files():
     data = ready(SpeechData(degrader=noisy(), embedded_utterances=3, val_items=1))
-    expected = SpeechLike(sample_rate=16000).utterance(0)
+    expected = SyntheticSpeech(sample_rate=16000).utterance(0)
     assert data.train_set.corpus.lengths[0] == len(expected)

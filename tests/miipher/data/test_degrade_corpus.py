@@ -12,7 +12,7 @@ import pytest
 from tests.harness import environment
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.corpora.corpus import EmbeddedCorpus
-from zoo.audio.corpora.layouts import read_corpus
+from zoo.audio.corpora.layouts import list_utterances
 from zoo.audio.io import files
 from zoo.miipher.data.degrade_corpus import degrade_corpus, plan
 
@@ -64,7 +64,7 @@ def test_mirrored_trees(corpus, tmp_path):
             assert path.relative_to(out / split / "clean") == twin.relative_to(out / split / "degraded")
             (a, rate), (b, twin_rate) = files.read(path), files.read(twin)
             assert rate == twin_rate == RATE and a.shape == b.shape and not np.allclose(a, b, atol=1e-3)
-    assert {u.speaker for split in names for u in read_corpus(out / split / "clean")} == {"ann", "bob"}
+    assert {u.speaker for split in names for u in list_utterances(out / split / "clean")} == {"ann", "bob"}
     rows = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
     assert len(rows) == 10 and {row["status"] for row in rows} == {"done"}
     row = next(row for row in rows if row["key"] == "bob/c_0")
@@ -91,7 +91,7 @@ def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path
 
 
 def test_seeds_follow_from_seed_utterance_and_copy(corpus):
-    utterances = read_corpus(corpus)
+    utterances = list_utterances(corpus)
     jobs = plan(utterances, 2, 1, 2)
     assert [job.split for job in jobs] == ["val", "val", "train", "train", "train"]
     seeds = {key: seed for job in jobs for key, seed in job.copies}

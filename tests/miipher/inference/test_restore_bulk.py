@@ -70,14 +70,14 @@ class DyingWhileWriting(Restorer):
     """Kills its process when a part of the result has been written."""
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        write = files.Writer.write
+        write = files.AudioWriter.write
 
-        def dying(writer: files.Writer, audio: np.ndarray) -> None:
+        def dying(writer: files.AudioWriter, audio: np.ndarray) -> None:
             write(writer, audio)
             if source.stem == "long":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        files.Writer.write = dying  # type: ignore[method-assign]
+        files.AudioWriter.write = dying  # type: ignore[method-assign]
         return super().process_file(source, target)
 
 

@@ -12,7 +12,7 @@ import yaml
 from scripts.evidence import hifigan as evidence
 from tests.harness import REPOSITORY
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.corpora.synthetic import write_corpus
+from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.common.build import build
 from zoo.runs.checkpoints import save_checkpoint
 
@@ -47,7 +47,7 @@ PARTS = {
 def run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    clips = write_corpus(tmp_path / "corpus", 3, 8000, seconds=(0.5, 0.6))
+    clips = write_synthetic_corpus(tmp_path / "corpus", 3, 8000, seconds=(0.5, 0.6))
     torch.manual_seed(1)
     state = {f"generator.{key}": value for key, value in build(PARTS["generator"]).state_dict().items()}
     specs = {"version": "0", "inference": "zoo.hifigan.Vocoder", "parts": PARTS}

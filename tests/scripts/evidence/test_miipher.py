@@ -10,7 +10,7 @@ import pytest
 
 from scripts.bench.tools import evidence
 from scripts.evidence import miipher
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 
 
@@ -21,7 +21,7 @@ def test_quick_restores_one_degradation_of_one_clip(
 
     def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int, quick: bool) -> None:
         asked.append((finetune.name, pretrain.name, draws, quick))
-        clean = SpeechLike(miipher.SAMPLE_RATE, seconds=(0.5, 0.6)).utterance(0)
+        clean = SyntheticSpeech(miipher.SAMPLE_RATE, seconds=(0.5, 0.6)).utterance(0)
         for tree, factor in (("clean", 1.0), ("degraded", 0.2), (miipher.RESTORED, 0.9), (miipher.CEILING, 1.0)):
             files.write(folder / tree / "a_0.wav", (clean * factor + (1 - factor) * 0.01).clip(-1, 1), 16000)
 

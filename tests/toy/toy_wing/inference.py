@@ -7,12 +7,11 @@ import numpy as np
 import torch
 
 from toy_wing.nets import Gain
+from zoo.audio.inference import AudioInference
 from zoo.audio.io import files
-from zoo.runs.inference import Inference
 
 
-class Amplifier(Inference):
-    input_suffixes = files.AUDIO_SUFFIXES
+class Amplifier(AudioInference):
     output_suffix = ".wav"
 
     def __init__(self, net: Gain) -> None:

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from zoo.audio.analysis.figures import mel_figure
+from zoo.audio.analysis.figures import plot_mels
 from zoo.audio.io import files
 from zoo.training.callbacks import media
 
@@ -96,7 +96,7 @@ def test_tensorboard_takes_audio_and_images(tmp_path):
     task = make_task(tmp_path, logger)
     media.log_audio(task, "val/sound", np.zeros(50), 8000)
     media.log_image(task, "val/grey", np.zeros((4, 4)))
-    media.log_figure(task, "val/mel", mel_figure(np.zeros((4, 9)), np.ones((4, 8))))
+    media.log_figure(task, "val/mel", plot_mels(np.zeros((4, 9)), np.ones((4, 8))))
     logger.experiment.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
@@ -187,7 +187,7 @@ def test_full_disk_costs_no_training(tmp_path, monkeypatch, caplog):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "write", full)
+    monkeypatch.setattr(media, "write_atomic", full)
     media.log_audio(make_task(tmp_path), "a", np.zeros(5), 8000)
     assert "No space left" in caplog.text
 
@@ -200,5 +200,5 @@ def test_when_it_writes(tmp_path, settings, written):
     task = make_task(tmp_path, **settings)
     media.log_audio(task, "a", np.zeros(5), 8000)
     assert len(list(tmp_path.rglob("*.wav"))) == written
-    media.log_figure(task, "f", mel_figure(np.zeros((2, 3)), np.zeros((2, 3))))
+    media.log_figure(task, "f", plot_mels(np.zeros((2, 3)), np.zeros((2, 3))))
     assert len(list(tmp_path.rglob("*.png"))) == written

@@ -14,7 +14,7 @@ FEATURE_SUFFIXES = (".npy", ".pt")
 MAX_FRAME_DIFFERENCE = 1  # front ends round the number of frames differently
 
 
-def open_features(path: Path) -> np.ndarray:
+def load_features(path: Path) -> np.ndarray:
     """Map a `.npy` array or `.pt` tensor, (C, F) or (1, C, F), as features (C, F), F > 0, on disk."""
     if not path.is_file():
         raise FileNotFoundError(f"no feature file {path}")
@@ -68,7 +68,7 @@ def read_frames(path: Path, start: int = 0, stop: int | None = None) -> np.ndarr
     Raises:
         ValueError: a value is NaN or infinite.
     """
-    features = np.array(open_features(path)[:, start:stop], dtype=np.float32)
+    features = np.array(load_features(path)[:, start:stop], dtype=np.float32)
     if not np.isfinite(features).all():
         raise ValueError(f"{path}: NaN or infinite features in frames {start} to {start + features.shape[1] - 1}")
     return features

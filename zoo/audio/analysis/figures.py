@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from zoo.common.report import DPI, new_figure
+from zoo.common.report import DPI, new_figure, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
 
 SPECTRUM_WINDOW, SPECTRUM_HOP = 1024, 256  # samples
 MOST_COLUMNS = 2000  # of a spectrogram; a longer one takes larger hops
@@ -20,7 +19,7 @@ DYNAMIC_RANGE_DB = 90.0
 DIFFERENCE_DB = 30.0  # what a picture of a difference reaches
 
 
-def spectra_figure(
+def plot_spectrograms(
     waveforms: Mapping[str, Tensor | np.ndarray], sample_rate: int, cutoff_hz: float | None = None
 ) -> Figure:
     """Draw the spectrograms of some waveforms in dB below one another, on one scale.
@@ -28,21 +27,23 @@ def spectra_figure(
     Args:
         waveforms: title -> (T,) floats; leading axes of size 1 are dropped.
         sample_rate: in Hz, of all.
-        cutoff_hz: where a line is drawn, e.g. the bandwidth of an input.
+        cutoff_hz: where a line is image, e.g. the bandwidth of an input.
 
     Returns:
-        A figure of its own, as of `mel_figure`.
+        A figure outside of pyplot, as of `plot_mels`.
 
     Raises:
         ValueError: when there is none.
     """
     if not waveforms:
-        raise ValueError("spectra_figure: expected at least one waveform")
-    waves = {title: as_array(wave).astype(np.float32).reshape(-1) for title, wave in waveforms.items()}
+        raise ValueError("plot_spectrograms: expected at least one waveform")
+    waves = {title: to_numpy(wave).astype(np.float32).reshape(-1) for title, wave in waveforms.items()}
     return _spectra(waves, sample_rate, cutoff_hz, False)
 
 
-def compared_spectra(before: np.ndarray, after: np.ndarray, sample_rate: int, cutoff_hz: float | None = None) -> Figure:
+def plot_spectrogram_difference(
+    before: np.ndarray, after: np.ndarray, sample_rate: int, cutoff_hz: float | None = None
+) -> Figure:
     """Draw the spectrograms of an input and a result (T,) below one another, and what the result has more or less."""
     samples = min(len(before), len(after))
     return _spectra({"input": before[:samples], "result": after[:samples]}, sample_rate, cutoff_hz, True)
@@ -64,15 +65,15 @@ def _spectra(
     for panel, (title, level) in zip(axes, levels.items(), strict=False):
         extent = (0.0, level.shape[1] * hop / sample_rate, 0.0, sample_rate / 2000)
         settings: dict[str, Any] = {"vmin": top - DYNAMIC_RANGE_DB, "vmax": top, "cmap": "magma", "extent": extent}
-        drawn = panel.imshow(level, origin="lower", aspect="auto", **settings)
+        image = panel.imshow(level, origin="lower", aspect="auto", **settings)
         panel.set_title(title)
-    figure.colorbar(drawn, ax=axes[: len(levels)], label="dB")
+    figure.colorbar(image, ax=axes[: len(levels)], label="dB")
     if with_difference:
         first, second = (level.clip(min=top - DYNAMIC_RANGE_DB) for level in levels.values())
         settings |= {"vmin": -DIFFERENCE_DB, "vmax": DIFFERENCE_DB, "cmap": "coolwarm"}
-        drawn = axes[-1].imshow(second - first, origin="lower", aspect="auto", **settings)
+        image = axes[-1].imshow(second - first, origin="lower", aspect="auto", **settings)
         axes[-1].set_title("result - input")
-        figure.colorbar(drawn, ax=axes[-1], label="dB")
+        figure.colorbar(image, ax=axes[-1], label="dB")
     for panel in axes:
         panel.set_ylabel("kHz")
         if cutoff_hz is not None:
@@ -93,7 +94,7 @@ def _decibels(wave: np.ndarray, hop: int) -> np.ndarray:
     return 10.0 * np.log10(power.T + 1e-10)
 
 
-def mel_figure(
+def plot_mels(
     target: Tensor | np.ndarray, prediction: Tensor | np.ndarray, titles: Sequence[str] = ("target", "prediction")
 ) -> Figure:
     """Draw a target log-mel, its prediction and their difference below one another.
@@ -103,48 +104,40 @@ def mel_figure(
         prediction: (n_mels, F'); both are cut to the shorter one.
 
     Returns:
-        A figure of its own, known to no pyplot state, so nothing has to be closed.
+        A figure outside of pyplot, so nothing has to be closed.
 
     Raises:
         ValueError: when the shapes are not (n_mels, F) with the same n_mels.
     """
-    wanted, found = as_array(target).astype(np.float32), as_array(prediction).astype(np.float32)
-    if wanted.ndim != 2 or found.ndim != 2 or len(wanted) != len(found):
-        raise ValueError(f"mel_figure: expected two (n_mels, F) mels, found {wanted.shape} and {found.shape}")
-    frames = min(wanted.shape[1], found.shape[1])
-    wanted, found = wanted[:, :frames], found[:, :frames]
-    low, high = (float(wanted.min()), float(wanted.max())) if wanted.size else (0.0, 1.0)
+    target_mel, mel = to_numpy(target).astype(np.float32), to_numpy(prediction).astype(np.float32)
+    if target_mel.ndim != 2 or mel.ndim != 2 or len(target_mel) != len(mel):
+        raise ValueError(f"plot_mels: expected two (n_mels, F) mels, got {target_mel.shape} and {mel.shape}")
+    frames = min(target_mel.shape[1], mel.shape[1])
+    target_mel, mel = target_mel[:, :frames], mel[:, :frames]
+    low, high = (float(target_mel.min()), float(target_mel.max())) if target_mel.size else (0.0, 1.0)
     reach = max(high - low, 1e-6) / 2  # half the target's range: a larger error is no better to look at
     figure = new_figure(8.0, 7.0)
     first, second = titles
     panels = (
-        (first, wanted, "magma", low, high),
-        (second, found, "magma", low, high),
-        (f"{second} - {first}", found - wanted, "coolwarm", -reach, reach),
+        (first, target_mel, "magma", low, high),
+        (second, mel, "magma", low, high),
+        (f"{second} - {first}", mel - target_mel, "coolwarm", -reach, reach),
     )
     for axes, (title, values, colours, least, most) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
-        drawn = axes.imshow(values, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)
+        image = axes.imshow(values, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)
         axes.set(title=title, ylabel="mel band")
-        figure.colorbar(drawn, ax=axes)
+        figure.colorbar(image, ax=axes)
     axes.set_xlabel("frame")
     return figure
 
 
-def matrix_figure(values: np.ndarray, ylabel: str = "channel") -> Figure:
+def plot_features(values: np.ndarray, ylabel: str = "channel") -> Figure:
     """Draw a sequence (C, F), each channel less its mean and over its deviation."""
     values = values.astype(np.float32)
     scaled = (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True).clip(min=1e-6)
     figure = new_figure(8.0, 3.0)
     axes = figure.subplots()
-    drawn = axes.imshow(scaled, origin="lower", aspect="auto", cmap="magma", vmin=-3.0, vmax=3.0)
+    image = axes.imshow(scaled, origin="lower", aspect="auto", cmap="magma", vmin=-3.0, vmax=3.0)
     axes.set(ylabel=ylabel, xlabel="frame")
-    figure.colorbar(drawn, ax=axes, label="deviations")
+    figure.colorbar(image, ax=axes, label="deviations")
     return figure
-
-
-def as_array(values: ArrayLike | Tensor) -> np.ndarray:
-    """The values on the CPU as an array; bfloat16 becomes float32."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
-    return np.asarray(values)

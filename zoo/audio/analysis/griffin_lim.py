@@ -114,7 +114,7 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     angles = torch.rand(magnitude.shape, generator=generator).to(magnitude.device) * (2 * torch.pi)
     phase = torch.polar(torch.ones_like(angles), angles)
-    return synthesise(magnitude * find_phase(magnitude, phase, mel, iterations), mel)
+    return synthesize(magnitude * find_phase(magnitude, phase, mel, iterations), mel)
 
 
 def find_phase(magnitude: Tensor, phase: Tensor, mel: Transform, iterations: int) -> Tensor:
@@ -142,7 +142,7 @@ def find_phase(magnitude: Tensor, phase: Tensor, mel: Transform, iterations: int
     return phase
 
 
-def synthesise(spectrum: Tensor, mel: Transform) -> Tensor:
+def synthesize(spectrum: Tensor, mel: Transform) -> Tensor:
     """Invert spectra (B, n_fft // 2 + 1, F) to the audio (B, F * hop_length) whose mel has these frames."""
     start = mel.padding_samples
     return _overlap_add(spectrum, mel)[:, start : start + spectrum.shape[-1] * mel.hop_length]

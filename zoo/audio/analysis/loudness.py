@@ -31,7 +31,7 @@ class LoudnessMeter:
 
     def __init__(self, sample_rate: int, channels: int) -> None:
         at_least(_LEAST_RATE, sample_rate=sample_rate)
-        self._sections = _k_weighting(sample_rate)
+        self._sections = k_weighting(sample_rate)
         self._state = np.zeros((len(self._sections), channels, 2))
         self._step = round(_STEP_SECONDS * sample_rate)
         self._rest = np.zeros((channels, 0))
@@ -43,12 +43,12 @@ class LoudnessMeter:
             return
         weighted, self._state = scipy.signal.sosfilt(self._sections, block, axis=-1, zi=self._state)
         samples = np.concatenate([self._rest, weighted], axis=1)
-        whole = samples.shape[1] // self._step * self._step
-        steps = samples[:, :whole].reshape(len(samples), -1, self._step)
+        length = samples.shape[1] // self._step * self._step
+        steps = samples[:, :length].reshape(len(samples), -1, self._step)
         self._powers += list(np.square(steps).mean(axis=2).T)
-        self._rest = samples[:, whole:]
+        self._rest = samples[:, length:]
 
-    def listen(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    def measure_stream(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Hand the pieces (C, n) of a stream on, and measure them."""
         for block in blocks:
             self.push(block)
@@ -82,8 +82,8 @@ def _power(lufs: float) -> float:
     return 10 ** ((lufs - _OFFSET) / 10)
 
 
-def _k_weighting(sample_rate: int) -> np.ndarray:
-    """Second-order sections of the shelf and the high-pass, by the bilinear transform."""
+def k_weighting(sample_rate: int) -> np.ndarray:
+    """Compute the second-order sections (2, 6) of the shelf and the high-pass by the bilinear transform."""
     frequency, quality, gain_db = _SHELF
     k = math.tan(math.pi * frequency / sample_rate)
     high = 10 ** (gain_db / 20)

@@ -23,7 +23,7 @@ _CHUNK_FRAMES = 4096  # bounds the memory on hour-long recordings
 
 
 @dataclass(frozen=True)
-class Pitch:
+class PitchTrack:
     """A pitch track; frame i is centred on sample i * hop.
 
     Attributes:
@@ -38,7 +38,7 @@ class Pitch:
 
 
 @torch.no_grad()
-def track(x: Tensor, sample_rate: int) -> Pitch:
+def track_pitch(x: Tensor, sample_rate: int) -> PitchTrack:
     """Track the pitch of speech or single notes, 50 to 550 Hz, in frames of 10 ms.
 
     Args:
@@ -71,7 +71,7 @@ def track(x: Tensor, sample_rate: int) -> Pitch:
     periodicity = torch.where(voiced, strength.gather(-1, chosen)[..., 0], best).clamp(0, 1)
     periodicity = torch.where(level < _SILENCE_FLOOR, 0.0, periodicity)
     shape = (*x.shape[:-1], -1)
-    return Pitch(f0.reshape(shape), voiced.reshape(shape), periodicity.reshape(shape))
+    return PitchTrack(f0.reshape(shape), voiced.reshape(shape), periodicity.reshape(shape))
 
 
 def _candidates(batch: Tensor, sample_rate: int, hop: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,13 +105,13 @@ def _frame_candidates(frames: Tensor, window: int, shortest: int, longest: int) 
     # Chosen with the octave cost, or equal peaks at multiples of a short period could crowd out the period itself.
     bonus = _OCTAVE_COST * torch.log2(longest / torch.arange(shortest + 1, longest, device=frames.device))
     chosen = (middle + bonus).masked_fill(~is_peak, -1.0).topk(min(_CANDIDATES, middle.shape[-1]), dim=-1)
-    index, found = chosen.indices, chosen.values > -1.0
-    height = torch.where(found, middle.gather(-1, index), -1.0)
+    index, is_peak = chosen.indices, chosen.values > -1.0
+    height = torch.where(is_peak, middle.gather(-1, index), -1.0)
     before, after = left.gather(-1, index), right.gather(-1, index)
     curvature = (before - 2 * height + after).clamp(max=-1e-9)
     offset = (0.5 * (before - after) / curvature).clamp(-0.5, 0.5)
-    height = torch.where(found, height - 0.25 * (before - after) * offset, -1.0)
-    lag = (index + shortest + 1) + torch.where(found, offset, 0.0)
+    height = torch.where(is_peak, height - 0.25 * (before - after) * offset, -1.0)
+    lag = (index + shortest + 1) + torch.where(is_peak, offset, 0.0)
     return height, lag, frames[..., frames.shape[-1] // 4 : -(frames.shape[-1] // 4)].abs().amax(-1)
 
 

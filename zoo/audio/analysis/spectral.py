@@ -47,11 +47,11 @@ def multi_resolution_stft(prediction: Tensor, target: Tensor) -> Tensor:
         raise ValueError(f"expected equal shapes, got {tuple(prediction.shape)} and {tuple(target.shape)}")
     terms = []
     for n_fft, hop_length, win_length in RESOLUTIONS:
-        found = stft_magnitude(prediction, n_fft, hop_length, win_length)
-        wanted = stft_magnitude(target, n_fft, hop_length, win_length)
-        error = torch.linalg.matrix_norm(wanted - found)
-        convergence = (error / torch.linalg.matrix_norm(wanted)).mean()  # the power floor keeps the denominator > 0
-        terms.append(convergence + functional.l1_loss(found.log(), wanted.log()))
+        predicted = stft_magnitude(prediction, n_fft, hop_length, win_length)
+        expected = stft_magnitude(target, n_fft, hop_length, win_length)
+        error = torch.linalg.matrix_norm(expected - predicted)
+        convergence = (error / torch.linalg.matrix_norm(expected)).mean()  # the power floor keeps the denominator > 0
+        terms.append(convergence + functional.l1_loss(predicted.log(), expected.log()))
     return torch.stack(terms).mean()
 
 
@@ -99,12 +99,12 @@ class MultiScaleMel(nn.Module):
         total = prediction.new_zeros((), dtype=torch.float32)
         with torch.autocast(prediction.device.type, enabled=False):
             for size in self.windows:
-                found, wanted = (self._mel(audio, size) for audio in (prediction, target))
-                logs = [self.power * mel.clamp(min=_LEAST_MEL).log10() for mel in (found, wanted)]
+                mels = [self._mel(audio, size) for audio in (prediction, target)]
+                logs = [self.power * mel.clamp(min=_LEAST_MEL).log10() for mel in mels]
                 total = total + (logs[0] - logs[1]).abs().mean()
                 if self.magnitude_weight:
-                    again = [found, wanted] if self.plain_magnitudes else logs
-                    total = total + self.magnitude_weight * (again[0] - again[1]).abs().mean()
+                    magnitudes = mels if self.plain_magnitudes else logs
+                    total = total + self.magnitude_weight * (magnitudes[0] - magnitudes[1]).abs().mean()
         return total
 
     def _mel(self, audio: Tensor, size: int) -> Tensor:

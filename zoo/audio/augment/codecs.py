@@ -16,8 +16,8 @@ import numpy as np
 import scipy
 import soundfile
 
-from zoo.audio.augment.effects import fit
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.augment.effects import match_length
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io.files import BLOCK_SAMPLES
 from zoo.audio.io.resample import resample_array
 from zoo.common.ranges import one_of
@@ -74,7 +74,8 @@ CODECS: dict[str, Codec] = {
 
 
 @lru_cache(maxsize=1)
-def _ffmpeg_encoders() -> frozenset[str]:
+def list_ffmpeg_encoders() -> frozenset[str]:
+    """List the encoders of the ffmpeg on the path, once a process; none without one."""
     program = shutil.which("ffmpeg")
     if program is None:
         return frozenset()
@@ -82,22 +83,22 @@ def _ffmpeg_encoders() -> frozenset[str]:
     return frozenset(line.split()[1] for line in listing.splitlines() if len(line.split()) > 1)
 
 
-def _present(codec: str) -> bool:
+def _is_available(codec: str) -> bool:
     entry = CODECS[codec]
     if entry.ffmpeg:
-        return entry.encoder in _ffmpeg_encoders()
+        return entry.encoder in list_ffmpeg_encoders()
     return entry.container in soundfile.available_formats() and entry.encoder in soundfile.available_subtypes(
         entry.container
     )
 
 
-def available() -> tuple[str, ...]:
-    """Codecs of this machine for `roundtrip`: libsndfile's, then, where it is on the path, ffmpeg's."""
-    return tuple(codec for codec in CODECS if _present(codec))
+def available_codecs() -> tuple[str, ...]:
+    """Codecs of this machine for `encode_decode`: libsndfile's, then, where it is on the path, ffmpeg's."""
+    return tuple(codec for codec in CODECS if _is_available(codec))
 
 
-def check(codec: str, setting: float | None = None) -> None:
-    """Refuse a codec or setting that `roundtrip` could not carry out here."""
+def validate_codec(codec: str, setting: float | None = None) -> None:
+    """Refuse a codec or setting that `encode_decode` could not carry out here."""
     one_of(CODECS, codec=codec)
     entry = CODECS[codec]
     if setting is not None and not entry.unit:
@@ -106,12 +107,12 @@ def check(codec: str, setting: float | None = None) -> None:
         raise ValueError(
             f"codec {codec}: setting must be {entry.unit} from {entry.span[0]:g} to {entry.span[1]:g}, got {setting:g}"
         )
-    if not _present(codec):
+    if not _is_available(codec):
         owner = f"an ffmpeg with the encoder {entry.encoder} on PATH" if entry.ffmpeg else "a newer libsndfile"
-        raise ValueError(f"codec {codec} needs {owner}; available here: {', '.join(available())}")
+        raise ValueError(f"codec {codec} needs {owner}; available here: {', '.join(available_codecs())}")
 
 
-def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | None = None) -> np.ndarray:
+def encode_decode(audio: np.ndarray, sample_rate: int, codec: str, setting: float | None = None) -> np.ndarray:
     """Encode and decode a signal.
 
     It is resampled to a rate that the codec knows and back where needed, and scaled around the codec where its peak
@@ -119,7 +120,7 @@ def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | 
 
     Args:
         audio: (T,) float32, T >= 1.
-        codec: one of `available()`.
+        codec: one of `available_codecs()`.
         setting: kb/s (mp3, opus, amr_nb, amr_wb, aac), quality 0 to 10 (vorbis), or the line's rate in Hz (alaw, mulaw:
             8000 is a telephone; None codes at `sample_rate`). None takes the usual one.
 
@@ -129,7 +130,7 @@ def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | 
     Raises:
         ValueError: unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.
     """
-    check(codec, setting)
+    validate_codec(codec, setting)
     audio = np.asarray(audio, dtype=np.float32)
     if audio.ndim != 1 or len(audio) == 0 or not np.isfinite(audio).all():
         raise ValueError(f"expected finite audio (T,) with T >= 1, got shape {audio.shape}")
@@ -138,10 +139,10 @@ def roundtrip(audio: np.ndarray, sample_rate: int, codec: str, setting: float | 
     padded = np.pad(audio, (0, round(_PAD_SECONDS * sample_rate)))
     line = resample_array(padded, sample_rate, rate)
     scale = max(1.0, float(np.abs(line).max()))
-    delay = 0 if CODECS[codec].exact else _delay(codec, setting, rate)
-    decoded = _code(line / np.float32(scale), rate, codec, setting)[delay:]
-    back = resample_array(fit(decoded, len(line)), rate, sample_rate)
-    return fit(back, len(audio)) * np.float32(scale)
+    delay = 0 if CODECS[codec].exact else measure_delay(codec, setting, rate)
+    decoded = _run_codec(line / np.float32(scale), rate, codec, setting)[delay:]
+    back = resample_array(match_length(decoded, len(line)), rate, sample_rate)
+    return match_length(back, len(audio)) * np.float32(scale)
 
 
 def _coding_rate(codec: str, setting: float | None, sample_rate: int) -> int:
@@ -157,15 +158,15 @@ def _coding_rate(codec: str, setting: float | None, sample_rate: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _delay(codec: str, setting: float | None, rate: int) -> int:
-    """Samples by which decoded audio comes late: MP3 frames too small for LAME's info tag, ffmpeg's raw streams."""
-    probe = SpeechLike(sample_rate=rate).utterance(0)  # speech codecs shift the phases of noise at will
-    decoded = _code(np.pad(probe, (0, round(_PAD_SECONDS * rate))), rate, codec, setting)
+def measure_delay(codec: str, setting: float | None, rate: int) -> int:
+    """Measure by how many samples decoded audio is late: small MP3 frames without LAME's tag, ffmpeg's raw streams."""
+    probe = SyntheticSpeech(sample_rate=rate).utterance(0)  # speech codecs shift the phases of noise at will
+    decoded = _run_codec(np.pad(probe, (0, round(_PAD_SECONDS * rate))), rate, codec, setting)
     return max(0, int(np.argmax(scipy.signal.correlate(decoded, probe, mode="full", method="fft"))) - (len(probe) - 1))
 
 
-def _code(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
-    return (_through_ffmpeg if CODECS[codec].ffmpeg else _through_soundfile)(line, rate, codec, setting)
+def _run_codec(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
+    return (_run_ffmpeg if CODECS[codec].ffmpeg else _run_soundfile)(line, rate, codec, setting)
 
 
 def _compression(codec: str, setting: float | None, rate: int) -> dict[str, float | str]:
@@ -182,7 +183,7 @@ def _compression(codec: str, setting: float | None, rate: int) -> dict[str, floa
     return {}
 
 
-def _through_soundfile(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
+def _run_soundfile(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
     entry = CODECS[codec]
     memory = io.BytesIO()
     options = _compression(codec, setting, rate)
@@ -193,7 +194,7 @@ def _through_soundfile(line: np.ndarray, rate: int, codec: str, setting: float |
     return soundfile.read(memory, dtype="float32")[0]
 
 
-def _through_ffmpeg(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
+def _run_ffmpeg(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
     entry = CODECS[codec]
     quiet = [shutil.which("ffmpeg") or "ffmpeg", "-hide_banner", "-nostdin", "-loglevel", "error", "-threads", "1"]
     samples = ["-f", "f32le", "-ar", str(rate), "-ac", "1"]

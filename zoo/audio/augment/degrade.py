@@ -1,4 +1,4 @@
-"""Clean speech in, degraded speech of equal length and alignment out, with the facts of what was done to it."""
+"""Clean speech in, degraded speech of equal length and alignment out, with the details of what was done to it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from zoo.common.ranges import at_least, one_of, within
 
 Step = Literal["noise", "reverb", "clipping", "lowpass", "packet_loss", "codec"]
 Range = tuple[float, float]
-Facts = dict[str, Any]
-_Outcome = tuple[np.ndarray, Facts]  # a signal, and what was done to it: nothing where the facts are empty
+Details = dict[str, Any]
+_Outcome = tuple[np.ndarray, Details]  # a signal, and what was done to it: nothing where the details are empty
 
 _NOISE_TRIES = 4  # crops drawn before noise that is silent everywhere is given up
 _NYQUIST_SHARE = 0.95  # of half the sample rate: a cutoff above it would change nothing
 
 # A2's `preprocess` recipe; its Vorbis quality -1 lies outside libsndfile's range.
-_A2_CODECS: dict[str, list[float]] = {"mp3": [16, 32, 64, 128], "vorbis": [0, 1], "alaw": []}
+_MIIPHER2_CODECS: dict[str, list[float]] = {"mp3": [16, 32, 64, 128], "vorbis": [0, 1], "alaw": []}
 _LINE_CODECS: dict[str, list[float]] = {"opus": [8, 16, 24, 64], "alaw": [8000], "mulaw": [8000]}
 
 # Ranges and what they may span: more decibels exceed float32, a limit above the peak clips nothing.
@@ -42,23 +42,23 @@ class Degraded:
 
     Attributes:
         audio: (T,) float32 in [-1, 1], as long as the clean signal and aligned with it.
-        facts: plain values: `steps` in the order done, `skipped` ones that had no effect, always `gain`, `polarity` and
-            `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`, ...).
+        details: plain values: `steps` in the order done, `skipped` ones that had no effect, always `gain`, `polarity`
+            and `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`).
     """
 
     audio: np.ndarray
-    facts: Facts
+    details: Details
 
     @property
     def level(self) -> float:
         """Signed factor of gain, polarity and peak limit: clean * level is the target at the level of `audio`."""
-        return float(self.facts["gain"] * self.facts["polarity"] * self.facts["peak_scale"])
+        return float(self.details["gain"] * self.details["polarity"] * self.details["peak_scale"])
 
 
 class Degrader:
     """Degrades speech at random; equal arguments and an equal generator state give equal samples.
 
-    Two published recipes are at hand: `Degrader.a2()` and `Degrader.open_miipher()`.
+    Two published recipes are available: `Degrader.miipher2_offline()` and `Degrader.open_miipher()`.
 
     Args:
         steps: what may be done, each at most once, in this order: `[noise, reverb]` puts the noise into the room,
@@ -76,8 +76,8 @@ class Degrader:
         burst_packets: mean length of a run of lost packets, >= 1.
         packet_repeat: share of the items whose lost packets repeat the one before; the others get zeros.
         codecs: settings by codec, drawn evenly among codecs and then among settings
-            (`zoo.audio.augment.codecs.roundtrip`); an empty list means the codec's usual one. None: MP3, Vorbis, Opus,
-            A-law, mu-law.
+            (`zoo.audio.augment.codecs.encode_decode`); an empty list means the codec's usual one. None: MP3,
+            Vorbis, Opus, A-law, mu-law.
         gain: lowest and highest linear gain ahead of all steps; None leaves the level.
         polarity: probability of a flipped sign.
     """
@@ -114,7 +114,9 @@ class Degrader:
         self.packet_loss = packet_loss
         self.burst_packets = burst_packets
         self.packet_repeat = packet_repeat
-        self.codecs: dict[str, Sequence[float]] = dict({**_A2_CODECS, **_LINE_CODECS} if codecs is None else codecs)
+        self.codecs: dict[str, Sequence[float]] = dict(
+            {**_MIIPHER2_CODECS, **_LINE_CODECS} if codecs is None else codecs
+        )
         self.gain = gain
         self.polarity = polarity
         self._check_plan()
@@ -123,10 +125,10 @@ class Degrader:
             self._check_codecs()
 
     @classmethod
-    def a2(cls, **changes: Any) -> Degrader:
+    def miipher2_offline(cls, **changes: Any) -> Degrader:
         """The offline recipe of Atotti's Miipher-2: noise, then reverb for half of the items, then always a codec."""
         steps = ("noise", "reverb", "codec")
-        recipe = {"steps": steps, "probabilities": {"reverb": 0.5}, "snr_db": (5.0, 30.0), "codecs": _A2_CODECS}
+        recipe = {"steps": steps, "probabilities": {"reverb": 0.5}, "snr_db": (5.0, 30.0), "codecs": _MIIPHER2_CODECS}
         return cls(**{**recipe, **changes})
 
     @classmethod
@@ -153,7 +155,7 @@ class Degrader:
             rirs: room impulse responses (N,) float32 with their delay, for the step `reverb`.
 
         Returns:
-            The degraded signal and the facts. A silent signal gets no noise.
+            The degraded signal and the details. A silent signal gets no noise.
 
         Raises:
             ValueError: audio that is not (T,) and finite, or noises or responses that are missing or unusable.
@@ -163,34 +165,34 @@ class Degrader:
             raise ValueError(f"expected finite audio (T,) with T >= 1, got shape {audio.shape}")
         self._require("noise", "noises", noises is not None and len(noises.names) > 0)
         self._require("reverb", "rirs", rirs is not None and len(rirs) > 0)
-        facts: Facts = {"steps": [], "skipped": [], "gain": 1.0, "polarity": 1, "peak_scale": 1.0}
+        details: Details = {"steps": [], "skipped": [], "gain": 1.0, "polarity": 1, "peak_scale": 1.0}
         if rng.random() >= self.untouched:
-            audio = self._set_level(audio, rng, facts)
-            for step in self._draw_steps(rng):
-                audio, done = self._carry_out(step, audio, sample_rate, rng, noises, rirs)
-                facts["steps" if done else "skipped"].append(step)
-                facts.update(done)
+            audio = self._set_level(audio, rng, details)
+            for step in self._sample_steps(rng):
+                audio, done = self._apply_step(step, audio, sample_rate, rng, noises, rirs)
+                details["steps" if done else "skipped"].append(step)
+                details.update(done)
         peak = float(np.abs(audio).max())
         if peak > 1:
-            facts["peak_scale"] = 1 / peak
+            details["peak_scale"] = 1 / peak
             audio = np.clip(audio / np.float32(peak), -1, 1)
-        return Degraded(audio, facts)
+        return Degraded(audio, details)
 
-    def _set_level(self, audio: np.ndarray, rng: np.random.Generator, facts: Facts) -> np.ndarray:
+    def _set_level(self, audio: np.ndarray, rng: np.random.Generator, details: Details) -> np.ndarray:
         if self.gain is not None:
-            facts["gain"] = float(rng.uniform(*self.gain))
+            details["gain"] = float(rng.uniform(*self.gain))
         if rng.random() < self.polarity:
-            facts["polarity"] = -1
-        return audio * np.float32(facts["gain"] * facts["polarity"])
+            details["polarity"] = -1
+        return audio * np.float32(details["gain"] * details["polarity"])
 
-    def _draw_steps(self, rng: np.random.Generator) -> list[str]:
-        drawn = [step for step in self.steps if rng.random() < self.probabilities.get(step, 1.0)]
-        chosen = rng.permutation(len(drawn))
+    def _sample_steps(self, rng: np.random.Generator) -> list[str]:
+        steps = [step for step in self.steps if rng.random() < self.probabilities.get(step, 1.0)]
+        indices = rng.permutation(len(steps))
         if self.max_steps is not None:
-            chosen = chosen[: rng.integers(1, self.max_steps + 1)]
-        return [drawn[index] for index in (chosen if self.order == "random" else sorted(chosen))]
+            indices = indices[: rng.integers(1, self.max_steps + 1)]
+        return [steps[index] for index in (indices if self.order == "random" else sorted(indices))]
 
-    def _carry_out(
+    def _apply_step(
         self,
         step: str,
         audio: np.ndarray,
@@ -210,11 +212,11 @@ class Degrader:
         if step == "lowpass":
             return self._limit_band(audio, sample_rate, rng)
         if step == "packet_loss":
-            return self._lose_packets(audio, sample_rate, rng)
+            return self._drop_packets(audio, sample_rate, rng)
         codec = list(self.codecs)[int(rng.integers(len(self.codecs)))]
         settings = self.codecs[codec]
         setting = float(settings[int(rng.integers(len(settings)))]) if settings else None
-        return coding.roundtrip(audio, sample_rate, codec, setting), {"codec": codec, "codec_setting": setting}
+        return coding.encode_decode(audio, sample_rate, codec, setting), {"codec": codec, "codec_setting": setting}
 
     def _add_noise(self, audio: np.ndarray, rng: np.random.Generator, noises: Corpus) -> _Outcome:
         snr_db = float(rng.uniform(*self.snr_db))
@@ -222,8 +224,8 @@ class Degrader:
             index = int(rng.integers(len(noises.names)))
             noise, start = crop_noise(noises, index, len(audio), rng)
             if np.isfinite(noise).all() and np.abs(noise).max() > effects.SILENCE:
-                facts = {"snr_db": snr_db, "noise": str(noises.names[index]), "noise_start": start}
-                return effects.add_noise(audio, noise, snr_db), facts
+                details = {"snr_db": snr_db, "noise": str(noises.names[index]), "noise_start": start}
+                return effects.add_noise(audio, noise, snr_db), details
         return audio, {}
 
     def _limit_band(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
@@ -234,16 +236,16 @@ class Degrader:
         how: effects.Band = "resample" if rng.random() < self.lowpass_by_resampling else "filter"
         return effects.lowpass(audio, sample_rate, cutoff_hz, how), {"cutoff_hz": cutoff_hz, "lowpass": how}
 
-    def _lose_packets(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
+    def _drop_packets(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
         packets = -(-len(audio) // effects.packet_samples(sample_rate))
-        lost = effects.packet_losses(packets, float(rng.uniform(*self.packet_loss)), self.burst_packets, rng)
+        lost = effects.sample_packet_losses(packets, float(rng.uniform(*self.packet_loss)), self.burst_packets, rng)
         fill: effects.Fill = "repeat" if rng.random() < self.packet_repeat else "zero"
         if not lost.any():
             return audio, {}
-        return effects.lose_packets(audio, sample_rate, lost, fill), {"lost": float(lost.mean()), "fill": fill}
+        return effects.drop_packets(audio, sample_rate, lost, fill), {"lost": float(lost.mean()), "fill": fill}
 
-    def _require(self, step: str, argument: str, given: bool) -> None:
-        if not given and step in self.steps and self.probabilities.get(step, 1.0) > 0:
+    def _require(self, step: str, argument: str, is_present: bool) -> None:
+        if not is_present and step in self.steps and self.probabilities.get(step, 1.0) > 0:
             raise ValueError(f"the step {step!r} needs {argument}, got none; pass some or take it from `steps`")
 
     def _check_plan(self) -> None:
@@ -273,6 +275,6 @@ class Degrader:
         if not self.codecs:
             raise ValueError("the step 'codec' needs at least one entry in `codecs`, or None for the usual ones")
         for codec, settings in self.codecs.items():
-            coding.check(codec)
+            coding.validate_codec(codec)
             for setting in settings:
-                coding.check(codec, setting)
+                coding.validate_codec(codec, setting)

@@ -22,7 +22,7 @@ Fill = Literal["zero", "repeat"]
 Band = Literal["filter", "resample"]
 
 
-def fit(audio: np.ndarray, samples: int) -> np.ndarray:
+def match_length(audio: np.ndarray, samples: int) -> np.ndarray:
     """Cut a signal to a length or extend it with zeros."""
     return audio[:samples] if len(audio) >= samples else np.pad(audio, (0, samples - len(audio)))
 
@@ -47,7 +47,7 @@ def add_noise(speech: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarra
     return (speech + gain * noise).astype(np.float32)
 
 
-def direct_path(rir: np.ndarray, sample_rate: int) -> int:
+def find_direct_path(rir: np.ndarray, sample_rate: int) -> int:
     """Sample at which the direct sound arrives in a room impulse response that is not silent.
 
     It is the first local peak that reaches half of the largest one: a strong reflection may exceed the direct sound.
@@ -70,12 +70,12 @@ def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.nda
     if rir.ndim != 1 or not np.isfinite(rir).all() or not rir.any():
         raise ValueError(f"a room impulse response must be (N,), finite and not silent; got shape {rir.shape}")
     rir = rir / np.abs(rir).max()
-    arrival = direct_path(rir, sample_rate)
+    arrival = find_direct_path(rir, sample_rate)
     before = min(arrival, round(_BEFORE_SECONDS * sample_rate))
     response = np.copysign(1, rir[arrival]) * rir[arrival - before :]
     remaining = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     response = response[: int(np.count_nonzero(remaining > remaining[0] * 10 ** (_TAIL_DB / 10)))]
-    wet = fit(scipy.signal.oaconvolve(speech, response)[before:], len(speech))
+    wet = match_length(scipy.signal.oaconvolve(speech, response)[before:], len(speech))
     loudness = power(wet)
     return (wet * math.sqrt(power(speech) / loudness)).astype(np.float32) if loudness > 0 else np.zeros_like(speech)
 
@@ -104,14 +104,16 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
     if how == "resample":
         narrow = round(2 * cutoff_hz)
         padded = np.pad(speech, (0, sample_rate // 100))  # so that one sample has a counterpart at the lower rate
-        return fit(resample_array(resample_array(padded, sample_rate, narrow), narrow, sample_rate), len(speech))
+        return match_length(
+            resample_array(resample_array(padded, sample_rate, narrow), narrow, sample_rate), len(speech)
+        )
     size = scipy.fft.next_fast_len(len(speech) + sample_rate // 50, real=True)  # the response has died away by then
     frequencies = np.arange(size // 2 + 1) * (sample_rate / size)
     gain = 1 / np.sqrt(1 + (frequencies / cutoff_hz) ** (2 * _ORDER))
     return scipy.fft.irfft(scipy.fft.rfft(speech, size) * gain.astype(np.float32), size)[: len(speech)]
 
 
-def packet_losses(packets: int, rate: float, burst_packets: float, rng: np.random.Generator) -> np.ndarray:
+def sample_packet_losses(packets: int, rate: float, burst_packets: float, rng: np.random.Generator) -> np.ndarray:
     """Draw which packets of a line get lost, (packets,) bool, by a two-state Markov chain.
 
     Args:
@@ -130,14 +132,14 @@ def packet_losses(packets: int, rate: float, burst_packets: float, rng: np.rando
     return lost
 
 
-def lose_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: Fill) -> np.ndarray:
+def drop_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: Fill) -> np.ndarray:
     """Replace packets of 20 ms where `lost` (ceil(T / packet),) is true.
 
     Args:
         fill: `zero`, or `repeat` for the last packet that arrived (zeros before the first).
     """
     size = packet_samples(sample_rate)
-    packets = fit(speech, len(lost) * size).reshape(len(lost), size)
+    packets = match_length(speech, len(lost) * size).reshape(len(lost), size)
     if fill == "zero":
         return np.where(lost[:, None], np.float32(0), packets).reshape(-1)[: len(speech)]
     latest = np.maximum.accumulate(np.where(lost, -1, np.arange(len(lost))))

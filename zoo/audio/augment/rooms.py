@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
 import scipy
 
 from zoo.audio.corpora.cache import CorpusCache
-from zoo.audio.corpora.corpus import ClippedCorpus, Corpus, MemoryCorpus, cache_folder
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.corpus import Corpus, MemoryCorpus, TrimmedCorpus, cache_dir
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.common.ranges import at_least
 
@@ -30,13 +29,19 @@ _NOISE_PEAK = 0.9
 _HIGHPASS_HZ = 20.0  # images all add with one sign, which no loudspeaker or microphone would pass on as an offset
 
 
-def read_rirs(folder: str | os.PathLike[str], sample_rate: int) -> list[np.ndarray]:
+def load_rirs(folder: Path | None, sample_rate: int, count: int = SYNTHETIC_RIRS) -> list[np.ndarray]:
     """Read the room impulse responses (N,) below a folder, resampled, as recorded, in the order of their paths.
+
+    Args:
+        folder: of audio files; None makes `count` responses in code.
+        sample_rate: of the result in Hz.
 
     Raises:
         FileNotFoundError: no such folder, or no audio file in it.
         ValueError: a file is broken or silent.
     """
+    if folder is None:
+        return synthesize_rirs(count, sample_rate)
     paths = files.find_audio_files(folder)
     if not paths:
         raise FileNotFoundError(f"{folder}: no room impulse responses ({', '.join(files.AUDIO_SUFFIXES)}) in it")
@@ -47,7 +52,7 @@ def read_rirs(folder: str | os.PathLike[str], sample_rate: int) -> list[np.ndarr
     return rirs
 
 
-def synthetic_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarray]:
+def synthesize_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarray]:
     """Make room impulse responses: direct sound and early reflections by image sources, an exponential tail behind.
 
     Args:
@@ -95,8 +100,8 @@ def _images(room: np.ndarray, source: np.ndarray, microphone: np.ndarray) -> tup
     """Distances in metres and numbers of wall reflections of all image sources (I,)."""
     n = np.arange(-_IMAGES, _IMAGES + 1)
     axes, counts = [], []
-    for length, x, own in zip(room, source, microphone, strict=True):
-        axes.append(np.concatenate([2 * n * length + x, 2 * n * length - x]) - own)
+    for length, x, receiver in zip(room, source, microphone, strict=True):
+        axes.append(np.concatenate([2 * n * length + x, 2 * n * length - x]) - receiver)
         counts.append(np.concatenate([np.abs(2 * n), np.abs(2 * n - 1)]))
     squares = [np.square(axis) for axis in axes]
     metres = np.sqrt(squares[0][:, None, None] + squares[1][:, None] + squares[2]).ravel()
@@ -154,20 +159,15 @@ class SyntheticNoise(MemoryCorpus):
         )
 
 
-def open_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:
-    """Noise for training or for validation, which have no sample in common; made in code when there is no folder.
+def load_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:
+    """Load noise for training or for validation, which share no sample; made in code when there is no folder.
 
     The cache of the folder must have been built.
     """
     if folder is None:
         return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))
-    whole = CorpusCache(cache_folder(cache, folder, sample_rate))
-    return ClippedCorpus(whole, 0.0, TRAINING_SHARE) if training else ClippedCorpus(whole, TRAINING_SHARE, 1.0)
-
-
-def open_rirs(folder: Path | None, sample_rate: int) -> list[np.ndarray]:
-    """Room impulse responses (T,) float32 at a rate in Hz; made in code when there is no folder."""
-    return synthetic_rirs(SYNTHETIC_RIRS, sample_rate, 0) if folder is None else read_rirs(folder, sample_rate)
+    full = CorpusCache(cache_dir(cache, folder, sample_rate))
+    return TrimmedCorpus(full, 0.0, TRAINING_SHARE) if training else TrimmedCorpus(full, TRAINING_SHARE, 1.0)
 
 
 def crop_noise(noises: Corpus, index: int, samples: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
@@ -207,6 +207,6 @@ def _coloured(samples: int, sample_rate: int, exponent: float, rng: np.random.Ge
 
 
 def _babble(samples: int, sample_rate: int, rng: np.random.Generator) -> np.ndarray:
-    speech = SpeechLike(sample_rate, speakers=_VOICES, seed=int(rng.integers(1 << 31)))
+    speech = SyntheticSpeech(sample_rate, speakers=_VOICES, seed=int(rng.integers(1 << 31)))
     voices = [speech.utterance(index) for index in range(_VOICES)]
     return sum((np.resize(np.roll(voice, rng.integers(len(voice))), samples) for voice in voices), np.zeros(samples))

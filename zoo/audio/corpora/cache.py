@@ -9,10 +9,8 @@ import math
 import os
 import shutil
 import weakref
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 from filelock import FileLock
 from rich.progress import track
 
-from zoo.audio.corpora.selection import SHOWN, relative_name
+from zoo.audio.corpora.selection import MAX_EXAMPLES, relative_name
 from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mixed
 from zoo.common.atomic import BINARY, read_at
 from zoo.common.reading.bad_share import check_bad_share
@@ -38,7 +36,7 @@ class CorpusCache:
     """Random access to the samples of a built cache; may be pickled, and every process maps the files itself.
 
     Args:
-        folder: folder made by `zoo.audio.corpora.cache.build`.
+        folder: folder made by `zoo.audio.corpora.cache.build_cache`.
 
     Attributes:
         lengths: samples per file (N,) int64.
@@ -47,7 +45,7 @@ class CorpusCache:
             precision and 16-bit files stay exact.
         channels: per file (N,) int64, where they were kept apart: a file's `lengths` counts all of them, one after the
             other. None where files were mixed down.
-        bad: cause by name of the files that were left out.
+        unreadable: cause by name of the files that were left out.
 
     Raises:
         FileNotFoundError: there is no cache in the folder.
@@ -65,13 +63,13 @@ class CorpusCache:
             )
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
-        self.bad: dict[str, str] = meta["bad"]
+        self.unreadable: dict[str, str] = meta["unreadable"]
         self._map()
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
-        found = os.fstat(self._audio).st_size // 2
-        if found != expected:
+        samples = os.fstat(self._audio).st_size // 2
+        if samples != expected:
             raise ValueError(
-                f"{self.folder}: damaged cache, {found} samples in audio.i16 where the index expects "
+                f"{self.folder}: damaged cache, {samples} samples in audio.i16 where the index expects "
                 f"{expected}; delete the folder and build it anew"
             )
 
@@ -80,8 +78,8 @@ class CorpusCache:
         self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
         self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
         self.exponents = np.load(self.folder / "exponents.npy", mmap_mode="r")
-        kept = self.folder / "channels.npy"
-        self.channels = np.load(kept, mmap_mode="r") if kept.is_file() else None
+        path = self.folder / "channels.npy"
+        self.channels = np.load(path, mmap_mode="r") if path.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
         self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
         weakref.finalize(self, os.close, self._audio).atexit = False
@@ -115,16 +113,11 @@ class CorpusCache:
         length = int(self.lengths[index])
         if not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
-        wanted = length - start if samples == -1 else min(samples, length - start)
-        first = 2 * (int(self.offsets[index]) + start)
-        found = read_at(self._audio, 2 * wanted, first)
-        if len(found) != 2 * wanted:
+        count = length - start if samples == -1 else min(samples, length - start)
+        content = read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
+        if len(content) != 2 * count:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
-        return from_int16(np.frombuffer(found, dtype="<i2"), int(self.exponents[index]))
-
-    def holds_files_of(self, other: CorpusCache) -> bool:
-        """Whether another cache is of the same files in the same order."""
-        return self.names == other.names
+        return from_int16(np.frombuffer(content, dtype="<i2"), int(self.exponents[index]))
 
     def split(self, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
         """Number the files for training and those for validation.
@@ -135,14 +128,14 @@ class CorpusCache:
         Raises:
             ValueError: one of the sets would be empty.
         """
-        chosen = np.fromiter(map(is_held_out, self.names), bool, len(self))
-        if not chosen.any() or chosen.all():
-            count = int(chosen.sum())
+        held_out = np.fromiter(map(is_held_out, self.names), bool, len(self))
+        if not held_out.any() or held_out.all():
+            count = int(held_out.sum())
             raise ValueError(f"{count} of {len(self)} clips are for validation: both sets need at least one")
-        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+        return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
-def build(
+def build_cache(
     files: Sequence[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
     sample_rate: int,
@@ -151,10 +144,10 @@ def build(
     channels: Channels = "mono",
     root: str | os.PathLike[str] | None = None,
 ) -> CorpusCache:
-    """Decode, mix down and resample audio files into one cache, unless the same cache stands there already.
+    """Decode, mix down and resample audio files into one cache, unless the same cache is there already.
 
-    The cache is keyed by names, sizes, modification times and the sample rate: any change builds it anew. A killed
-    build goes on where it stopped. A file beyond full scale is scaled down to it instead of being clipped.
+    The cache is keyed by names, sizes, modification times, sample rate and channels: any change rebuilds it. A
+    killed build is resumed. A file beyond full scale is scaled down to it instead of being clipped.
 
     Args:
         files: audio files; the order is kept.
@@ -164,10 +157,10 @@ def build(
         root: folder that the names are relative to; None takes the deepest one that holds all files.
 
     Returns:
-        The opened cache; the unreadable files are logged and listed in its `bad`.
+        The opened cache; the unreadable files are logged and listed in its `unreadable`.
 
     Raises:
-        ValueError: there are no files, too many bad ones, or the folder holds something else.
+        ValueError: there are no files, too many unreadable ones, or the folder holds something else.
         OSError: the disk is full; nothing is left behind.
     """
     folder, paths = Path(os.path.abspath(folder)), [Path(os.path.abspath(file)) for file in files]
@@ -180,17 +173,20 @@ def build(
     partial = folder.with_name(f".{folder.name}.partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if (cache := _existing(folder)) is not None and cache.key == key:
-            return _checked(cache, len(names), max_bad_share)
+        if (cache := _open_current(folder, key)) is not None:
+            check_bad_share(cache.unreadable.values(), len(names), max_bad_share)
+            for cause in cache.unreadable.values():
+                _LOG.warning("left out of the corpus cache: %s", cause)
+            return cache
         try:
-            known = _fill(paths, partial, key, sample_rate, progress, max_bad_share, channels)
-            _finish(names, known, partial, channels, {"key": key, "sample_rate": sample_rate})
+            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share, progress)
+            _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise OSError(error.errno, f"{folder}: corpus cache not built, nothing kept ({error})") from error
             raise
-        _swap(partial, folder)
+        _replace_folder(partial, folder)
     return CorpusCache(folder)
 
 
@@ -201,130 +197,94 @@ def relative_names(files: Sequence[str | os.PathLike[str]], root: str | os.PathL
         root: of the corpus; None takes the deepest folder that holds all files.
     """
     paths = [os.path.abspath(file) for file in files]
-    home = os.path.commonpath(map(os.path.dirname, paths)) if root is None else os.path.abspath(root)
-    return [relative_name(path, home) for path in paths]
+    base = os.path.commonpath(map(os.path.dirname, paths)) if root is None else os.path.abspath(root)
+    return [relative_name(path, base) for path in paths]
 
 
 def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int, channels: Channels) -> str:
-    kept = "" if channels == "mono" else f" {channels}"
-    digest = hashlib.sha256(f"{VERSION} {sample_rate}{kept}\n".encode())
+    digest = hashlib.sha256(f"{VERSION} {sample_rate} {channels}\n".encode())
     for path, name in zip(paths, names, strict=True):
-        facts = path.stat()
-        digest.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        stat = path.stat()
+        digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
-def _existing(folder: Path) -> CorpusCache | None:
+def _open_current(folder: Path, key: str) -> CorpusCache | None:
+    """Open the cache of a folder if it is valid and of this key."""
     try:
-        return CorpusCache(folder)
+        cache = CorpusCache(folder)
     except (OSError, ValueError, KeyError) as error:
         if folder.exists():
             _LOG.info("building the corpus cache anew: %s", error)
         return None
+    return cache if cache.key == key else None
 
 
-def _checked(cache: CorpusCache, count: int, max_bad_share: float) -> CorpusCache:
-    check_bad_share(cache.bad.values(), count, max_bad_share)
-    for cause in cache.bad.values():
-        _LOG.warning("left out of the corpus cache: %s", cause)
-    return cache
+Row = list[Any]  # of a file in the journal: samples, peak, exponent, channels; or the cause why it cannot be read
 
 
-class _Files:
-    """The facts of every finished file, noted after its samples in lines of JSON: what a killed build knows."""
-
-    def __init__(self, partial: Path, key: str) -> None:
-        self.lengths = array("q")
-        self.peaks = array("f")
-        self.exponents = array("b")
-        self.channels = array("q")
-        self.bad: dict[int, str] = {}
-        head = f"{key}\n".encode()
-        self._journal = Journal(partial / JOURNAL_NAME, head=head, ascii=True)
-        self._whole = 0  # bytes of the journal up to the last whole line
-        if self._journal.path.is_file():
-            with self._journal.path.open("rb") as lines:  # line by line, because there may be ten million
-                if lines.readline() == head:
-                    self._whole = len(head)
-                    for line in lines:
-                        if not line.endswith(b"]\n"):
-                            break
-                        self._take(json.loads(line))
-                        self._whole += len(line)
-
-    def _take(self, facts: list[int | float | str]) -> None:
-        if isinstance(facts[0], str):
-            self.bad[len(self.lengths)] = facts[0]
-            facts = [0, 0.0, 0, 1]
-        self.lengths.append(int(facts[0]))
-        self.peaks.append(float(facts[1]))
-        self.exponents.append(int(facts[2]))
-        self.channels.append(int(facts[3]))
-
-    @property
-    def samples(self) -> int:
-        return sum(self.lengths)
-
-    def restart(self) -> None:
-        """Cut off what a kill tore."""
-        if self._whole:
-            os.truncate(self._journal.path, self._whole)
-        else:
-            self._journal.write([])
-
-    def add(self, facts: list[int | float | str]) -> None:
-        self._take(facts)
-        self._journal.append(facts)
-
-
-def _fill(
+def _decode_files(
     paths: Sequence[Path],
     partial: Path,
     key: str,
     sample_rate: int,
-    progress: bool,
-    max_bad_share: float,
     channels: Channels,
-) -> _Files:
-    path = partial / "audio.i16"
-    known = _Files(partial, key)
-    if not path.is_file() or not len(known.lengths) or path.stat().st_size < 2 * known.samples:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        path.touch()
-        known = _Files(partial, key)
-    known.restart()
-    with path.open("r+b", buffering=0) as handle:
-        handle.truncate(2 * known.samples)
+    max_bad_share: float,
+    progress: bool,
+) -> list[Row]:
+    """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
+    partial.mkdir(exist_ok=True)
+    audio = partial / "audio.i16"
+    audio.touch()
+    journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
+    rows: list[Row] = journal.read()
+    samples = sum(row[0] for row in rows if len(row) > 1)
+    if audio.stat().st_size < 2 * samples:
+        rows, samples = [], 0
+    journal.write(rows)
+    unreadable = [row[0] for row in rows if len(row) == 1]
+    cancelled: list[str] = []
+    with audio.open("r+b") as handle:
+        handle.truncate(2 * samples)
         handle.seek(0, os.SEEK_END)
-        todo = range(len(known.lengths), len(paths))
-        cancelled: list[str] = []
-        for index in track(todo, description="corpus cache", disable=not progress):
+        for path in track(paths[len(rows) :], description="corpus cache", disable=not progress):
             try:
-                if channels == "mono":
-                    mono, loss_db = read_mixed(paths[index], sample_rate)
-                    audio = mono[None]
-                    if loss_db > MAX_MIXING_LOSS_DB:
-                        cancelled.append(str(paths[index]))
-                else:
-                    audio = read_channels(paths[index], sample_rate, channels)
-                samples, peak, exponent = to_int16(audio.reshape(-1))
+                content, row = _decode(path, sample_rate, channels, cancelled)
+                handle.write(content)
+                handle.flush()
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
-                known.add([str(error)])
-                check_bad_share(known.bad.values(), len(paths), max_bad_share)
-                continue
-            _write_all(handle.fileno(), samples.tobytes())
-            known.add([len(samples), peak, exponent, len(audio)])
+                row = [str(error)]
+                unreadable.append(row[0])
+                check_bad_share(unreadable, len(paths), max_bad_share)
+            journal.append(row)
+            rows.append(row)
         os.fsync(handle.fileno())
     if cancelled:
         _LOG.warning(
-            "%d files lose more than %g dB when their channels are mixed to mono: %s%s",
-            len(cancelled), MAX_MIXING_LOSS_DB, ", ".join(cancelled[:SHOWN]), ", ..." if len(cancelled) > SHOWN else "",
+            "%d files lose more than %g dB when their channels are mixed to mono: %s%s", len(cancelled),
+            MAX_MIXING_LOSS_DB, ", ".join(cancelled[:MAX_EXAMPLES]), ", ..." if len(cancelled) > MAX_EXAMPLES else "",
         )  # fmt: skip
-    if len(known.bad) == len(paths):
-        raise ValueError(f"none of {len(paths)} files is sound audio, the first: {known.bad[0]}")
-    return known
+    if len(unreadable) == len(paths):
+        raise ValueError(f"none of {len(paths)} files is valid audio, the first: {unreadable[0]}")
+    return rows
+
+
+def _decode(path: Path, sample_rate: int, channels: Channels, cancelled: list[str]) -> tuple[bytes, Row]:
+    """Read the samples of a file as the cache stores them, and its row.
+
+    Args:
+        cancelled: gets the path of a file whose channels nearly cancel each other in the mix.
+    """
+    if channels == "mono":
+        mono, loss_db = read_mixed(path, sample_rate)
+        audio = mono[None]
+        if loss_db > MAX_MIXING_LOSS_DB:
+            cancelled.append(str(path))
+    else:
+        audio = read_channels(path, sample_rate, channels)
+    samples, peak, exponent = to_int16(audio.reshape(-1))
+    return samples.tobytes(), [len(samples), peak, exponent, len(audio)]
 
 
 def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float, int]:
@@ -352,31 +312,26 @@ def from_int16(samples: np.ndarray, exponent: int) -> np.ndarray:
     return samples.astype(np.float32) / np.float32(_FULL_SCALE * 2.0**exponent)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    """An unbuffered write may take only a part just before the disk is full."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _finish(names: Sequence[str], known: _Files, partial: Path, channels: Channels, meta: dict[str, object]) -> None:
+def _write_index(
+    names: Sequence[str], rows: Sequence[Row], partial: Path, channels: Channels, meta: dict[str, object]
+) -> None:
     """Write the index beside the finished `audio.i16`; `meta.json` comes last and makes the cache valid."""
-    lengths = np.frombuffer(known.lengths, dtype=np.int64)
-    good = lengths > 0
+    lengths, peaks, exponents, counts = zip(*(row for row in rows if len(row) > 1), strict=True)
     if channels != "mono":
-        np.save(partial / "channels.npy", np.frombuffer(known.channels, dtype=np.int64)[good])
-    np.save(partial / "lengths.npy", lengths[good])
-    np.save(partial / "offsets.npy", np.cumsum(lengths[good]) - lengths[good])
-    np.save(partial / "peaks.npy", np.frombuffer(known.peaks, dtype=np.float32)[good])
-    np.save(partial / "exponents.npy", np.frombuffer(known.exponents, dtype=np.int8)[good])
-    (partial / "names.json").write_text(json.dumps(list(compress(names, good)), indent=0), encoding="utf-8")
-    bad = {names[index]: cause for index, cause in known.bad.items()}
-    text = json.dumps({"version": VERSION, "files": int(good.sum()), **meta, "bad": bad}, indent=1)
-    (partial / "meta.json").write_text(text, encoding="utf-8")
+        np.save(partial / "channels.npy", np.array(counts, np.int64))
+    np.save(partial / "lengths.npy", np.array(lengths, np.int64))
+    np.save(partial / "offsets.npy", np.cumsum(lengths) - lengths)
+    np.save(partial / "peaks.npy", np.array(peaks, np.float32))
+    np.save(partial / "exponents.npy", np.array(exponents, np.int8))
+    readable = [name for name, row in zip(names, rows, strict=True) if len(row) > 1]
+    (partial / "names.json").write_text(json.dumps(readable, indent=0), encoding="utf-8")
+    unreadable = {name: row[0] for name, row in zip(names, rows, strict=True) if len(row) == 1}
+    content = {"version": VERSION, "files": len(readable), **meta, "unreadable": unreadable}
+    (partial / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     (partial / JOURNAL_NAME).unlink()
 
 
-def _swap(partial: Path, folder: Path) -> None:
+def _replace_folder(partial: Path, folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from zoo.audio.corpora.selection import match_entries, relative_name
-from zoo.audio.corpora.synthetic import SpeechLike
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.audio.io.resample import resample_array
 from zoo.common.reading.text_files import read_lines
 
 CACHES = "runs/cache"
-PEAK = 0.95  # of full scale, what training clips are brought to
+PEAK = 0.95  # of full scale, of normalized training clips
 
 
 class Corpus(Protocol):
@@ -66,24 +65,16 @@ class EmbeddedCorpus(MemoryCorpus):
     Args:
         utterances: how many there are, >= 1.
         sample_rate: that they are made at, in Hz.
-        seed: of what is said and by whom.
+        seed: equal arguments give equal clips.
     """
 
     def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
-        speech = SpeechLike(sample_rate=sample_rate, seed=seed)
+        speech = SyntheticSpeech(sample_rate=sample_rate, seed=seed)
         clips = [speech.utterance(index) for index in range(utterances)]
         super().__init__([f"embedded{index:04d}" for index in range(utterances)], clips)
 
 
-class ResampledCorpus(MemoryCorpus):
-    """A small corpus at another rate, in memory."""
-
-    def __init__(self, corpus: Corpus, source_rate: int, target_rate: int) -> None:
-        clips = [resample_array(corpus.read(index), source_rate, target_rate) for index in range(len(corpus.lengths))]
-        super().__init__(corpus.names, clips)
-
-
-class ClippedCorpus:
+class TrimmedCorpus:
     """A part of every clip, from `begin` to `end` as shares of it, such as the last fifth of each noise recording."""
 
     def __init__(self, corpus: Corpus, begin: float, end: float) -> None:
@@ -95,18 +86,18 @@ class ClippedCorpus:
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
-        room = max(int(self.lengths[index]) - start, 0)
-        wanted = room if samples < 0 else min(samples, room)
-        return self._corpus.read(index, int(self._starts[index]) + start, wanted)
+        available = max(int(self.lengths[index]) - start, 0)
+        count = available if samples < 0 else min(samples, available)
+        return self._corpus.read(index, int(self._starts[index]) + start, count)
 
 
-def cache_folder(
+def cache_dir(
     cache: str | os.PathLike[str],
     root: str | os.PathLike[str],
     sample_rate: int,
     lists: tuple[str | None, str | None] = (None, None),
 ) -> Path:
-    """Where below `cache` the cache of a corpus lies, so that preparing and training agree on it.
+    """Name the folder below `cache` of a corpus' cache, so that preparing and training agree on it.
 
     Args:
         lists: file lists that choose from the corpus; (None, None) for all of its files.
@@ -132,20 +123,14 @@ def corpus_files(
     if not any((*lists, without)):
         return everything
     paths = list(map(str, everything))
-    chosen = set(paths if lists[0] is None else ())
-    chosen.update(path for name in lists if name for path in _listed(Path(name), root, paths))
-    chosen.difference_update(_listed(Path(without), root, paths) if without else ())
-    return sorted(map(Path, chosen))
+    selected = set(paths if lists[0] is None else ())
+    selected.update(path for name in lists if name for path in _match_paths(Path(name), root, paths))
+    selected.difference_update(_match_paths(Path(without), root, paths) if without else ())
+    return sorted(map(Path, selected))
 
 
-def read_list(path: Path, root: Path) -> list[Path]:
-    """Find the files of a list, see `read_entries` and `match_entries`."""
-    root = Path(os.path.abspath(root))
-    return list(map(Path, _listed(path, os.fspath(root), list(map(str, files.find_audio_files(root))))))
-
-
-def _listed(path: Path, root: str, everything: Sequence[str]) -> list[str]:
-    """Paths of a list's files, of which `everything` lies below `root`."""
+def _match_paths(path: Path, root: str, everything: Sequence[str]) -> list[str]:
+    """Find the paths of a list's files; `everything` are the audio files below `root`."""
     entries = _relative_entries(path, root)
     below = set(everything)
     paths = [os.path.join(root, entry) for entry in entries]
@@ -187,8 +172,8 @@ def read_entries(path: Path) -> list[str]:
     return entries
 
 
-def last_items(count: int, items: int) -> tuple[range, range]:
-    """Numbers of the clips for training and, the last ones, for validation.
+def split_last_items(count: int, items: int) -> tuple[range, range]:
+    """Number the clips for training and, the last ones, for validation.
 
     Raises:
         ValueError: one of the sets would be empty.
@@ -199,13 +184,13 @@ def last_items(count: int, items: int) -> tuple[range, range]:
     return range(count - held_out), range(count - held_out, count)
 
 
-def part_of(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Values at some places; of a range without a copy, so that a mapped file stays one."""
+def select(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Select values by index; of a range without a copy, so that a mapped file stays mapped."""
     return values[indices.start : indices.stop] if isinstance(indices, range) else values[np.asarray(indices)]
 
 
-def scaled(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
-    """A piece of a clip (T,), its whole clip's peak at 0.95 with `normalize`; silence stays silence."""
+def read_normalized(corpus: Corpus, index: int, normalize: bool, start: int, samples: int) -> Tensor:
+    """Read a piece of a clip (T,); with `normalize` the peak of the full clip becomes 0.95, silence stays silence."""
     audio = torch.from_numpy(np.array(corpus.read(index, start, samples), dtype=np.float32))
     peak = float(corpus.peaks[index])
     return audio * (PEAK / peak) if normalize and peak > 0 else audio

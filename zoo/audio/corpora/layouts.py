@@ -36,7 +36,7 @@ FLEURS_LOCALES: tuple[str, ...] = tuple(  # the 102 of FLEURS, arXiv 2205.12446
     """.split()
 )
 _LOG = logging.getLogger(__name__)
-_SHOWN = 5  # names in a message
+_MAX_EXAMPLES = 5  # names in a message
 _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(?<![^/])\.")  # also dots that begin a part of the path
 
 
@@ -59,7 +59,7 @@ class Utterance:
     language: str
 
 
-def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
+def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
     """List the utterances of a corpus folder.
 
     Args:
@@ -77,39 +77,39 @@ def read_corpus(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_te
 
     Raises:
         FileNotFoundError: there is no such folder, or it has not the layout of that kind.
-        ValueError: unknown kind, a malformed list, no audio, or names that cannot be told apart.
+        ValueError: unknown kind, a malformed list, no audio, or two files of one name.
     """
     root = Path(root)
     one_of(get_args(CorpusKind), kind=kind)
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
-    kind = detect(root) if kind == "auto" else kind
+    kind = detect_layout(root) if kind == "auto" else kind
     reader, layout, _ = _LAYOUTS[kind]
-    home = corpus_home(root, kind)
-    if home is None:
+    corpus_root = find_corpus_root(root, kind)
+    if corpus_root is None:
         raise FileNotFoundError(f"{root}: not laid out like {kind}, expected {layout}")
-    found = sorted(reader(home, with_text), key=lambda utterance: utterance.name)
-    if not found:
-        raise ValueError(f"{home}: no audio of a {kind} corpus here, expected {layout}")
-    for first, second in pairwise(found):
+    utterances = sorted(reader(corpus_root, with_text), key=lambda utterance: utterance.name)
+    if not utterances:
+        raise ValueError(f"{corpus_root}: no audio of a {kind} corpus here, expected {layout}")
+    for first, second in pairwise(utterances):
         if first.name == second.name:
             raise ValueError(f"{first.path} and {second.path} are both called {first.name!r}; rename one of them")
-    return found
+    return utterances
 
 
-def detect(root: str | os.PathLike[str]) -> CorpusKind:
-    """Kind of a corpus folder, or of the folder around it, by its layout; "tree" when no other fits."""
+def detect_layout(root: str | os.PathLike[str]) -> CorpusKind:
+    """Find the kind of a corpus folder, or of the folder around it; "tree" when no other layout fits."""
     special = (kind for kind in get_args(CorpusKind) if kind not in ("auto", "tree"))
-    return next((kind for kind in special if corpus_home(Path(root), kind)), "tree")
+    return next((kind for kind in special if find_corpus_root(Path(root), kind)), "tree")
 
 
-def corpus_home(root: Path, kind: CorpusKind) -> Path | None:
-    """The folder of a layout: `root`, the only folder in it (an unpacked archive), or None."""
-    is_laid_out = _LAYOUTS[kind][2]
-    if is_laid_out(root):
+def find_corpus_root(root: Path, kind: CorpusKind) -> Path | None:
+    """Find the folder of a layout: `root`, the only folder in it (an unpacked archive), or None."""
+    has_layout = _LAYOUTS[kind][2]
+    if has_layout(root):
         return root
     inner = [child for child in root.iterdir() if child.is_dir() and not child.name.startswith((".", "__"))]
-    return inner[0] if len(inner) == 1 and is_laid_out(inner[0]) else None
+    return inner[0] if len(inner) == 1 and has_layout(inner[0]) else None
 
 
 def _safe(name: str) -> str:
@@ -118,7 +118,7 @@ def _safe(name: str) -> str:
 
 
 def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
-    texts = {fields[0]: fields[-1] for fields in _rows(root / "metadata.csv", "|", 2)} if with_text else {}
+    texts = _read_texts(root / "metadata.csv", "|", has_unique_ids=True) if with_text else {}
     paths = files.find_audio_files(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
@@ -126,81 +126,77 @@ def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
 
 def _warn_of_missing(root: Path, missing: list[str]) -> None:
     if missing:
-        _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:_SHOWN]))
+        _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:_MAX_EXAMPLES]))
 
 
 def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
-    found = []
-    for split in LIBRITTS_SPLITS:
-        texts: dict[str, str] = {}
-        chapter = Path()
-        for path in files.find_audio_files(root / split) if (root / split).is_dir() else ():
-            if len(path.relative_to(root).parts) < 4:  # not below <split>/<speaker>/<chapter>
+    utterances = []
+    texts: dict[Path, dict[str, str]] = {}
+    for folder in (root / split for split in LIBRITTS_SPLITS if (root / split).is_dir()):
+        for path in files.find_audio_files(folder):
+            if len(path.relative_to(folder).parts) < 3:  # not below <split>/<speaker>/<chapter>
                 continue
-            speaker, number = path.relative_to(root).parts[1:3]
-            if chapter != root / split / speaker / number:
-                chapter = root / split / speaker / number
-                lines = chapter / f"{speaker}_{number}.trans.tsv"
-                rows = _rows(lines, "\t", 2) if with_text and lines.is_file() else []
-                texts = {fields[0]: fields[-1] for fields in rows}
-            name = _safe(f"{speaker}/{number}/{path.stem}")
-            found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "en"))
-    return found
+            speaker, chapter = path.relative_to(folder).parts[:2]
+            lines = folder / speaker / chapter / f"{speaker}_{chapter}.trans.tsv"
+            if lines not in texts:
+                texts[lines] = _read_texts(lines, "\t") if with_text and lines.is_file() else {}
+            name = _safe(f"{speaker}/{chapter}/{path.stem}")
+            utterances.append(Utterance(path, speaker, texts[lines].get(path.stem, ""), name, "en"))
+    return utterances
 
 
 def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
-    found = []
+    utterances = []
     for folder in sorted(root.glob(_JVS_FOLDERS)):
         subset = folder.parent
         lines = subset / "transcripts_utf8.txt"
-        rows = _rows(lines, ":", 2) if with_text and lines.is_file() else []
-        texts = {fields[0]: fields[1] for fields in rows}
+        texts = _read_texts(lines, ":") if with_text and lines.is_file() else {}
         speaker = subset.parent.name
         for path in files.find_audio_files(folder):
             name = _safe(f"{speaker}/{subset.name}/{path.stem}")
-            found.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
-    return found
+            utterances.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
+    return utterances
 
 
 def _read_fleurs(root: Path, with_text: bool) -> list[Utterance]:
-    found: dict[str, Utterance] = {}
+    utterances: dict[str, Utterance] = {}
     missing = []
     lists = [root / "data" / locale / f"{split}.tsv" for locale in FLEURS_LOCALES for split in FLEURS_SPLITS]
-    for path in (path for path in lists if path.is_file()):
-        locale, split = path.parent.name, path.stem
-        audio = path.parent / "audio" / split
-        for fields in _rows(path, "\t", 3):
+    for lines in filter(Path.is_file, lists):
+        locale, split = lines.parent.name, lines.stem
+        audio = lines.parent / "audio" / split
+        for fields in _read_rows(lines, "\t", 3):
             candidates = [folder / os.path.basename(fields[1]) for folder in (audio / split, audio)]
-            place = next((candidate for candidate in candidates if candidate.is_file()), None)
-            if place is None:
+            path = next(filter(Path.is_file, candidates), None)
+            if path is None:
                 missing.append(f"{locale}/{split}/{fields[1]}")
                 continue
-            name = _safe(f"{locale}/{split}/{place.stem}")
-            found[name] = Utterance(place, "", fields[2], name, locale)
+            name = _safe(f"{locale}/{split}/{path.stem}")
+            utterances[name] = Utterance(path, "", fields[2], name, locale)
     _warn_of_missing(root, missing)
-    return list(found.values())
+    return list(utterances.values())
 
 
 def _read_tree(root: Path, with_text: bool) -> list[Utterance]:
-    listed = _read_metadata(root) if with_text else {}
-    places = [path.relative_to(root) for path in files.find_audio_files(root)]
-    names = [_safe(place.with_suffix("").as_posix()) for place in places]
-    shared = Counter(names)
-    own_stems = unique_stems({place.with_suffix("").as_posix() for place in places})
-    found = []
+    texts = _read_metadata(root) if with_text else {}
+    paths = [path.relative_to(root) for path in files.find_audio_files(root)]
+    names = Counter(_safe(path.with_suffix("").as_posix()) for path in paths)
+    unique = unique_stems({path.with_suffix("").as_posix() for path in paths})
+    utterances = []
     unreadable: list[str] = []
-    for place, name in zip(places, names, strict=True):
-        if shared[name] > 1:  # a.wav beside a.flac: both keep their suffix
-            name = _safe(place.as_posix())
-        speaker = place.parts[0] if len(place.parts) > 1 else ""
-        by_stem = listed.get(place.stem, "") if place.stem in own_stems else ""
-        text = listed.get(place.with_suffix("").as_posix(), by_stem)
+    for path in paths:
+        name = _safe(path.with_suffix("").as_posix())
+        if names[name] > 1:  # a.wav beside a.flac: both keep their suffix
+            name = _safe(path.as_posix())
+        speaker = path.parts[0] if len(path.parts) > 1 else ""
+        by_stem = texts.get(path.stem, "") if path.stem in unique else ""
+        text = texts.get(path.with_suffix("").as_posix(), by_stem)
         if with_text:
-            text = _read_transcript_file(root / place, unreadable) or text
-        found.append(Utterance(root / place, speaker, text, name, ""))
+            text = _read_transcript_file(root / path, unreadable) or text
+        utterances.append(Utterance(root / path, speaker, text, name, ""))
     if unreadable:
         _LOG.warning("%s: %d transcripts are left out, the first: %s", root, len(unreadable), unreadable[0])
-    return found
+    return utterances
 
 
 def _read_transcript_file(audio: Path, unreadable: list[str]) -> str:
@@ -219,18 +215,28 @@ def _read_transcript_file(audio: Path, unreadable: list[str]) -> str:
 
 
 def _read_metadata(root: Path) -> dict[str, str]:
-    """Transcripts by the audio's name, of a list like LJSpeech's in the folder or in the one above."""
+    """Read transcripts by the audio's name from a list like LJSpeech's in the folder or in the one above."""
     for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
         if path.is_file():
             try:
-                return {fields[0]: fields[-1] for fields in _rows(path, "|", 2)}
+                return _read_texts(path, "|")
             except ValueError as error:  # a list of another kind
                 _LOG.warning("no transcripts taken: %s", error)
     return {}
 
 
-def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
-    """Fields of a list's lines; quotes mean nothing, and after the first colon of a `:` list all is text.
+def _read_texts(path: Path, separator: str, has_unique_ids: bool = False) -> dict[str, str]:
+    """Read the last field of each line by the first, an id."""
+    rows = _read_rows(path, separator, 2)
+    texts = {fields[0]: fields[-1] for fields in rows}
+    if has_unique_ids and len(texts) < len(rows):
+        repeated = next(name for name, count in Counter(fields[0] for fields in rows).items() if count > 1)
+        raise ValueError(f"{path}: expected each id once, {repeated!r} is repeated")
+    return texts
+
+
+def _read_rows(path: Path, separator: str, min_fields: int) -> list[list[str]]:
+    """Split a list's lines into fields; quotes mean nothing, and after the first colon of a `:` list all is text.
 
     The first field is an id, which is returned without an audio suffix.
     """
@@ -239,16 +245,16 @@ def _rows(path: Path, separator: str, least: int) -> list[list[str]]:
         if not line.strip():
             continue
         fields = line.split(separator, 1 if separator == ":" else -1)
-        if len(fields) < least or not fields[0].strip():
+        if len(fields) < min_fields or not fields[0].strip():
             raise ValueError(
-                f"{path}:{number}: expected {least} fields separated by {separator!r}, found {line[:60]!r}"
+                f"{path}:{number}: expected {min_fields} fields separated by {separator!r}, found {line[:60]!r}"
             )
         name, *others = (field.strip() for field in fields)
         rows.append([without_suffix(name), *others])
     return rows
 
 
-# kind -> reader, words for its layout, test for its layout
+# kind -> reader, description of its layout, test for its layout
 _LAYOUTS: dict[str, tuple[Callable[[Path, bool], list[Utterance]], str, Callable[[Path], bool]]] = {
     "ljspeech": (
         _read_ljspeech,

@@ -11,7 +11,7 @@ import numpy as np
 
 from zoo.audio.io.files import AUDIO_SUFFIXES
 
-SHOWN = 5  # names in a message
+MAX_EXAMPLES = 5  # names in a message
 _LOG = logging.getLogger(__name__)
 
 
@@ -80,12 +80,14 @@ def match_entries(entries: Sequence[str], names: Sequence[str], source: str) -> 
             numbers.append(candidates[0])
         else:
             is_ambiguous |= bool(candidates)
-            shown = ", ".join(sorted(names[number] for number in candidates)[:SHOWN])
-            misfits.append(f"{entry!r} ({f'{len(candidates)} clips: {shown}' if candidates else 'no such clip'})")
+            examples = ", ".join(sorted(names[number] for number in candidates)[:MAX_EXAMPLES])
+            misfits.append(f"{entry!r} ({f'{len(candidates)} clips: {examples}' if candidates else 'no such clip'})")
     if misfits:
-        shown = "; ".join(misfits[:SHOWN]) + (f"; and {len(misfits) - SHOWN} more" if len(misfits) > SHOWN else "")
+        examples = "; ".join(misfits[:MAX_EXAMPLES]) + (
+            f"; and {len(misfits) - MAX_EXAMPLES} more" if len(misfits) > MAX_EXAMPLES else ""
+        )
         raise (ValueError if is_ambiguous else FileNotFoundError)(
-            f"{source}: {len(misfits)} of {len(entries)} entries do not name one clip: {shown} "
+            f"{source}: {len(misfits)} of {len(entries)} entries do not name one clip: {examples} "
             "(expected paths relative to the corpus' root, with or without suffix)"
         )
     return numbers
@@ -152,9 +154,9 @@ def drop_short_clips(
     if not is_short.any():
         return numbers
     short = np.asarray(numbers)[is_short]
-    shown = ", ".join(names[int(number)] for number in short[:SHOWN])
-    message = f"{len(short)} of {len(numbers)} clips are shorter than a frame of {min_samples} samples: {shown}"
+    examples = ", ".join(names[int(number)] for number in short[:MAX_EXAMPLES])
+    message = f"{len(short)} of {len(numbers)} clips are shorter than a frame of {min_samples} samples: {examples}"
     if len(short) == len(numbers):
         raise ValueError(f"{message}; none is left")
-    _LOG.warning("left out: %s", f"{message}{', ...' if len(short) > SHOWN else ''}")
+    _LOG.warning("left out: %s", f"{message}{', ...' if len(short) > MAX_EXAMPLES else ''}")
     return np.asarray(numbers)[~is_short]

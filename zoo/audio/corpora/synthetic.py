@@ -102,7 +102,7 @@ class _Plan:
         self.f0[:] = base * 2 ** ((accents + declination + jitter) / 12)
 
 
-class SpeechLike:
+class SyntheticSpeech:
     """Utterances that exercise speech models without any file: equal arguments give equal samples.
 
     Args:
@@ -160,7 +160,7 @@ class SpeechLike:
         return _Speaker(90 * 2.5**height, 1 + 0.2 * height, rng.uniform(0.02, 0.08), rng.uniform(0.85, 1.15))
 
     def _plan(self, index: int) -> tuple[np.random.Generator, _Plan]:
-        """Lay out syllables and pauses frame by frame; the generator goes on to drive the noise sources."""
+        """Lay out syllables and pauses frame by frame; the generator then drives the noise sources."""
         voice = self._voice(index)
         rng = np.random.default_rng([self.seed, 0, index])
         frames = round(rng.uniform(*self.seconds) / _FRAME_SECONDS)
@@ -219,10 +219,10 @@ class SpeechLike:
 
 @functools.lru_cache(maxsize=64)
 def _rendered(sample_rate: int, speakers: int, seed: int, seconds: tuple[float, float], index: int) -> np.ndarray:
-    return SpeechLike(sample_rate, speakers, seed, seconds)._render(index)
+    return SyntheticSpeech(sample_rate, speakers, seed, seconds)._render(index)
 
 
-def write_corpus(
+def write_synthetic_corpus(
     folder: str | os.PathLike[str],
     utterances: int,
     sample_rate: int = 22050,
@@ -231,7 +231,7 @@ def write_corpus(
     seconds: tuple[float, float] = (1.5, 4.0),
 ) -> list[Path]:
     """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`)."""
-    corpus = SpeechLike(sample_rate, speakers, seed, seconds)
+    corpus = SyntheticSpeech(sample_rate, speakers, seed, seconds)
     folder = Path(folder)
     paths, lines = [], []
     for index in range(utterances):

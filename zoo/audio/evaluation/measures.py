@@ -24,6 +24,7 @@ _STOI_SECONDS = 0.4  # one segment of 30 frames (Taal et al., section 2)
 _NEPER_PER_CENT = math.log(2) / 1200
 
 Compute = Callable[[np.ndarray, np.ndarray, int], Sequence[float]]
+Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Metric:
     Attributes:
         measures: what it gives, in the order of `compute`.
         sample_rate: at which it is taken, in Hz; None is the evaluation's.
-        compute: maps found (T,), clean (T,) float32 and their rate to values; NaN is undefined.
+        compute: maps restored (T,), clean (T,) float32 and their rate to values; NaN is undefined.
         package: of the extra `metrics` that it needs, "" for none.
         follows_level: whether the level of the signal changes the value.
     """
@@ -45,39 +46,44 @@ class Metric:
     follows_level: bool = False
 
 
-class Pair:
-    """A signal and its clean counterpart at any common rate.
+class AudioPair:
+    """A restored signal and its clean counterpart at any common rate.
 
     Args:
-        found: audio (T,) float32.
+        restored: audio (T,) float32.
+        restored_rate: in Hz.
         clean: audio (T',) float32.
+        clean_rate: in Hz.
     """
 
-    def __init__(self, found: np.ndarray, found_rate: int, clean: np.ndarray, clean_rate: int) -> None:
-        self._found, self._clean = (found, found_rate), (clean, clean_rate)
-        self._at: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    def __init__(self, restored: np.ndarray, restored_rate: int, clean: np.ndarray, clean_rate: int) -> None:
+        self._signals = (restored, restored_rate), (clean, clean_rate)
+        self._resampled: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def length_difference_seconds(self) -> float:
-        """By how much the signal is longer than the clean one."""
-        return len(self._found[0]) / self._found[1] - len(self._clean[0]) / self._clean[1]
+        """By how much the restored signal is longer than the clean one."""
+        restored, clean = (len(audio) / rate for audio, rate in self._signals)
+        return restored - clean
 
     @property
     def level_db(self) -> float:
-        """Level (RMS) of the signal above that of the clean one; NaN where one is silent."""
-        found, clean = (float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) for x, _ in (self._found, self._clean))
-        return 20 * math.log10(found / clean) if found and clean else math.nan
+        """Level (RMS) of the restored signal above that of the clean one; NaN where one is silent."""
+        restored, clean = (float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))) for x, _ in self._signals)
+        return 20 * math.log10(restored / clean) if restored and clean else math.nan
 
     def at(self, sample_rate: int) -> tuple[np.ndarray, np.ndarray]:
         """Both signals at a rate in Hz, (T,) float32 each, cut to the shorter."""
-        if sample_rate not in self._at:
-            found, clean = (resample_array(x, rate, sample_rate) for x, rate in (self._found, self._clean))
-            length = min(len(found), len(clean))
-            self._at[sample_rate] = found[:length], clean[:length]
-        return self._at[sample_rate]
+        if sample_rate not in self._resampled:
+            restored, clean = (resample_array(audio, rate, sample_rate) for audio, rate in self._signals)
+            length = min(len(restored), len(clean))
+            self._resampled[sample_rate] = restored[:length], clean[:length]
+        return self._resampled[sample_rate]
 
 
-def compare(pair: Pair, names: Sequence[str], sample_rate: int, match_level: bool = False) -> dict[str, float]:
+def compute_metrics(
+    pair: AudioPair, names: Sequence[str], sample_rate: int, match_level: bool = False
+) -> dict[str, float]:
     """Take measures of a pair.
 
     Args:
@@ -94,17 +100,17 @@ def compare(pair: Pair, names: Sequence[str], sample_rate: int, match_level: boo
     for name in names:
         metric = METRICS[name]
         rate = metric.sample_rate or sample_rate
-        found, clean = pair.at(rate)
+        restored, clean = pair.at(rate)
         if _is_silent(clean):
             results: Sequence[float] = [math.nan] * len(metric.measures)
         else:
-            results = metric.compute(found * np.float32(gain) if metric.follows_level else found, clean, rate)
+            results = metric.compute(restored * np.float32(gain) if metric.follows_level else restored, clean, rate)
         values |= {measure.name: float(value) for measure, value in zip(metric.measures, results, strict=True)}
     return values
 
 
-def installed() -> tuple[str, ...]:
-    """The metrics whose packages are there."""
+def available_metrics() -> tuple[str, ...]:
+    """List the metrics whose packages are installed."""
     return tuple(
         name for name, metric in METRICS.items() if not metric.package or importlib.util.find_spec(metric.package)
     )
@@ -120,7 +126,7 @@ def check_names(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in METRICS]
     if unknown:
         raise ValueError(f"metrics: unknown {', '.join(unknown)}; expected some of {', '.join(METRICS)}")
-    missing = [name for name in names if name not in installed()]
+    missing = [name for name in names if name not in available_metrics()]
     if missing:
         raise ImportError(f"metrics: {', '.join(missing)} need the extra `metrics`: pip install 'zoo[metrics]'")
 
@@ -129,11 +135,11 @@ def _is_silent(audio: np.ndarray) -> bool:
     return not len(audio) or float(np.abs(audio).max()) < _SILENCE
 
 
-def _segments(
-    found: np.ndarray, clean: np.ndarray, rate: int, longest_seconds: float
+def _split_pair(
+    restored: np.ndarray, clean: np.ndarray, rate: int, max_seconds: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    parts = math.ceil(len(clean) / (longest_seconds * rate))
-    return list(zip(np.array_split(found, parts), np.array_split(clean, parts), strict=True))
+    count = math.ceil(len(clean) / (max_seconds * rate))
+    return list(zip(np.array_split(restored, count), np.array_split(clean, count), strict=True))
 
 
 def _mean_defined(values: Sequence[float]) -> float:
@@ -141,60 +147,53 @@ def _mean_defined(values: Sequence[float]) -> float:
     return sum(defined) / len(defined) if defined else math.nan
 
 
-def _pesq(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+def _pesq(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
     """Wide-band PESQ (ITU-T P.862.2), the mean over segments of at most 15 s."""
     from pesq import PesqError, pesq
 
     scores = []
-    for ours, wanted in _segments(found, clean, rate, _PESQ_SECONDS):
-        silent = _is_silent(ours) or _is_silent(wanted)
-        score = math.nan if silent else pesq(rate, wanted, ours, "wb", on_error=PesqError.RETURN_VALUES)
+    for signal, reference in _split_pair(restored, clean, rate, _PESQ_SECONDS):
+        silent = _is_silent(signal) or _is_silent(reference)
+        score = math.nan if silent else pesq(rate, reference, signal, "wb", on_error=PesqError.RETURN_VALUES)
         scores.append(score if score > 0 else math.nan)  # errors are negative; a score is at least 1.02
     return [_mean_defined(scores)]
 
 
-def _stoi(found: np.ndarray, clean: np.ndarray, rate: int, extended: bool = False) -> list[float]:
+def _stoi(restored: np.ndarray, clean: np.ndarray, rate: int, extended: bool = False) -> list[float]:
     """STOI of Taal et al. (2011), or with `extended` ESTOI of Jensen and Taal (2016)."""
     from pystoi import stoi
 
-    if _is_silent(found) or len(clean) < _STOI_SECONDS * rate:
+    if _is_silent(restored) or len(clean) < _STOI_SECONDS * rate:
         return [math.nan]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # it warns and returns 1e-5 where too few frames hold speech
         try:
-            return [stoi(clean, found, rate, extended=extended)]
+            return [stoi(clean, restored, rate, extended=extended)]
         except RuntimeWarning:
             return [math.nan]
 
 
-def _si_sdr(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    ours, wanted = _tensors(found, clean)
-    return [math.nan if _is_silent(found) else float(metrics.si_sdr(ours, wanted))]
+def _si_sdr(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    return [math.nan if _is_silent(restored) else float(metrics.si_sdr(*_tensors(restored, clean)))]
 
 
-def _mcd(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+def _mcd(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
     """DTW-MCD, the mean over segments of at most 20 s, in each of which time is warped."""
-    values = []
-    for part in _segments(found, clean, rate, _DTW_SECONDS):
-        ours, wanted = _tensors(*part)
-        values.append(float(metrics.mcd(ours, wanted, rate, dtw=True)))
-    return [_mean_defined(values)]
+    pairs = _split_pair(restored, clean, rate, _DTW_SECONDS)
+    return [_mean_defined([float(metrics.mcd(*_tensors(*pair), rate, dtw=True)) for pair in pairs])]
 
 
-def _pitch(found: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    ours, wanted = _tensors(found, clean)
-    values = metrics.pitch_metrics(ours, wanted, rate)
+def _pitch(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
+    values = metrics.pitch_metrics(*_tensors(restored, clean), rate)
     return [float(values["f0_rmse_cents"]) * _NEPER_PER_CENT, float(values["vuv_error"])]
 
 
-def _distance(
-    found: np.ndarray, clean: np.ndarray, rate: int, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> list[float]:
-    return [float(function(*_tensors(found, clean)))]
+def _distance(restored: np.ndarray, clean: np.ndarray, rate: int, function: Distance) -> list[float]:
+    return [float(function(*_tensors(restored, clean)))]
 
 
-def _tensors(found: np.ndarray, clean: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.from_numpy(np.ascontiguousarray(found)), torch.from_numpy(np.ascontiguousarray(clean))
+def _tensors(restored: np.ndarray, clean: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(np.ascontiguousarray(restored)), torch.from_numpy(np.ascontiguousarray(clean))
 
 
 METRICS: dict[str, Metric] = {

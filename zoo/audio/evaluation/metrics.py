@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.analysis.pitch import Pitch, track
+from zoo.audio.analysis.pitch import PitchTrack, track_pitch
 from zoo.audio.analysis.spectral import stft_magnitude
 
 _LSD_FFT, _LSD_HOP = 2048, 512  # samples, as in the super-resolution literature at any sample rate
@@ -23,7 +23,7 @@ _CEPSTRA = 13  # without c0, the level
 _DB_PER_NEPER = 20 / math.log(10)
 
 
-def _same_shape(prediction: Tensor, target: Tensor) -> None:
+def _check_shapes(prediction: Tensor, target: Tensor) -> None:
     if prediction.shape != target.shape or prediction.dim() not in (1, 2):
         raise ValueError(
             f"expected two signals (T,) or (B, T) of equal shape, got {tuple(prediction.shape)}, {tuple(target.shape)}"
@@ -31,9 +31,9 @@ def _same_shape(prediction: Tensor, target: Tensor) -> None:
 
 
 def _log_power_difference(prediction: Tensor, target: Tensor) -> Tensor:
-    _same_shape(prediction, target)
-    found, wanted = (stft_magnitude(x, _LSD_FFT, _LSD_HOP, _LSD_FFT) for x in (prediction, target))
-    return 2 * (wanted.log10() - found.log10())
+    _check_shapes(prediction, target)
+    predicted, expected = (stft_magnitude(x, _LSD_FFT, _LSD_HOP, _LSD_FFT) for x in (prediction, target))
+    return 2 * (expected.log10() - predicted.log10())
 
 
 def lsd(prediction: Tensor, target: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ def lsd_between(prediction: Tensor, target: Tensor, sample_rate: int, edges_hz: 
         edges_hz: rising, 0 to sample_rate / 2; a bin on an edge belongs to the band above it, on the last one below.
     """
     squares = _log_power_difference(prediction, target).square()
-    places = [math.ceil(edge * _LSD_FFT / sample_rate) for edge in edges_hz]
-    places[-1] = math.floor(edges_hz[-1] * _LSD_FFT / sample_rate) + 1
-    return [squares[..., low:high, :].mean(-2).sqrt().mean() for low, high in pairwise(places)]
+    bins = [math.ceil(edge * _LSD_FFT / sample_rate) for edge in edges_hz]
+    bins[-1] = math.floor(edges_hz[-1] * _LSD_FFT / sample_rate) + 1
+    return [squares[..., low:high, :].mean(-2).sqrt().mean() for low, high in pairwise(bins)]
 
 
 @lru_cache(maxsize=8)
@@ -100,19 +100,22 @@ def mcd(prediction: Tensor, target: Tensor, sample_rate: int, dtw: bool = False)
     Source: Kubichek, "Mel-cepstral distance measure for objective speech quality assessment" (1993), equation 1.
     """
     if not dtw:
-        _same_shape(prediction, target)
-    found, wanted = (mel_cepstra(torch.atleast_2d(x), sample_rate) for x in (prediction, target))
+        _check_shapes(prediction, target)
+    predicted, expected = (mel_cepstra(torch.atleast_2d(x), sample_rate) for x in (prediction, target))
     scale = _DB_PER_NEPER / 2 * math.sqrt(2)
     if not dtw:
-        return scale * (found - wanted).square().sum(1).sqrt().mean()
+        return scale * (predicted - expected).square().sum(1).sqrt().mean()
     exact = "donot_use_mm_for_euclid_dist"  # the matrix product leaves equal frames a distance apart
-    distances = (torch.cdist(a.T, b.T, compute_mode=exact) for a, b in zip(found, wanted, strict=True))
-    costs = [_warped_cost(distance.cpu().numpy()) for distance in distances]
+    distances = (torch.cdist(a.T, b.T, compute_mode=exact) for a, b in zip(predicted, expected, strict=True))
+    costs = [warp_cost(distance.cpu().numpy()) for distance in distances]
     return scale * torch.tensor(costs, device=prediction.device).mean()
 
 
-def _warped_cost(distance: np.ndarray) -> float:
-    """Mean distance along the cheapest monotone path, by anti-diagonals: their cells are independent."""
+def warp_cost(distance: np.ndarray) -> float:
+    """Compute the mean of distances (rows, columns) along the cheapest monotone path.
+
+    It goes by anti-diagonals, whose cells are independent.
+    """
     rows, columns = distance.shape
     total = np.full((rows + 1, columns + 1), np.inf)
     total[0, 0] = 0.0
@@ -134,29 +137,23 @@ def si_sdr(prediction: Tensor, target: Tensor) -> Tensor:
 
     Source: Le Roux et al., "SDR - half-baked or well done?" (2019), equation 4, on zero-mean signals.
     """
-    _same_shape(prediction, target)
-    found = prediction.float() - prediction.float().mean(-1, keepdim=True)
-    wanted = target.float() - target.float().mean(-1, keepdim=True)
+    _check_shapes(prediction, target)
+    signal = prediction.float() - prediction.float().mean(-1, keepdim=True)
+    reference = target.float() - target.float().mean(-1, keepdim=True)
     tiny = torch.finfo(torch.float32).eps
-    scale = (found * wanted).sum(-1, keepdim=True) / (wanted.square().sum(-1, keepdim=True) + tiny)
-    projected = scale * wanted
-    noise = (found - projected).square().sum(-1)
+    scale = (signal * reference).sum(-1, keepdim=True) / (reference.square().sum(-1, keepdim=True) + tiny)
+    projected = scale * reference
+    noise = (signal - projected).square().sum(-1)
     return (10 * torch.log10((projected.square().sum(-1) + tiny) / (noise + tiny))).mean()
 
 
-def f0_rmse_cents(prediction: Pitch, target: Pitch) -> Tensor:
+def f0_rmse_cents(prediction: PitchTrack, target: PitchTrack) -> Tensor:
     """RMS pitch error in cents over the frames voiced in both; NaN when there is none."""
     both = prediction.voiced & target.voiced
     return (1200 * torch.log2(prediction.f0[both] / target.f0[both])).square().mean().sqrt()
 
 
-def f0_rmse_hz(prediction: Pitch, target: Pitch) -> Tensor:
-    """RMS pitch error in Hz over the frames voiced in both; NaN when there is none."""
-    both = prediction.voiced & target.voiced
-    return (prediction.f0[both] - target.f0[both]).square().mean().sqrt()
-
-
-def vuv_f1(prediction: Pitch, target: Pitch) -> Tensor:
+def vuv_f1(prediction: PitchTrack, target: PitchTrack) -> Tensor:
     """F1 score of the voicing decision with voiced as the positive class; 1 when both tracks are wholly unvoiced.
 
     Source: Morrison et al., "Chunked autoregressive GAN" (2022), section 4.
@@ -166,12 +163,12 @@ def vuv_f1(prediction: Pitch, target: Pitch) -> Tensor:
     return torch.where(total > 0, 2 * hits / total.clamp(min=1), 1.0)
 
 
-def vuv_error(prediction: Pitch, target: Pitch) -> Tensor:
+def vuv_error(prediction: PitchTrack, target: PitchTrack) -> Tensor:
     """Share of frames whose voicing decision differs."""
     return (prediction.voiced != target.voiced).float().mean()
 
 
-def periodicity_rmse(prediction: Pitch, target: Pitch) -> Tensor:
+def periodicity_rmse(prediction: PitchTrack, target: PitchTrack) -> Tensor:
     """RMS difference of the periodicity over all frames, in [0, 1].
 
     Source: Morrison et al., "Chunked autoregressive GAN" (2022), section 4; our own tracker in place of theirs.
@@ -181,7 +178,7 @@ def periodicity_rmse(prediction: Pitch, target: Pitch) -> Tensor:
 
 def pitch_metrics(prediction: Tensor, target: Tensor, sample_rate: int) -> dict[str, Tensor]:
     """All pitch metrics of two waveforms by the names of their functions, tracking each once."""
-    _same_shape(prediction, target)
-    found, wanted = track(prediction, sample_rate), track(target, sample_rate)
-    functions = (f0_rmse_cents, f0_rmse_hz, vuv_f1, vuv_error, periodicity_rmse)
-    return {function.__name__: function(found, wanted) for function in functions}
+    _check_shapes(prediction, target)
+    tracks = track_pitch(prediction, sample_rate), track_pitch(target, sample_rate)
+    functions = (f0_rmse_cents, vuv_f1, vuv_error, periodicity_rmse)
+    return {function.__name__: function(*tracks) for function in functions}

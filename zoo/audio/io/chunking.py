@@ -29,7 +29,7 @@ class Chunker:
         window: units of a chunk.
         overlap: units that neighbouring chunks share, at most half a window.
         unit_samples: input samples per unit.
-        batch: chunks computed together by `run`, those of all channels counted.
+        batch: chunks computed together by `process`, those of all channels counted.
         fades: without, half of the overlap is context on each side: for nets whose receptive field is known exactly.
     """
 
@@ -78,7 +78,9 @@ class Chunker:
         spans[-1] = (max(total - self.window, 0) if len(spans) > 1 else 0, total)
         return spans
 
-    def run(self, blocks: Iterable[np.ndarray], samples: int, compute: Compute, shift: int = 0) -> Iterator[np.ndarray]:
+    def process(
+        self, blocks: Iterable[np.ndarray], samples: int, compute: Compute, shift: int = 0
+    ) -> Iterator[np.ndarray]:
         """Compute a stream of known length.
 
         Args:
@@ -93,9 +95,13 @@ class Chunker:
         """
         spans = self.spans(samples, shift)
         last = [span == spans[-1] for span in spans]
-        yield from self._joined(zip(spans, last, self._computed(blocks, spans, samples, compute), strict=True))
+        yield from self._join_chunks(
+            zip(spans, last, self._compute_batches(blocks, spans, samples, compute), strict=True)
+        )
 
-    def follow(self, blocks: Iterable[np.ndarray], compute: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
+    def process_stream(
+        self, blocks: Iterable[np.ndarray], compute: Callable[[np.ndarray], np.ndarray]
+    ) -> Iterator[np.ndarray]:
         """Compute a stream whose length shows only at its end, on the same grid, chunk by chunk.
 
         Nothing is padded: the first chunk starts, and the last one ends, with the stream, because a net that pads each
@@ -108,45 +114,45 @@ class Chunker:
         Yields:
             Pieces (..., m); nothing for no block.
         """
-        chunks = self._followed(blocks)
-        yield from self._joined((span, last, compute(window)) for span, last, window in chunks)
+        chunks = self._split_stream(blocks)
+        yield from self._join_chunks((span, last, compute(window)) for span, last, window in chunks)
 
-    def _joined(self, chunks: Iterable[tuple[Span, bool, np.ndarray]]) -> Iterator[np.ndarray]:
+    def _join_chunks(self, chunks: Iterable[tuple[Span, bool, np.ndarray]]) -> Iterator[np.ndarray]:
         """Computed chunks, of which the last one is marked, as one stream."""
         done = 0
-        held: np.ndarray | None = None
+        pending: np.ndarray | None = None
         for (start, stop), is_last, chunk in chunks:
             scale = chunk.shape[-1] // (stop - start)
             end = stop if is_last else stop - self.context - self.fade
             fresh = chunk[..., (done - start) * scale :]
-            if held is not None:
-                fresh[..., : held.shape[-1]] = crossfade(held, fresh[..., : held.shape[-1]])
+            if pending is not None:
+                fresh[..., : pending.shape[-1]] = crossfade(pending, fresh[..., : pending.shape[-1]])
             yield fresh[..., : (end - done) * scale]
-            held = fresh[..., (end - done) * scale : (end - done + self.fade) * scale].copy()
+            pending = fresh[..., (end - done) * scale : (end - done + self.fade) * scale].copy()
             done = end
 
-    def _followed(self, blocks: Iterable[np.ndarray]) -> Iterator[tuple[Span, bool, np.ndarray]]:
+    def _split_stream(self, blocks: Iterable[np.ndarray]) -> Iterator[tuple[Span, bool, np.ndarray]]:
         buffer: np.ndarray | None = None
         unit, first, stop = self.unit_samples, 0, self.window  # unit at which the buffer starts, end of the next chunk
         for block in blocks:
             buffer = block if buffer is None else np.concatenate([buffer, block], axis=-1)
-            while (known := first + buffer.shape[-1] // unit) > stop:
+            while (units := first + buffer.shape[-1] // unit) > stop:
                 start = stop - self.window
                 yield (start, stop), False, buffer[..., (start - first) * unit : (stop - first) * unit]
                 stop += self.window - self.overlap
                 # the last chunk may reach back a whole window from the end
-                keep = min(stop - self.window, max(known - self.window, 0))
+                keep = min(stop - self.window, max(units - self.window, 0))
                 buffer, first = buffer[..., (keep - first) * unit :], keep
         if buffer is not None:
             end = first + buffer.shape[-1] // unit
             start = max(end - self.window, 0)
             yield (start, end), True, buffer[..., (start - first) * unit :]
 
-    def _computed(
+    def _compute_batches(
         self, blocks: Iterable[np.ndarray], spans: Sequence[Span], samples: int, compute: Compute
     ) -> Iterator[np.ndarray]:
         """The result (C, ..., units * scale) of each chunk; those of one batch are equally long."""
-        windows = zip(spans, cut(blocks, spans, self.unit_samples), strict=True)
+        windows = zip(spans, split_windows(blocks, spans, self.unit_samples), strict=True)
         for _, group in groupby(windows, key=lambda item: item[0][1] - item[0][0]):
             while some := list(islice(group, self.batch)):
                 rows = np.concatenate([window for _, window in some])
@@ -163,7 +169,7 @@ class Chunker:
                 yield from result.reshape(len(some), -1, *result.shape[1:])
 
 
-def cut(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int = 1) -> Iterator[np.ndarray]:
+def split_windows(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int = 1) -> Iterator[np.ndarray]:
     """Cut a stream of pieces (..., n) into overlapping windows, which are zero beyond its end.
 
     Args:
@@ -195,7 +201,7 @@ def crossfade(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return new + (old - new) * weights
 
 
-def fit(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
+def match_length(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
     """Give a stream of pieces (..., n) an exact length: what is too much is cut, what is missing is zero."""
     rest = samples
     block = np.zeros(0, np.float32)
@@ -208,7 +214,7 @@ def fit(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndarray]:
         yield np.zeros((*block.shape[:-1], rest), np.float32)
 
 
-def resampled(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) -> Iterator[np.ndarray]:
+def resample_blocks(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) -> Iterator[np.ndarray]:
     """Resample a stream of pieces (C, n) float32, which may come out empty; within one sample of the exact ratio."""
     resampler: StreamResampler | None = None
     block = np.zeros((1, 0), np.float32)
@@ -219,13 +225,13 @@ def resampled(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) 
         yield resampler.push(block[:, :0], last=True)
 
 
-def mono(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+def mix_to_mono(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Mix pieces (C, n) to one channel (1, n), float32."""
     for block in blocks:
         yield block.mean(axis=0, keepdims=True, dtype=np.float32)
 
 
-def finite(result: np.ndarray) -> np.ndarray:
+def check_finite(result: np.ndarray) -> np.ndarray:
     """A net's result as it is; refused where a value is not finite."""
     if not np.isfinite(result).all():
         raise ValueError("the net gave NaN or infinite values; under 16-mixed try --trainer.precision=32")

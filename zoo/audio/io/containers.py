@@ -16,9 +16,9 @@ from pathlib import Path
 _UNKNOWN_LENGTH = 2**63 - 1  # of a file in libsndfile, which then decodes up to the end instead of estimating
 _STREAMED_SIZES = (range(0x7FFF0000, 0x80010000), range(0xFFFF0000, 0x100000000))  # of a wav written into a pipe
 _TRAILERS = (b"TAG", b"ID3", b"APETAGEX", b"LYRICS")
-_ZERO_BLOCK = 1 << 16  # bytes looked at together
+_ZERO_BLOCK = 1 << 16  # bytes compared together
 _OGG_BEGIN, _OGG_END = 2, 4  # flags of a stream's first and last page
-_FLAC_LONGEST_FRAME = 1 << 18  # bytes, where STREAMINFO does not tell
+_FLAC_LONGEST_FRAME = 1 << 18  # bytes, where STREAMINFO does not say
 _FLAC_BLOCKS = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << n for n in range(8)}}  # samples by code
 _MPEG_SCAN = 1 << 16  # bytes in front of the first frame
 _MPEG_1_LAYER_2 = (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384)  # kbit/s
@@ -33,7 +33,7 @@ class ContainerError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the audio of a file lies, and what libsndfile must be told about it.
+    """Position of the audio in a file, and corrections of its header for libsndfile.
 
     Attributes:
         start: first byte behind the tags in front.
@@ -64,7 +64,7 @@ class LayoutFile:
         """Set the next byte to read."""
         size = self._layout.end - self._layout.start
         if self._layout.samples is not None and offset == 0:
-            size = _UNKNOWN_LENGTH  # asked for the length; a negative offset reads the tags at the end
+            size = _UNKNOWN_LENGTH  # soundfile asks for the length; a negative offset reads the tags at the end
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: size}[whence]
         return self._position
 
@@ -76,9 +76,9 @@ class LayoutFile:
         self._file.seek(first)
         content = bytearray(self._file.read(min(count, self._layout.end - first)))
         for offset, patch in self._layout.patches.items():
-            for place, value in enumerate(patch, start=offset - first):
-                if 0 <= place < len(content):
-                    content[place] = value
+            for index, value in enumerate(patch, start=offset - first):
+                if 0 <= index < len(content):
+                    content[index] = value
         self._position += len(content)
         return bytes(content)
 
@@ -359,8 +359,8 @@ def _inspect_mpeg(data: mmap.mmap, start: int, end: int) -> Layout:
 
 def _parse_xing(frame: bytes) -> tuple[bool, int | None]:
     """Whether a frame is a Xing (VBR) or Info (CBR) header, and the number of frames that it promises."""
-    place = max(frame.find(b"Xing"), frame.find(b"Info"))
-    if place < 0 or place + 12 > len(frame):
+    start = max(frame.find(b"Xing"), frame.find(b"Info"))
+    if start < 0 or start + 12 > len(frame):
         return False, None
-    flags, promised = struct.unpack(">2I", frame[place + 4 : place + 12])
+    flags, promised = struct.unpack(">2I", frame[start + 4 : start + 12])
     return True, promised if flags & 1 else None

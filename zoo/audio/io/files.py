@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -66,10 +66,6 @@ class AudioInfo:
         return self.samples / self.sample_rate
 
 
-def _short(path: Path, found: int, expected: int) -> AudioFileError:
-    return AudioFileError(f"{path}: cut, {found} samples could be decoded where the header promises {expected}")
-
-
 def info(path: str | os.PathLike[str]) -> AudioInfo:
     """Read and check the header of an audio file without decoding it: `samples` is what `read` returns if it can."""
     with _open(Path(path), scan=False) as handle:
@@ -90,15 +86,13 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
     with _open(path) as handle:
         if not 0 <= start < handle.frames or samples < -1:
             raise ValueError(f"{path}: cannot read {samples} samples from {start} on, the file holds {handle.frames}")
-        wanted = handle.frames - start if samples == -1 else min(samples, handle.frames - start)
+        count = handle.frames - start if samples == -1 else min(samples, handle.frames - start)
         skip = 0
         if start and handle.format == "MP3":
             skip = start  # libmpg123 seeks by frames with a cold bit reservoir: only decoding from the start is exact
         elif start:
             handle.seek(start)
-        audio = _decode(handle, path, skip + wanted)[skip:]
-        if len(audio) != wanted:
-            raise _short(path, start + len(audio), handle.frames)
+        audio = _decode(handle, path, start - skip, skip + count)[skip:]
         return np.ascontiguousarray(audio.T), handle.samplerate
 
 
@@ -148,22 +142,17 @@ def read_channels(path: str | os.PathLike[str], sample_rate: int, channels: Chan
     return np.stack([resample_array(each, rate, sample_rate) for each in audio])
 
 
-def blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
+def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
     """Stream a file in blocks (C, n) float32, the last of which may be shorter, with the same checks as `read`."""
     path = Path(path)
     positive(block_samples=block_samples)
     with _open(path) as handle:
-        found = 0
-        while found < handle.frames:
-            wanted = min(block_samples, handle.frames - found)
-            block = _decode(handle, path, wanted)
-            found += len(block)
-            if len(block) != wanted:
-                raise _short(path, found, handle.frames)
+        for start in range(0, handle.frames, block_samples):
+            block = _decode(handle, path, start, min(block_samples, handle.frames - start))
             yield np.ascontiguousarray(block.T)
 
 
-class Writer:
+class AudioWriter:
     """Writes an audio file piece by piece; the file appears under its name only when the block ends without an error.
 
     Args:
@@ -211,12 +200,12 @@ class Writer:
             if not np.isfinite(block).all():
                 raise ValueError(f"{self.path}: refusing to write NaN or infinite samples")
             try:
-                self._handle.write(_quantise(block, self._subtype).T)
+                self._handle.write(_quantize(block, self._subtype).T)
             except soundfile.SoundFileError as error:
                 raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(error)})") from error
             self._samples += block.shape[1]
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> AudioWriter:
         return self
 
     def __exit__(
@@ -235,14 +224,14 @@ class Writer:
     def _verify(self) -> None:
         """An encoder may lose its last block on a full disk when it closes, without an error."""
         try:
-            found = info(self._temporary).samples
+            samples = info(self._temporary).samples
         except AudioFileError as error:
             raise OSError(f"{self.path}: the written file cannot be read back, is the disk full? ({error})") from error
-        if found != self._samples:
-            raise OSError(f"{self.path}: {found} of {self._samples} samples arrived, is the disk full?")
+        if samples != self._samples:
+            raise OSError(f"{self.path}: {samples} of {self._samples} samples arrived, is the disk full?")
 
 
-def _quantise(audio: np.ndarray, subtype: str) -> np.ndarray:
+def _quantize(audio: np.ndarray, subtype: str) -> np.ndarray:
     """Clip for every bounded format; round integers ourselves because libsndfile truncates towards minus infinity."""
     if subtype in ("FLOAT", "DOUBLE"):
         return audio
@@ -255,7 +244,7 @@ def _quantise(audio: np.ndarray, subtype: str) -> np.ndarray:
 
 
 def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, subtype: str | None = None) -> None:
-    """Write a file in one go, beside its place and then renamed into it.
+    """Write a file atomically, see `AudioWriter`.
 
     Args:
         path: target; the suffix picks the container.
@@ -263,7 +252,7 @@ def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, sub
         subtype: libsndfile's sample format; None takes the container's usual one.
     """
     audio = np.atleast_2d(np.asarray(audio))
-    with Writer(path, sample_rate, len(audio), subtype) as writer:
+    with AudioWriter(path, sample_rate, len(audio), subtype) as writer:
         writer.write(audio)
 
 
@@ -278,10 +267,14 @@ def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUD
     """
     path = Path(path)
     if path.is_dir():
-        found, skipped = scan_audio_files(path, suffixes)
+        paths, skipped = _scan(path, suffixes)
         if skipped:
-            _warn_once(f"{_show(os.fspath(path))}: {describe_skipped(skipped)}")
-        return found
+            reasons = [f"{len(names)} {reason} ({_show(min(names))})" for reason, names in sorted(skipped.items())]
+            _warn_once(
+                f"{_show(os.fspath(path))}: left out {', '.join(reasons)}; convert other formats to wav or flac, links "
+                "to folders are not followed"
+            )
+        return paths
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.suffix.lower() not in suffixes:
@@ -289,9 +282,7 @@ def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUD
     return [path]
 
 
-def scan_audio_files(
-    folder: str | os.PathLike[str], suffixes: Sequence[str] = AUDIO_SUFFIXES
-) -> tuple[list[Path], dict[str, list[str]]]:
+def _scan(folder: str | os.PathLike[str], suffixes: Sequence[str]) -> tuple[list[Path], dict[str, list[str]]]:
     """List the files below a folder, sorted, and the paths of what is left out, by reason.
 
     Args:
@@ -299,7 +290,7 @@ def scan_audio_files(
     """
     folder = os.fspath(folder)
     unread = _UNREAD_SUFFIXES if set(AUDIO_SUFFIXES) <= set(suffixes) else ()
-    found: list[Path] = []
+    paths: list[Path] = []
     skipped: dict[str, list[str]] = {}
     folders = [folder]
     while folders:
@@ -328,14 +319,8 @@ def scan_audio_files(
             elif not _is_utf8(entry.path[len(folder) :]):
                 skipped.setdefault("name that is not UTF-8", []).append(entry.path)
             else:
-                found.append(Path(entry.path))
-    return sorted(found), skipped
-
-
-def describe_skipped(skipped: Mapping[str, Sequence[str]]) -> str:
-    """Say in one line what `scan_audio_files` left out: numbers, reasons and the first path of each."""
-    reasons = [f"{len(paths)} {reason} ({_show(min(paths))})" for reason, paths in sorted(skipped.items())]
-    return f"left out {', '.join(reasons)}; convert other formats to wav or flac, links to folders are not followed"
+                paths.append(Path(entry.path))
+    return sorted(paths), skipped
 
 
 def _is_utf8(path: str) -> bool:
@@ -417,28 +402,34 @@ def _reason(error: Exception) -> str:
     return "format not recognised" if "does not exist" in text else text.rstrip(".").replace("\n", " ")
 
 
-def _decode(handle: _Decoder, path: Path, samples: int) -> np.ndarray:
+def _decode(handle: _Decoder, path: Path, start: int, samples: int) -> np.ndarray:
     """Decode in blocks, because headers lie about lengths and memory must not follow them.
 
     Args:
-        handle: from `_open`, standing where to begin.
+        handle: from `_open`, standing at `start`.
 
     Returns:
-        Audio (n, C) float32; n < samples only when the file ends.
+        Audio (samples, C) float32.
+
+    Raises:
+        AudioFileError: the file ends before, or holds values that are not finite.
     """
-    parts: list[np.ndarray] = []
+    blocks: list[np.ndarray] = []
     missing = samples
     while missing > 0:
         try:
-            part = handle.read(min(missing, BLOCK_SAMPLES), dtype="float32", always_2d=True)
+            block = handle.read(min(missing, BLOCK_SAMPLES), dtype="float32", always_2d=True)
         except soundfile.SoundFileError as error:
             raise AudioFileError(
                 f"{path}: damaged, cut or joined of several files, decoding stopped ({_reason(error)})"
             ) from error
-        if len(part) == 0:
-            break
-        if not np.isfinite(part).all():
+        if len(block) == 0:
+            position = start + samples - missing
+            raise AudioFileError(
+                f"{path}: cut, {position} samples could be decoded where the header promises {handle.frames}"
+            )
+        if not np.isfinite(block).all():
             raise AudioFileError(f"{path}: holds NaN or infinite samples")
-        parts.append(part)
-        missing -= len(part)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros((0, handle.channels), np.float32)])
+        blocks.append(block)
+        missing -= len(block)
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)

@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 import lightning as L
 import numpy as np
 
-from zoo.audio.augment.rooms import open_noises
-from zoo.audio.corpora.cache import CorpusCache, build
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, part_of
+from zoo.audio.augment.rooms import load_noises
+from zoo.audio.corpora.cache import CorpusCache, build_cache
+from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_dir, select
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError, Channels, find_audio_files
 from zoo.audiosr.data.items import Clips, Crops, Grid, Silence
@@ -151,8 +151,8 @@ class SuperResolutionData(ZooDataModule):
     def prepare_data(self) -> None:
         """Write the corpus caches, once per machine."""
         if self.noise is not None:
-            folder = cache_folder(self.cache, self.noise, self.sample_rate)
-            build(
+            folder = cache_dir(self.cache, self.noise, self.sample_rate)
+            build_cache(
                 find_audio_files(self.noise),
                 folder,
                 self.sample_rate,
@@ -163,7 +163,7 @@ class SuperResolutionData(ZooDataModule):
             return
         for part in self._parts():
             for paths, folder, root in self._corpora(part):
-                build(
+                build_cache(
                     paths, folder, self.sample_rate, max_bad_share=self.max_bad_share, channels=self.channels, root=root
                 )
                 if self.channels == "mono":
@@ -184,12 +184,12 @@ class SuperResolutionData(ZooDataModule):
         else:
             val_clips = valid.usable
         train_clips, val_clips = train.with_channels(train_clips), valid.with_channels(val_clips[: self.val_items])
-        noises = open_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
+        noises = load_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
             self.seed, self.variants, self.most_gain_db,
         )  # fmt: skip
-        self.contents = (part_of(train.high.lengths, train_clips),)
+        self.contents = (select(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
             valid, val_clips, self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
@@ -209,7 +209,7 @@ class SuperResolutionData(ZooDataModule):
         if self.root is not None and self.cache_mode == "none":
             raise ValueError("data.init_args.cache_mode is none, and only a cache tells whether files changed: memmap")
         folders = [] if self.root is None else [folder for _, folder, _ in self._corpora(self._parts()[0])]
-        folders += [] if self.noise is None else [cache_folder(self.cache, self.noise, self.sample_rate)]
+        folders += [] if self.noise is None else [cache_dir(self.cache, self.noise, self.sample_rate)]
         clips = hashlib.sha256(np.asarray(self.train_set.indices, np.int64).tobytes()).hexdigest()
         return {
             "corpora": [CorpusCache(folder).key for folder in folders],
@@ -234,7 +234,7 @@ class SuperResolutionData(ZooDataModule):
         """Files, cache folder and root of a part's high and, in paired data, low clips."""
         found = []
         for paths, root in ((part.high, part.folder), (part.low, part.low_folder)):
-            folder = cache_folder(self.cache, root, self.sample_rate, part.lists)
+            folder = cache_dir(self.cache, root, self.sample_rate, part.lists)
             if self.channels != "mono":
                 folder = folder.with_name(f"{folder.name}-{self.channels}")
             if paths:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio.augment.effects import fit
+from zoo.audio.augment.effects import match_length
 from zoo.audio.corpora.corpus import PEAK, Corpus
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.cutoff import band_end
@@ -63,7 +63,7 @@ def choose(recordings: Recordings, candidates: Iterable[tuple[int, int]], sample
     if best is None:
         raise failure
     high, low = best
-    return fit(high, samples), None if low is None else fit(low, samples)
+    return match_length(high, samples), None if low is None else match_length(low, samples)
 
 
 @dataclass(eq=False)

@@ -175,10 +175,10 @@ def _join(paths: tuple[Path, Path], overwrite: bool) -> Outcome:
         size = sum(each.samples * rate / each.sample_rate for each in facts) * channels * _BYTES[subtype]
         if size > _WAV_BYTES:
             return "failed", f"{folder}: {size / 2**30:.1f} GiB joined, and a wav holds 4; split the folder"
-        with files.Writer(target, rate, channels, subtype) as writer:
+        with files.AudioWriter(target, rate, channels, subtype) as writer:
             for path, each in zip(parts, facts, strict=True):
                 stream = StreamResampler(each.sample_rate, rate, each.channels)
-                for block in files.blocks(path, _BLOCK_SAMPLES):
+                for block in files.read_blocks(path, _BLOCK_SAMPLES):
                     writer.write(_spread(stream.push(block), channels))
                 writer.write(_spread(stream.push(np.zeros((each.channels, 0), np.float32), last=True), channels))
     except files.AudioFileError as error:

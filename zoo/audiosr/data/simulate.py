@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.augment.effects import fit
+from zoo.audio.augment.effects import match_length
 from zoo.audio.corpora.corpus import Corpus
 from zoo.common.ranges import at_least, one_of, within
 
@@ -47,7 +47,7 @@ def lowpass(
         narrow = round(2 * cutoff_hz)
         for rates in ((narrow, sample_rate), (sample_rate, narrow)):
             filtered = scipy.signal.resample_poly(filtered, *rates)
-        filtered = _both_ways(sections, fit(filtered, len(audio)))
+        filtered = _both_ways(sections, match_length(filtered, len(audio)))
     return filtered.astype(np.float32)
 
 
@@ -93,7 +93,7 @@ class Simulation:
         noise: share of the items with noise ahead of the filter, 0 to 1.
         snr_db: lowest and highest signal-to-noise ratio in dB.
         codec: share of the items that go through a codec, 0 to 1.
-        codecs: settings by codec, see `zoo.audio.augment.codecs.roundtrip`; MP3 and Opus at common bit rates when null.
+        codecs: settings by codec, see `zoo.audio.augment.codecs.encode_decode`; null: MP3 and Opus at common rates.
 
     Attributes:
         settings: the arguments.

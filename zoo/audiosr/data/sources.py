@@ -50,7 +50,7 @@ def find_parts(
         root: `{train,valid}/{high,low}`, `{high,low}`, or any other tree of audio, LJSpeech's among them.
         paired: read `low` too.
         valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
-        lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.read_list`; null for all.
+        lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.corpus_files`; null for all.
 
     Raises:
         FileNotFoundError: a folder or a listed file is missing.

@@ -411,10 +411,10 @@ def wide_band_pesq(found: np.ndarray, high: np.ndarray, sample_rate: int, cutoff
     speech; and where the package `pesq` is not installed.
     """
     rate = measures.METRICS["pesq"].sample_rate or sample_rate
-    if sample_rate < rate or cutoff_hz >= rate / 2 or "pesq" not in measures.installed():
+    if sample_rate < rate or cutoff_hz >= rate / 2 or "pesq" not in measures.available_metrics():
         return math.nan
-    pair = measures.Pair(np.asarray(found, np.float32), sample_rate, high, sample_rate)
-    return measures.compare(pair, ["pesq"], sample_rate)["pesq_wb"]
+    pair = measures.AudioPair(np.asarray(found, np.float32), sample_rate, high, sample_rate)
+    return measures.compute_metrics(pair, ["pesq"], sample_rate)["pesq_wb"]
 
 
 def level_factor(found: np.ndarray, high: np.ndarray) -> np.float32:

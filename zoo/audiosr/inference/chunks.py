@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.io.chunking import Chunker, cut, finite
+from zoo.audio.io.chunking import Chunker, check_finite, split_windows
 from zoo.audiosr.diffusion.samplers import Sampler, conditioned, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
@@ -42,7 +42,7 @@ def tagged(blocks: Iterable[np.ndarray], units: int, unit_samples: int) -> Itera
     A unit knows its place, so that a chunk can tell which noise is its own.
     """
     spans = [(number, number + 1) for number in range(units)]
-    for number, window in enumerate(cut(blocks, spans, unit_samples)):
+    for number, window in enumerate(split_windows(blocks, spans, unit_samples)):
         channels = np.arange(len(window), dtype=np.float32)[:, None]
         yield np.concatenate([window, np.full_like(channels, number), channels], axis=1)
 
@@ -138,7 +138,7 @@ def clip_mel(
     group = -(-chunker.units(samples) // most)
     sums, counts = np.zeros(0), np.zeros(-(-chunker.units(samples) // group))
     done = 0
-    for piece in chunker.run(blocks, samples, compute):
+    for piece in chunker.process(blocks, samples, compute):
         if not done:
             sums = np.zeros((len(counts), len(piece), features.n_mels))
         places = (done + np.arange(piece.shape[-1])) // group
@@ -159,10 +159,10 @@ def vocoded(
     @torch.inference_mode()
     def compute(chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         images = torch.from_numpy(np.ascontiguousarray(chunks)).to(device).unflatten(1, (-1, vocoder.n_mels))
-        return finite(vocoder(images[:, None])[:, 0].float().cpu().numpy())
+        return check_finite(vocoder(images[:, None])[:, 0].float().cpu().numpy())
 
     rows = (piece.transpose(0, 2, 1).reshape(len(piece), -1) for piece in mels)
-    yield from chunker.run(rows, frames * vocoder.n_mels, compute)
+    yield from chunker.process(rows, frames * vocoder.n_mels, compute)
 
 
 def _in_time(noises: Iterator[Tensor], count: int) -> Iterator[Tensor]:
@@ -173,4 +173,4 @@ def _in_time(noises: Iterator[Tensor], count: int) -> Iterator[Tensor]:
 
 def _array(mel: Tensor) -> np.ndarray:
     """Log-mel images (N, 1, F, n_mels) as (N, n_mels, F)."""
-    return finite(mel[:, 0].transpose(1, 2).float().cpu().numpy())
+    return check_finite(mel[:, 0].transpose(1, 2).float().cpu().numpy())

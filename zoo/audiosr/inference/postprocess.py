@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from zoo.audio.io.chunking import Chunker, cut, fit
+from zoo.audio.io.chunking import Chunker, match_length, split_windows
 from zoo.audiosr.data.cutoff import HOP_LENGTH as SPECTRUM_HOP
 from zoo.audiosr.data.cutoff import N_FFT, spectrum
 
@@ -66,7 +66,7 @@ def combined(
     window = torch.hann_window(N_FFT)
 
     def interleaved() -> Iterator[np.ndarray]:
-        for span, *pieces in zip(spans, *(cut(stream, spans, HOP_LENGTH) for stream in streams), strict=True):
+        for span, *pieces in zip(spans, *(split_windows(stream, spans, HOP_LENGTH) for stream in streams), strict=True):
             hops = [piece.reshape(len(piece), -1, HOP_LENGTH) for piece in pieces]
             numbers = np.broadcast_to(np.arange(*span, dtype=np.float32)[:, None], (*hops[0].shape[:2], 1))
             yield np.concatenate([*hops, numbers], axis=2).reshape(len(numbers), -1)
@@ -85,7 +85,7 @@ def combined(
         return torch.istft(mixed, N_FFT, HOP_LENGTH, window=window, length=length).numpy()
 
     chunker = Chunker(_WINDOW, _OVERLAP, count * HOP_LENGTH + 1)
-    yield from fit(chunker.run(interleaved(), units * (count * HOP_LENGTH + 1), compute), samples)
+    yield from match_length(chunker.process(interleaved(), units * (count * HOP_LENGTH + 1), compute), samples)
 
 
 def summed_spectrum(audio: np.ndarray) -> np.ndarray:

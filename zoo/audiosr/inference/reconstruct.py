@@ -11,20 +11,20 @@ import numpy as np
 import torch
 
 from zoo.audio.analysis.features import write_features
-from zoo.audio.analysis.figures import mel_figure
+from zoo.audio.analysis.figures import plot_mels
+from zoo.audio.inference import AudioInference, answer_file, as_audio
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, fit, mono, resampled
+from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, split
 from zoo.common.report import write_figure
-from zoo.runs.inference import Inference, answer_file, as_audio
 from zoo.runs.interactive import Part, Report
 
 BLOCK_SECONDS = 4  # read at once
 OVERLAP_SHARE = 8  # a chunk shares this part of its length with its neighbour
 
 
-class Reconstructor(Inference):
+class Reconstructor(AudioInference):
     """An autoencoder with its front end: what no later stage can do better than.
 
     Long files are computed in overlapping chunks that are cross-faded.
@@ -35,7 +35,6 @@ class Reconstructor(Inference):
         chunk_seconds: length of a chunk, > 0.
     """
 
-    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
     output_suffix: ClassVar[str] = ".npy"
 
     def __init__(self, autoencoder: Autoencoder, features: MelFeatures, chunk_seconds: float = 10.24) -> None:
@@ -60,7 +59,7 @@ class Reconstructor(Inference):
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
         pieces = self._pieces(blocks, header.samples, header.sample_rate)
         write_features(target, (self.features.n_mels, frames), "<f4", pieces)
         return {
@@ -75,7 +74,7 @@ class Reconstructor(Inference):
         audio = files.read_mono(values["input"], self.features.sample_rate)
         with torch.inference_mode():
             mel = whole_mel(self.features(torch.from_numpy(audio).to(self.device)[None, None]), 1)[0, 0].T
-        figure = mel_figure(mel, np.load(folder / "result.npy", mmap_mode="r"), ("input", "reconstructed"))
+        figure = plot_mels(mel, np.load(folder / "result.npy", mmap_mode="r"), ("input", "reconstructed"))
         write_figure(folder / "result.png", figure)
         return parts
 
@@ -85,9 +84,9 @@ class Reconstructor(Inference):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Log-mels (n_mels, m)."""
         wanted = math.ceil(samples * self.features.sample_rate / sample_rate)
-        stream = fit(resampled(mono(blocks), sample_rate, self.features.sample_rate), wanted)
-        mels = self.chunker.run(stream, wanted, self._compute)
-        yield from fit((piece[0] for piece in mels), self._frames(samples, sample_rate))
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.features.sample_rate), wanted)
+        mels = self.chunker.process(stream, wanted, self._compute)
+        yield from match_length((piece[0] for piece in mels), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:

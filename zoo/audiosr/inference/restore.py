@@ -17,8 +17,9 @@ from torch import Tensor
 
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation import metrics
+from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, fit, resampled
+from zoo.audio.io.chunking import Chunker, match_length, resample_blocks
 from zoo.audiosr.data.cutoff import CONFIDENCE, FULL_BAND, cutoff, edges
 from zoo.audiosr.data.simulate import top
 from zoo.audiosr.diffusion.samplers import DDIM, Sampler
@@ -32,7 +33,6 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.ranges import at_least, one_of, positive, within
 from zoo.runs.export import OnnxForm
-from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
 from zoo.runs.interactive import Field, Part, Report
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
@@ -150,7 +150,9 @@ class Recording:
     def _input(self, source: Blocks | None = None) -> Iterator[np.ndarray]:
         """The input (C, n) at the nets' rate."""
         restorer = self.restorer
-        stream = fit(resampled((source or self.blocks)(), self.source_rate, restorer.sample_rate), self.samples)
+        stream = match_length(
+            resample_blocks((source or self.blocks)(), self.source_rate, restorer.sample_rate), self.samples
+        )
         limit = restorer.input_lowpass_hz
         if source is not None or limit is None or limit >= restorer.sample_rate / 2:
             return stream
@@ -189,12 +191,12 @@ class Recording:
         self.chunks = len(restorer.chunker.spans(samples, self.shift))
         compute = chunks.restore if self.target is None else chunks.through
         stream = tagged(self._levelled(self.target), units, unit)
-        mels = restorer.chunker.run(stream, samples, compute, self.shift)
+        mels = restorer.chunker.process(stream, samples, compute, self.shift)
         audio = vocoded(
             restorer.vocoder, mels, units * unit // restorer.features.hop_length, restorer.chunker.batch, device
         )
         factors = ((self.peaks >= SILENCE) / self._level).astype(np.float32)[:, None]
-        for piece in fit(audio, self.samples):
+        for piece in match_length(audio, self.samples):
             yield piece * factors
 
     def _encoded(self) -> tuple[Tensor, Tensor] | None:
@@ -230,7 +232,7 @@ SHOWN = ("cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chu
 SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
 
-class Restorer(Inference):
+class Restorer(AudioInference):
     """Denoiser, autoencoder and vocoder on recordings whose band ends too early.
 
     The input is resampled, its cut-off found, and its peak brought to 0.95, where the nets were trained. Chunks lie on
@@ -274,7 +276,6 @@ class Restorer(Inference):
     Source: Liu et al., "AudioSR" (2023), section 2; chunks, cross-over and level are ours.
     """
 
-    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
     output_suffix: ClassVar[str] = ".wav"
 
     def __init__(
@@ -382,7 +383,7 @@ class Restorer(Inference):
         header = files.info(source)
 
         def blocks() -> Iterator[np.ndarray]:
-            return files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+            return files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
 
         run = Recording(self, blocks, header.sample_rate, header.channels, header.samples)
         before, after = Spectrogram(run.samples), Spectrogram(run.samples)
@@ -391,7 +392,7 @@ class Restorer(Inference):
             run.survey(before if picture else None)
             segments = list(zip(run.starts.tolist(), run.cutoffs_hz.tolist(), strict=True))
             run.restore(first, second)
-            with files.Writer(target, self.sample_rate, header.channels, SUBTYPE) as writer:
+            with files.AudioWriter(target, self.sample_rate, header.channels, SUBTYPE) as writer:
                 pieces = run.result(second)
                 for piece in after.observe(pieces) if picture else pieces:
                     writer.write(piece)
@@ -427,7 +428,7 @@ class Restorer(Inference):
         """A recording, where its band ends, and how to sample."""
         half = self.sample_rate / 2
         sampler, scale = self.settings.sampler, self.settings.guidance_scale
-        longest = max(self.chunk_seconds, MOST_SECONDS)
+        longest = max(self.chunk_seconds, MAX_RECORDING_SECONDS)
         found = "where the recording's band ends; found in each 5 seconds when empty"
         taken = "first take away what lies above this frequency, such as what MP3 leaves there"
         return (

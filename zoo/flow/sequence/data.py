@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
-from zoo.audio.analysis.features import open_features
+from zoo.audio.analysis.features import load_features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.augment.rooms import open_noises, open_rirs
-from zoo.audio.corpora.cache import CorpusCache, build
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_folder, scaled
+from zoo.audio.augment.rooms import load_noises, load_rirs
+from zoo.audio.corpora.cache import CorpusCache, build_cache
+from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_dir, read_normalized
 from zoo.audio.io.files import find_audio_files
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least
@@ -70,7 +70,7 @@ class DegradedMels(Sequences):
         index = int(self.indices[item])
         room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
         start = int(rng.integers(room + 1)) if training else 0
-        clean = scaled(self.corpus, index, True, start, self.max_samples).numpy()
+        clean = read_normalized(self.corpus, index, True, start, self.max_samples).numpy()
         degraded = self.degrader.degrade(clean, self.mel.sample_rate, rng, self.noises, self.rirs).audio
         with torch.no_grad():
             mels = self.mel(torch.from_numpy(np.stack([clean, degraded])))
@@ -90,7 +90,7 @@ class FeaturePairs(Sequences):
 
     def pair(self, item: int, rng: np.random.Generator, training: bool) -> tuple[Tensor, Tensor]:
         """The same frames of both files."""
-        clean, degraded = (open_features(path) for path in self.paths[item])
+        clean, degraded = (load_features(path) for path in self.paths[item])
         frames = min(clean.shape[1], degraded.shape[1])
         start = int(rng.integers(max(frames - self.max_frames, 0) + 1)) if training else 0
         part = slice(start, min(start + self.max_frames, frames))
@@ -209,7 +209,7 @@ class MelData(SequenceData):
                 paths = find_audio_files(folder)
                 if not paths:
                     raise ValueError(f"no audio file below {folder}")
-                build(
+                build_cache(
                     paths, self._cache_of(folder), self.mel.sample_rate, max_bad_share=self.max_bad_share, root=folder
                 )
 
@@ -221,8 +221,8 @@ class MelData(SequenceData):
             speech = EmbeddedCorpus(self.embedded_utterances, rate)
         else:
             speech = CorpusCache(self._cache_of(self.root))
-        rirs = open_rirs(self.rir, rate)
-        noises = (open_noises(self.noise, self.cache, rate, training) for training in (True, False))
+        rirs = load_rirs(self.rir, rate)
+        noises = (load_noises(self.noise, self.cache, rate, training) for training in (True, False))
         train, val = self.split(len(speech.lengths))
         self.train_set, self.val_set = (
             DegradedMels(speech, indices, self.mel, samples, self.degrader, noise, rirs, self.seed)
@@ -238,7 +238,7 @@ class MelData(SequenceData):
         return frames * self.mel.hop_length
 
     def _cache_of(self, folder: Path) -> Path:
-        return cache_folder(self.cache, folder, self.mel.sample_rate)
+        return cache_dir(self.cache, folder, self.mel.sample_rate)
 
 
 class FeatureData(SequenceData):
@@ -282,7 +282,7 @@ class FeatureData(SequenceData):
 
 def _frames_of(pair: tuple[Path, Path]) -> int:
     """Frames of a pair, which may differ by the rounding of two front ends."""
-    counts = [open_features(path).shape[1] for path in pair]
+    counts = [load_features(path).shape[1] for path in pair]
     if abs(counts[0] - counts[1]) > MOST_SHIFT:
         raise ValueError(
             f"{pair[0]} has {counts[0]} frames, its counterpart {pair[1]} has {counts[1]}: they must be aligned"

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.analysis.features import open_features, write_features
-from zoo.audio.analysis.figures import mel_figure
+from zoo.audio.analysis.features import load_features, write_features
+from zoo.audio.analysis.figures import plot_mels
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
+from zoo.audio.inference import AudioInference, answer_file, as_audio, input_part, recording_field
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
+from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
 from zoo.common.atomic import write_atomic
 from zoo.common.ranges import at_least
 from zoo.common.report import write_figure
@@ -26,7 +27,6 @@ from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.solvers import METHODS, Solver
 from zoo.flow.sequence.net import Conditioned, Normaliser, SequenceNet, valid_frames
 from zoo.runs.export import AUDIO_USAGE, CALL_USAGE
-from zoo.runs.inference import Inference, answer_file, as_audio, input_part, recording_field
 from zoo.runs.interactive import Field, Part, Report
 
 FEATURE_SUFFIX = ".npy"
@@ -36,7 +36,7 @@ EXAMPLE_FRAMES = 32
 MOST_STEPS = 100  # of one answer
 
 
-class SequenceRestorer(Inference):
+class SequenceRestorer(AudioInference):
     """A sequence net with its scale, its path and, for audio, its mel front end.
 
     Long inputs are restored in overlapping chunks that are cross-faded (`zoo.audio.io.chunking`), in constant memory;
@@ -173,7 +173,7 @@ class SequenceRestorer(Inference):
             header = files.info(source)
             facts = {"audio_seconds": header.samples / header.sample_rate, "sample_rate": header.sample_rate}
             frames = self._frames(header.samples, header.sample_rate)
-            blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+            blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
             rows, mel = self._audio_rows(blocks, frames, header.sample_rate), self.mel
         write_features(target, (self.net.channels, frames), "<f4", self._pieces(rows, frames, mel))
         return {**facts, "frames": frames, "channels": self.net.channels}
@@ -230,7 +230,7 @@ class SequenceRestorer(Inference):
             for name, mel in (("input_mel", before), ("result", after)):
                 waveform = griffin_lim(mel, self.mel)[0]
                 files.write(folder / f"{name}.wav", waveform.cpu().numpy(), self.mel.sample_rate)
-        write_figure(folder / "result.png", mel_figure(before[0], after[0], ("input", "result")))
+        write_figure(folder / "result.png", plot_mels(before[0], after[0], ("input", "result")))
         return [
             Part("audio", "Result, by Griffin-Lim", "result.wav", beside="listen"),
             Part("audio", "Input, by Griffin-Lim", "input_mel.wav", beside="listen"),
@@ -256,7 +256,9 @@ class SequenceRestorer(Inference):
         assert self.mel is not None  # _frames has looked
         hop = self.mel.hop_length
         rest = np.zeros(0, np.float32)
-        for piece in fit(resampled(mono(blocks), sample_rate, self.mel.sample_rate), frames * hop):
+        for piece in match_length(
+            resample_blocks(mix_to_mono(blocks), sample_rate, self.mel.sample_rate), frames * hop
+        ):
             rest = np.concatenate([rest, piece[0]])
             whole = len(rest) // hop * hop
             yield rest[:whole].reshape(-1, hop)
@@ -269,7 +271,7 @@ class SequenceRestorer(Inference):
             yield np.array(self._open(source)[:, start : start + BLOCK_FRAMES].T, dtype=np.float32)
 
     def _open(self, source: Path) -> np.ndarray:
-        features = open_features(source)
+        features = load_features(source)
         if len(features) != self.net.condition_channels:
             raise ValueError(f"{source}: expected features ({self.net.condition_channels}, F), found {features.shape}")
         return features
@@ -298,8 +300,8 @@ class SequenceRestorer(Inference):
             units = units.unflatten(1, (-1, values + noise_values))
             content, noise = units[..., :values], units[..., values:].transpose(1, 2)
             condition = content.transpose(1, 2) if mel is None else mel(content.flatten(1))[..., : units.shape[1]]
-            return finite(self.restore(condition, noise=noise).cpu().numpy())
+            return check_finite(self.restore(condition, noise=noise).cpu().numpy())
 
         chunker = self._chunker(values + noise_values)
-        for piece in chunker.run(stream(), frames * chunker.unit_samples, compute):
+        for piece in chunker.process(stream(), frames * chunker.unit_samples, compute):
             yield piece[0]

@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.analysis.features import FEATURE_SUFFIXES, open_features
+from zoo.audio.analysis.features import FEATURE_SUFFIXES, load_features
 from zoo.audio.analysis.mel import LogMel
+from zoo.audio.inference import AudioInference, as_audio
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, resampled
+from zoo.audio.io.chunking import Chunker, resample_blocks
 from zoo.audio.io.resample import resample_array
 from zoo.hifigan.inference.stream import VocoderStream, look_ahead
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.griffin_lim import PhaseSearch
 from zoo.hifigan.nets.interface import Conditioned, WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
-from zoo.runs.inference import Inference, as_audio
 from zoo.runs.interactive import Field
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
 
 
-class Vocoder(Inference):
+class Vocoder(AudioInference):
     """A generator with its mel front end.
 
     Long inputs are computed in windows of one size that overlap by the exact receptive field, so the result equals
@@ -160,10 +160,10 @@ class Vocoder(Inference):
             channels, pieces = 1, self._synthesise(self._mel_blocks(source))
         else:
             header = files.info(source)
-            channels, blocks = header.channels, files.blocks(source, CHUNK_FRAMES * self.generator.hop_length)
-            pieces = self._copy(resampled(blocks, header.sample_rate, self.sample_rate))
+            channels, blocks = header.channels, files.read_blocks(source, CHUNK_FRAMES * self.generator.hop_length)
+            pieces = self._copy(resample_blocks(blocks, header.sample_rate, self.sample_rate))
         samples = 0
-        with files.Writer(target, self.sample_rate, channels) as writer:
+        with files.AudioWriter(target, self.sample_rate, channels) as writer:
             for piece in pieces:
                 writer.write(piece)
                 samples += piece.shape[1]
@@ -190,12 +190,12 @@ class Vocoder(Inference):
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
-        shape = open_features(source).shape
+        shape = load_features(source).shape
         if shape[0] != self.generator.in_channels:
             raise ValueError(f"{source}: expected a mel ({self.generator.in_channels}, F), found {tuple(shape)}")
         for start in range(0, shape[1], CHUNK_FRAMES):
             # mapped anew for every piece: pages of a mapping that stays open count as memory once touched
-            yield np.array(open_features(source)[:, start : start + CHUNK_FRAMES], dtype=np.float32)[None]
+            yield np.array(load_features(source)[:, start : start + CHUNK_FRAMES], dtype=np.float32)[None]
 
     def _synthesise(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Mel pieces (B, n_mels, n) to audio pieces (B, m)."""
@@ -258,7 +258,7 @@ class Vocoder(Inference):
         """
         overlap = 0 if context is None else 2 * context
         window = sys.maxsize if context is None else CHUNK_FRAMES + overlap
-        yield from Chunker(window, overlap, hop, fades=False).follow(blocks, compute)
+        yield from Chunker(window, overlap, hop, fades=False).process_stream(blocks, compute)
 
 
 def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.griffin_lim import Spectra, Transform, find_phase, invert_mel_kl, synthesise
+from zoo.audio.analysis.griffin_lim import Spectra, Transform, find_phase, invert_mel_kl, synthesize
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.ranges import at_least
 from zoo.common.reading.unpickle import at_least_float32
@@ -46,7 +46,7 @@ class PhaseSearch(WaveformGenerator):
             with torch.no_grad():
                 phase = torch.complex(torch.ones_like(magnitude), torch.zeros_like(magnitude))
                 phase = find_phase(magnitude, phase, transform, iterations)
-            return synthesise(magnitude * phase, transform)[:, None]
+            return synthesize(magnitude * phase, transform)[:, None]
 
 
 class GriffinLimVocos(PhaseSearch):

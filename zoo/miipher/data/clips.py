@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.corpus import Corpus, scaled
+from zoo.audio.corpora.corpus import Corpus, read_normalized
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.data import Key, item_seed
 
@@ -59,7 +59,7 @@ class Clips(Dataset[Item]):
         rng = np.random.default_rng(item_seed(self.seed, epoch, item))
         room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
         start = int(rng.integers(room + 1)) if epoch >= 0 else 0
-        clean = scaled(self.corpus, index, True, start, self.max_samples)
+        clean = read_normalized(self.corpus, index, True, start, self.max_samples)
         degraded = self.degradation.degraded(clean.numpy(), index, start, rng)
         return {"clean": clean, "input": torch.from_numpy(degraded), "lengths": torch.tensor(len(clean))}
 
@@ -89,12 +89,12 @@ class Segments(Dataset[Item]):
         available = int(speech.lengths[index]) // hop
         start = int(rng.integers(max(available - self.frames, 0) + 1))
         first = int(np.clip(start - self.context, 0, max(available - window, 0)))
-        clean = scaled(speech, index, True, first * hop, window * hop)
+        clean = read_normalized(speech, index, True, first * hop, window * hop)
         is_clean = bool(rng.random() < self.clean_share)
         degraded = (
             clean if is_clean else torch.from_numpy(self.degradation.degraded(clean.numpy(), index, first * hop, rng))
         )
-        target = scaled(audio, index, True, start * audio_hop, self.frames * audio_hop)
+        target = read_normalized(audio, index, True, start * audio_hop, self.frames * audio_hop)
         return {
             "input": _padded(degraded, window * hop),
             "lengths": torch.tensor(len(degraded)),
@@ -120,7 +120,7 @@ class Pairs(Dataset[Item]):
         clip = self.clips[item]
         frames = len(clip["input"]) // self.hops[0]
         index = int(self.clips.indices[item])
-        audio = scaled(self.audio, index, True, 0, frames * self.hops[1])
+        audio = read_normalized(self.audio, index, True, 0, frames * self.hops[1])
         return {"input": clip["input"][: frames * self.hops[0]], "audio": audio}
 
 

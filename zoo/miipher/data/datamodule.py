@@ -13,20 +13,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.augment.rooms import open_noises, open_rirs
-from zoo.audio.corpora.cache import CorpusCache, build, relative_names
+from zoo.audio.augment.rooms import load_noises, load_rirs
+from zoo.audio.corpora.cache import CorpusCache, build_cache, relative_names
 from zoo.audio.corpora.corpus import (
     CACHES,
     Corpus,
     EmbeddedCorpus,
-    ResampledCorpus,
-    cache_folder,
+    MemoryCorpus,
+    cache_dir,
     corpus_files,
-    last_items,
-    part_of,
+    select,
+    split_last_items,
 )
-from zoo.audio.corpora.layouts import CorpusKind, read_corpus
-from zoo.audio.corpora.selection import SHOWN, drop_short_clips, match_companions
+from zoo.audio.corpora.layouts import CorpusKind, list_utterances
+from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, match_companions
+from zoo.audio.io.resample import resample_array
 from zoo.common.folders import data_folder
 from zoo.common.ranges import within
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
@@ -144,8 +145,8 @@ class SpeechData(ZooDataModule):
         (speech,) = train.corpora
         self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
         self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
-        self.lengths = np.minimum(part_of(speech.lengths, train.indices), self.max_samples)
-        self.contents = (part_of(speech.lengths, train.indices),)
+        self.lengths = np.minimum(select(speech.lengths, train.indices), self.max_samples)
+        self.contents = (select(speech.lengths, train.indices),)
 
     def parts(self) -> tuple[Part, Part]:
         """What training and validation read."""
@@ -171,15 +172,15 @@ class SpeechData(ZooDataModule):
         """What degrades the clips of training or of validation, whose noises differ."""
         if versions is not None or self.degrader is None:
             return Degradation(None, versions=versions)
-        noises = open_noises(self.noise, self.cache, SAMPLE_RATE, training)
-        return Degradation(self.degrader, noises, open_rirs(self.rir, SAMPLE_RATE))
+        noises = load_noises(self.noise, self.cache, SAMPLE_RATE, training)
+        return Degradation(self.degrader, noises, load_rirs(self.rir, SAMPLE_RATE))
 
     def split(self, corpus: Corpus) -> tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]:
         """Numbers of the clips for training and for validation."""
         if not self.val_speakers or self.root is None:
-            return last_items(len(corpus.lengths), self.val_items)
+            return split_last_items(len(corpus.lengths), self.val_items)
         assert isinstance(corpus, CorpusCache)
-        utterances = read_corpus(self.root, self.kind, with_text=False)
+        utterances = list_utterances(self.root, self.kind, with_text=False)
         names = relative_names([utterance.path for utterance in utterances], self.root)
         speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
         unknown = set(self.val_speakers) - set(speakers.values())
@@ -192,22 +193,26 @@ class SpeechData(ZooDataModule):
         return {key: _joined([item[key] for item in items]) for key in items[0]}
 
     def _files(self, root: Path) -> Sequence[Path]:
-        return [utterance.path for utterance in read_corpus(root, self.kind, with_text=False)]
+        return [utterance.path for utterance in list_utterances(root, self.kind, with_text=False)]
 
     def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:
             raise ValueError(f"no audio file below {root}")
-        folder = cache_folder(self.cache, root, sample_rate)
-        build(paths, folder, sample_rate, max_bad_share=self.max_bad_share, root=root)
+        folder = cache_dir(self.cache, root, sample_rate)
+        build_cache(paths, folder, sample_rate, max_bad_share=self.max_bad_share, root=root)
 
     def _open(self, root: Path | None) -> list[Corpus]:
         """A clean corpus at each of the rates."""
         rates = self.rates
         if root is None:
-            made = EmbeddedCorpus(self.embedded_utterances, rates[-1])
-            return [made if rate == rates[-1] else ResampledCorpus(made, rates[-1], rate) for rate in rates]
-        caches = [CorpusCache(cache_folder(self.cache, root, rate)) for rate in rates]
-        if not all(cache.holds_files_of(caches[0]) for cache in caches[1:]):
+            embedded = EmbeddedCorpus(self.embedded_utterances, rates[-1])
+            clips = [embedded.read(index) for index in range(self.embedded_utterances)]
+            return [
+                MemoryCorpus(embedded.names, [resample_array(clip, rates[-1], rate) for clip in clips])
+                for rate in rates
+            ]
+        caches = [CorpusCache(cache_dir(self.cache, root, rate)) for rate in rates]
+        if any(cache.names != caches[0].names for cache in caches[1:]):
             raise ValueError(f"the caches of {root} at {rates} Hz differ: delete them below {self.cache}")
         return [*caches]
 
@@ -215,12 +220,12 @@ class SpeechData(ZooDataModule):
         """The degraded corpus, and for each clean clip the numbers of its versions."""
         if folder is None:
             return None
-        degraded = CorpusCache(cache_folder(self.cache, folder, SAMPLE_RATE))
+        degraded = CorpusCache(cache_dir(self.cache, folder, SAMPLE_RATE))
         versions = match_companions(corpus.names, degraded.names)
         if lacking := [name for name, numbers in zip(corpus.names, versions, strict=True) if not numbers]:
             raise ValueError(
                 f"data.init_args.degraded: {len(lacking)} clips of {root} have no degraded version of their path "
-                f"in {folder}: {', '.join(lacking[:SHOWN])}"
+                f"in {folder}: {', '.join(lacking[:MAX_EXAMPLES])}"
             )
         uneven = [
             f"{degraded.names[number]} ({degraded.lengths[number]} samples, expected {length})"
@@ -231,7 +236,7 @@ class SpeechData(ZooDataModule):
         if uneven:
             raise ValueError(
                 f"data.init_args.degraded: {len(uneven)} files of {folder} differ from their clean clip by more than "
-                f"{FRAME_SAMPLES} samples at {SAMPLE_RATE} Hz: {', '.join(uneven[:SHOWN])}"
+                f"{FRAME_SAMPLES} samples at {SAMPLE_RATE} Hz: {', '.join(uneven[:MAX_EXAMPLES])}"
             )
         return degraded, versions
 
@@ -276,7 +281,7 @@ class VocoderSegments(SpeechData):
             (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
             self.hops, self.clean_share, self.seed,
         )  # fmt: skip
-        self.contents = (part_of(speech.lengths, train.indices),)
+        self.contents = (select(speech.lengths, train.indices),)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 

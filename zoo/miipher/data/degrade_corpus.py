@@ -17,9 +17,9 @@ from rich.progress import track
 
 from zoo.audio.augment import rooms
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.cache import build
-from zoo.audio.corpora.corpus import Corpus, cache_folder
-from zoo.audio.corpora.layouts import CorpusKind, Utterance, read_corpus
+from zoo.audio.corpora.cache import build_cache
+from zoo.audio.corpora.corpus import Corpus, cache_dir
+from zoo.audio.corpora.layouts import CorpusKind, Utterance, list_utterances
 from zoo.audio.io import files
 from zoo.common.atomic import replacing
 from zoo.common.folders import begin_output
@@ -75,7 +75,7 @@ class Workbench:
             return [{"key": key, "status": "failed", "error": cause, **facts} for key, _ in job.copies]
         facts |= {"samples": len(clean)}
         rows = [
-            {"key": key, "status": "done", "error": None, **facts, "degradation": copy.facts}
+            {"key": key, "status": "done", "error": None, **facts, "degradation": copy.details}
             for (key, _), copy in zip(job.copies, made, strict=True)
         ]
         self._write(self.output / job.split, [row["key"] for row in rows], clean, [copy.audio for copy in made])
@@ -159,7 +159,7 @@ def degrade_corpus(
     at_least(0, workers=workers, val_items=val_items)
     if output.resolve().is_relative_to(clean.resolve()):
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
-    utterances = read_corpus(clean, kind)
+    utterances = list_utterances(clean, kind)
     jobs = plan(utterances, copies, seed, val_items)
     settings: Row = {
         **{"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
@@ -232,7 +232,7 @@ def degrade(
     seed: int = 172957,
     val_items: int = 600,
     workers: int = 0,
-    recipe: Literal["a2", "open_miipher"] = "a2",
+    recipe: Literal["miipher2_offline", "open_miipher"] = "miipher2_offline",
     degrader: Degrader | None = None,
     cache: Path = Path("runs/cache"),
 ) -> dict[str, int]:
@@ -251,7 +251,7 @@ def degrade(
         seed: of the split and of all randomness.
         val_items: utterances of the shuffled corpus that go to val/.
         workers: processes; 0 works in this one.
-        recipe: a2 (noise, then reverb for half, then a codec) or open_miipher (up to 3 of 4 steps in random order).
+        recipe: miipher2_offline (noise, reverb for half, a codec) or open_miipher (up to 3 of 4 steps in any order).
         degrader: settings of your own instead of the recipe, e.g. --degrader.steps '[reverb, noise, codec]'.
         cache: folder of the corpus caches, for the noise.
 
@@ -261,9 +261,9 @@ def degrade(
     noises: Corpus = (
         rooms.SyntheticNoise(clips=24, sample_rate=sample_rate)
         if noise is None
-        else build(files.find_audio_files(noise), cache_folder(cache, noise, sample_rate), sample_rate, root=noise)
+        else build_cache(files.find_audio_files(noise), cache_dir(cache, noise, sample_rate), sample_rate, root=noise)
     )
-    rirs = rooms.synthetic_rirs(200, sample_rate) if rir is None else rooms.read_rirs(rir, sample_rate)
+    rirs = rooms.load_rirs(rir, sample_rate, 200)
     return degrade_corpus(
         clean, output, degrader or getattr(Degrader, recipe)(), noises, rirs, kind, copies, sample_rate, seed,
         val_items, workers,

@@ -6,7 +6,6 @@ import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -16,16 +15,15 @@ from torch import Tensor
 
 from zoo.audio.analysis.features import write_features
 from zoo.audio.analysis.loudness import LoudnessMeter
-from zoo.audio.evaluation.judges import by_segments, cosine_distances
+from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
-from zoo.audio.io.chunking import Chunker, finite, fit, mono, resampled
-from zoo.common.ranges import one_of, within
+from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
+from zoo.common.ranges import one_of
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
 from zoo.runs.export import OnnxForm, write_export
-from zoo.runs.inference import MOST_SECONDS, Inference, answer_file, as_audio, recording_field
 from zoo.runs.interactive import Field, Part, Report
 from zoo.runs.load import load, read_parts
 
@@ -37,10 +35,8 @@ MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherw
 LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
 
 
-class _Encoding(Inference):
+class _Encoding(AudioInference):
     """An encoder and its chunks, which lie on its frame grid."""
-
-    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
 
     def __init__(
         self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, chunk_batch: int = 4
@@ -93,9 +89,6 @@ class Restorer(_Encoding):
         chunk_seconds: length of a chunk, > 0.
         overlap_seconds: shared by neighbouring chunks, at most half a chunk.
         chunk_batch: chunks computed together, >= 1.
-        flag_above: cosine distance, 0 to 2, of the plain encoder's features of input and restored file; seconds above
-            it are listed as `flagged_seconds`, possible hallucinations. `zoo evaluate miipher --ssl_model BACKBONE
-            --ssl_layer N` finds one from data. The encoder runs twice more. None: no such comparison.
 
     Source: Miipher-2 (arXiv 2505.04457), section 3; chunks and loudness are ours.
     """
@@ -113,7 +106,6 @@ class Restorer(_Encoding):
         chunk_seconds: float = 20.0,
         overlap_seconds: float = 2.0,
         chunk_batch: int = 4,
-        flag_above: float | None = None,
     ) -> None:
         check_fit(encoder, generator, sample_rate)
         super().__init__(encoder, chunk_seconds, overlap_seconds, chunk_batch)
@@ -121,9 +113,6 @@ class Restorer(_Encoding):
         one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
-        if flag_above is not None:
-            within(0, 2, flag_above=flag_above)
-        self.flag_above = flag_above
         self.generator = generator
         self.sample_rate = sample_rate
         self.output_sample_rate = output_sample_rate or sample_rate
@@ -155,22 +144,19 @@ class Restorer(_Encoding):
 
         Returns:
             `audio_seconds`, `sample_rate` and `channels` of the result, `chunks` per channel, `real_time_factor`
-            (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor); with
-            `flag_above` also `disagreement`, the mean distance to the input, `disagreement_worst` of a second, and
-            `flagged_seconds`, where those above it start.
+            (seconds of work per second of audio), `peak` of the result, and the `gain` of each channel (a factor).
         """
         started = time.perf_counter()
         header = files.info(source)
         run = _Run(self, header.sample_rate, header.channels, header.samples)
         with tempfile.TemporaryFile(dir=target.parent) as spool:  # the gain is known when all has been restored
-            for piece in run.pieces(files.blocks(source, BLOCK_SECONDS * header.sample_rate)):
+            for piece in run.pieces(files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)):
                 spool.write(np.ascontiguousarray(piece.T).tobytes())
             spool.seek(0)
             gains = run.gains()
-            with files.Writer(target, self.output_sample_rate, run.channels) as writer:
+            with files.AudioWriter(target, self.output_sample_rate, run.channels) as writer:
                 while data := spool.read(4 * run.channels * BLOCK_SECONDS * self.output_sample_rate):
                     writer.write(_scaled(np.frombuffer(data, np.float32).reshape(-1, run.channels).T, gains))
-        facts = {} if self.flag_above is None else self._disagreement(source, target)
         seconds = run.samples_out / self.output_sample_rate
         return {
             "audio_seconds": seconds,
@@ -180,33 +166,7 @@ class Restorer(_Encoding):
             "real_time_factor": (time.perf_counter() - started) / seconds,
             "peak": float((run.peaks * gains).max()),
             "gain": gains.tolist(),
-            **facts,
         }
-
-    def _disagreement(self, source: Path, target: Path) -> dict[str, Any]:
-        """How far the plain features of a restored file are from those of its input, second by second."""
-        header = files.info(source)
-        samples = self.computed_samples(header.samples, header.sample_rate)
-
-        def features(path: Path) -> Iterator[np.ndarray]:
-            rate = files.info(path).sample_rate
-            stream = resampled(mono(files.blocks(path, BLOCK_SECONDS * rate)), rate, self.encoder.sample_rate)
-            return self.chunker.run(fit(stream, samples), samples, self._plain)
-
-        pairs = zip(features(target), features(source), strict=True)
-        distances = np.concatenate([cosine_distances(found[0].T, wanted[0].T) for found, wanted in pairs])
-        per_second = by_segments(distances, self.encoder.sample_rate // self.encoder.hop_samples)
-        return {
-            "disagreement": float(per_second.mean()),
-            "disagreement_worst": float(per_second.max()),
-            "flagged_seconds": np.flatnonzero(per_second > self.flag_above).tolist(),
-        }
-
-    @torch.inference_mode()
-    def _plain(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        disabled = self.encoder.adapters.disabled() if isinstance(self.encoder, Cleaner) else nullcontext()
-        with disabled:
-            return self.features(chunks, valid).float().cpu().numpy()
 
     def onnx_form(self) -> OnnxForm:
         """Encoder and vocoder as one graph; see `zoo.miipher.inference.onnx_form`."""
@@ -216,7 +176,7 @@ class Restorer(_Encoding):
         """A recording, and what becomes of its channels and its level."""
         both = "restore each channel alone, or mix them first"
         level = "bring the result to the loudness of the recording, or keep the vocoder's"
-        longest = max(self.chunk_seconds, MOST_SECONDS)
+        longest = max(self.chunk_seconds, MAX_RECORDING_SECONDS)
         return (
             recording_field(),
             Field("stereo", "Channels", "choice", self.stereo, choices=get_args(Stereo), help=both),
@@ -230,7 +190,7 @@ class Restorer(_Encoding):
         options = {name: value for name, value in values.items() if name != "input"}
         changed = Restorer(
             self.encoder, self.generator, self.sample_rate, self.output_sample_rate, chunk_batch=self.chunker.batch,
-            flag_above=self.flag_above, **options,
+            **options,
         )  # fmt: skip
         return answer_file(changed, values["input"], folder, report)
 
@@ -243,7 +203,7 @@ class Restorer(_Encoding):
         for count in sorted(set(frames.tolist()), reverse=True):  # the generator would hear zeros behind a clip's end
             alike = np.flatnonzero(frames == count)
             rows = features if len(alike) == len(frames) else features[alike.tolist()]
-            found = finite(self.generator(rows[..., :count])[:, 0].float().cpu().numpy())
+            found = check_finite(self.generator(rows[..., :count])[:, 0].float().cpu().numpy())
             if len(alike) == len(frames):
                 return found
             if made is None:
@@ -272,11 +232,13 @@ class _Run:
         """The result (C, n) before its gain."""
         restorer = self.restorer
         if restorer.stereo == "mix":
-            blocks = mono(blocks)
-        stream = fit(resampled(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
-        stream = restorer.chunker.run(self._input.listen(stream), self.samples_in, restorer.compute, self.shift)
-        stream = resampled(self._result.listen(stream), restorer.sample_rate, restorer.output_sample_rate)
-        for piece in fit(stream, self.samples_out):
+            blocks = mix_to_mono(blocks)
+        stream = match_length(resample_blocks(blocks, self.source_rate, restorer.encoder.sample_rate), self.samples_in)
+        stream = restorer.chunker.process(
+            self._input.measure_stream(stream), self.samples_in, restorer.compute, self.shift
+        )
+        stream = resample_blocks(self._result.measure_stream(stream), restorer.sample_rate, restorer.output_sample_rate)
+        for piece in match_length(stream, self.samples_out):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
             yield piece
 
@@ -326,7 +288,7 @@ class FeatureExtractor(_Encoding):
         """
         header = files.info(source)
         frames = self._frames(header.samples, header.sample_rate)
-        blocks = files.blocks(source, BLOCK_SECONDS * header.sample_rate)
+        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
         pieces = self._pieces(blocks, header.samples, header.sample_rate)
         write_features(target, (self.encoder.dim, frames), "<f2", pieces)
         return {
@@ -343,13 +305,13 @@ class FeatureExtractor(_Encoding):
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Features (C, n)."""
         wanted = self.computed_samples(samples, sample_rate)
-        stream = fit(resampled(mono(blocks), sample_rate, self.encoder.sample_rate), wanted)
-        features = self.chunker.run(stream, wanted, self._compute)
-        yield from fit((piece[0] for piece in features), self._frames(samples, sample_rate))
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.encoder.sample_rate), wanted)
+        features = self.chunker.process(stream, wanted, self._compute)
+        yield from match_length((piece[0] for piece in features), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
-        return finite(self.features(chunks, valid).float().cpu().numpy())
+        return check_finite(self.features(chunks, valid).float().cpu().numpy())
 
 
 def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:

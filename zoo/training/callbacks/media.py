@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import re
+import wave
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import lightning as L
 import numpy as np
 from torch import Tensor
 
-from zoo.audio.analysis.figures import as_array
-from zoo.audio.io import files
 from zoo.common.atomic import write_atomic
-from zoo.common.report import csv_table, gif, markdown_table
+from zoo.common.report import csv_table, gif, markdown_table, to_numpy
 from zoo.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
     Raises:
         ValueError: when the audio has more than one channel or no sample.
     """
-    samples = np.asarray(as_array(audio), dtype=np.float32)
+    samples = np.asarray(to_numpy(audio), dtype=np.float32)
     if samples.size == 0 or samples.shape[-1:] != (samples.size,):
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
@@ -48,10 +47,17 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
         task,
         name,
         ".wav",
-        lambda path: files.write(path, samples, sample_rate),
+        lambda path: write_atomic(path, lambda file: _write_wav(file, samples, sample_rate)),
         lambda logger, path, step: logger.log_audio(name, [str(path)], step=step),
         lambda writer, step: writer.add_audio(name, samples[None], step, sample_rate=sample_rate),
     )
+
+
+def _write_wav(file: BinaryIO, samples: np.ndarray, sample_rate: int) -> None:
+    """Write audio (T,) in [-1, 1] as 16-bit wav."""
+    with wave.open(file, "wb") as target:
+        target.setparams((1, 2, sample_rate, 0, "NONE", ""))
+        target.writeframes(np.rint(samples * 2.0**15).clip(-(2**15), 2**15 - 1).astype("<i2").tobytes())
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
@@ -66,7 +72,7 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     Raises:
         ValueError: when the shape is none of these.
     """
-    pixels = _pixels(name, as_array(image))
+    pixels = _pixels(name, to_numpy(image))
     if _folder(task) is None:
         return
     encoded = _png(pixels)
@@ -87,7 +93,7 @@ def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
 
     Args:
         name: what it is, e.g. `val/mel_0`.
-        figure: the figure, e.g. of `zoo.audio.analysis.figures.mel_figure`.
+        figure: the figure, e.g. of `zoo.common.report.new_figure`.
     """
     if _folder(task) is None:
         return
@@ -120,7 +126,7 @@ def log_animation(
     """
     if _folder(task) is None:
         return
-    pictures = [_pixels(name, as_array(frame)) for frame in frames]
+    pictures = [_pixels(name, to_numpy(frame)) for frame in frames]
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
     encoded = gif(np.stack(pictures), fps)

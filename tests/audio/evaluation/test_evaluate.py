@@ -6,19 +6,19 @@ import time
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.synthetic import SpeechLike
-from zoo.audio.evaluation import run as evaluation
-from zoo.audio.evaluation.judges import Judge
-from zoo.audio.evaluation.run import Settings, evaluate, read_texts
+from zoo.audio.corpora.synthetic import SyntheticSpeech
+from zoo.audio.evaluation import evaluate as evaluation
+from zoo.audio.evaluation.evaluate import Settings, evaluate, read_transcripts
+from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.io import files
 from zoo.common.statistics import Measure
 
 RATE = 16000
 FAST = Settings(("si_sdr", "lsd"), RATE)
-VOICES = SpeechLike(RATE, seconds=(0.5, 0.5))
+VOICES = SyntheticSpeech(RATE, seconds=(0.5, 0.5))
 
 
-class Words(Judge):
+class Words(MetricModel):
     """Needs no reference; sees the text."""
 
     measures = (Measure("letters", True),)
@@ -26,7 +26,7 @@ class Words(Judge):
     def load(self):
         pass
 
-    def __call__(self, restored, clean, text):
+    def __call__(self, restored, reference, text):
         return {"letters": float(len(text))} if text else {}
 
 
@@ -51,24 +51,24 @@ def run(paths, output, settings=FAST, **options):
 
 
 def computed(monkeypatch):
-    """The jobs that are measured from now on."""
-    seen, original = [], evaluation.measure
+    """Record the items that are measured from now on."""
+    calls, original = [], evaluation.measure
 
-    def measure(job, settings):
-        seen.append((job.system, job.name))
-        return original(job, settings)
+    def measure(item, settings):
+        calls.append((item.system, item.name))
+        return original(item, settings)
 
     monkeypatch.setattr(evaluation, "measure", measure)
-    return seen
+    return calls
 
 
 def test_report_shows_the_gain(tmp_path):
     result = run(trees(tmp_path), tmp_path / "out")
-    assert not result.failed and len(result.rows) == 8
-    found = {(row["system"], row["measure"]): row for row in result.summary}
+    assert not result.failed_rows and len(result.rows) == 8
+    by_measure = {(row["system"], row["measure"]): row for row in result.summary}
     # A third of the noise is 9.54 dB less.
-    assert found["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
-    assert found["restored", "lsd"]["gain_low"] > 0 and math.isnan(found["degraded", "lsd"]["gain"])
+    assert by_measure["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
+    assert by_measure["restored", "lsd"]["gain_low"] > 0 and math.isnan(by_measure["degraded", "lsd"]["gain"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "per_file.csv",
         "summary.csv",
@@ -96,38 +96,38 @@ def test_workers_give_the_same(tmp_path):
 def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
     paths, output = trees(tmp_path), tmp_path / "out"
     first = run(paths, output)
-    seen = computed(monkeypatch)
+    calls = computed(monkeypatch)
     report = (output / "report.md").read_text()
     again = run(paths, output)
-    assert seen == [] and (output / "report.md").read_text() == report
+    assert calls == [] and (output / "report.md").read_text() == report
     assert [row["key"] for row in again.rows] == [row["key"] for row in first.rows]
 
     table = output / "per_file.csv"
     table.write_bytes(table.read_bytes()[:-8])  # as a kill leaves it: the last row is torn
     run(paths, output)
-    assert seen == [("restored", "s1/3")]
+    assert calls == [("restored", "s1/3")]
 
-    seen.clear()
+    calls.clear()
     path = paths["restored"] / "s0" / "0.wav"
     os.utime(path, (time.time() + 10,) * 2)
     files.write(paths["clean"] / "s9" / "extra.wav", VOICES.utterance(0), RATE)
     result = run(paths, output)
-    assert seen == [("restored", "s0/0")] and result.unpaired == 1
+    assert calls == [("restored", "s0/0")] and result.unpaired == 1
 
-    seen.clear()
+    calls.clear()
     run(paths, output, Settings(("lsd",), RATE))
-    assert len(seen) == 8
+    assert len(calls) == 8
 
 
 def test_rows_are_kept_when_the_run_is_cut(tmp_path, monkeypatch):
     paths, output = trees(tmp_path), tmp_path / "out"
-    original, seen = evaluation.measure, []
+    original, calls = evaluation.measure, []
 
-    def stop(job, settings):
-        if len(seen) == 5:
+    def stop(item, settings):
+        if len(calls) == 5:
             raise KeyboardInterrupt
-        seen.append(job.name)
-        return original(job, settings)
+        calls.append(item.name)
+        return original(item, settings)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(evaluation, "measure", stop)
@@ -145,7 +145,7 @@ def test_bad_files_are_named(tmp_path):
     files.write(broken / "s0" / "2.wav", VOICES.utterance(2)[: RATE // 3], RATE)
     files.write(broken / "s5" / "stray.wav", VOICES.utterance(2), RATE)
     result = run(paths, output)
-    reasons = {(row["system"], row["name"]): row["reason"] for row in result.failed}
+    reasons = {(row["system"], row["name"]): row["reason"] for row in result.failed_rows}
     assert set(reasons) == {
         ("restored", "s0/0"),
         ("restored", "s1/1"),
@@ -159,7 +159,7 @@ def test_bad_files_are_named(tmp_path):
     assert {row["name"] for row in json.loads((output / "summary.json").read_text())["failed"]} >= {"s0/0", "s1/1"}
 
     files.write(broken / "s0" / "0.wav", VOICES.utterance(0), RATE)
-    assert len(run(paths, output).failed) == 4
+    assert len(run(paths, output).failed_rows) == 4
 
 
 def test_length_differences_are_trimmed_and_reported(tmp_path):
@@ -175,7 +175,7 @@ def test_undefined_values_are_counted(tmp_path):
     length = len(VOICES.utterance(0))
     files.write(paths["clean"] / "s0" / "0.flac", np.zeros(length), RATE)
     result = run(paths, tmp_path / "out")
-    assert not result.failed and math.isnan(result.rows[0]["si_sdr"])
+    assert not result.failed_rows and math.isnan(result.rows[0]["si_sdr"])
     assert {row["count"] for row in result.summary} == {2} and {row["files"] for row in result.summary} == {3}
     assert "(n=2)" in (tmp_path / "out" / "report.md").read_text()
     assert ",nan," in (tmp_path / "out" / "per_file.csv").read_text()
@@ -189,8 +189,8 @@ def test_several_systems_without_a_degraded_tree(tmp_path):
     assert "Gains" not in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_judges_hear_the_clean_files_too(tmp_path):
-    settings = Settings(("lsd",), RATE, judges=(Words(),))
+def test_models_score_the_clean_files_too(tmp_path):
+    settings = Settings(("lsd",), RATE, models=(Words(),))
     result = run(trees(tmp_path, 2), tmp_path / "out", settings, texts={"s0/0": "four", "1": "letters"})
     assert [row["letters"] for row in result.rows] == [4.0, 7.0] * 3
     clean = {row["measure"]: row for row in result.summary if row["system"] == "clean"}
@@ -198,14 +198,14 @@ def test_judges_hear_the_clean_files_too(tmp_path):
     assert result.rows[0]["system"] == "clean" and "lsd" not in result.rows[0]
 
 
-def test_a_judge_that_cannot_load_stops_the_run(tmp_path):
+def test_a_model_that_cannot_load_stops_the_run(tmp_path):
     with pytest.raises(OSError, match="no such model"):
-        run(trees(tmp_path, 1), tmp_path / "out", Settings((), RATE, judges=(Broken(),)))
+        run(trees(tmp_path, 1), tmp_path / "out", Settings((), RATE, models=(Broken(),)))
 
 
 def test_sample_rate_above_the_clean_files(tmp_path):
     result = run(trees(tmp_path, 1), tmp_path / "out", Settings(("lsd",), 22050))
-    assert len(result.failed) == 2 and "16000 Hz, below sample_rate 22050" in result.failed[0]["reason"]
+    assert len(result.failed_rows) == 2 and "16000 Hz, below sample_rate 22050" in result.failed_rows[0]["reason"]
 
 
 def test_wrong_trees(tmp_path):
@@ -224,13 +224,13 @@ def test_wrong_trees(tmp_path):
         run(paths, tmp_path / "out")
 
 
-def test_read_texts(tmp_path):
+def test_read_transcripts(tmp_path):
     path = tmp_path / "texts"
     path.write_text("a|raw 1|one\nb.wav|two\n\nc/d.flac\tthree | four\n")
-    assert read_texts(path) == {"a": "one", "b": "two", "c/d": "three | four"}
+    assert read_transcripts(path) == {"a": "one", "b": "two", "c/d": "three | four"}
     path.write_text("no separator\n")
     with pytest.raises(ValueError, match="texts:1: expected"):
-        read_texts(path)
+        read_transcripts(path)
 
 
 @pytest.mark.shared
@@ -240,9 +240,9 @@ def test_real_speech_in_real_noise(shared, tmp_path):
         clean = files.read_mono(path)
         files.write(tmp_path / "clean" / path.name, clean, 22050)
         for tree, snr_db in (("degraded", 0), ("restored", 20)):
-            heard = np.resize(noise, len(clean))
-            heard = heard * np.sqrt(np.mean(clean**2) / np.mean(heard**2)) * 10 ** (-snr_db / 20)
-            files.write(tmp_path / tree / f"{path.stem}.wav", clean + heard, 22050)
+            mixture = np.resize(noise, len(clean))
+            mixture = mixture * np.sqrt(np.mean(clean**2) / np.mean(mixture**2)) * 10 ** (-snr_db / 20)
+            files.write(tmp_path / tree / f"{path.stem}.wav", clean + mixture, 22050)
     result = run({name: tmp_path / name for name in ("clean", "degraded", "restored")}, tmp_path / "out", None)
-    assert not result.failed
+    assert not result.failed_rows
     assert all(row["gain"] > 0 for row in result.summary if row["system"] == "restored")

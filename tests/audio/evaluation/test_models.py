@@ -1,0 +1,257 @@
+import json
+import math
+import pickle
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from zoo.audio.corpora.synthetic import SyntheticSpeech
+from zoo.audio.evaluation.asr import ASR
+from zoo.audio.evaluation.dnsmos import DNSMOS, cut_windows, mel_input
+from zoo.audio.evaluation.evaluate import evaluate_folders
+from zoo.audio.evaluation.models import MOSPredictor, split_audio
+from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
+from zoo.audio.io import files
+
+RATE = 16000
+VOICE = SyntheticSpeech(RATE, seconds=(1.0, 1.0)).utterance(0)
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "conv_dim": (8,) * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
+}
+
+
+def write_onnx(path, nodes, shape, outputs):
+    """A model with the given input shape."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, "stand-in", inputs, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def mean_model(path, shape, axes, keep=0):
+    node = helper.make_node("ReduceMean", ["x"], ["y"], axes=axes, keepdims=keep)
+    return write_onnx(path, [node], shape, ["y"])
+
+
+@pytest.fixture(scope="module")
+def speaker_model(tmp_path_factory):
+    from transformers import Wav2Vec2FeatureExtractor, WavLMConfig, WavLMForXVector
+
+    folder = tmp_path_factory.mktemp("speaker")
+    torch.manual_seed(0)
+    sizes = SIZES | {"tdnn_dim": (8, 8), "tdnn_kernel": (3, 1), "tdnn_dilation": (1, 1), "xvector_output_dim": 6}
+    WavLMForXVector(WavLMConfig(**sizes)).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def asr_model(tmp_path_factory):
+    from transformers import Wav2Vec2Config, Wav2Vec2CTCTokenizer, Wav2Vec2FeatureExtractor, Wav2Vec2ForCTC
+
+    folder = tmp_path_factory.mktemp("asr")
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
+    (folder / "vocab.json").write_text(json.dumps({letter: index for index, letter in enumerate(letters)}))
+    Wav2Vec2CTCTokenizer(str(folder / "vocab.json")).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor().save_pretrained(folder)
+    torch.manual_seed(1)
+    model = Wav2Vec2ForCTC(Wav2Vec2Config(**SIZES, vocab_size=len(letters)))
+    torch.nn.init.normal_(model.lm_head.weight, std=2.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ssl_model(tmp_path_factory):
+    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
+
+    folder = tmp_path_factory.mktemp("ssl")
+    torch.manual_seed(0)
+    HubertModel(HubertConfig(**SIZES)).save_pretrained(folder)
+    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+    return folder
+
+
+def test_ssl_distance_finds_another_voice(ssl_model, tmp_path):
+    """One second of three is noise; the clean recordings are the ceiling."""
+    clean = SyntheticSpeech(RATE, seconds=(3.0, 3.0)).utterance(0)
+    restored = clean.copy()
+    restored[RATE : 2 * RATE] = 0.3 * np.random.default_rng(0).standard_normal(RATE)
+    for folder, audio in (("clean", clean), ("degraded", clean + 1e-4), ("restored", restored)):
+        files.write(tmp_path / folder / "0.wav", audio, RATE)
+    folders = [tmp_path / name for name in ("clean", "restored", "out", "degraded")]
+    options = {"metrics": ["lsd"], "sample_rate": RATE, "ssl_model": str(ssl_model)}
+    assert evaluate_folders(*folders, **options) == 0
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["summary"]
+    means = {(row["system"], row["measure"]): row["mean"] for row in rows}
+    for name in ("ssl_distance", "ssl_distance_worst"):
+        assert means["clean", name] < means["restored", name]
+    assert means["restored", "ssl_distance"] < means["restored", "ssl_distance_worst"]
+    with pytest.raises(ValueError, match="--degraded"):
+        evaluate_folders(*folders[:3], **options)
+
+
+def test_speaker_similarity(speaker_model):
+    model = SpeakerSimilarity(str(speaker_model))
+    model.load()
+    assert model(VOICE, VOICE, None)["speaker_similarity"] == pytest.approx(1.0, abs=1e-5)
+    noise = np.random.default_rng(0).standard_normal(RATE).astype(np.float32)
+    assert model(noise, VOICE, None)["speaker_similarity"] < 0.9999
+    assert model(VOICE, None, None) == {}
+
+
+def test_models_stay_out_of_pickles(speaker_model):
+    model = SpeakerSimilarity(str(speaker_model))
+    model.load()
+    assert len(pickle.dumps(model)) < 1000 and pickle.loads(pickle.dumps(model)) == model
+
+
+def test_torchscript_is_refused(tmp_path):
+    path = tmp_path / "speaker.pt"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"speaker\.pt: expected a folder"):
+        SpeakerSimilarity(str(path))
+
+
+def test_speaker_similarity_of_a_missing_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
+        SpeakerSimilarity(str(tmp_path / "nowhere")).load()
+
+
+@pytest.mark.parametrize("shape", [[1, "t"], [1, "f", 80]])
+def test_speaker_similarity_of_an_onnx_model(tmp_path, shape):
+    # The waveform itself, or the energy of each band, as the embedding.
+    if len(shape) == 2:
+        path = write_onnx(tmp_path / "e.onnx", [helper.make_node("Identity", ["x"], ["y"])], shape, ["y"])
+    else:
+        nodes = [helper.make_node("Abs", ["x"], ["a"]), helper.make_node("ReduceMean", ["a"], ["y"], axes=[1])]
+        path = write_onnx(tmp_path / "e.onnx", nodes, shape, ["y"])
+    model = SpeakerSimilarity(str(path))
+    model.load()
+    assert model(0.5 * VOICE, VOICE, None)["speaker_similarity"] == pytest.approx(1.0, abs=1e-3)
+    if len(shape) == 2:
+        assert model(-VOICE, VOICE, None)["speaker_similarity"] == pytest.approx(-1.0, abs=1e-5)
+
+
+def test_error_rates(asr_model):
+    model = ASR(str(asr_model))
+    model.load()
+    transcript = model.transcribe(VOICE)
+    assert transcript.strip() and not set(transcript) - set("abcdefgh ")  # without special tokens
+    perfect = model(VOICE, None, transcript.upper() + "!")
+    assert perfect["wer"] == 0 and perfect["cer"] == 0 and perfect["words"] == len(transcript.split())
+    wrong = model(VOICE, None, "x y z")
+    assert wrong["wer"] > 0 and wrong["characters"] == 5
+    unspaced = model(VOICE, None, "世界。")
+    assert "wer" not in unspaced and unspaced["characters"] == 2
+    assert model(VOICE, None, None) == model(VOICE, None, "...") == {}
+
+
+def test_error_rates_of_a_sequence_to_sequence_model(tmp_path):
+    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    vocabulary = {token: index for index, token in enumerate([*bytes_to_unicode().values(), *special])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    WhisperTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(tmp_path)
+    WhisperFeatureExtractor(feature_size=8).save_pretrained(tmp_path)
+    end, sides = vocabulary[special[0]], ("encoder", "decoder")
+    sizes = {f"{side}_{what}": 1 for side in sides for what in ("layers", "attention_heads")}
+    tokens = {f"{name}_token_id": end for name in ("pad", "bos", "eos")} | {"decoder_start_token_id": end + 1}
+    sizes |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "d_model": 16, "num_mel_bins": 8, **tokens}
+    torch.manual_seed(0)
+    network = WhisperForConditionalGeneration(
+        WhisperConfig(vocab_size=len(vocabulary), max_target_positions=32, **sizes)
+    )
+    network.generation_config.max_length = 12
+    network.save_pretrained(tmp_path)
+    model = ASR(str(tmp_path))
+    transcript = model.transcribe(VOICE)
+    assert transcript.strip() and "<|" not in transcript
+    assert model(VOICE, None, "hello there")["words"] == 2 and model(VOICE, None, transcript + "x")["cer"] > 0
+
+
+def test_programs_in_a_models_folder_are_not_run(asr_model, speaker_model, ssl_model, tmp_path):
+    for name, (source, kind, model) in {
+        "asr": (asr_model, "AutoModelForCTC", ASR),
+        "speaker": (speaker_model, "AutoModelForAudioXVector", SpeakerSimilarity),
+        "ssl": (ssl_model, "AutoModel", SSLDistance),
+    }.items():
+        folder = tmp_path / name
+        shutil.copytree(source, folder)
+        (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
+        config = json.loads((folder / "config.json").read_text())
+        config["auto_map"] = {"AutoConfig": "evil.Evil", kind: "evil.Evil"}
+        (folder / "config.json").write_text(json.dumps(config))
+        model(str(folder)).load()
+        assert not (tmp_path / "ran").exists()
+
+
+def test_long_audio_is_split(asr_model):
+    parts = split_audio(np.zeros(65 * RATE), RATE)
+    assert [len(part) for part in parts] == [346667, 346667, 346666]
+    assert split_audio(np.zeros(0), RATE)[0].shape == (0,)
+
+
+def test_mos(tmp_path):
+    model = MOSPredictor(mean_model(tmp_path / "mos.onnx", [1, "t"], [1]))
+    model.load()
+    assert model(np.full(RATE, 3.5), None, None)["mos"] == pytest.approx(3.5)
+    # the mean over parts of 30 s at most
+    assert model(np.concatenate([np.ones(30 * RATE), np.full(30 * RATE, 2.0)]), None, None)["mos"] == pytest.approx(1.5)
+
+
+def test_files_that_are_no_models(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.onnx"):
+        MOSPredictor(tmp_path / "none.onnx").load()
+    (tmp_path / "bad.onnx").write_bytes(b"pickle?")
+    with pytest.raises(ValueError, match=r"bad\.onnx: no ONNX model"):
+        MOSPredictor(tmp_path / "bad.onnx").load()
+    with pytest.raises(ValueError, match=r"takes .* got"):
+        MOSPredictor(mean_model(tmp_path / "other.onnx", [1, 1, "t"], [2]))(VOICE, None, None)
+
+
+def test_dnsmos(tmp_path):
+    # Stand-ins: three times the mean of the window, and the mean of the mel.
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["m"], axes=[1], keepdims=1),
+        helper.make_node("Concat", ["m", "m", "m"], ["y"], axis=1),
+    ]
+    write_onnx(tmp_path / "sig_bak_ovr.onnx", nodes, [1, 144160], ["y"])
+    model = DNSMOS(tmp_path)
+    model.load()
+    values = model(np.full(RATE, 0.5, dtype=np.float32), None, None)
+    # the polynomials of the published script at 0.5
+    assert values == pytest.approx(
+        {"dnsmos_sig": 0.59467047, "dnsmos_bak": 0.37561489, "dnsmos_ovr": 0.58684198}, abs=1e-6
+    )
+    mean_model(tmp_path / "model_v8.onnx", [1, 900, 120], [1, 2])
+    values = DNSMOS(tmp_path)(VOICE, None, None)
+    assert -1 <= values["dnsmos_p808"] <= 1
+
+
+def test_dnsmos_windows():
+    assert [len(cut_windows(np.zeros(seconds * RATE), RATE)) for seconds in (4, 9, 10, 11)] == [7, 9, 1, 2]
+    assert {len(window) for window in cut_windows(np.zeros(30 * RATE), RATE)} == {144160}
+    assert len(cut_windows(np.zeros(int(9.5 * RATE)), RATE)) == 1
+
+
+def test_dnsmos_mel():
+    time = np.arange(144160) / RATE
+    mel = mel_input(np.sin(2 * np.pi * 1000 * time).astype(np.float32))
+    assert mel.shape == (900, 120) and mel.max() == pytest.approx(1.0) and mel.min() == pytest.approx(-1.0)
+    assert math.isclose(np.median(mel.argmax(1)), 38, abs_tol=3)  # 1 kHz is 15 of 45.2 mel (Slaney)

@@ -1,0 +1,97 @@
+"""Word and character error rates of a speech recogniser."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from torchaudio.functional import edit_distance
+
+from zoo.audio.evaluation.models import MetricModel, resolve_model, split_audio
+from zoo.common.statistics import Measure
+
+_SCRIPTS_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+_APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
+
+
+@dataclass(frozen=True)
+class ASR(MetricModel):
+    """Word and character error rate of a recogniser's transcript against the reference text.
+
+    Case, punctuation and forms of width are removed first. Texts in scripts without spaces have no word error rate.
+
+    Args:
+        model: hub id or folder of a transformers recogniser, CTC or sequence-to-sequence.
+        language: for recognisers of several languages, e.g. "en"; None leaves it to the model.
+    """
+
+    measures: ClassVar[tuple[Measure, ...]] = (
+        Measure("wer", False, weight="words"),
+        Measure("cer", False, weight="characters"),
+    )
+    model: str
+    revision: str | None = None
+    language: str | None = None
+    device: str = "cpu"
+
+    @cached_property
+    def _model(self) -> Any:
+        from transformers import pipeline
+
+        model, settings = resolve_model(self.model, self.revision)
+        return pipeline("automatic-speech-recognition", model, device=self.device, **settings)
+
+    def transcribe(self, audio: np.ndarray) -> str:
+        """Transcribe audio (T,) float32 at 16 kHz."""
+        options: dict[str, Any] = {"generate_kwargs": {"language": self.language}} if self.language else {}
+        segments = split_audio(audio, self.sample_rate)
+        results = [self._model({"raw": part, "sampling_rate": self.sample_rate}, **options) for part in segments]
+        text = " ".join(result["text"] for result in results)
+        for token in self._model.tokenizer.all_special_tokens:  # CTC recognisers leave theirs in
+            text = text.replace(token, "")
+        return text
+
+    def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
+        """See `MetricModel.__call__`; undefined without a text."""
+        expected = normalize_text(text or "")
+        if not expected:
+            return {}
+        hypothesis = normalize_text(self.transcribe(restored))
+        word_edits, words = word_errors(hypothesis, expected)
+        character_edits, characters = character_errors(hypothesis, expected)
+        values = {"cer": character_edits / characters, "characters": float(characters)}
+        return values | ({"wer": word_edits / words, "words": float(words)} if words else {})
+
+
+def normalize_text(text: str) -> str:
+    """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces."""
+    folded = unicodedata.normalize("NFKC", text).lower()
+    letters = "".join(
+        "" if c in _APOSTROPHES else " " if unicodedata.category(c)[0] in "PSCZ" else c
+        for c in unicodedata.normalize("NFKC", folded)
+    )
+    return " ".join(letters.split())
+
+
+def has_words(text: str) -> bool:
+    """Whether a text is in a script that sets spaces between words: most of its letters are."""
+    letters = [c for c in text if c.isalpha()]
+    unspaced = sum(unicodedata.name(c, "").startswith(_SCRIPTS_WITHOUT_SPACES) for c in letters)
+    return 2 * unspaced < len(letters) or not letters
+
+
+def word_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Count edits from a hypothesis to its reference, and reference words; (0, 0) in scripts without spaces."""
+    if not has_words(reference):
+        return 0, 0
+    return edit_distance(hypothesis.split(), reference.split()), len(reference.split())
+
+
+def character_errors(hypothesis: str, reference: str) -> tuple[int, int]:
+    """Count edits from a hypothesis to its reference, and its characters; spaces count only between words."""
+    if not has_words(reference):
+        hypothesis, reference = hypothesis.replace(" ", ""), reference.replace(" ", "")
+    return edit_distance(hypothesis, reference), len(reference)

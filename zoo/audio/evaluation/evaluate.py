@@ -1,0 +1,407 @@
+"""Compares folders of audio: clean, degraded and restored files, matched by their relative paths without suffix."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.progress import track
+
+import zoo
+from zoo.audio.corpora.selection import unique_stems, without_suffix
+from zoo.audio.evaluation.asr import ASR
+from zoo.audio.evaluation.dnsmos import DNSMOS
+from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
+from zoo.audio.evaluation.models import MetricModel, MOSPredictor
+from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
+from zoo.audio.io import files
+from zoo.audio.io.resample import resample_array
+from zoo.common.locks import writes_into
+from zoo.common.reading.text_files import read_lines
+from zoo.common.report import Row, box_plots, failure_lines, summary_table, write_report
+from zoo.common.statistics import LEVEL, Measure, summarise
+from zoo.common.work import Table, cause, spread
+
+log = logging.getLogger(__name__)
+
+CLEAN, DEGRADED = "clean", "degraded"
+PER_FILE = "per_file.csv"
+MAX_LENGTH_DIFFERENCE_SECONDS = 0.1  # a larger one means another recording, or a restoration that lost its tail
+_TEXTS = ("name", "system", "status", "reason")
+_FACTS = ("seconds", "length_difference_seconds", "level_db")
+_MAX_EXAMPLES = 5  # names in a message
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        metrics: names of `zoo.audio.evaluation.measures.METRICS`.
+        sample_rate: in Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
+            clean files, or an empty band would be compared.
+        match_level: bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
+        models: models that score besides.
+    """
+
+    metrics: tuple[str, ...]
+    sample_rate: int = 22050
+    match_level: bool = False
+    models: tuple[MetricModel, ...] = ()
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All columns with values."""
+        columns = [measure for name in self.metrics for measure in METRICS[name].measures]
+        return columns + [measure for model in self.models for measure in model.measures]
+
+    @property
+    def rates(self) -> dict[str, int]:
+        """At which rate in Hz each column is taken."""
+        rates = {
+            measure.name: METRICS[name].sample_rate or self.sample_rate
+            for name in self.metrics
+            for measure in METRICS[name].measures
+        }
+        return rates | {measure.name: model.sample_rate for model in self.models for measure in model.measures}
+
+    @property
+    def numbers(self) -> list[str]:
+        """The numeric columns of the per-file table."""
+        weights = dict.fromkeys(measure.weight for measure in self.measures if measure.weight)
+        return [*_FACTS, *(measure.name for measure in self.measures), *weights]
+
+
+class EvaluationItem(NamedTuple):
+    """One file of one system; a path is None where the folder lacks the file."""
+
+    name: str
+    system: str
+    clean: Path | None
+    restored: Path | None
+    degraded: Path | None
+    text: str | None
+    key: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of an evaluation.
+
+    Attributes:
+        rows: per file and system, as in per_file.csv.
+        summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
+        unpaired: number of clean files that nothing was compared with.
+    """
+
+    rows: list[Row]
+    summary: list[Row]
+    unpaired: int
+
+    @property
+    def failed_rows(self) -> list[Row]:
+        """The rows without measurements."""
+        return [row for row in self.rows if row["status"] == "failed"]
+
+
+def evaluate(
+    clean: Path,
+    restored: Mapping[str, Path],
+    output: Path,
+    degraded: Path | None = None,
+    settings: Settings | None = None,
+    texts: Mapping[str, str] | None = None,
+    workers: int = 0,
+    progress: bool = True,
+) -> Evaluation:
+    """Measure restored (and degraded) files against clean ones and write tables and plots.
+
+    Files belong together when their paths below the folders agree up to the suffix. Compared is every file of the
+    degraded and restored folders; clean files beyond those are left out. Rows are appended to per_file.csv as they are
+    computed; a later call computes only what is missing, has failed, or has changed (files or settings).
+
+    Args:
+        clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
+        restored: folders by the names of their systems.
+        settings: what to measure; all available metrics when None.
+        texts: reference texts by relative path without suffix, or by name alone where it is unique; for models.
+
+    Returns:
+        All rows and the summary. A bad file is a row with status "failed" and the reason.
+
+    Raises:
+        FileNotFoundError: a folder is missing.
+        ValueError: a folder has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
+        ImportError: a metric's or model's package is missing.
+        ChildProcessError: a worker died.
+    """
+    settings = settings or Settings(available_metrics())
+    check_names(settings.metrics)
+    if not restored or {CLEAN, DEGRADED} & restored.keys():
+        raise ValueError(f"restored: expected named folders, none called {CLEAN} or {DEGRADED}, got {list(restored)}")
+    if degraded is None and any(model.reference == DEGRADED for model in settings.models):
+        raise ValueError("--ssl_model compares with what was restored: name that folder with --degraded")
+    systems = {**({DEGRADED: degraded} if degraded is not None else {}), **restored}
+    items, unpaired = _list_items(clean, systems, settings, texts or {})
+    rows = _measure_missing(items, output, settings, workers, progress)
+    names = [*([CLEAN] if settings.models else []), *systems]
+    done = [row for row in rows if row["status"] == "done"]
+    summary = summarise(done, names, settings.measures, DEGRADED if degraded else None)
+    evaluation = Evaluation(rows, summary, unpaired)
+    _write_report(output, evaluation, settings)
+    return evaluation
+
+
+def _measure_missing(
+    items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int, progress: bool
+) -> list[Row]:
+    """Compute the rows that the table lacks; returns all of them."""
+    table = Table(output / PER_FILE, _TEXTS, settings.numbers)
+    done = table.begin({item.key for item in items})
+    missing = [item for item in items if item.key not in done]
+    log.info("%d of %d rows are computed already", len(done), len(items))
+    rows = spread(partial(measure, settings=settings), missing, workers)
+    for row in track(rows, "evaluate", len(missing), disable=not progress):
+        table.add(row)
+    return table.finish(item.key for item in items)
+
+
+def _write_report(output: Path, evaluation: Evaluation, settings: Settings) -> None:
+    """Write summary.csv, summary.json, report.md and boxplots.png."""
+    summary = evaluation.summary
+    done = [row for row in evaluation.rows if row["status"] == "done"]
+    systems = list(dict.fromkeys(row["system"] for row in summary))
+    content = {
+        "summary.csv": (list(summary[0]), summary),
+        "summary.json": {
+            "version": zoo.__version__,
+            "sample_rates": settings.rates,
+            "match_level": settings.match_level,
+            "models": [str(model) for model in settings.models],
+            "confidence": LEVEL,
+            "clean_files_left_out": evaluation.unpaired,
+            "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed_rows],
+            "summary": summary,
+        },
+        "report.md": _markdown(evaluation, settings),
+        "boxplots.png": box_plots(done, systems, settings.measures),
+    }
+    write_report(output, content, indent=2)
+
+
+def _markdown(evaluation: Evaluation, settings: Settings) -> str:
+    """Tables of means and gains, the rates of the metrics, and the first failures."""
+    lines = ["# Evaluation", "", f"Means with {LEVEL:.0%} bootstrap intervals over files.", ""]
+    lines += [summary_table(evaluation.summary), ""]
+    if any(math.isfinite(row["gain"]) for row in evaluation.summary):
+        lines += ["Gains over the degraded files, paired, positive is better:", ""]
+        lines += [summary_table(evaluation.summary, "gain"), ""]
+    rates = ", ".join(f"{name} {rate} Hz" for name, rate in settings.rates.items())
+    lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
+    lines += failure_lines(evaluation.failed_rows, len(evaluation.rows), rest=PER_FILE)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def read_transcripts(path: Path) -> dict[str, str]:
+    """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line without a separator.
+    """
+    texts = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        fields = line.split("\t" if "\t" in line else "|")
+        if len(fields) < 2 and line.strip():
+            raise ValueError(f"{path}:{number}: expected `name<TAB>text` or `name|text`, found {line[:60]!r}")
+        if line.strip():
+            texts[without_suffix(fields[0].strip())] = fields[-1].strip()
+    return texts
+
+
+def _find_files(folder: Path) -> dict[str, Path]:
+    """Find the audio files of a folder by their relative paths without suffix."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    paths: dict[str, Path] = {}
+    for path in files.find_audio_files(folder):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if name in paths:
+            raise ValueError(f"{paths[name]} and {path} have one name; remove one of them")
+        paths[name] = path
+    if not paths:
+        raise ValueError(f"{folder}: no file ends in {', '.join(files.AUDIO_SUFFIXES)}")
+    return paths
+
+
+def _list_items(
+    clean: Path, systems: Mapping[str, Path], settings: Settings, texts: Mapping[str, str]
+) -> tuple[list[EvaluationItem], int]:
+    """List all items in order, and count the clean files that nothing is compared with."""
+    originals = _find_files(clean)
+    folders = {system: _find_files(folder) for system, folder in systems.items()}
+    names = sorted(set().union(*folders.values()))
+    paired = [name for name in names if name in originals]
+    if not paired:
+        examples = ", ".join(names[:_MAX_EXAMPLES])
+        raise ValueError(
+            f"no file has a clean counterpart below {clean}: {examples}, ...; the relative paths must agree"
+        )
+    if settings.models:  # the ceiling of what needs no reference
+        folders = {CLEAN: {name: originals[name] for name in paired}, **folders}
+    needs_degraded = any(model.reference == DEGRADED for model in settings.models)
+    items, unique = [], unique_stems(originals)
+    for system, paths_by_name in folders.items():
+        for name in paired if system == CLEAN else names:
+            text = texts.get(name, texts.get(Path(name).name) if Path(name).name in unique else None)
+            degraded = folders[DEGRADED].get(name) if needs_degraded else None
+            paths = originals.get(name), paths_by_name.get(name), degraded
+            items.append(EvaluationItem(name, system, *paths, text, _key(name, system, paths, text, settings)))
+    if len(paired) < len(originals):
+        log.warning("%d files of %s have no counterpart and are left out", len(originals) - len(paired), clean)
+    return items, len(originals) - len(paired)
+
+
+def _key(name: str, system: str, paths: Sequence[Path | None], text: str | None, settings: Settings) -> str:
+    """Digest of everything that a row depends on."""
+    stats = [path.stat() for path in paths if path is not None]
+    facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    return hashlib.sha256(repr((zoo.__version__, name, system, facts, text, settings)).encode()).hexdigest()[:16]
+
+
+def measure(item: EvaluationItem, settings: Settings) -> Row:
+    """Compute one row.
+
+    Returns:
+        The row; a bad file has status "failed", the reason, and no values.
+
+    Raises:
+        ImportError: a model's package is missing.
+        OSError: a model cannot be loaded.
+    """
+    for model in settings.models:
+        model.load()
+    row: Row = {"name": item.name, "system": item.system, "status": "done", "reason": "", "key": item.key}
+    try:
+        return row | _compute_values(item, settings)
+    except (ValueError, OSError, RuntimeError) as error:
+        log.warning("%s of %s failed: %s", item.name, item.system, error)
+        return row | {"status": "failed", "reason": cause(error)}
+
+
+def _compute_values(item: EvaluationItem, settings: Settings) -> Row:
+    if item.clean is None or item.restored is None:
+        raise FileNotFoundError(f"no {CLEAN if item.clean is None else item.system} file of this name")
+    (clean, clean_rate), (restored, rate) = _read_mono(item.clean), _read_mono(item.restored)
+    row: Row = {"seconds": len(restored) / rate}
+    if item.system != CLEAN:
+        if clean_rate < settings.sample_rate:
+            raise ValueError(
+                f"the clean file is at {clean_rate} Hz, below sample_rate {settings.sample_rate}; lower that"
+            )
+        pair = AudioPair(restored, rate, clean, clean_rate)
+        difference = pair.length_difference_seconds
+        row |= {"length_difference_seconds": difference, "level_db": pair.level_db}
+        if abs(difference) > MAX_LENGTH_DIFFERENCE_SECONDS:
+            raise ValueError(
+                f"{difference:+.3f} s longer than the clean file, at most {MAX_LENGTH_DIFFERENCE_SECONDS} s are "
+                "expected"
+            )
+        row |= compute_metrics(pair, settings.metrics, settings.sample_rate, settings.match_level)
+    for model in settings.models:
+        reference = None
+        if item.system != model.reference:
+            path = item.clean if model.reference == CLEAN else item.degraded
+            reference = None if path is None else resample_array(*_read_mono(path), model.sample_rate)
+        row |= model(resample_array(restored, rate, model.sample_rate), reference, item.text)
+    return row
+
+
+def _read_mono(path: Path) -> tuple[np.ndarray, int]:
+    audio, rate = files.read(path)
+    return audio.mean(axis=0, dtype=np.float32), rate
+
+
+@writes_into("output", positional=False)
+def evaluate_folders(
+    clean: Path,
+    restored: Path | dict[str, Path],
+    output: Path,
+    degraded: Path | None = None,
+    metrics: list[str] | None = None,
+    sample_rate: int = 22050,
+    match_level: bool = False,
+    texts: Path | None = None,
+    asr_model: str | None = None,
+    asr_language: str | None = None,
+    speaker_model: str | None = None,
+    dnsmos: Path | None = None,
+    mos_model: Path | None = None,
+    ssl_model: str | None = None,
+    device: str = "cpu",
+    workers: int = 0,
+) -> int:
+    """Measure restored (and degraded) files against clean ones: CSV, summary with intervals, box plots.
+
+    Files are matched by their paths below the folders, without suffix. A second call computes only what is missing. The
+    exit code is 1 when a file could not be measured; per_file.csv says why.
+
+    Args:
+        clean: folder of clean files.
+        restored: folder of restored files; of several systems with --restored.NAME FOLDER.
+        output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
+        degraded: folder of the files that were restored, to report the gain.
+        metrics: of pesq, stoi, estoi, si_sdr, mcd, pitch, lsd, m_stft; all that are available when not given.
+        sample_rate: at which si_sdr, mcd, lsd and m_stft are taken, in Hz; not above that of the clean files.
+        match_level: bring signals to the level of the clean ones for lsd and m_stft.
+        texts: file with what is said, lines `name|text`; for the recogniser.
+        asr_model: hub id or folder of a transformers recogniser, for word and character error rates.
+        asr_language: for a recogniser of several languages, such as en.
+        speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
+        dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
+        mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
+        ssl_model: hub id or folder of a transformers speech encoder, for the distance to the degraded files.
+        device: torch device of the transformers models.
+        workers: processes; 0 computes in this one.
+
+    Returns:
+        0, or 1 when a file failed.
+
+    Raises:
+        FileNotFoundError: a folder or model file is missing.
+        ValueError: the folders do not match, a name is unknown, or a recogniser is given without texts.
+    """
+    if (asr_model is None) != (texts is None):
+        raise ValueError("--asr_model and --texts belong together: error rates need a recogniser and what was said")
+    models = [
+        SpeakerSimilarity(speaker_model, device=device) if speaker_model else None,
+        DNSMOS(dnsmos) if dnsmos else None,
+        MOSPredictor(mos_model) if mos_model else None,
+        SSLDistance(ssl_model, device=device) if ssl_model else None,
+        ASR(asr_model, language=asr_language, device=device) if asr_model else None,
+    ]
+    settings = Settings(
+        metrics=tuple(available_metrics() if metrics is None else metrics),
+        sample_rate=sample_rate,
+        match_level=match_level,
+        models=tuple(model for model in models if model is not None),
+    )
+    result = evaluate(
+        clean,
+        restored if isinstance(restored, dict) else {"restored": restored},
+        output,
+        degraded,
+        settings,
+        read_transcripts(texts) if texts is not None else None,
+        workers,
+    )
+    print((output / "report.md").read_text(encoding="utf-8"))
+    print(f"wrote {output}")
+    return 1 if result.failed_rows else 0

@@ -1,0 +1,156 @@
+"""Models that score audio in an evaluation; each loads what the user names, when it is first needed."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from zoo.common.reading.pretrained_files import check_pretrained
+from zoo.common.statistics import Measure
+
+_MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is quadratic, and models learned on clips
+
+
+@dataclass(frozen=True)
+class MetricModel(ABC):
+    """Scores recordings. Fields are plain values; models are loaded by `load` and stay out of pickles.
+
+    Attributes:
+        sample_rate: of the audio it takes, in Hz.
+        reference: which counterpart it compares a recording with.
+        measures: names and directions of its values.
+    """
+
+    sample_rate: ClassVar[int] = 16000
+    reference: ClassVar[Literal["clean", "degraded"]] = "clean"
+    measures: ClassVar[tuple[Measure, ...]]
+
+    @cached_property
+    def _model(self) -> Any:
+        """What scores, opened by the first use."""
+        raise NotImplementedError(f"{type(self).__name__} has no model")
+
+    def load(self) -> None:
+        """Load the model unless it is loaded.
+
+        Raises:
+            OSError: the model is missing or cannot be read.
+            ImportError: a package is missing.
+        """
+        _ = self._model
+
+    @abstractmethod
+    def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
+        """Score one recording.
+
+        Args:
+            restored: audio (T,) float32 at `sample_rate`.
+            reference: its counterpart (T',) float32, or None where there is none.
+            text: what is said, or None where that is unknown.
+
+        Returns:
+            Values by the names of `measures` and of their weights; a missing one is undefined.
+        """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class MOSPredictor(MetricModel):
+    """A predicted mean opinion score: UTMOS and its like, as an ONNX file.
+
+    Args:
+        model: ONNX file that maps waveforms (1, T) float32 at 16 kHz to one number.
+    """
+
+    measures: ClassVar[tuple[Measure, ...]] = (Measure("mos", True),)
+    model: Path
+
+    @cached_property
+    def _model(self) -> Any:
+        return load_onnx(self.model)
+
+    def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
+        """See `MetricModel.__call__`."""
+        segments = split_audio(restored, self.sample_rate)
+        return {"mos": float(np.mean([run_onnx(self._model, segment[None]).mean() for segment in segments]))}
+
+
+def resolve_model(model: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Check a hub id or folder of a model of transformers.
+
+    Returns:
+        The id or folder, and the other arguments of its `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: for a path at which there is no folder.
+        ValueError: when its files would make transformers download or run code.
+    """
+    if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
+        raise FileNotFoundError(f"{model}: no such folder of a transformers model")
+    check_pretrained(model, revision)
+    return model, {"revision": revision, "trust_remote_code": False}
+
+
+def split_audio(audio: np.ndarray, sample_rate: int) -> Sequence[np.ndarray]:
+    """Split audio (T,) into equal segments (n,) of at most 30 s."""
+    return np.array_split(audio, max(1, math.ceil(len(audio) / (_MAX_SECONDS * sample_rate))))
+
+
+def load_onnx(path: Path) -> Any:
+    """Open an ONNX file on the CPU.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no ONNX model.
+        ImportError: onnxruntime is missing.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(f"{path}: ONNX models need the extra `export`: pip install 'zoo[export]'") from error
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such ONNX file")
+    import torch
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except _onnx_errors() as error:
+        raise ValueError(f"{path}: no ONNX model that onnxruntime can run ({error})") from error
+
+
+def run_onnx(session: Any, value: np.ndarray) -> np.ndarray:
+    """Run a model of one input on a float32 array and return its first output.
+
+    Raises:
+        ValueError: the model does not take an array of this shape.
+    """
+    first = session.get_inputs()[0]
+    try:
+        return np.asarray(session.run(None, {first.name: np.ascontiguousarray(value, dtype=np.float32)})[0])
+    except _onnx_errors() as error:
+        raise ValueError(f"the ONNX model takes {first.shape}, got {value.shape} ({error})") from error
+
+
+def _onnx_errors() -> tuple[type[Exception], ...]:
+    """What onnxruntime raises: its own classes are direct children of Exception."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return (
+        ValueError,
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.RuntimeException,
+    )

@@ -1,0 +1,145 @@
+"""Inference of systems that take audio: arrays by one rule, the form's recording, results beside their input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from zoo.audio.analysis.figures import plot_features, plot_spectrogram_difference
+from zoo.audio.io import files
+from zoo.common.report import write_figure
+from zoo.runs.export import AUDIO_USAGE
+from zoo.runs.inference import Inference, facts_table, figures_enabled
+from zoo.runs.interactive import Field, Part, Report
+
+MAX_RECORDING_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
+_EXAMPLE_RATE = 16000  # Hz
+_FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}  # centre, scale
+
+
+def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
+    """Check an array of audio, by one rule for all systems.
+
+    Integers are samples at full scale of their type, as sound files hold them: int16 is divided by 2**15, int32 by
+    2**31, int8 by 2**7, and uint8 is centred at 128. Floats are taken as they are. A signal has at most as many
+    channels as samples: arrays as soundfile reads them, (T, C), are refused and not guessed at.
+
+    Args:
+        audio: (T,) or (C, T), float or one of these integers.
+        sample_rate: in Hz.
+
+    Returns:
+        (T,) or (C, T) float32, T >= 1.
+
+    Raises:
+        ValueError: the type, the shape, a value that is not finite, or a sample rate that is not positive.
+    """
+    array = np.asarray(audio)
+    if array.ndim not in (1, 2) or array.size == 0:
+        raise ValueError(f"expected finite audio (T,) or (C, T) with samples, found shape {array.shape}")
+    if array.ndim == 2 and array.shape[0] > array.shape[1]:
+        raise ValueError(
+            f"expected audio (C, T), found shape {array.shape}: {array.shape[0]} channels of {array.shape[1]} samples; "
+            "pass audio.T where the channels are the last axis"
+        )
+    if array.dtype.kind not in "iuf" or (array.dtype.kind != "f" and array.dtype.name not in _FULL_SCALE):
+        raise ValueError(
+            f"expected audio of floats or of {', '.join(_FULL_SCALE)}, found {array.dtype}; convert it to float32, "
+            "-1 to 1"
+        )
+    if not sample_rate > 0:
+        raise ValueError(f"expected a sample rate in Hz above 0, found {sample_rate}")
+    if array.dtype.kind != "f":
+        centre, scale = _FULL_SCALE[array.dtype.name]
+        return ((array.astype(np.float64) - centre) / scale).astype(np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError("expected finite audio, found NaN or infinite samples")
+    return array.astype(np.float32)
+
+
+class AudioInference(Inference):
+    """An `Inference` that is called as `model(audio, sample_rate)`, see `as_audio`, and reads audio files."""
+
+    input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
+
+    def fields(self) -> tuple[Field, ...]:
+        """One recording."""
+        return (recording_field(),)
+
+    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+        """Process the recording, see `answer_file`."""
+        return answer_file(self, values["input"], folder, report)
+
+    def dry_run(self) -> str:
+        """Predict on half a second of a tone."""
+        result = self(np.sin(np.arange(_EXAMPLE_RATE // 2, dtype=np.float32) / 10), _EXAMPLE_RATE)
+        return f"1 prediction of shape {np.shape(result)}"
+
+    def write_example(self, stem: Path) -> Path:
+        """Write one second of a tone."""
+        path = stem.with_name(f"{stem.name}.wav")
+        files.write(path, 0.1 * np.sin(np.arange(_EXAMPLE_RATE, dtype=np.float32) / 10), _EXAMPLE_RATE)
+        return path
+
+    @property
+    def usage(self) -> str:
+        """Python lines that read a recording and process it."""
+        return AUDIO_USAGE
+
+
+def recording_field() -> Field:
+    """Describe the field of a system that takes one recording."""
+    limit = f"at most {MAX_RECORDING_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
+    return Field("input", "Recording", "audio", suffixes=files.AUDIO_SUFFIXES, help=limit)
+
+
+def answer_file(
+    inference: Inference, source: Path, folder: Path, report: Report, shown_facts: Sequence[str] = ()
+) -> list[Part]:
+    """Answer with what `process_file` makes of a file.
+
+    Args:
+        shown_facts: names of the facts for the table; all when there are none.
+
+    Returns:
+        The result, where figures are enabled beside its input and with spectrograms, or a picture of features; facts.
+
+    Raises:
+        ValueError: the recording is longer than `MAX_RECORDING_SECONDS`, or cannot be used.
+    """
+    is_audio = source.suffix.lower() in files.AUDIO_SUFFIXES
+    if is_audio and (seconds := files.info(source).seconds) > MAX_RECORDING_SECONDS:
+        raise ValueError(
+            f"the recording has {seconds:.0f} seconds, at most {MAX_RECORDING_SECONDS:g} are answered at once: cut it, "
+            "or use zoo predict"
+        )
+    target = folder / f"result{inference.output_suffix}"
+    report(0.0, "computing")
+    facts = inference.process_file(source, target)
+    report(0.9, "drawing")
+    facts = {name: facts[name] for name in shown_facts or facts if name in facts}
+    return [*_result_parts(source if is_audio else None, target, facts.get("cutoff_hz")), facts_table(facts)]
+
+
+def _result_parts(source: Path | None, target: Path, cutoff_hz: float | None) -> list[Part]:
+    is_audio = target.suffix in files.AUDIO_SUFFIXES
+    if figures_enabled() and is_audio and source is not None:
+        parts = [Part("audio", "Result", target.name, beside="listen"), input_part(source, target.parent)]
+        rate = files.info(target).sample_rate
+        before, after = (files.read_mono(path, rate) for path in (source, target))
+        figure = plot_spectrogram_difference(before, after, rate, cutoff_hz)
+        write_figure(target.parent / "spectrograms.png", figure)
+        return [*parts, Part("image", "Spectrograms of input and result, and what is new", "spectrograms.png")]
+    if figures_enabled() and target.suffix == ".npy" and (values := np.load(target, mmap_mode="r")).ndim == 2:
+        write_figure(target.with_suffix(".png"), plot_features(np.array(values)))
+        return [Part("image", "Result", "result.png"), Part("file", "Result as numbers", target.name)]
+    return [Part("audio" if is_audio else "file", "Result", target.name)]
+
+
+def input_part(source: Path, folder: Path) -> Part:
+    """Write the input into the folder of an answer, as a file that every browser plays."""
+    files.write(folder / "input.wav", *files.read(source))
+    return Part("audio", "Input", "input.wav", beside="listen")
