@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.convert.checkpoints import renumbered
-from zoo.convert.engine import Converted, Converter, Original
+from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
 from zoo.convert.names import Names, Rule, below, beneath, by_part, is_state, unwrapped, unwrapped_state
 from zoo.convert.old_calls import launch_recipe
 from zoo.convert.settings import Settings, plain, read_table, set_option
@@ -95,13 +94,6 @@ def test_descriptions_are_filled_from_tensors_and_settings():
         described(table, Original(""), "a.pt")
 
 
-def test_optimizers_are_renumbered_by_names():
-    optimizer = {"state": {0: "a", 2: "c"}, "param_groups": [{"lr": 1, "params": [0, 1, 2]}]}
-    assert renumbered(optimizer, "abc", "cba")["state"] == {0: "c", 2: "a"}
-    with pytest.raises(ValueError, match=r"one optimizer group of 2 parameters, found groups of \[3\]"):
-        renumbered(optimizer, "ab", "ba")
-
-
 def test_files_of_settings(tmp_path: Path):
     path = tmp_path / "config"
     for text, message in (("[1]", "a table of settings, found list"), ("a: b: c", "neither JSON nor YAML")):
@@ -173,7 +165,7 @@ def test_the_engine_converts_there_and_back(tmp_path: Path):
     assert set(toy.original_state(tmp_path / "a.pt")) == {f"net.{key}" for key in net.state_dict()}
     report = toy.convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
     assert list(report) == ["system", "source", "target", "tensors", "notes"]
-    assert report["notes"] == ["width is not in the file: 2 assumed"]
+    assert report["notes"] == ["width is not in the file: 2 assumed", NO_TRAINING]
     assert not toy.is_original(tmp_path / "ours.ckpt")
     toy.convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True)["toy"] for name in ("a.pt", "back.pt"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ def write_converted(
         state: tensors under the task's names.
         step: batches trained.
         epoch: that begins.
-        training: further entries: `optimizer_states`, `lr_schedulers`, `loops`, averages.
+        training: further entries: averages, records of frozen nets.
     """
     checkpoint = {
         "state_dict": dict(state),
@@ -69,67 +69,3 @@ def read_ours(source: Path, inference: str) -> Ours:
     averaged = bool(checkpoint.get("ema"))
     state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}
     return Ours(checkpoint, specs, state, averaged)
-
-
-def renumbered(optimizer: Mapping[str, Any], before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
-    """Renumber an optimizer's positional state for another order of the same parameters.
-
-    Args:
-        optimizer: its state dict.
-        before: names of the parameters in its order.
-        after: names in the order wanted.
-
-    Returns:
-        The state dict in the new order; tensors are shared.
-
-    Raises:
-        ValueError: when it has not one group of all these parameters.
-    """
-    groups, old = optimizer["param_groups"], optimizer["state"]
-    if len(groups) != 1 or list(groups[0]["params"]) != list(range(len(before))):
-        found = [len(group["params"]) for group in groups]
-        raise ValueError(f"expected one optimizer group of {len(before)} parameters, found groups of {found}")
-    numbers = {name: number for number, name in enumerate(before)}
-    state = {new: old[numbers[name]] for new, name in enumerate(after) if numbers[name] in old}
-    return {"state": state, "param_groups": [dict(groups[0])]}
-
-
-def loop_state(batches: int, epoch: int, automatic: bool = False) -> dict[str, Any]:
-    """Lightning's progress of a task at the start of an epoch.
-
-    Originals save in the middle of an epoch and resume at its beginning; so does a converted checkpoint.
-
-    Args:
-        batches: trained in all.
-        epoch: that begins, from 0.
-        automatic: the task is one with automatic optimization, whose steps Lightning counts elsewhere.
-
-    Returns:
-        What Lightning keeps in a checkpoint under "loops".
-    """
-
-    def progress(total: int, current: int, keys: Iterable[str]) -> dict[str, Any]:
-        return {"total": dict.fromkeys(keys, total), "current": dict.fromkeys(keys, current)}
-
-    stages = ("ready", "completed", "started", "processed")
-    steps = ("ready", "completed")
-    by_lightning, by_task = (batches, 0) if automatic else (0, batches)
-    optimizer = {
-        "step": progress(by_lightning, by_lightning, steps),
-        "zero_grad": progress(0, 0, ("ready", "completed", "started")),
-    }
-    fit = {
-        "state_dict": {},
-        "epoch_loop.state_dict": {"_batches_that_stepped": batches},
-        "epoch_loop.batch_progress": {**progress(batches, 0, stages), "is_last_batch": False},
-        "epoch_loop.scheduler_progress": progress(0, 0, steps),
-        "epoch_loop.automatic_optimization.state_dict": {},
-        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": optimizer},
-        "epoch_loop.manual_optimization.state_dict": {},
-        "epoch_loop.manual_optimization.optim_step_progress": progress(by_task, 0, steps),
-        "epoch_loop.val_loop.state_dict": {},
-        "epoch_loop.val_loop.batch_progress": {**progress(0, 0, stages), "is_last_batch": False},
-        "epoch_progress": progress(epoch, epoch, stages),
-    }
-    evaluation = {"state_dict": {}, "batch_progress": {**progress(0, 0, stages), "is_last_batch": False}}
-    return {"fit_loop": fit, "validate_loop": evaluation, "test_loop": evaluation, "predict_loop": evaluation}

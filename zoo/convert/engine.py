@@ -21,7 +21,7 @@ from zoo.runs.export import AUDIO_USAGE, is_export, write_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_part
 
-NO_TRAINING = "no training state: start from it with init_from"
+NO_TRAINING = "weights only: train on with `zoo fit RECIPE --init_from FILE`"
 AVERAGED = "averaged (EMA) weights"
 
 
@@ -33,7 +33,7 @@ class Original:
         layout: which of the project's formats.
         state: tensors under our names.
         settings: what the file says of itself, in its own words.
-        training: optimizers, schedules, counts, as far as present.
+        training: counts of steps and epochs, as far as present.
     """
 
     layout: str
@@ -62,7 +62,7 @@ class Converted:
         state: tensors of a checkpoint under the task's names; None takes those of `nets`.
         step: batches trained.
         epoch: that begins.
-        training: further entries of a checkpoint: `optimizer_states`, `lr_schedulers`, `loops`, averages.
+        averaged: averaged (EMA) tensors under the task's names; empty where the original has none.
         specs: further (or other) entries of its description.
         facts: for the report, before the count of tensors.
         notes: what was left out or assumed.
@@ -75,7 +75,7 @@ class Converted:
     state: State | None = None
     step: int = 0
     epoch: int = 0
-    training: dict[str, Any] = field(default_factory=dict)
+    averaged: State = field(default_factory=dict)
     specs: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -252,9 +252,12 @@ class Converter(ABC, Generic[File]):
             state = {key: value for key, value in state.items() if key not in left_out}
             target.parent.mkdir(parents=True, exist_ok=True)
             frozen.save_copies(modules, records, target.parent)
-            training = {"frozen": records, **made.training} if records else made.training
+            training: dict[str, Any] = {"frozen": records} if records else {}
+            if made.averaged:
+                training["ema"] = {"shadow": made.averaged, "updates": max(made.step, 1)}
             write_converted(target, specs, state, made.step, made.epoch, training)
             notes += self._copied({path: target.parent / str(record["folder"]) for path, record in records.items()})
+            notes.append(NO_TRAINING)
         else:
             name = made.name if made.name is not None else source.name
             write_export(target, specs, made.nets, name, made.step or None, made.usage)

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from zoo.common.build import build
+from zoo.convert.engine import NO_TRAINING
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
 from zoo.flow.nets.dit import DiT, sine_table
 from zoo.flow.nets.mlp import ToyNet
@@ -91,7 +92,7 @@ def test_written_files_say_what_they_know(tmp_path, net):
 def test_checkpoint_there_and_back(tmp_path, net):
     to_original(net, tmp_path / "a.pt", {"sigma_min": 0.01, "cfg_dropout": 0.2})
     facts = convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
-    assert facts["notes"] == ["no training state: start from it with init_from"]
+    assert facts["notes"] == [NO_TRAINING]
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
     parts = checkpoint["zoo"]["parts"]
     assert build(parts["path"]).sigma_min == 0.01

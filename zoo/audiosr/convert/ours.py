@@ -13,7 +13,6 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
-from zoo.convert.checkpoints import loop_state
 from zoo.convert.engine import Converted
 from zoo.convert.names import beneath
 from zoo.convert.sizes import part
@@ -196,13 +195,13 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
     elif file.is_mel_first:
         notes.append(EXPONENTIAL)
     facts = {"layout": file.layout, "step": file.step, **in_words(model.report)}
-    training: dict[str, Any] = {"loops": loop_state(file.step, 0, automatic=True)}
-    made = Converted(parts, nets, None, file.step, 0, training, {"original_config": file.settings}, facts, notes)
+    specs = {"original_config": file.settings}
+    made = Converted(parts, nets, step=file.step, specs=specs, facts=facts, notes=notes)
     made.state = state = made.tensors()
     if file.averaged:
         live = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}
         averaged = {key: value for key, value in _denoiser_state(file, file.averaged).items() if key in live}
-        training["ema"] = {"shadow": live | averaged, "updates": max(file.step, 1)}
+        made.averaged = live | averaged
     return made
 
 

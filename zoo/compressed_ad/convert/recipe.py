@@ -99,8 +99,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """Turn the original's configuration, or Accelerate's launch configuration, into a recipe.
 
     Args:
-        path: the merged YAML that the original writes into a run's folder, a checkpoint of it (`.pt`, whose training
-            then goes on once it is converted), or Accelerate's YAML with `distributed_type` and `num_processes`.
+        path: the merged YAML that the original writes into a run's folder, a checkpoint of it (`.pt`), or Accelerate's
+            YAML with `distributed_type` and `num_processes`.
 
     Returns:
         The recipe and the keys without a counterpart here. It is the original's recipe for that model and environment
@@ -124,7 +124,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {' '.join(map(str, error.args))}") from error
     if original is not None and original.is_whole:
-        recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that the training can be resumed
+        recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that a training can start from it
     return recipe, without_counterpart(KEYS | OWN[kind], config)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
 from zoo.convert.checkpoints import Ours
-from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original, tally
+from zoo.convert.engine import Converted, Converter, Original, tally
 from zoo.convert.names import State, below, beneath, unwrapped_state
 from zoo.convert.sizes import count, described, part, said, size
 from zoo.flow.convert import sit
@@ -156,7 +156,7 @@ class FlowConverter(Converter[FlowFile]):
             parts={self.part: self._spec(original, source), "path": described(PATH, original, source)},
             nets={self.part: net},
             specs={"original_config": original.settings},
-            notes=[*notes, NO_TRAINING] if is_checkpoint else notes,
+            notes=notes,
         )
 
     def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:

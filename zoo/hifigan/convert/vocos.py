@@ -15,7 +15,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build, build_whole
 from zoo.convert.checkpoints import Ours
-from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
+from zoo.convert.engine import Converted, Converter, Original
 from zoo.convert.names import State, is_state
 from zoo.convert.settings import read_table
 from zoo.convert.sizes import part
@@ -109,7 +109,6 @@ class VocosConverter(Converter[Original]):
         )
         if is_checkpoint:
             converted.state = original.state
-            converted.notes.append(NO_TRAINING)
             for name, spec in arguments["discriminators"].items():
                 if tensors := original.part(name):
                     build_whole(spec, tensors, str(source))

@@ -46,7 +46,7 @@ OPEN_MIIPHER_NAMES = ("feature_cleaner.pth", "model.pth")
 # one model of an Accelerate folder: model.safetensors, model_1.safetensors, pytorch_model.bin, …
 ACCELERATE_NAME = re.compile(r"(?:model|pytorch_model)(?:_(\d+))?\.(?:safetensors|bin)")
 FOLDER_STEP = re.compile(r"checkpoint_(\d+)(k?)")
-TRAINING = ("step", "optimizer_state_dict", "scheduler_state_dict", "config")
+TRAINING = ("step", "config")
 
 
 @dataclass
