@@ -11,7 +11,6 @@ import torch
 
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
 from zoo.convert.names import Names, Rule, below, beneath, by_part, is_state, unwrapped, unwrapped_state
-from zoo.convert.old_calls import launch_recipe
 from zoo.convert.settings import Settings, plain, read_table, set_option
 from zoo.convert.sizes import count, described, filled, has, part, said, size
 
@@ -101,9 +100,7 @@ def test_files_of_settings(tmp_path: Path):
         with pytest.raises(ValueError, match=message):
             read_table(path)
     path.write_text('{"lr": 1e-4}')
-    assert read_table(path) == {"lr": 1e-4} and launch_recipe(read_table(path), path) is None
-    path.write_text("distributed_type: NO\nnum_processes: 1\n")
-    assert list(launch_recipe(read_table(path), path)[0]) == ["trainer"]
+    assert read_table(path) == {"lr": 1e-4}
 
 
 def test_settings_are_taken():

@@ -12,6 +12,6 @@ A wing's `convert/rules.py` shows the whole mapping of its system:
 
 The engine gives `is_original`, `describe`, `original_state` and `convert` in both directions, the report, checkpoints
 and exports. `zoo/<system>/convert/__init__.py` makes the one converter and names its bound methods `convert`,
-`describe`, …; `recipe.py` reads settings (`read_table`, `Settings` and `set_option` of `zoo.convert.settings`,
-`launch_recipe` of `zoo.convert.old_calls`) and has `convert_config`.
+`describe`, …; `recipe.py` reads settings (`read_table`, `Settings` and `set_option` of `zoo.convert.settings`) and
+has `convert_config`.
 """

@@ -188,7 +188,7 @@ def test_training_flags_become_a_recipe(tmp_path):
     }
     (tmp_path / "config.json").write_text(json.dumps(flags))
     recipe, unmapped = convert_config(tmp_path / "config.json")
-    assert unmapped == ["gpu", "device"]
+    assert [line.split(":")[0] for line in unmapped] == ["gpu", "device"]
     assert recipe["seed_everything"] == 5
     trainer = {key: recipe["trainer"][key] for key in ("max_steps", "accumulate_grad_batches", "precision")}
     assert trainer == {"max_steps": 501, "accumulate_grad_batches": 2, "precision": "16-mixed"}
@@ -205,17 +205,6 @@ def test_training_flags_become_a_recipe(tmp_path):
     assert model["net"]["init_args"]["num_classes"] == 0 and model["guidance"] is None and model["label_drop"] == 0
 
 
-def test_launch_configuration_becomes_a_trainer_section(tmp_path):
-    (tmp_path / "accelerate_config.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: fp16\n"
-        "num_machines: 1\nnum_processes: 4\ngpu_ids: all\n"
-    )
-    recipe, unmapped = convert_config(tmp_path / "accelerate_config.yaml")
-    assert list(recipe) == ["trainer"] and unmapped == []
-    assert recipe["trainer"]["devices"] == 4 and recipe["trainer"]["precision"] == "16-mixed"
-    assert recipe["trainer"]["strategy"]["class_path"].endswith("DDPStrategy")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -225,7 +214,6 @@ def test_launch_configuration_becomes_a_trainer_section(tmp_path):
         (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "mixed_precision": "fp8"}), "not 'fp8'"),
         (yaml.safe_dump({"train_num_steps": 1, "batch_size": "many"}), "config.yaml: batch_size is a whole number"),
         (yaml.safe_dump({"train_num_steps": 1, "batch_size": 1, "use_cfg": "yes"}), "use_cfg is true or false"),
-        (yaml.safe_dump({"distributed_type": "NO", "num_processes": 0}), "num_processes: expected a number from 1"),
     ],
 )
 def test_other_configurations_are_refused(tmp_path, content, message):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.convert.old_calls import PRECISIONS
-from zoo.convert.settings import Settings, read_table
+from zoo.convert.settings import PRECISIONS, Settings, read_table
 from zoo.convert.sizes import part
 
 DATA = "${oc.env:ZOO_DATA,data}"
