@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
-from zoo.convert.names import Names, Rule, below, beneath, by_part, is_state, unwrapped, unwrapped_state
+from zoo.convert.network_description import count, fill_description, has, part, said, size
 from zoo.convert.settings import Settings, plain, read_table, set_option
-from zoo.convert.sizes import count, described, filled, has, part, said, size
+from zoo.convert.tensor_names import Names, Rule, below, beneath, by_part, is_state, unwrapped, unwrapped_state
 
 LAYER = Names(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
 NAMES = Names(
@@ -86,11 +86,11 @@ def test_descriptions_are_filled_from_tensors_and_settings():
         inner=lambda source: part("zoo.Inner", dim=size("w")) if "w" in source.state else None,
     )
     state = {"w": torch.zeros(2, 3), "blocks.0.a": torch.zeros(1), "blocks.0.b": torch.zeros(1), "blocks.3.a": 0}
-    spec = filled(table, Original("", state, {"heads": "8"}))
+    spec = fill_description(table, Original("", state, {"heads": "8"}), "a.pt")
     inner = {"class_path": "zoo.Inner", "init_args": {"dim": 2}}
     assert spec["init_args"] == {"dim": 3, "depth": 2, "norm": False, "heads": 8, "inner": inner}
     with pytest.raises(ValueError, match=r"a\.pt: the sizes of its net cannot be told from its tensors \('w'\)"):
-        described(table, Original(""), "a.pt")
+        fill_description(table, Original(""), "a.pt")
 
 
 def test_files_of_settings(tmp_path: Path):
@@ -142,7 +142,7 @@ class Toy(Converter[File]):
         return File("toy", content["toy"], {"depth": 1})
 
     def _spec(self, original, path, **options):
-        return described(part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=[4]), original, path)
+        return fill_description(part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=[4]), original, path)
 
     def _ours(self, original, source, is_checkpoint):
         notes = original.assumed({"depth": 1, "width": 2})

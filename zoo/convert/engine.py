@@ -6,23 +6,33 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 import zoo
 from zoo.common.build import build_whole
 from zoo.common.reading.foreign import load_foreign
-from zoo.convert.checkpoints import Ours, read_ours, write_converted
-from zoo.convert.names import State, below, beneath
+from zoo.convert.tensor_names import State, below, beneath
 from zoo.runs import frozen
+from zoo.runs.checkpoints import load_checkpoint, save_checkpoint
 from zoo.runs.export import AUDIO_USAGE, is_export, write_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_part
 
 NO_TRAINING = "weights only: train on with `zoo fit RECIPE --init_from FILE`"
 AVERAGED = "averaged (EMA) weights"
+
+
+class Ours(NamedTuple):
+    """A checkpoint of ours: all of it, its `specs`, its tensors (averaged ones, where it has them: `averaged`)."""
+
+    checkpoint: dict[str, Any]
+    specs: dict[str, Any]
+    state: dict[str, Tensor]
+    averaged: bool
 
 
 @dataclass
@@ -252,10 +262,7 @@ class Converter(ABC, Generic[File]):
             state = {key: value for key, value in state.items() if key not in left_out}
             target.parent.mkdir(parents=True, exist_ok=True)
             frozen.save_copies(modules, records, target.parent)
-            training: dict[str, Any] = {"frozen": records} if records else {}
-            if made.averaged:
-                training["ema"] = {"shadow": made.averaged, "updates": max(made.step, 1)}
-            write_converted(target, specs, state, made.step, made.epoch, training)
+            _write_checkpoint(target, specs, state, made, records)
             notes += self._copied({path: target.parent / str(record["folder"]) for path, record in records.items()})
             notes.append(NO_TRAINING)
         else:
@@ -325,3 +332,41 @@ def _is_of_the_zoo(source: Path) -> bool:
 def tally(state: Mapping[str, Tensor]) -> dict[str, int]:
     """How many tensors and values there are."""
     return {"tensors": len(state), "values": sum(tensor.numel() for tensor in state.values())}
+
+
+def read_ours(source: Path, inference: str) -> Ours:
+    """Read a checkpoint of ours that is to become an original's file.
+
+    Raises:
+        ValueError: when it does not name this Inference, or describes no parts.
+    """
+    checkpoint = load_checkpoint(source)
+    specs = checkpoint.get("zoo")
+    if not specs or specs.get("inference") != inference:
+        found = specs.get("inference") if specs else "no description of the zoo"
+        raise ValueError(f"{source}: expected a checkpoint for {inference}, found {found}")
+    if not specs.get("parts"):
+        raise ValueError(f"{source}: it describes no parts")
+    averaged = bool(checkpoint.get("ema"))
+    state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}
+    return Ours(checkpoint, specs, state, averaged)
+
+
+def _write_checkpoint(
+    target: Path, specs: dict[str, Any], state: State, made: Converted, records: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint of weights, without optimizers; `records` are those of its frozen nets."""
+    checkpoint: dict[str, Any] = {
+        "state_dict": state,
+        "optimizer_states": [],
+        "lr_schedulers": [],
+        "epoch": made.epoch,
+        "global_step": made.step,
+        "pytorch-lightning_version": version("lightning"),
+        "zoo": specs,
+    }
+    if records:
+        checkpoint["frozen"] = records
+    if made.averaged:
+        checkpoint["ema"] = {"shadow": made.averaged, "updates": max(made.step, 1)}
+    save_checkpoint(checkpoint, target)

@@ -14,8 +14,8 @@ from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
 from zoo.convert.engine import Converted
-from zoo.convert.names import beneath
-from zoo.convert.sizes import part
+from zoo.convert.network_description import part
+from zoo.convert.tensor_names import beneath
 from zoo.hifigan.nets.generator import Generator
 
 log = logging.getLogger(__name__)

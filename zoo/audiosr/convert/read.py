@@ -16,9 +16,9 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.global_encoder import REDUCTION
 from zoo.common.build import build
 from zoo.convert.engine import Original
-from zoo.convert.names import State, add_tensor, unwrapped, unwrapped_state
+from zoo.convert.network_description import count, fill_description, part, said, size, sizes
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import count, described, part, said, size, sizes
+from zoo.convert.tensor_names import State, add_tensor, unwrapped, unwrapped_state
 from zoo.hifigan.nets.generator import Generator
 
 
@@ -289,7 +289,7 @@ class AudioSRFile(Original):
             if name not in self.parts or (name == COPY and not self.has_own_conditioner):
                 continue
             net_file = Original(self.layout, self.parts[name], self.settings_of(name))
-            found[name] = described(net.spec, net_file, f"{self.path} ({name})")
+            found[name] = fill_description(net.spec, net_file, f"{self.path} ({name})")
             if name != "global_encoder" or self.layout == "model.py":
                 self._agree(found[name]["init_args"], net_file.settings, net)
         if (encoder := found.get("global_encoder", {}).get("init_args")) and (

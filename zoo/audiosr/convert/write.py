@@ -38,8 +38,8 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.common.atomic import write_atomic
-from zoo.convert.checkpoints import read_ours
-from zoo.convert.names import below, beneath
+from zoo.convert.engine import read_ours
+from zoo.convert.tensor_names import below, beneath
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.checkpoints import find_checkpoints, step_of

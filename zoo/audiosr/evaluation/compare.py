@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo.common import report
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import load_foreign
-from zoo.convert.names import unwrapped
+from zoo.convert.tensor_names import unwrapped
 from zoo.runs import export
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.folder import find_checkpoint

@@ -26,7 +26,7 @@ from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.inference.writer import Speaker
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.convert.engine import Converted, Converter
-from zoo.convert.names import State
+from zoo.convert.tensor_names import State
 from zoo.runs import frozen
 from zoo.runs.folder import find_checkpoint
 

@@ -12,8 +12,7 @@ from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.registry import public_name
-from zoo.convert.checkpoints import read_ours
-from zoo.convert.engine import AVERAGED, Converted
+from zoo.convert.engine import AVERAGED, Converted, read_ours
 from zoo.runs import frozen
 from zoo.runs.load import build_part
 

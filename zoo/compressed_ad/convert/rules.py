@@ -16,11 +16,10 @@ from zoo.common.atomic import write_atomic
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.convert.checkpoints import Ours
-from zoo.convert.engine import Converted, Converter, Original, tally
-from zoo.convert.names import Names, unwrapped_state
+from zoo.convert.engine import Converted, Converter, Original, Ours, tally
+from zoo.convert.network_description import Leaf, count, fill_description, has, part, said, size
 from zoo.convert.settings import plain, read_table, to_number
-from zoo.convert.sizes import Leaf, count, described, has, part, said, size
+from zoo.convert.tensor_names import Names, unwrapped_state
 from zoo.runs.load import build_part
 
 Kind = Literal["AD", "CAD", "v1"]
@@ -238,7 +237,7 @@ def policy_spec(original: PolicyFile, path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds a pre-trained compressor without a policy; start a training from it with init_from"
         )
-    return described(POLICY, original, path)
+    return fill_description(POLICY, original, path)
 
 
 class PolicyConverter(Converter[PolicyFile]):

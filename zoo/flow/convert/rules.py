@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
-from zoo.convert.checkpoints import Ours
-from zoo.convert.engine import Converted, Converter, Original, tally
-from zoo.convert.names import State, below, beneath, unwrapped_state
-from zoo.convert.sizes import count, described, part, said, size
+from zoo.convert.engine import Converted, Converter, Original, Ours, tally
+from zoo.convert.network_description import count, fill_description, part, said, size
+from zoo.convert.tensor_names import State, below, beneath, unwrapped_state
 from zoo.flow.convert import sit
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import GROUPS, UNet
@@ -124,7 +123,7 @@ class FlowConverter(Converter[FlowFile]):
     def _spec(self, original: FlowFile, path: Path, **options: Any) -> dict[str, Any]:
         settings = original.settings | {key: value for key, value in options.items() if value is not None}
         table = next(table for mark, table in NETS.items() if mark in original.state)
-        return described(table, Original(original.layout, original.state, settings), path)
+        return fill_description(table, Original(original.layout, original.state, settings), path)
 
     def _facts(self, original: FlowFile, path: Path) -> dict[str, Any]:
         spec = self._spec(original, path)
@@ -153,7 +152,7 @@ class FlowConverter(Converter[FlowFile]):
         if original.layout == "SiT":
             notes = [sit.NOTE]
         return Converted(
-            parts={self.part: self._spec(original, source), "path": described(PATH, original, source)},
+            parts={self.part: self._spec(original, source), "path": fill_description(PATH, original, source)},
             nets={self.part: net},
             specs={"original_config": original.settings},
             notes=notes,

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build
 from zoo.common.registry import public_name
-from zoo.convert.checkpoints import read_ours
-from zoo.convert.engine import Converted, Converter, tally
-from zoo.convert.names import State, by_part
+from zoo.convert.engine import Converted, Converter, read_ours, tally
 from zoo.convert.settings import read_table
+from zoo.convert.tensor_names import State, by_part
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, DEFAULTS, generator_spec, original_config, recipe_of
 from zoo.hifigan.convert.rules import (

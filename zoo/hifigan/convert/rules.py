@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
 from zoo.convert.engine import Original
-from zoo.convert.names import State, below, beneath, by_part, is_state, unwrapped
+from zoo.convert.network_description import count, fill_description, part, said, size
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import count, filled, part, said, size
+from zoo.convert.tensor_names import State, below, beneath, by_part, is_state, unwrapped
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec
 from zoo.hifigan.nets.bigvgan import BigVGAN
@@ -305,7 +305,8 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     arguments = dict(generator_spec(config, in_channels)["init_args"])
     table = next((table for mark, table in CONDITIONERS.items() if mark in state), None)
     if table is not None:
-        conditioner: Conditioner = build(filled(table, Original(original.layout, state, dict(config))))
+        conditioner_file = Original(original.layout, state, dict(config))
+        conditioner: Conditioner = build(fill_description(table, conditioner_file, source))
         arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
     if original.reflect:
         arguments["padding_mode"] = "reflect"

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build, build_whole
-from zoo.convert.checkpoints import Ours
-from zoo.convert.engine import Converted, Converter, Original
-from zoo.convert.names import State, is_state
+from zoo.convert.engine import Converted, Converter, Original, Ours
+from zoo.convert.network_description import part
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import part
+from zoo.convert.tensor_names import State, is_state
 from zoo.hifigan.convert.rules import (
     UNWRAPPED,
     check_finite,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.common.atomic import replacing, write_atomic
 from zoo.convert.engine import Converted, Converter
-from zoo.convert.names import State, beneath, by_part
+from zoo.convert.tensor_names import State, beneath, by_part
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PARTS,

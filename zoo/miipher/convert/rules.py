@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.common.reading.foreign import plain
 from zoo.common.reading.text import load_json
 from zoo.convert.engine import Original, load_original
-from zoo.convert.names import Names, Rule, State, add_tensor, beneath, is_state, unwrapped_state
+from zoo.convert.tensor_names import Names, Rule, State, add_tensor, beneath, is_state, unwrapped_state
 from zoo.hifigan.convert.rules import to_our_keys
 from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
 from zoo.runs.export import is_export

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.convert.names import State, below, beneath, by_part, is_state, unwrapped_state
+from zoo.convert.tensor_names import State, below, beneath, by_part, is_state, unwrapped_state
 from zoo.hifigan.convert.recipe import GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PREFIXES,
