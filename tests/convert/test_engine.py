@@ -12,13 +12,22 @@ import torch
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
 from zoo.convert.network_description import count, fill_description, has, part, said, size
 from zoo.convert.settings import Settings, plain, read_table, set_option
-from zoo.convert.tensor_names import Names, Rule, below, beneath, by_part, is_state, unwrapped, unwrapped_state
+from zoo.convert.tensor_names import (
+    NameRule,
+    NameTable,
+    add_prefix,
+    group_by_component,
+    is_state_dict,
+    select_prefix,
+    strip_state_wrappers,
+    strip_wrappers,
+)
 
-LAYER = Names(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
-NAMES = Names(
+LAYER = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
+NAMES = NameTable(
     ("head", "out"),
     ("blocks.{n}.", "layers.{n}.", LAYER),
-    Rule("gain.{n}", "scales.{n}", read=lambda value: value / 2, write=lambda value: value * 2),
+    NameRule("gain.{n}", "scales.{n}", read=lambda value: value / 2, write=lambda value: value * 2),
     ("rest.{rest}", "{rest}"),
 )
 
@@ -39,10 +48,10 @@ def test_two_names_of_one_tensor_are_refused_where_they_differ():
         NAMES.read({"head": one, "rest.out": other})
     assert NAMES.read({"head": one, "rest.out": one.clone()})[0]["out"] is not None
     with pytest.raises(ValueError, match="module"):
-        unwrapped_state({"module.a": one, "a": other})
+        strip_state_wrappers({"module.a": one, "a": other})
     with pytest.raises(ValueError, match="_orig_mod"):
-        unwrapped_state({"b": one, "_orig_mod.b": torch.ones(3)})
-    assert list(unwrapped_state({"module.a": one, "a": one.clone()})) == ["a"]
+        strip_state_wrappers({"b": one, "_orig_mod.b": torch.ones(3)})
+    assert list(strip_state_wrappers({"module.a": one, "a": one.clone()})) == ["a"]
 
 
 @pytest.mark.parametrize("value", [2.7, True, "2.5", "two", [2], float("nan"), float("inf")])
@@ -65,15 +74,22 @@ def test_what_is_written_follows_the_table_block_by_block():
     found = list(NAMES.write(dict.fromkeys(ours, 0)))
     assert found == [f"blocks.{block}.ff.{number}.bias" for block in (2, 10) for number in (0, 1)]
     with pytest.raises(ValueError, match="no tensor like layers"):
-        Names(("a", "b")).write({"layers": 0})
+        NameTable(("a", "b")).write({"layers": 0})
 
 
 def test_parts_of_states():
-    assert unwrapped("module.module._orig_mod.net.0") == "net.0" and unwrapped("net.module.0") == "net.module.0"
+    assert (
+        strip_wrappers("module.module._orig_mod.net.0") == "net.0" and strip_wrappers("net.module.0") == "net.module.0"
+    )
     state = {"a.b": 1, "a.c": 2, "d.b": 3}
-    assert below(state, "a.") == {"b": 1, "c": 2} and beneath({"b": 1}, "a.") == {"a.b": 1}
-    assert by_part(state) == {"a": {"b": 1, "c": 2}, "d": {"b": 3}}
-    assert is_state({"a": torch.ones(1)}) and not is_state({}) and not is_state({"a": 1}) and not is_state([])
+    assert select_prefix(state, "a.") == {"b": 1, "c": 2} and add_prefix({"b": 1}, "a.") == {"a.b": 1}
+    assert group_by_component(state) == {"a": {"b": 1, "c": 2}, "d": {"b": 3}}
+    assert (
+        is_state_dict({"a": torch.ones(1)})
+        and not is_state_dict({})
+        and not is_state_dict({"a": 1})
+        and not is_state_dict([])
+    )
 
 
 def test_descriptions_are_filled_from_tensors_and_settings():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import zoo
 from zoo.common.build import build_whole
 from zoo.common.reading.foreign import load_foreign
-from zoo.convert.tensor_names import State, below, beneath
+from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.runs import frozen
 from zoo.runs.checkpoints import load_checkpoint, save_checkpoint
 from zoo.runs.export import AUDIO_USAGE, is_export, write_export
@@ -53,7 +53,7 @@ class Original:
 
     def part(self, name: str) -> State:
         """Tensors of one net, under its own names."""
-        return below(self.state, f"{name}.")
+        return select_prefix(self.state, f"{name}.")
 
     def assumed(self, defaults: Mapping[str, Any]) -> list[str]:
         """Notes on what the file does not say and is taken for granted."""
@@ -228,7 +228,7 @@ class Converter(ABC, Generic[File]):
 
     def _task_state(self, original: File, path: Path) -> State:
         """Tensors of a file under our task's names."""
-        return beneath(original.state, f"{self.part}.")
+        return add_prefix(original.state, f"{self.part}.")
 
     def _spec(self, original: File, path: Path, **options: Any) -> dict[str, Any]:
         """Describe the net of a file: `class_path` and `init_args`, with every argument written out."""
@@ -282,7 +282,7 @@ class Converter(ABC, Generic[File]):
         """
         ours = read_ours(find_checkpoint(source), self.inference)
         net = build_part(ours.specs, self.part)
-        net.load_state_dict(below(ours.state, f"{self.part}."))
+        net.load_state_dict(select_prefix(ours.state, f"{self.part}."))
         notes = [AVERAGED] if ours.averaged else []
         self.to_original(net, target, **self._beside(ours, net, source, notes))
         return {"tensors": len(net.state_dict()), "notes": notes}

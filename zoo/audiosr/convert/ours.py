@@ -15,7 +15,7 @@ from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
 from zoo.convert.engine import Converted
 from zoo.convert.network_description import part
-from zoo.convert.tensor_names import beneath
+from zoo.convert.tensor_names import add_prefix
 from zoo.hifigan.nets.generator import Generator
 
 log = logging.getLogger(__name__)
@@ -208,8 +208,8 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
 def _denoiser_state(file: AudioSRFile, parts: Mapping[str, State]) -> State:
     """UNet and global encoder under our task's names, time first."""
     unet = parts.get("unet", {})
-    state = beneath(transposed(unet) if file.is_mel_first else unet, "net.unet.")
-    return state | beneath(parts.get("global_encoder", {}), "net.global_encoder.")
+    state = add_prefix(transposed(unet) if file.is_mel_first else unet, "net.unet.")
+    return state | add_prefix(parts.get("global_encoder", {}), "net.global_encoder.")
 
 
 def task_state(file: AudioSRFile) -> State:
@@ -222,7 +222,7 @@ def task_state(file: AudioSRFile) -> State:
         state["net.latent_scale"] = file.scale
     vae, own = (transposed(net) if file.is_mel_first else net for net in (parts.get("vae", {}), parts.get(COPY, {})))
     for prefix in ("autoencoder.net.", "autoencoder."):  # frozen in the diffusion's task, trained in its own
-        state |= beneath(vae, prefix)
+        state |= add_prefix(vae, prefix)
     if file.has_own_conditioner:
-        state |= beneath(own, f"{CONDITION}.net.")
-    return state | beneath(parts.get("vocoder", {}), "vocoder.net.")
+        state |= add_prefix(own, f"{CONDITION}.net.")
+    return state | add_prefix(parts.get("vocoder", {}), "vocoder.net.")

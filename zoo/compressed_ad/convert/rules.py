@@ -19,7 +19,7 @@ from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.convert.engine import Converted, Converter, Original, Ours, tally
 from zoo.convert.network_description import Leaf, count, fill_description, has, part, said, size
 from zoo.convert.settings import plain, read_table, to_number
-from zoo.convert.tensor_names import Names, unwrapped_state
+from zoo.convert.tensor_names import NameTable, strip_state_wrappers
 from zoo.runs.load import build_part
 
 Kind = Literal["AD", "CAD", "v1"]
@@ -30,7 +30,7 @@ COMMON = (
 )
 HEAD = ("pred_action.{rest}", "head.{rest}")
 # The earlier model's blocks are torch's encoder layers.
-LAYER = Names(
+LAYER = NameTable(
     ("self_attn.in_proj_weight", "attn.qkv_proj.weight"),
     ("self_attn.in_proj_bias", "attn.qkv_proj.bias"),
     ("self_attn.out_proj.{rest}", "attn.out_proj.{rest}"),
@@ -40,9 +40,9 @@ LAYER = Names(
     ("norm2.{rest}", "ln2.{rest}"),
 )
 BLOCKS = "transformer.blocks."
-NAMES: dict[Kind, Names] = {
-    "AD": Names(("transformer.{rest}", "transformer.{rest}"), *COMMON, HEAD),
-    "CAD": Names(
+NAMES: dict[Kind, NameTable] = {
+    "AD": NameTable(("transformer.{rest}", "transformer.{rest}"), *COMMON, HEAD),
+    "CAD": NameTable(
         ("latent_type_embedding{rest}", "latent_type{rest}"),
         ("ad_transformer.{rest}", "transformer.{rest}"),
         *COMMON,
@@ -50,7 +50,7 @@ NAMES: dict[Kind, Names] = {
         ("compression_transformer.{rest}", "compressor.{rest}"),
         ("reconstruction_decoder.{rest}", "decoder.{rest}"),
     ),
-    "v1": Names(
+    "v1": NameTable(
         ("pos_embedding", "transformer.pos_embedding"),
         ("encoder.{rest}", "compressor.{rest}"),
         *COMMON,
@@ -252,7 +252,7 @@ class PolicyConverter(Converter[PolicyFile]):
     def _interpret(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
         tensors = content.get("model", content)
         is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
-        state = unwrapped_state(tensors) if is_state and "zoo" not in content else {}
+        state = strip_state_wrappers(tensors) if is_state and "zoo" not in content else {}
         kind = kind_of(state)
         if kind is None:
             raise self._unknown(path, content)

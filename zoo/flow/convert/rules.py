@@ -14,7 +14,7 @@ from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
 from zoo.convert.engine import Converted, Converter, Original, Ours, tally
 from zoo.convert.network_description import count, fill_description, part, said, size
-from zoo.convert.tensor_names import State, below, beneath, unwrapped_state
+from zoo.convert.tensor_names import State, add_prefix, select_prefix, strip_state_wrappers
 from zoo.flow.convert import sit
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import GROUPS, UNet
@@ -110,9 +110,9 @@ class FlowConverter(Converter[FlowFile]):
         tensors = isinstance(flat, Mapping) and all(isinstance(value, Tensor) for value in flat.values())
         if "zoo" in content or not tensors:
             raise self._unknown(path, content)
-        named = unwrapped_state(flat)
+        named = strip_state_wrappers(flat)
         strangers = [name for name in named if not name.startswith((PREFIX, DROPPED))]
-        state = below(named, PREFIX)
+        state = select_prefix(named, PREFIX)
         if strangers or not NETS.keys() & set(state):
             raise self._unknown(path, strangers or flat)
         records = content.get("hparams") if flat is not content else None
@@ -191,7 +191,7 @@ class FlowConverter(Converter[FlowFile]):
                 "dropout": module.dropout,
             }
         state: State = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
-        content = {"hparams": {**known, **given}, "state_dict": beneath(state, PREFIX)}
+        content = {"hparams": {**known, **given}, "state_dict": add_prefix(state, PREFIX)}
         write_atomic(Path(path), lambda file: torch.save(content, file))
 
 

@@ -16,7 +16,7 @@ from zoo.common.build import build
 from zoo.common.registry import public_name
 from zoo.convert.engine import Converted, Converter, read_ours, tally
 from zoo.convert.settings import read_table
-from zoo.convert.tensor_names import State, by_part
+from zoo.convert.tensor_names import State, group_by_component
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, DEFAULTS, generator_spec, original_config, recipe_of
 from zoo.hifigan.convert.rules import (
@@ -161,7 +161,7 @@ class HifiganConverter(Converter[HifiganFile]):
         generator = classes[spec["class_path"]](**spec["init_args"])
         refuse_variants(generator)  # before anything is written
         check_finite(state, source)
-        parts = by_part(state)
+        parts = group_by_component(state)
         generator.load_state_dict(parts["generator"])
         steps = max(int(checkpoint.get("global_step", 0)) - 1, 0)
         target.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.common.atomic import replacing, write_atomic
 from zoo.convert.engine import Converted, Converter
-from zoo.convert.tensor_names import State, beneath, by_part
+from zoo.convert.tensor_names import State, add_prefix, group_by_component
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PARTS,
@@ -123,9 +123,9 @@ class MiipherConverter(Converter[MiipherFile]):
         if (cleaner := original.cleaner) is not None:
             if cleaner.inside:
                 raise ValueError(f"{path}: adapters that follow the whole block fit none of ours")
-            state |= beneath({**cleaner.adapters, **cleaner.norms()}, "encoder.adapters.")
-            state |= beneath(cleaner.frozen(), "encoder.backbone.model.")
-        state |= beneath(original.open_miipher, "encoder.adapters.")
+            state |= add_prefix({**cleaner.adapters, **cleaner.norms()}, "encoder.adapters.")
+            state |= add_prefix(cleaner.frozen(), "encoder.backbone.model.")
+        state |= add_prefix(original.open_miipher, "encoder.adapters.")
         return state | (trainable_state(original.vocoder.state) if original.vocoder is not None else {})
 
     def convert(
@@ -349,7 +349,7 @@ def _cleaner_content(
     if isinstance(style, OpenMiipherAdapters):
         own = style.state_dict().items()
         kept = {key: value for key, value in own if style.learnable_scale or not key.startswith("scales.")}
-        return by_part(OPEN_MIIPHER.write(kept)), ".pth"
+        return group_by_component(OPEN_MIIPHER.write(kept)), ".pth"
     if not isinstance(style, ParallelAdapters):
         raise ValueError(f"the originals have no {type(style).__name__}; use `zoo export`")
     if isinstance(cleaner.backbone.front, MelFamily):
@@ -365,7 +365,7 @@ def _cleaner_content(
     }
     content = {
         "step": step,
-        "model_state_dict": beneath(state, "extractor.model.") | ADAPTERS.write(style.state_dict()),
+        "model_state_dict": add_prefix(state, "extractor.model.") | ADAPTERS.write(style.state_dict()),
         "optimizer_state_dict": {},
         "scheduler_state_dict": {},
         "config": default if config is None else config,
