@@ -77,7 +77,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     titles = dict(_recipe_pages())
     made = [{title.partition(":")[0]: f"recipes/{name}.md"} for name, title in titles.items()]
     parts = [{package: f"reference/{package.rpartition('.')[2]}.md"} for package in registry.PACKAGES]
-    config.nav[3:3] = [
+    config.nav[4:4] = [
         {"Recipes": made},
         {"Reference": [{"Commands": "reference/commands.md"}, {"zoo": "reference/zoo.md"}, *parts]},
     ]

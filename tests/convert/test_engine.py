@@ -9,18 +9,25 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.convert.checkpoints import renumbered
-from zoo.convert.engine import Converted, Converter, Original
-from zoo.convert.names import Names, Rule, below, beneath, by_part, is_state, unwrapped, unwrapped_state
-from zoo.convert.old_calls import launch_recipe
+from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
+from zoo.convert.network_description import count, fill_description, has, part, said, size
 from zoo.convert.settings import Settings, plain, read_table, set_option
-from zoo.convert.sizes import count, described, filled, has, part, said, size
+from zoo.convert.tensor_names import (
+    NameRule,
+    NameTable,
+    add_prefix,
+    group_by_component,
+    is_state_dict,
+    select_prefix,
+    strip_state_wrappers,
+    strip_wrappers,
+)
 
-LAYER = Names(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
-NAMES = Names(
+LAYER = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
+NAMES = NameTable(
     ("head", "out"),
     ("blocks.{n}.", "layers.{n}.", LAYER),
-    Rule("gain.{n}", "scales.{n}", read=lambda value: value / 2, write=lambda value: value * 2),
+    NameRule("gain.{n}", "scales.{n}", read=lambda value: value / 2, write=lambda value: value * 2),
     ("rest.{rest}", "{rest}"),
 )
 
@@ -41,10 +48,10 @@ def test_two_names_of_one_tensor_are_refused_where_they_differ():
         NAMES.read({"head": one, "rest.out": other})
     assert NAMES.read({"head": one, "rest.out": one.clone()})[0]["out"] is not None
     with pytest.raises(ValueError, match="module"):
-        unwrapped_state({"module.a": one, "a": other})
+        strip_state_wrappers({"module.a": one, "a": other})
     with pytest.raises(ValueError, match="_orig_mod"):
-        unwrapped_state({"b": one, "_orig_mod.b": torch.ones(3)})
-    assert list(unwrapped_state({"module.a": one, "a": one.clone()})) == ["a"]
+        strip_state_wrappers({"b": one, "_orig_mod.b": torch.ones(3)})
+    assert list(strip_state_wrappers({"module.a": one, "a": one.clone()})) == ["a"]
 
 
 @pytest.mark.parametrize("value", [2.7, True, "2.5", "two", [2], float("nan"), float("inf")])
@@ -67,15 +74,22 @@ def test_what_is_written_follows_the_table_block_by_block():
     found = list(NAMES.write(dict.fromkeys(ours, 0)))
     assert found == [f"blocks.{block}.ff.{number}.bias" for block in (2, 10) for number in (0, 1)]
     with pytest.raises(ValueError, match="no tensor like layers"):
-        Names(("a", "b")).write({"layers": 0})
+        NameTable(("a", "b")).write({"layers": 0})
 
 
 def test_parts_of_states():
-    assert unwrapped("module.module._orig_mod.net.0") == "net.0" and unwrapped("net.module.0") == "net.module.0"
+    assert (
+        strip_wrappers("module.module._orig_mod.net.0") == "net.0" and strip_wrappers("net.module.0") == "net.module.0"
+    )
     state = {"a.b": 1, "a.c": 2, "d.b": 3}
-    assert below(state, "a.") == {"b": 1, "c": 2} and beneath({"b": 1}, "a.") == {"a.b": 1}
-    assert by_part(state) == {"a": {"b": 1, "c": 2}, "d": {"b": 3}}
-    assert is_state({"a": torch.ones(1)}) and not is_state({}) and not is_state({"a": 1}) and not is_state([])
+    assert select_prefix(state, "a.") == {"b": 1, "c": 2} and add_prefix({"b": 1}, "a.") == {"a.b": 1}
+    assert group_by_component(state) == {"a": {"b": 1, "c": 2}, "d": {"b": 3}}
+    assert (
+        is_state_dict({"a": torch.ones(1)})
+        and not is_state_dict({})
+        and not is_state_dict({"a": 1})
+        and not is_state_dict([])
+    )
 
 
 def test_descriptions_are_filled_from_tensors_and_settings():
@@ -88,18 +102,11 @@ def test_descriptions_are_filled_from_tensors_and_settings():
         inner=lambda source: part("zoo.Inner", dim=size("w")) if "w" in source.state else None,
     )
     state = {"w": torch.zeros(2, 3), "blocks.0.a": torch.zeros(1), "blocks.0.b": torch.zeros(1), "blocks.3.a": 0}
-    spec = filled(table, Original("", state, {"heads": "8"}))
+    spec = fill_description(table, Original("", state, {"heads": "8"}), "a.pt")
     inner = {"class_path": "zoo.Inner", "init_args": {"dim": 2}}
     assert spec["init_args"] == {"dim": 3, "depth": 2, "norm": False, "heads": 8, "inner": inner}
     with pytest.raises(ValueError, match=r"a\.pt: the sizes of its net cannot be told from its tensors \('w'\)"):
-        described(table, Original(""), "a.pt")
-
-
-def test_optimizers_are_renumbered_by_names():
-    optimizer = {"state": {0: "a", 2: "c"}, "param_groups": [{"lr": 1, "params": [0, 1, 2]}]}
-    assert renumbered(optimizer, "abc", "cba")["state"] == {0: "c", 2: "a"}
-    with pytest.raises(ValueError, match=r"one optimizer group of 2 parameters, found groups of \[3\]"):
-        renumbered(optimizer, "ab", "ba")
+        fill_description(table, Original(""), "a.pt")
 
 
 def test_files_of_settings(tmp_path: Path):
@@ -109,9 +116,7 @@ def test_files_of_settings(tmp_path: Path):
         with pytest.raises(ValueError, match=message):
             read_table(path)
     path.write_text('{"lr": 1e-4}')
-    assert read_table(path) == {"lr": 1e-4} and launch_recipe(read_table(path), path) is None
-    path.write_text("distributed_type: NO\nnum_processes: 1\n")
-    assert list(launch_recipe(read_table(path), path)[0]) == ["trainer"]
+    assert read_table(path) == {"lr": 1e-4}
 
 
 def test_settings_are_taken():
@@ -153,7 +158,7 @@ class Toy(Converter[File]):
         return File("toy", content["toy"], {"depth": 1})
 
     def _spec(self, original, path, **options):
-        return described(part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=[4]), original, path)
+        return fill_description(part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=[4]), original, path)
 
     def _ours(self, original, source, is_checkpoint):
         notes = original.assumed({"depth": 1, "width": 2})
@@ -173,7 +178,7 @@ def test_the_engine_converts_there_and_back(tmp_path: Path):
     assert set(toy.original_state(tmp_path / "a.pt")) == {f"net.{key}" for key in net.state_dict()}
     report = toy.convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
     assert list(report) == ["system", "source", "target", "tensors", "notes"]
-    assert report["notes"] == ["width is not in the file: 2 assumed"]
+    assert report["notes"] == ["width is not in the file: 2 assumed", NO_TRAINING]
     assert not toy.is_original(tmp_path / "ours.ckpt")
     toy.convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True)["toy"] for name in ("a.pt", "back.pt"))

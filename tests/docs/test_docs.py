@@ -18,7 +18,7 @@ from tests.docs.forked_python import ForkedPython
 from tests.harness import REPOSITORY, environment
 
 README = REPOSITORY / "README.md"
-DOCUMENTS = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCUMENTS = [README, *sorted((REPOSITORY / "docs").rglob("*.md"))]
 BY_CI = "<!-- run by .ci/run -->"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 PART_OF = re.compile(r"<!-- not run: a part of (\S+) -->")
@@ -38,6 +38,10 @@ class Block(NamedTuple):
         return self.before == BY_CI or NOT_RUN.fullmatch(self.before) is not None
 
 
+def title(document: Path) -> str:
+    return str(document.relative_to(REPOSITORY))
+
+
 def blocks(document: Path) -> list[Block]:
     found: list[Block] = []
     lines = document.read_text(encoding="utf-8").splitlines()
@@ -55,7 +59,7 @@ def blocks(document: Path) -> list[Block]:
     return found
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_blocks_run(document: Path, tmp_path: Path) -> None:
     for name in ("configs", "scripts", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
@@ -75,7 +79,7 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
     python.close()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_every_block_is_run_or_says_why_not(document: Path) -> None:
     for block in blocks(document):
         assert block.language, f"{document.name}:{block.line} names no language"
@@ -85,7 +89,7 @@ def test_every_block_is_run_or_says_why_not(document: Path) -> None:
             assert block.skipped, f"{document.name}:{block.line}: unknown mark {block.before!r}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_quoted_code_is_the_code(document: Path) -> None:
     for block in blocks(document):
         source = PART_OF.fullmatch(block.before)
@@ -95,7 +99,7 @@ def test_quoted_code_is_the_code(document: Path) -> None:
             assert changed == [], f"{document.name}:{block.line}: not in {source[1]}"
 
 
-@pytest.mark.parametrize("document", LINKED, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", LINKED, ids=title)
 def test_links_lead_somewhere(document: Path) -> None:
     """Relative links of documents and of notebooks' texts: the file is there, and so is the heading."""
     for pair in LINK.findall(text_of(document)):

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -76,14 +75,6 @@ def test_waveforms(golden: Path, case: str) -> None:
             torch.testing.assert_close(generator.conditioner(features), expected["mel"], atol=1e-5, rtol=0)
 
 
-def tensors(content: Any, name: str = "") -> dict[str, Tensor]:
-    """Every tensor of a nested object by its path."""
-    if isinstance(content, Tensor):
-        return {name: content}
-    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    return {path: value for key, entry in entries for path, value in tensors(entry, f"{name}/{key}").items()}
-
-
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert sorted(found) == sorted(expected)
     for name, value in expected.items():
@@ -115,22 +106,17 @@ def test_adapters_there_and_back(golden: Path, tmp_path: Path, case: str) -> Non
     assert all(key.startswith("encoder.adapters.") for key in exported)
 
 
-def test_optimizer_and_schedule_there_and_back(golden: Path, tmp_path: Path) -> None:
+def test_step_and_settings_there_and_back(golden: Path, tmp_path: Path) -> None:
     source = golden / "hubert_postln" / "checkpoint_199k.pt"
     report = convert(source, tmp_path / "ours.ckpt")
     assert report["step"] == 199000
-    ours = torch.load(tmp_path / "ours.ckpt", weights_only=True)
-    loaded = from_original(source, backbone=golden / "hubert_postln" / "backbone_hubert")
-    trained = [parameter for parameter in loaded.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained)
-    optimizer.load_state_dict(ours["optimizer_states"][0])
-    for parameter in trained:
-        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = plain(load_foreign(source)), plain(load_foreign(tmp_path / "back.pt"))
+    assert (
+        set(after) == set(before) - {"random_states"}
+        and after["optimizer_state_dict"] == after["scheduler_state_dict"] == {}
+    )
     assert (after["step"], after["config"]) == (before["step"], before["config"])
-    assert_same(tensors(after["optimizer_state_dict"]), tensors(before["optimizer_state_dict"]))
-    assert after["optimizer_state_dict"]["param_groups"] == before["optimizer_state_dict"]["param_groups"]
 
 
 @pytest.mark.parametrize("case", VOCODERS)

@@ -1,18 +1,11 @@
-"""Converters between checkpoints of other projects and ours: one engine, and in each wing the tables that it reads.
+"""Converters between checkpoints of other projects and ours: one engine, and in each system the tables that it reads.
 
-A wing's `convert/rules.py` shows the whole mapping of its system:
+- `tensor_names`: a table of names, read in both directions: `Names(("ff.{n}.{rest}", "layers.{n}.{rest}"), ...)`.
+- `network_description`: `part("zoo.flow.UNet", channels=size("head.weight"), heads=said("heads", 4))` describes a net;
+  its leaves read the file's tensors and settings.
+- `settings`: the original's configuration as a recipe, for `zoo convert-config`.
+- `engine`: a system derives its converter from `Converter`; it fills in what a loaded file is, how it becomes ours and
+  how a net is written back. `zoo/<system>/convert/__init__.py` names its bound methods `convert`, `describe`, ...
 
-- names: `Names(("theirs.{n}.ff.0.{rest}", "ours.{n}.norm.{rest}"), …)`, read in both directions (`zoo.convert.names`);
-- nets: a tree of `part("zoo.flow.UNet", channels=size("head.weight"), depth=count("blocks."), heads=said("heads", 4))`
-  whose leaves are constants or read the file's tensors and settings; `filled` makes a description of it
-  (`zoo.convert.sizes`);
-- a subclass of `Converter` (`zoo.convert.engine`) with `system`, `task`, `inference`, `part`, `formats` and what is
-  truly its own: `_interpret` (what a loaded file is), `_spec` or `build`, `_ours` (an `Original` as a `Converted`),
-  `to_original`, and where the defaults do not do `read`, `_facts`, `_task_state`, `_beside`, `_from_ours`.
-
-The engine gives `is_original`, `describe`, `original_state` and `convert` in both directions, the report, checkpoints
-and exports. `zoo/<system>/convert/__init__.py` makes the one converter and names its bound methods `convert`,
-`describe`, …; `recipe.py` reads settings (`read_table`, `Settings` and `set_option` of `zoo.convert.settings`,
-`launch_recipe` of `zoo.convert.old_calls`) and has `convert_config`. Optimizers change their numbering with
-`renumbered` (`zoo.convert.checkpoints`).
+Files convert weights, averages and the numbers of steps and epochs. Optimizers start fresh.
 """

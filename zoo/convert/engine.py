@@ -6,23 +6,33 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 import zoo
 from zoo.common.build import build_whole
 from zoo.common.reading.foreign import load_foreign
-from zoo.convert.checkpoints import Ours, read_ours, write_converted
-from zoo.convert.names import State, below, beneath
+from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.runs import frozen
+from zoo.runs.checkpoints import load_checkpoint, save_checkpoint
 from zoo.runs.export import AUDIO_USAGE, is_export, write_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_part
 
-NO_TRAINING = "no training state: start from it with init_from"
+NO_TRAINING = "weights only: train on with `zoo fit RECIPE --init_from FILE`"
 AVERAGED = "averaged (EMA) weights"
+
+
+class Ours(NamedTuple):
+    """A checkpoint of ours: all of it, its `specs`, its tensors (averaged ones, where it has them: `averaged`)."""
+
+    checkpoint: dict[str, Any]
+    specs: dict[str, Any]
+    state: dict[str, Tensor]
+    averaged: bool
 
 
 @dataclass
@@ -33,7 +43,7 @@ class Original:
         layout: which of the project's formats.
         state: tensors under our names.
         settings: what the file says of itself, in its own words.
-        training: optimizers, schedules, counts, as far as present.
+        training: counts of steps and epochs, as far as present.
     """
 
     layout: str
@@ -43,7 +53,7 @@ class Original:
 
     def part(self, name: str) -> State:
         """Tensors of one net, under its own names."""
-        return below(self.state, f"{name}.")
+        return select_prefix(self.state, f"{name}.")
 
     def assumed(self, defaults: Mapping[str, Any]) -> list[str]:
         """Notes on what the file does not say and is taken for granted."""
@@ -62,7 +72,7 @@ class Converted:
         state: tensors of a checkpoint under the task's names; None takes those of `nets`.
         step: batches trained.
         epoch: that begins.
-        training: further entries of a checkpoint: `optimizer_states`, `lr_schedulers`, `loops`, averages.
+        averaged: averaged (EMA) tensors under the task's names; empty where the original has none.
         specs: further (or other) entries of its description.
         facts: for the report, before the count of tensors.
         notes: what was left out or assumed.
@@ -75,7 +85,7 @@ class Converted:
     state: State | None = None
     step: int = 0
     epoch: int = 0
-    training: dict[str, Any] = field(default_factory=dict)
+    averaged: State = field(default_factory=dict)
     specs: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -218,7 +228,7 @@ class Converter(ABC, Generic[File]):
 
     def _task_state(self, original: File, path: Path) -> State:
         """Tensors of a file under our task's names."""
-        return beneath(original.state, f"{self.part}.")
+        return add_prefix(original.state, f"{self.part}.")
 
     def _spec(self, original: File, path: Path, **options: Any) -> dict[str, Any]:
         """Describe the net of a file: `class_path` and `init_args`, with every argument written out."""
@@ -252,9 +262,9 @@ class Converter(ABC, Generic[File]):
             state = {key: value for key, value in state.items() if key not in left_out}
             target.parent.mkdir(parents=True, exist_ok=True)
             frozen.save_copies(modules, records, target.parent)
-            training = {"frozen": records, **made.training} if records else made.training
-            write_converted(target, specs, state, made.step, made.epoch, training)
+            _write_checkpoint(target, specs, state, made, records)
             notes += self._copied({path: target.parent / str(record["folder"]) for path, record in records.items()})
+            notes.append(NO_TRAINING)
         else:
             name = made.name if made.name is not None else source.name
             write_export(target, specs, made.nets, name, made.step or None, made.usage)
@@ -272,7 +282,7 @@ class Converter(ABC, Generic[File]):
         """
         ours = read_ours(find_checkpoint(source), self.inference)
         net = build_part(ours.specs, self.part)
-        net.load_state_dict(below(ours.state, f"{self.part}."))
+        net.load_state_dict(select_prefix(ours.state, f"{self.part}."))
         notes = [AVERAGED] if ours.averaged else []
         self.to_original(net, target, **self._beside(ours, net, source, notes))
         return {"tensors": len(net.state_dict()), "notes": notes}
@@ -322,3 +332,41 @@ def _is_of_the_zoo(source: Path) -> bool:
 def tally(state: Mapping[str, Tensor]) -> dict[str, int]:
     """How many tensors and values there are."""
     return {"tensors": len(state), "values": sum(tensor.numel() for tensor in state.values())}
+
+
+def read_ours(source: Path, inference: str) -> Ours:
+    """Read a checkpoint of ours that is to become an original's file.
+
+    Raises:
+        ValueError: when it does not name this Inference, or describes no parts.
+    """
+    checkpoint = load_checkpoint(source)
+    specs = checkpoint.get("zoo")
+    if not specs or specs.get("inference") != inference:
+        found = specs.get("inference") if specs else "no description of the zoo"
+        raise ValueError(f"{source}: expected a checkpoint for {inference}, found {found}")
+    if not specs.get("parts"):
+        raise ValueError(f"{source}: it describes no parts")
+    averaged = bool(checkpoint.get("ema"))
+    state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}
+    return Ours(checkpoint, specs, state, averaged)
+
+
+def _write_checkpoint(
+    target: Path, specs: dict[str, Any], state: State, made: Converted, records: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint of weights, without optimizers; `records` are those of its frozen nets."""
+    checkpoint: dict[str, Any] = {
+        "state_dict": state,
+        "optimizer_states": [],
+        "lr_schedulers": [],
+        "epoch": made.epoch,
+        "global_step": made.step,
+        "pytorch-lightning_version": version("lightning"),
+        "zoo": specs,
+    }
+    if records:
+        checkpoint["frozen"] = records
+    if made.averaged:
+        checkpoint["ema"] = {"shadow": made.averaged, "updates": max(made.step, 1)}
+    save_checkpoint(checkpoint, target)

@@ -14,6 +14,9 @@ from zoo.common.reading.text import load_json, safe_load
 
 Number = TypeVar("Number", int, float)
 
+PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
+"""Accelerate's `mixed_precision` as `trainer.precision`."""
+
 
 def read_table(path: Path) -> dict[str, Any]:
     """Read a file of settings, JSON or YAML.

@@ -20,7 +20,6 @@ from zoo.ci_llm.convert import (
     to_original,
     to_peft,
 )  # fmt: skip
-from zoo.ci_llm.convert.ours import original_order
 from zoo.ci_llm.convert.read import META, read_original, read_peft
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone, positions
@@ -106,56 +105,6 @@ def test_top_layers(backbone, tmp_path):
     to_peft(crowd, tmp_path / "peft")
     again = from_original(tmp_path / "peft", backbone)
     assert again.agents.top_layers == 1 and torch.equal(logits(again), logits(crowd))
-
-
-def test_optimizer_by_name(backbone, tmp_path):
-    crowd = made(backbone, 3)
-    original = tmp_path / "checkpoint_step_5"
-    to_original(crowd, original, {"epoch": 0, "global_step": 5, "config": {}})
-    order = original_order(crowd.backbone, crowd.agents.names, 3)
-    shapes = {f"crowd.{name}": weight.shape[1:] for name, weight in crowd.named_parameters() if weight.requires_grad}
-    state = {
-        number: {"step": torch.tensor(5.0), "exp_avg": torch.randn(shapes[owner[0]])}
-        for number, owner in enumerate(order)
-        if owner is not None
-    }
-    theirs = {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(order)))}]}
-    torch.save(theirs, original / "optimizer.bin")
-    convert(original, tmp_path / "run/a.ckpt", backbone)
-    (ours,) = load_checkpoint(tmp_path / "run/a.ckpt")["optimizer_states"]
-    for number, name in enumerate(shapes):
-        assert ours["state"][number]["exp_avg"].shape == (3, *shapes[name])
-    convert(tmp_path / "run/a.ckpt", tmp_path / "final_checkpoint")
-    again = torch.load(tmp_path / "final_checkpoint/optimizer.bin", weights_only=True)
-    assert again["state"].keys() == state.keys() and again["param_groups"] == theirs["param_groups"]
-    assert all(torch.equal(again["state"][n]["exp_avg"], entry["exp_avg"]) for n, entry in state.items())
-    last = {n: entry for n, entry in state.items() if order[n][1] == 2}
-    torch.save({**theirs, "state": last}, original / "optimizer.bin")
-    report = convert(original, tmp_path / "run/b.ckpt", backbone)
-    assert "agents 0, 1 have no state" in report["notes"][0]
-    torch.save({**theirs, "state": {}}, original / "optimizer.bin")
-    assert "left out" in convert(original, tmp_path / "run/c.ckpt", backbone)["notes"][0]
-
-
-def test_order_of_the_original_is_that_of_peft(backbone):
-    import peft
-    from transformers import AutoModelForCausalLM
-
-    crowd = made(backbone, 2)
-    config = peft.LoraConfig(r=2, target_modules=list(crowd.agents.targets))
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(backbone), config, "agent0")
-    model.add_adapter("agent1", config)
-    expected = [
-        None if ".lora_" not in name else (name.partition(".lora_")[0].removeprefix("base_model.model."), name[-15:-7])
-        for name, _ in model.named_parameters()
-    ]
-    found = [
-        None
-        if owner is None
-        else (owner[0].removeprefix("crowd.agents.adapters.")[:-7], f"{owner[0][-1]}.agent{owner[1]}")
-        for owner in original_order(crowd.backbone, crowd.agents.names, 2)
-    ]
-    assert found == expected
 
 
 def test_wrong_backbone(backbone, tmp_path):

@@ -26,6 +26,7 @@ from zoo.compressed_ad.nets import compression
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
+from zoo.convert.engine import NO_TRAINING
 from zoo.runs.checkpoints import load_checkpoint
 
 DIM, GRID, WINDOW, K = 12, 4, 11, 3
@@ -57,17 +58,6 @@ def content_of(policy: InContextPolicy, kind: str, prefix: str = "") -> dict[str
     model = {prefix + key: value for key, value in to_theirs(policy.state_dict(), kind).items()}
     config = {**CONFIG, "device": torch.device("cpu"), "max_reward": np.int64(20)}
     return {"step": 40, "config": config, "model": model}
-
-
-def trained(policy: InContextPolicy, names: list[str]) -> dict[str, Any]:
-    """State of an AdamW that numbers parameters in this order, each remembering its number in ours."""
-    ours = {name: number for number, (name, _) in enumerate(policy.named_parameters())}
-    parameters = dict(policy.named_parameters())
-    state = {
-        number: {"step": torch.tensor(3.0), "exp_avg": torch.full_like(parameters[name], ours[name])}
-        for number, name in enumerate(names)
-    }
-    return {"state": state, "param_groups": [{"lr": 0.1, "params": list(range(len(names)))}]}
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -143,24 +133,12 @@ def test_heads_come_from_the_configuration(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_checkpoint_there_and_back_with_its_optimizer(tmp_path, kind):
-    policy = policy_of(kind)
-    ours = [name for name, _ in policy.named_parameters()]
-    theirs = list(to_theirs({name: name for name in ours}, kind).values())
-    assert theirs != ours and sorted(theirs) == sorted(ours)
-    content = content_of(policy, kind) | {"optimizer": trained(policy, theirs)}
-    common = {"base_lrs": [0.1], "last_epoch": 40, "_step_count": 41, "_last_lr": [0.05]}
-    content["lr_sched"] = {**common, "lr_lambdas": [{}]}
-    content["config"] |= {"num_warmup_steps": 3, "train_timesteps": 80}
+def test_checkpoint_there_and_back(tmp_path, kind):
+    content = content_of(policy_of(kind), kind) | {"optimizer": {"state": {}}, "lr_sched": {"last_epoch": 40}}
     torch.save(content, tmp_path / "ckpt-40.pt")
     facts = convert(tmp_path / "ckpt-40.pt", tmp_path / "ours.ckpt")
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
-    assert facts["notes"] == [] and checkpoint["global_step"] == 40
-    (optimizer,) = checkpoint["optimizer_states"]
-    for number, name in enumerate(ours):
-        average = optimizer["state"][number]["exp_avg"]
-        assert average.shape == dict(policy.named_parameters())[name].shape and (average == number).all()
-    assert checkpoint["lr_schedulers"] == [{**common, "warmup_steps": 3, "total_steps": 80}]
+    assert facts["notes"] == [NO_TRAINING] and checkpoint["global_step"] == 40 and not checkpoint["optimizer_states"]
     assert build(checkpoint["zoo"]["parts"]["env"]).describe() == {
         "name": "dark_key_to_door",
         "grid_size": GRID,
@@ -169,22 +147,9 @@ def test_checkpoint_there_and_back_with_its_optimizer(tmp_path, kind):
     assert not is_original(tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     back = torch.load(tmp_path / "back.pt", weights_only=True)
-    assert back["step"] == 40 and back["lr_sched"] == content["lr_sched"]
-    for number, entry in content["optimizer"]["state"].items():
-        assert torch.equal(back["optimizer"]["state"][number]["exp_avg"], entry["exp_avg"])
+    assert back["step"] == 40 and set(back) == {"step", "config", "model"}
     assert list(back["model"]) == list(content["model"])
     assert all(torch.equal(back["model"][key], value) for key, value in content["model"].items())
-
-
-def test_an_optimizer_of_other_parameters_is_left_out(tmp_path):
-    policy = policy_of("AD")
-    content = content_of(policy, "AD") | {"optimizer": trained(policy, ["head.bias"])}
-    torch.save(content, tmp_path / "a.pt")
-    assert "optimizer left out" in convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")["notes"][0]
-    assert load_checkpoint(tmp_path / "ours.ckpt")["optimizer_states"] == []
-    assert convert(tmp_path / "ours.ckpt", tmp_path / "b.pt")["notes"] == [
-        "no optimizer of all parameters: none written"
-    ]
 
 
 def test_averaged_weights_are_what_goes_back(tmp_path):

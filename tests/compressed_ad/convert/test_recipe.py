@@ -85,12 +85,6 @@ def test_the_earlier_model(tmp_path):
     assert scheduler["init_args"] == {"warmup_steps": 5000}
 
 
-def test_launch_configurations(tmp_path):
-    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp16\n")
-    recipe, unmapped = convert_config(tmp_path / "accelerate.yaml")
-    assert list(recipe) == ["trainer"] and recipe["trainer"]["devices"] == 2 and unmapped == []
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -13,7 +13,7 @@ from zoo.audiosr.convert.ours import INFERENCE, OriginalModel, as_ours, build_mo
 from zoo.audiosr.convert.read import CONFIG_NAME, FORMATS, AudioSRFile, State, compare, config_of, in_words, interpret
 from zoo.audiosr.convert.recipe import convert_config
 from zoo.audiosr.convert.write import from_ours, write_model
-from zoo.convert.engine import NO_TRAINING, Converted, Converter
+from zoo.convert.engine import Converted, Converter
 from zoo.runs.export import is_export
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class AudioSRConverter(Converter[AudioSRFile]):
         return as_ours(original, is_checkpoint, **options)
 
     def _copied(self, copies: Mapping[str, Path]) -> list[str]:
-        return [*(f"for training, {name}.init_args.source: {copy}" for name, copy in copies.items()), NO_TRAINING]
+        return [f"for training, {name}.init_args.source: {copy}" for name, copy in copies.items()]
 
     def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
         return from_ours(source, target)

@@ -13,10 +13,9 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
-from zoo.convert.checkpoints import loop_state
 from zoo.convert.engine import Converted
-from zoo.convert.names import beneath
-from zoo.convert.sizes import part
+from zoo.convert.network_description import part
+from zoo.convert.tensor_names import add_prefix
 from zoo.hifigan.nets.generator import Generator
 
 log = logging.getLogger(__name__)
@@ -196,21 +195,21 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
     elif file.is_mel_first:
         notes.append(EXPONENTIAL)
     facts = {"layout": file.layout, "step": file.step, **in_words(model.report)}
-    training: dict[str, Any] = {"loops": loop_state(file.step, 0, automatic=True)}
-    made = Converted(parts, nets, None, file.step, 0, training, {"original_config": file.settings}, facts, notes)
+    specs = {"original_config": file.settings}
+    made = Converted(parts, nets, step=file.step, specs=specs, facts=facts, notes=notes)
     made.state = state = made.tensors()
     if file.averaged:
         live = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}
         averaged = {key: value for key, value in _denoiser_state(file, file.averaged).items() if key in live}
-        training["ema"] = {"shadow": live | averaged, "updates": max(file.step, 1)}
+        made.averaged = live | averaged
     return made
 
 
 def _denoiser_state(file: AudioSRFile, parts: Mapping[str, State]) -> State:
     """UNet and global encoder under our task's names, time first."""
     unet = parts.get("unet", {})
-    state = beneath(transposed(unet) if file.is_mel_first else unet, "net.unet.")
-    return state | beneath(parts.get("global_encoder", {}), "net.global_encoder.")
+    state = add_prefix(transposed(unet) if file.is_mel_first else unet, "net.unet.")
+    return state | add_prefix(parts.get("global_encoder", {}), "net.global_encoder.")
 
 
 def task_state(file: AudioSRFile) -> State:
@@ -223,7 +222,7 @@ def task_state(file: AudioSRFile) -> State:
         state["net.latent_scale"] = file.scale
     vae, own = (transposed(net) if file.is_mel_first else net for net in (parts.get("vae", {}), parts.get(COPY, {})))
     for prefix in ("autoencoder.net.", "autoencoder."):  # frozen in the diffusion's task, trained in its own
-        state |= beneath(vae, prefix)
+        state |= add_prefix(vae, prefix)
     if file.has_own_conditioner:
-        state |= beneath(own, f"{CONDITION}.net.")
-    return state | beneath(parts.get("vocoder", {}), "vocoder.net.")
+        state |= add_prefix(own, f"{CONDITION}.net.")
+    return state | add_prefix(parts.get("vocoder", {}), "vocoder.net.")

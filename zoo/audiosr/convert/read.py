@@ -16,9 +16,9 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.global_encoder import REDUCTION
 from zoo.common.build import build
 from zoo.convert.engine import Original
-from zoo.convert.names import State, add_tensor, unwrapped, unwrapped_state
+from zoo.convert.network_description import count, fill_description, part, said, size, sizes
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import count, described, part, said, size, sizes
+from zoo.convert.tensor_names import State, add_tensor, strip_state_wrappers, strip_wrappers
 from zoo.hifigan.nets.generator import Generator
 
 
@@ -289,7 +289,7 @@ class AudioSRFile(Original):
             if name not in self.parts or (name == COPY and not self.has_own_conditioner):
                 continue
             net_file = Original(self.layout, self.parts[name], self.settings_of(name))
-            found[name] = described(net.spec, net_file, f"{self.path} ({name})")
+            found[name] = fill_description(net.spec, net_file, f"{self.path} ({name})")
             if name != "global_encoder" or self.layout == "model.py":
                 self._agree(found[name]["init_args"], net_file.settings, net)
         if (encoder := found.get("global_encoder", {}).get("init_args")) and (
@@ -349,7 +349,7 @@ def split(state: Mapping[str, Tensor]) -> tuple[dict[str, State], dict[str, int]
     """Sort a file's tensors by component, floats as float32, and count what nothing runs."""
     parts: dict[str, State] = {}
     dropped: Counter[str] = Counter()
-    for name, value in unwrapped_state(state).items():
+    for name, value in strip_state_wrappers(state).items():
         prefix = next((each for each in PREFIXES if name.startswith(each)), "")
         component = "tables" if name in TABLES else PREFIXES.get(prefix, "others")
         if component in LEFT_OUT:
@@ -408,7 +408,7 @@ def _layout(
     tensors: Mapping[str, Tensor], parts: Mapping[str, State], has_average: bool, config: Mapping[str, Any], path: Path
 ) -> str:
     """By the names; for files without a global encoder also by the configuration."""
-    copies = {match[1] for key in tensors if (match := _CONDITIONER.match(unwrapped(key)))}
+    copies = {match[1] for key in tensors if (match := _CONDITIONER.match(strip_wrappers(key)))}
     found = "audiosr"
     if "concat_lowpass_cond" in copies or (not copies and transformers_per_down_block(parts.get("unet", {})) == 1):
         found = "model.py"

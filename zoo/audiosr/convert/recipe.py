@@ -19,8 +19,8 @@ from zoo.audiosr.convert.read import (
     read_config,
     section,
 )
+from zoo.convert.network_description import part
 from zoo.convert.settings import Settings, to_number
-from zoo.convert.sizes import part
 
 SAMPLE_RATE = 48_000
 # said by other keys, or the same here without being said

@@ -38,8 +38,8 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.common.atomic import write_atomic
-from zoo.convert.checkpoints import read_ours
-from zoo.convert.names import below, beneath
+from zoo.convert.engine import read_ours
+from zoo.convert.tensor_names import add_prefix, select_prefix
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.checkpoints import find_checkpoints, step_of
@@ -176,8 +176,8 @@ def content_of(nets: Nets, layout: str) -> dict[str, Any]:
         (LAYOUTS[layout].conditioner, nets.condition_vae or nets.vae),
     ):
         if part is not None:
-            state |= beneath(_plain(part.state_dict()), prefix)
-            weights |= beneath(_plain(dict(part.named_parameters())), prefix)
+            state |= add_prefix(_plain(part.state_dict()), prefix)
+            weights |= add_prefix(_plain(dict(part.named_parameters())), prefix)
     averaged = {}
     for name, value in nets.averaged.items():
         part_name, _, rest = name.partition(".")
@@ -360,10 +360,10 @@ def _read(source: Path) -> tuple[Nets, dict[str, Any]]:
         ours = read_ours(source, INFERENCE)
         specs = {**ours.specs, "frozen": ours.checkpoint.get("frozen", {})}
         state, folder = ours.checkpoint["state_dict"], source.parent
-        averaged = below((ours.checkpoint.get("ema") or {}).get("shadow", {}), "net.")
+        averaged = select_prefix((ours.checkpoint.get("ema") or {}).get("shadow", {}), "net.")
     parts = build_parts(specs, folder)
     net = parts["net"]
-    net.load_state_dict(below(state, "net."))
+    net.load_state_dict(select_prefix(state, "net."))
     kept = dict(net.named_parameters())
     vocoder = parts["vocoder"].net if isinstance(parts.get("vocoder"), FrozenVocoder) else None
     averaged = {name: value for name, value in averaged.items() if name in kept}

@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo.common import report
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import load_foreign
-from zoo.convert.names import unwrapped
+from zoo.convert.tensor_names import strip_wrappers
 from zoo.runs import export
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.folder import find_checkpoint
@@ -116,7 +116,7 @@ def _tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         yield prefix, value
     elif isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _tensors(entry, f"{prefix}.{unwrapped(key)}" if prefix else unwrapped(key))
+            yield from _tensors(entry, f"{prefix}.{strip_wrappers(key)}" if prefix else strip_wrappers(key))
 
 
 def summary(found: Mapping[str, Component], most: int = 5) -> str:

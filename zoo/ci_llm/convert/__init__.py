@@ -26,7 +26,7 @@ from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.inference.writer import Speaker
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.convert.engine import Converted, Converter
-from zoo.convert.names import State
+from zoo.convert.tensor_names import State
 from zoo.runs import frozen
 from zoo.runs.folder import find_checkpoint
 
@@ -116,7 +116,6 @@ class AdapterConverter(Converter[Adapters]):
             "backbone": original.base or "not named",
             **{key: said[key] for key in ("epoch", "global_step", "completed") if key in said},
             "tokenizer": original.tokenizer is not None,
-            "optimizer": original.optimizer is not None,
         }
 
     def _task_state(self, original: Adapters, path: Path) -> State:
@@ -148,8 +147,6 @@ class AdapterConverter(Converter[Adapters]):
             )
         peft = target.name.startswith("peft") or (theirs and not target.name.startswith(ORIGINAL_NAMES))
         self._write(adapters, target, peft)
-        if peft and adapters.optimizer is not None:
-            notes.append("optimizer left out: PEFT folders hold none")
         counts = {"agents": len(adapters.weights), "tensors": adapters.tensors}
         return {"target": [str(target)], **counts, "notes": notes}
 

@@ -91,7 +91,7 @@ def merged(
     other = {layer: each for layer, each in ranks.items() if each != usual}
     return replace(
         adapters, layout=PEFT_LAYOUT, weights=[found], rank=usual, alpha=usual, rank_pattern=other,
-        alpha_pattern=dict(other), rslora=False, dropout=0.0, optimizer=None,
+        alpha_pattern=dict(other), rslora=False, dropout=0.0,
     )  # fmt: skip
 
 

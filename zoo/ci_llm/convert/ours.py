@@ -3,106 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from zoo.ci_llm.convert.read import OURS, PART, Adapters, check_pairs, from_ours, layer_of, written_targets
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.reading.foreign import load_foreign
 from zoo.common.registry import public_name
-from zoo.convert.checkpoints import loop_state, read_ours
-from zoo.convert.engine import AVERAGED, Converted
+from zoo.convert.engine import AVERAGED, Converted, read_ours
 from zoo.runs import frozen
 from zoo.runs.load import build_part
 
 INFERENCE = "zoo.ci_llm.Writer"
-Owner = tuple[str, int]  # our name of a stacked parameter, and the agent
-
-
-def original_order(backbone: Backbone, layers: Sequence[str], count: int) -> list[Owner | None]:
-    """What the original's optimizer numbers: all weights of the backbone, and behind a layer's own those of its agents.
-
-    Args:
-        layers: full names of the adapted layers.
-        count: of the agents.
-
-    Returns:
-        One entry per number; None for a weight of the backbone.
-    """
-    names = [name for name, _ in backbone.model.named_parameters()]
-    last = {layer: max(i for i, name in enumerate(names) if name.rpartition(".")[0] == layer) for layer in layers}
-    behind = {number: layer for layer, number in last.items()}
-    order: list[Owner | None] = []
-    for number in range(len(names)):
-        order.append(None)
-        if number in behind:
-            order += [(f"{OURS}{behind[number]}.lora_{side}", agent) for side in "AB" for agent in range(count)]
-    return order
-
-
-def our_optimizer(
-    optimizer: Mapping[str, Any], order: Sequence[Owner | None], names: Sequence[str], count: int
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Stack the states of the agents; agents without one (the original trained the last alone) begin with zeros.
-
-    Args:
-        order: see `original_order`.
-        names: our parameters in our optimizer's order.
-
-    Returns:
-        Our optimizer's state, or None where there is nothing to take over; and notes.
-    """
-    groups, old = optimizer.get("param_groups", []), optimizer.get("state", {})
-    if len(groups) != 1 or list(groups[0]["params"]) != list(range(len(order))):
-        return None, ["optimizer left out: it is not one group of all weights of this backbone and its agents"]
-    known: dict[str, dict[int, Any]] = {}
-    for number, owner in enumerate(order):
-        if owner is not None and number in old:
-            known.setdefault(owner[0], {})[owner[1]] = old[number]
-    if set(known) != set(names):
-        return None, ["optimizer left out: it has no state yet, or not of every adapted layer"]
-    absent = [agent for agent in range(count) if not all(agent in states for states in known.values())]
-    notes = [f"optimizer: agents {', '.join(map(str, absent))} have no state and begin with zeros"] if absent else []
-    state = {number: _stacked(known[name], count) for number, name in enumerate(names)}
-    return {"state": state, "param_groups": [{**groups[0], "params": list(range(len(names)))}]}, notes
-
-
-def their_optimizer(
-    optimizer: Mapping[str, Any], order: Sequence[Owner | None], names: Sequence[str]
-) -> dict[str, Any] | None:
-    """Give each agent its part of our state; None where it is not one group of all our parameters."""
-    groups, ours = optimizer["param_groups"], optimizer["state"]
-    if len(groups) != 1 or list(groups[0]["params"]) != list(range(len(names))):
-        return None
-    numbers = {name: number for number, name in enumerate(names)}
-    state = {
-        number: {
-            key: value[owner[1]].clone() if torch.is_tensor(value) and value.ndim else value
-            for key, value in ours[numbers[owner[0]]].items()
-        }
-        for number, owner in enumerate(order)
-        if owner is not None and numbers[owner[0]] in ours
-    }
-    return {"state": state, "param_groups": [{**groups[0], "params": list(range(len(order)))}]}
-
-
-def _stacked(states: Mapping[int, Mapping[str, Any]], count: int) -> dict[str, Any]:
-    """One state of all agents; counts of steps are the largest."""
-    some = next(iter(states.values()))
-    result: dict[str, Any] = {}
-    for key, value in some.items():
-        if torch.is_tensor(value) and value.ndim:
-            empty = torch.zeros_like(value)
-            result[key] = torch.stack([states[agent][key] if agent in states else empty for agent in range(count)])
-        else:
-            result[key] = max(state[key] for state in states.values())
-    return result
 
 
 def build_crowd(adapters: Adapters, path: Path, backbone: Path | str | None) -> tuple[Crowd, dict[str, Any]]:
@@ -140,7 +54,7 @@ def build_crowd(adapters: Adapters, path: Path, backbone: Path | str | None) -> 
 
 
 def as_ours(adapters: Adapters, source: Path, backbone: Path | str | None) -> Converted:
-    """Adapters as a crowd on its backbone, with the original's optimizer where it can be taken over."""
+    """Adapters as a crowd on its backbone."""
     crowd, spec = build_crowd(adapters, source, backbone)
     parts: dict[str, Any] = {PART: spec}
     given = isinstance(adapters.tokenizer, Path)
@@ -149,18 +63,10 @@ def as_ours(adapters: Adapters, source: Path, backbone: Path | str | None) -> Co
         parts["tokenizer"] = _spec(PretrainedTokenizer, {"source": str(tokenizer)})
     counts = (adapters.progress.get(key, 0) for key in ("global_step", "epoch"))
     step, epoch = (value if isinstance(value, int) else 0 for value in counts)
-    training: dict[str, Any] = {"loops": loop_state(step, epoch, automatic=True)}
-    notes = ["no optimizer: start from it with init_from"]
-    if isinstance(adapters.optimizer, Path):
-        names = [f"{PART}.{name}" for name, weight in crowd.named_parameters() if weight.requires_grad]
-        order = original_order(crowd.backbone, crowd.agents.names, crowd.agents.count)
-        converted, notes = our_optimizer(load_foreign(adapters.optimizer), order, names, crowd.agents.count)
-        notes += ["schedule left out: it begins anew"]
-        training |= {} if converted is None else {"optimizer_states": [converted]}
     recorded = {"parallel_mode": adapters.mode, "base": adapters.base, "progress": adapters.progress}
     specs = {"options": {"template": "{prompt}"}, "original_config": recorded}
     facts = {"agents": len(adapters.weights)}
-    return Converted(parts, {PART: crowd}, None, step, epoch, training, specs, facts, notes)
+    return Converted(parts, {PART: crowd}, step=step, epoch=epoch, specs=specs, facts=facts)
 
 
 def _backbones_tokenizer(source: str | None) -> str | None:
@@ -174,8 +80,7 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
     """Read our checkpoint as adapters.
 
     Args:
-        backbone: compare it with that of training, and number the optimizer's parameters by it; by default the copy
-            beside the checkpoint is used for that, where there is one.
+        backbone: compare it with that of training; by default the copy beside the checkpoint, where there is one.
     """
     checkpoint, specs, state, averaged = read_ours(source, INFERENCE)
     described = specs["parts"][PART]["init_args"]
@@ -211,13 +116,6 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
         tokenizer=tokenizer,
     )
     notes = [AVERAGED] if averaged else []
-    optimizers = checkpoint.get("optimizer_states") or []
-    if len(optimizers) == 1 and base is not None:
-        names = [key for key in state if key.startswith(OURS)]
-        layers = list(dict.fromkeys(name.removeprefix(OURS).rpartition(".")[0] for name in names))
-        adapters.optimizer = their_optimizer(optimizers[0], original_order(base, layers, len(weights)), names)
-    if optimizers and adapters.optimizer is None:
-        notes.append("optimizer left out: its numbers depend on the backbone; name its folder with backbone")
     return adapters, notes
 
 

@@ -42,7 +42,6 @@ META = "ci_llm_meta_config.json"
 PROGRESS = "training_progress.json"
 TOKENIZER = "tokenizer"
 STATE = "model.safetensors"
-OPTIMIZER = "optimizer.bin"
 BACKBONE = "backbone"  # our addition to the meta file
 _WEIGHTS = re.compile(r"agent(\d+)_weights\.pth")
 # Files of a PEFT folder.
@@ -82,7 +81,6 @@ class Adapters(Original):
         backbone: `sha256`, `dtype` and `quantization` of the one that they were trained on, where known.
         progress: content of `training_progress.json`, where there is one.
         tokenizer: folder of its files, or the tokenizer itself.
-        optimizer: the original's optimizer state, or the file of it, where there is one.
     """
 
     layout: str = ORIGINAL_LAYOUT
@@ -101,7 +99,6 @@ class Adapters(Original):
     backbone: dict[str, str] | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     tokenizer: Path | Tokenizer | None = None
-    optimizer: Path | dict[str, Any] | None = None
 
     def form(self) -> dict[str, Any]:
         """What shapes the agents: arguments of `Agents`, without those at their default that the original lacks."""
@@ -326,7 +323,6 @@ def read_original(folder: Path, allow_partial: bool = False) -> Adapters:
         mode=str(meta.get("parallel_mode", "sequential")),
         base=config.get("model_name") if isinstance(config, dict) else None,
         backbone=meta.get(BACKBONE),
-        optimizer=folder / OPTIMIZER if (folder / OPTIMIZER).is_file() else None,
         **beside,
     )
     check_alike(found, folder)

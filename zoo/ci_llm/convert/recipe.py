@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zoo.ci_llm.nets.agents import LINEAR_LAYERS
+from zoo.convert.network_description import part
 from zoo.convert.settings import Settings, read_table
-from zoo.convert.sizes import part
 
 PRECISIONS = {"no": "32-true", "fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 SCHEDULES = {

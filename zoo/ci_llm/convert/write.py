@@ -14,7 +14,6 @@ from zoo.ci_llm.convert.read import (
     BACKBONE,
     CONFIG,
     META,
-    OPTIMIZER,
     PEFT_WEIGHTS,
     PROGRESS,
     TOKENIZER,
@@ -59,8 +58,6 @@ def write_original(folder: Path, adapters: Adapters) -> None:
         _write_json(aside / META, meta)
         for number, weights in enumerate(adapters.weights):
             torch.save(weights, aside / f"{agent_name(number)}_weights.pth")
-        if isinstance(adapters.optimizer, dict):
-            torch.save(adapters.optimizer, aside / OPTIMIZER)
         _write_beside(aside, adapters)
 
 

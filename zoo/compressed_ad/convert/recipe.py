@@ -12,8 +12,7 @@ import yaml
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
-from zoo.convert.old_calls import PRECISIONS, launch_recipe
-from zoo.convert.settings import Setting, read_table, set_option, to_number, without_counterpart
+from zoo.convert.settings import PRECISIONS, Setting, read_table, set_option, to_number, without_counterpart
 
 MODEL, DATA = "model.init_args", "data.init_args"
 POLICY = f"{MODEL}.policy.init_args"
@@ -96,27 +95,24 @@ EARLIER_SHARES = [0.1, 0.2, 0.3, 0.4]  # it draws items of depth 0 to 3, deeper 
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
-    """Turn the original's configuration, or Accelerate's launch configuration, into a recipe.
+    """Turn the original's configuration into a recipe.
 
     Args:
-        path: the merged YAML that the original writes into a run's folder, a checkpoint of it (`.pt`, whose training
-            then goes on once it is converted), or Accelerate's YAML with `distributed_type` and `num_processes`.
+        path: the merged YAML that the original writes into a run's folder, or a checkpoint of it (`.pt`).
 
     Returns:
         The recipe and the keys without a counterpart here. It is the original's recipe for that model and environment
-        with other values; a launch configuration gives the `trainer` section alone.
+        with other values.
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: when it is none of them, or a value cannot be.
+        ValueError: when it is neither of them, or a value cannot be.
     """
     path = Path(path)
     original = PolicyConverter().read(path) if path.suffix == ".pt" else None
     config = read_table(path) if original is None else original.settings
     if original is not None and original.is_whole:
         config = {"grid_size": grid_size(original), **config}
-    if (launch := launch_recipe(config, path)) is not None:
-        return launch
     kind = _kind(config, path)
     recipe = yaml.safe_load(recipe_path(kind, config.get("env", "darkroom")).read_text(encoding="utf-8"))
     try:
@@ -124,7 +120,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {' '.join(map(str, error.args))}") from error
     if original is not None and original.is_whole:
-        recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that the training can be resumed
+        recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that a training can start from it
     return recipe, without_counterpart(KEYS | OWN[kind], config)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -16,11 +16,10 @@ from zoo.common.atomic import write_atomic
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.convert.checkpoints import Ours, loop_state, renumbered
-from zoo.convert.engine import Converted, Converter, Original, tally
-from zoo.convert.names import Names, unwrapped_state
+from zoo.convert.engine import Converted, Converter, Original, Ours, tally
+from zoo.convert.network_description import Leaf, count, fill_description, has, part, said, size
 from zoo.convert.settings import plain, read_table, to_number
-from zoo.convert.sizes import Leaf, count, described, has, part, said, size
+from zoo.convert.tensor_names import NameTable, strip_state_wrappers
 from zoo.runs.load import build_part
 
 Kind = Literal["AD", "CAD", "v1"]
@@ -31,7 +30,7 @@ COMMON = (
 )
 HEAD = ("pred_action.{rest}", "head.{rest}")
 # The earlier model's blocks are torch's encoder layers.
-LAYER = Names(
+LAYER = NameTable(
     ("self_attn.in_proj_weight", "attn.qkv_proj.weight"),
     ("self_attn.in_proj_bias", "attn.qkv_proj.bias"),
     ("self_attn.out_proj.{rest}", "attn.out_proj.{rest}"),
@@ -41,9 +40,9 @@ LAYER = Names(
     ("norm2.{rest}", "ln2.{rest}"),
 )
 BLOCKS = "transformer.blocks."
-NAMES: dict[Kind, Names] = {
-    "AD": Names(("transformer.{rest}", "transformer.{rest}"), *COMMON, HEAD),
-    "CAD": Names(
+NAMES: dict[Kind, NameTable] = {
+    "AD": NameTable(("transformer.{rest}", "transformer.{rest}"), *COMMON, HEAD),
+    "CAD": NameTable(
         ("latent_type_embedding{rest}", "latent_type{rest}"),
         ("ad_transformer.{rest}", "transformer.{rest}"),
         *COMMON,
@@ -51,7 +50,7 @@ NAMES: dict[Kind, Names] = {
         ("compression_transformer.{rest}", "compressor.{rest}"),
         ("reconstruction_decoder.{rest}", "decoder.{rest}"),
     ),
-    "v1": Names(
+    "v1": NameTable(
         ("pos_embedding", "transformer.pos_embedding"),
         ("encoder.{rest}", "compressor.{rest}"),
         *COMMON,
@@ -81,9 +80,7 @@ ENVIRONMENTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "darkroom_permuted": ("DarkroomPermuted", 20, {}),
     "dark_key_to_door": ("DarkKeyToDoor", 50, {}),
 }
-TRAINING = ("step", "optimizer", "lr_sched", "eval_reward")
-# What every schedule keeps, theirs and ours.
-SCHEDULE = ("base_lrs", "last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step", "_last_lr")
+TRAINING = ("step", "eval_reward")
 # The original's key: where a policy has it; of modules their number, of a tensor its second axis.
 SIZES = {
     "num_actions": "embedding.num_actions",
@@ -240,7 +237,7 @@ def policy_spec(original: PolicyFile, path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} holds a pre-trained compressor without a policy; start a training from it with init_from"
         )
-    return described(POLICY, original, path)
+    return fill_description(POLICY, original, path)
 
 
 class PolicyConverter(Converter[PolicyFile]):
@@ -255,7 +252,7 @@ class PolicyConverter(Converter[PolicyFile]):
     def _interpret(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
         tensors = content.get("model", content)
         is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
-        state = unwrapped_state(tensors) if is_state and "zoo" not in content else {}
+        state = strip_state_wrappers(tensors) if is_state and "zoo" not in content else {}
         kind = kind_of(state)
         if kind is None:
             raise self._unknown(path, content)
@@ -283,7 +280,7 @@ class PolicyConverter(Converter[PolicyFile]):
             facts["step"] = training["step"]
         if "eval_reward" in training:
             facts["eval_reward"] = float(training["eval_reward"])
-        return {**facts, "optimizer": bool(training.get("optimizer")), "settings in the file": original.settings}
+        return {**facts, "settings in the file": original.settings}
 
     def from_original(self, path: Path | str, config: Mapping[str, Any] | Path | str | None = None) -> InContextPolicy:
         """Build the policy of a checkpoint of the original.
@@ -308,38 +305,25 @@ class PolicyConverter(Converter[PolicyFile]):
 
     def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> Converted:
         policy = self.build(original, source)
-        converted = Converted(
+        return Converted(
             parts={self.part: policy_spec(original, source), "env": env_spec(original.settings, grid_size(original))},
             nets={self.part: policy},
             step=int(original.training.get("step") or 0),
             specs={"original_config": original.settings},
             notes=original.assumed({**HEADS[original.layout], "env": "darkroom"}),
         )
-        if is_checkpoint:
-            ours = [name for name, _ in policy.named_parameters()]
-            converted.training, left_out = _our_training(
-                original.training, original.settings, list(original.state), ours
-            )
-            converted.notes += left_out
-        return converted
 
     def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
-        policy, kind = identify(net)
-        own = [name for name, _ in policy.named_parameters()]
-        theirs = list(to_theirs({name: name for name in own}, kind).values())
-        state = _their_training(ours.checkpoint, own, theirs)
-        if "optimizer" not in state:
-            notes.append("no optimizer of all parameters: none written")
         env = build_part(ours.specs, "env")
         settings = {"env": env.name, "horizon": env.horizon, **(ours.specs.get("original_config") or {})}
-        return {"settings": settings, "training": {"step": int(ours.checkpoint.get("global_step", 0)), **state}}
+        return {"settings": settings, "step": int(ours.checkpoint.get("global_step", 0))}
 
     def to_original(
         self,
         module: nn.Module,
         path: Path | str,
         settings: Mapping[str, Any] | None = None,
-        training: Mapping[str, Any] | None = None,
+        step: int = 0,
     ) -> None:
         """Write a policy as a checkpoint of the original.
 
@@ -347,7 +331,7 @@ class PolicyConverter(Converter[PolicyFile]):
             module: an `InContextPolicy` that computes as one of the original's models.
             path: file to write.
             settings: of the original's configuration (environment, split, training), beside the model's sizes.
-            training: `step`, `optimizer` and `lr_sched`, as the original keeps them; step 0 by default.
+            step: optimizer steps trained.
 
         Raises:
             ValueError: when the original's models would compute something else with these weights.
@@ -355,10 +339,9 @@ class PolicyConverter(Converter[PolicyFile]):
         policy, kind = identify(module)
         state = {key: value.detach().cpu().contiguous() for key, value in policy.state_dict().items()}
         content = {
-            "step": 0,
+            "step": step,
             "config": {**(settings or {}), **settings_of(policy, kind), "device": torch.device("cpu")},
             "model": to_theirs(state, kind),
-            **(training or {}),
         }
         write_atomic(Path(path), lambda file: torch.save(content, file))
 
@@ -417,70 +400,3 @@ def settings_of(policy: InContextPolicy, kind: Kind) -> dict[str, Any]:
 
 def _is_norm(module: nn.Module | None) -> bool:
     return isinstance(module, nn.LayerNorm)
-
-
-def _our_training(
-    training: Mapping[str, Any], config: Mapping[str, Any], theirs: Sequence[str], ours: Sequence[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Entries of a Lightning checkpoint for an original's training state, and what could not be taken over.
-
-    `theirs` and `ours` are our names of the parameters as the original's optimizer numbers them, and as ours does.
-    """
-    step = int(training.get("step") or 0)
-    entries: dict[str, Any] = {
-        "optimizer_states": [],
-        "lr_schedulers": [],
-        "loops": loop_state(step, 0, automatic=True),
-    }
-    optimizer, schedule = training.get("optimizer"), training.get("lr_sched")
-    if not optimizer:
-        return entries, ["no optimizer: start from it with init_from"]
-    try:
-        entries["optimizer_states"] = [renumbered(optimizer, theirs, ours)]
-    except ValueError:
-        return entries, ["optimizer left out: it has not one group of all parameters; start from it with init_from"]
-    if not schedule:
-        return entries, ["no schedule: start from it with init_from"]
-    entries["lr_schedulers"] = [_our_schedule(schedule, config)]
-    return entries, []
-
-
-def _their_training(checkpoint: Mapping[str, Any], ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Any]:
-    """Optimizer and schedule of a checkpoint of ours in the original's order and words, as far as there are any."""
-    optimizers, schedules = checkpoint.get("optimizer_states") or [], checkpoint.get("lr_schedulers") or []
-    result: dict[str, Any] = {}
-    try:
-        (optimizer,) = optimizers
-        result["optimizer"] = renumbered(optimizer, ours, theirs)
-    except ValueError:  # not one optimizer with one group of all parameters
-        return result
-    if len(schedules) == 1:
-        result["lr_sched"] = _their_schedule(schedules[0])
-    return result
-
-
-def _our_schedule(schedule: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """State of `StageCosine` or `RampedCosine`."""
-    common = {key: schedule[key] for key in SCHEDULE if key in schedule}
-    if "stage_boundaries" in schedule:
-        rises = (schedule["initial_warmup_steps"], schedule["stage_warmup_steps"])
-        stages = [(start, end, rises[start > 0]) for start, end in schedule["stage_boundaries"]]
-        return {**common, "stages": stages, "min_factor": schedule["min_lr_ratio"]}
-    known = {"warmup_steps": "num_warmup_steps", "total_steps": "train_timesteps"}
-    return {**common, **{ours: config[theirs] for ours, theirs in known.items() if theirs in config}}
-
-
-def _their_schedule(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    common = {key: schedule[key] for key in SCHEDULE if key in schedule}
-    if "stages" not in schedule:
-        return {**common, "lr_lambdas": [{}]}
-    stages = schedule["stages"]
-    return {
-        "curriculum_steps": [start for start, _, _ in stages],
-        "total_steps": stages[-1][1],
-        "initial_warmup_steps": stages[0][2],
-        "stage_warmup_steps": stages[-1][2],
-        "min_lr_ratio": schedule["min_factor"],
-        "stage_boundaries": [(start, end) for start, end, _ in stages],
-        **common,
-    }

@@ -1,4 +1,4 @@
-"""The lineage's training flags and Accelerate's launch configuration in our words: options laid over one recipe."""
+"""The lineage's training flags as options of one recipe."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 
 from zoo.common.systems import recipe_root
-from zoo.convert.old_calls import PRECISIONS, launch_recipe
-from zoo.convert.settings import Setting, read_table, set_option
+from zoo.convert.settings import PRECISIONS, Setting, hinted, read_table, set_option
 
 RECIPE = "base_parity"
 
@@ -68,16 +67,14 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
-    """Turn the lineage's config.json, or Accelerate's launch configuration (YAML), into a recipe.
+    """Turn the lineage's config.json into a recipe.
 
     Returns:
         The recipe and the keys without a counterpart here. It trains as the lineage does, as `base_parity` with other
-        values; a launch configuration gives the `trainer` section alone.
+        values.
     """
     path = Path(path)
     config = read_table(path)
-    if (launch := launch_recipe(config, path)) is not None:
-        return launch
     if not {"train_num_steps", "batch_size"} <= set(config):
         raise ValueError(
             f"{path} is no configuration of the flow matching lineage: it lacks train_num_steps and batch_size "
@@ -86,7 +83,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     recipe = yaml.safe_load(recipe_path().read_text(encoding="utf-8"))
     for option, value in options({key: config[key] for key in config if key in FLAGS}, str(path)).items():
         set_option(recipe, option, value)
-    return recipe, [str(key) for key in config if key not in FLAGS]
+    return recipe, hinted([str(key) for key in config if key not in FLAGS], WITHOUT_COUNTERPART)
 
 
 def recipe_path() -> Path:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
-from zoo.convert.checkpoints import Ours
-from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original, tally
-from zoo.convert.names import State, below, beneath, unwrapped_state
-from zoo.convert.sizes import count, described, part, said, size
+from zoo.convert.engine import Converted, Converter, Original, Ours, tally
+from zoo.convert.network_description import count, fill_description, part, said, size
+from zoo.convert.tensor_names import State, add_prefix, select_prefix, strip_state_wrappers
 from zoo.flow.convert import sit
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import GROUPS, UNet
@@ -111,9 +110,9 @@ class FlowConverter(Converter[FlowFile]):
         tensors = isinstance(flat, Mapping) and all(isinstance(value, Tensor) for value in flat.values())
         if "zoo" in content or not tensors:
             raise self._unknown(path, content)
-        named = unwrapped_state(flat)
+        named = strip_state_wrappers(flat)
         strangers = [name for name in named if not name.startswith((PREFIX, DROPPED))]
-        state = below(named, PREFIX)
+        state = select_prefix(named, PREFIX)
         if strangers or not NETS.keys() & set(state):
             raise self._unknown(path, strangers or flat)
         records = content.get("hparams") if flat is not content else None
@@ -124,7 +123,7 @@ class FlowConverter(Converter[FlowFile]):
     def _spec(self, original: FlowFile, path: Path, **options: Any) -> dict[str, Any]:
         settings = original.settings | {key: value for key, value in options.items() if value is not None}
         table = next(table for mark, table in NETS.items() if mark in original.state)
-        return described(table, Original(original.layout, original.state, settings), path)
+        return fill_description(table, Original(original.layout, original.state, settings), path)
 
     def _facts(self, original: FlowFile, path: Path) -> dict[str, Any]:
         spec = self._spec(original, path)
@@ -153,10 +152,10 @@ class FlowConverter(Converter[FlowFile]):
         if original.layout == "SiT":
             notes = [sit.NOTE]
         return Converted(
-            parts={self.part: self._spec(original, source), "path": described(PATH, original, source)},
+            parts={self.part: self._spec(original, source), "path": fill_description(PATH, original, source)},
             nets={self.part: net},
             specs={"original_config": original.settings},
-            notes=[*notes, NO_TRAINING] if is_checkpoint else notes,
+            notes=notes,
         )
 
     def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
@@ -192,7 +191,7 @@ class FlowConverter(Converter[FlowFile]):
                 "dropout": module.dropout,
             }
         state: State = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
-        content = {"hparams": {**known, **given}, "state_dict": beneath(state, PREFIX)}
+        content = {"hparams": {**known, **given}, "state_dict": add_prefix(state, PREFIX)}
         write_atomic(Path(path), lambda file: torch.save(content, file))
 
 

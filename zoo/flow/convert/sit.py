@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from zoo.convert.engine import Original
-from zoo.convert.names import State
-from zoo.convert.sizes import count, part, said, size
+from zoo.convert.network_description import count, part, said, size
+from zoo.convert.tensor_names import State
 from zoo.flow.nets.dit import SIZES, sine_table
 
 MARK = "x_embedder.proj.weight"  # a tensor that every file of the layout has

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from zoo.convert.sizes import part
+from zoo.convert.network_description import part
 from zoo.hifigan.nets.antialiasing import AntiAliased
 
 Value = TypeVar("Value")

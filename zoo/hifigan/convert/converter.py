@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build
 from zoo.common.registry import public_name
-from zoo.convert.checkpoints import loop_state, read_ours, renumbered
-from zoo.convert.engine import NO_TRAINING, Converted, Converter, tally
-from zoo.convert.names import State, by_part
+from zoo.convert.engine import Converted, Converter, read_ours, tally
 from zoo.convert.settings import read_table
+from zoo.convert.tensor_names import State, group_by_component
 from zoo.hifigan.convert import bigvgan
-from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec, original_config, recipe_of
+from zoo.hifigan.convert.recipe import CONFIG_NAME, DEFAULTS, generator_spec, original_config, recipe_of
 from zoo.hifigan.convert.rules import (
     NAME,
     PARTS,
@@ -43,8 +42,7 @@ from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.vocos import Vocos
 from zoo.runs.folder import find_checkpoint
 
-ORIGINAL_ORDER = ("msd", "mrd", "mpd")  # the original's discriminator optimizer numbers MPD's parameters last
-OUR_ORDER = ("mpd", "msd", "mrd")  # order of the task's `discriminators`
+DISCRIMINATORS = ("mpd", "msd", "mrd")  # order of the task's `discriminators`
 BUFFER_LEAVES = ("_u", "_v", "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -147,15 +145,6 @@ class HifiganConverter(Converter[HifiganFile]):
         arguments["discriminators"].update(discriminator_specs(state, source, settings))
         converted.notes += [f"config: {key} has no counterpart" for key in unmapped]
         converted.epoch = original.training.get("epoch", 0)
-        converted.training["loops"] = loop_state(batches, max(converted.epoch, 0))
-        if not {"optim_g", "optim_d"} <= set(original.training):
-            converted.notes.append(NO_TRAINING)
-        elif original.is_fused:
-            converted.notes.append(
-                "training state left out: the generator's weight norm was removed, its optimizer does not fit"
-            )
-        else:
-            converted.training |= _our_training(original, state, arguments["scheduler_g"]["init_args"]["gamma"])
         return converted
 
     def _from_ours(self, source: Path, target: Path) -> dict[str, Any]:
@@ -172,10 +161,9 @@ class HifiganConverter(Converter[HifiganFile]):
         generator = classes[spec["class_path"]](**spec["init_args"])
         refuse_variants(generator)  # before anything is written
         check_finite(state, source)
-        parts = by_part(state)
+        parts = group_by_component(state)
         generator.load_state_dict(parts["generator"])
         steps = max(int(checkpoint.get("global_step", 0)) - 1, 0)
-        optimizers = checkpoint.get("optimizer_states") or []
         target.mkdir(parents=True, exist_ok=True)
         written = [target / f"g_{steps:08d}"]
         mel = specs["parts"]["mel"]["init_args"]
@@ -183,20 +171,23 @@ class HifiganConverter(Converter[HifiganFile]):
         _write_config(target / CONFIG_NAME, config)
         notes = []
         # a run's task may have its discriminators in another order than the recipe's
-        order = [part for part in parts if part in OUR_ORDER]
-        wanted = ["mpd", "mrd" if isinstance(generator, BigVGAN) else "msd"]
-        if len(optimizers) == 2 and sorted(order) == wanted:
+        order = [part for part in parts if part in DISCRIMINATORS]
+        required = ["mpd", "mrd" if isinstance(generator, BigVGAN) else "msd"]
+        if sorted(order) == required:
+            epoch = int(checkpoint.get("epoch", 0))
+            decays = steps if isinstance(generator, BigVGAN) else epoch  # BigVGAN's schedule counts steps
             content = {
                 **{name: to_legacy_keys(parts[name]) for name in order},
-                "optim_g": _reordered(optimizers[0], state, ["generator"], ["generator"]),
-                "optim_d": _reordered(optimizers[1], state, order, ORIGINAL_ORDER),
+                "optim_g": _new_optimizer([parts["generator"]], config, decays),
+                "optim_d": _new_optimizer([parts[name] for name in order], config, decays),
                 "steps": steps,
-                "epoch": int(checkpoint.get("epoch", 0)),
+                "epoch": epoch,
             }
+            notes.append("optimizers start fresh: the do_ file holds new ones of AdamW")
             written.append(target / f"do_{steps:08d}")
             write_atomic(written[-1], lambda file: torch.save(content, file))
         else:
-            notes.append(f"no do_ file: the checkpoint lacks {', '.join(wanted)} or their optimizer")
+            notes.append(f"no do_ file: the checkpoint lacks {' or '.join(required)}")
         self.to_original(generator, written[0])
         return {"target": written, "tensors": len(state), "steps": steps, "notes": notes}
 
@@ -240,39 +231,23 @@ def _write_config(path: Path, config: Mapping[str, Any]) -> None:
         raise ValueError(f"{path} describes another generator ({', '.join(differing)} differ); choose another folder")
 
 
-def _reordered(optimizer: Mapping[str, Any], state: Mapping[str, Tensor], before: Any, after: Any) -> dict[str, Any]:
-    """Renumber an optimizer's state for another order of the nets; a state dict has parameters in their order."""
-    names = {
-        part: [key for key in state if key.startswith(f"{part}.") and not key.endswith(BUFFER_LEAVES)]
-        for part in {*before, *after}
-    }
-    return renumbered(optimizer, *([name for part in order for name in names[part]] for order in (before, after)))
+def _new_optimizer(states: Iterable[Mapping[str, Tensor]], config: Mapping[str, Any], decays: int) -> dict[str, Any]:
+    """State dict of an AdamW without moments, for which the original's training opens a `do_*` file.
 
-
-def _our_training(original: HifiganFile, state: Mapping[str, Tensor], gamma: float) -> dict[str, Any]:
-    """Optimizers and schedules; the original keeps none of the latter, and derives them from the epoch."""
-    epoch = max(original.training["epoch"], 0)
-    optimizers = [
-        _reordered(original.training["optim_g"], state, ["generator"], ["generator"]),
-        _reordered(original.training["optim_d"], state, ORIGINAL_ORDER, OUR_ORDER),
+    Args:
+        states: tensors of the nets that it trains.
+        config: the original's settings.
+        decays: how often its exponential schedule has lowered the rate.
+    """
+    config = {**DEFAULTS, **config}
+    parameters = [
+        nn.Parameter(value) for state in states for key, value in state.items() if not key.endswith(BUFFER_LEAVES)
     ]
-    schedules = [
-        {
-            "gamma": gamma,
-            "base_lrs": [_initial_rate(group, gamma, epoch) for group in optimizer["param_groups"]],
-            "last_epoch": epoch,
-            "_step_count": epoch + 1,
-            "_is_initial": False,
-            "_get_lr_called_within_step": False,
-            "_last_lr": [group["lr"] for group in optimizer["param_groups"]],
-        }
-        for optimizer in optimizers
-    ]
-    return {"optimizer_states": optimizers, "lr_schedulers": schedules}
-
-
-def _initial_rate(group: Mapping[str, Any], gamma: float, epoch: int) -> float:
-    return group["initial_lr"] if "initial_lr" in group else group["lr"] / gamma**epoch
+    optimizer = torch.optim.AdamW(parameters, config["learning_rate"], (config["adam_b1"], config["adam_b2"]))
+    rate = {"lr": config["learning_rate"] * config["lr_decay"] ** decays, "initial_lr": config["learning_rate"]}
+    content = optimizer.state_dict()
+    content["param_groups"][0] |= rate
+    return content
 
 
 def _known_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +258,7 @@ def _known_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         known["lr_decay"] = gammas[0]
     for optimizer in (checkpoint.get("optimizer_states") or [])[:1]:
         group = optimizer["param_groups"][0]
-        known["learning_rate"] = _initial_rate(group, 1.0, 0)
+        known["learning_rate"] = group.get("initial_lr", group["lr"])
         if "betas" in group:
             known["adam_b1"], known["adam_b2"] = group["betas"]
     return known

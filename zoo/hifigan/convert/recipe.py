@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zoo.convert.network_description import part
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import part
 from zoo.hifigan.convert import bigvgan
 
 CONFIG_NAME = "config.json"

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
 from zoo.convert.engine import Original
-from zoo.convert.names import State, below, beneath, by_part, is_state, unwrapped
+from zoo.convert.network_description import count, fill_description, part, said, size
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import count, filled, part, said, size
+from zoo.convert.tensor_names import State, add_prefix, group_by_component, is_state_dict, select_prefix, strip_wrappers
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec
 from zoo.hifigan.nets.bigvgan import BigVGAN
@@ -149,7 +149,7 @@ def with_weight_norm(state: Mapping[str, Tensor]) -> State:
 
 def trainable_state(state: Mapping[str, Tensor]) -> State:
     """The same tensors with weight norm on every convolution of the generator."""
-    normed = beneath(with_weight_norm(below(state, "generator.")), "generator.")
+    normed = add_prefix(with_weight_norm(select_prefix(state, "generator.")), "generator.")
     return normed | {key: value for key, value in state.items() if not key.startswith("generator.")}
 
 
@@ -195,11 +195,11 @@ def unwrap_content(content: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     for key, value in content.items():
         name = key
         if isinstance(value, Tensor):
-            net, dot, rest = unwrapped(key).partition(".")
-            name = f"{net}{dot}{unwrapped(rest)}"
+            net, dot, rest = strip_wrappers(key).partition(".")
+            name = f"{net}{dot}{strip_wrappers(rest)}"
         if name in plain:
             raise ValueError(f"two tensors are called {name} without the prefixes of data parallelism and compilation")
-        plain[name], inner_changed = unwrap_content(value) if is_state(value) else (value, False)
+        plain[name], inner_changed = unwrap_content(value) if is_state_dict(value) else (value, False)
         changed |= inner_changed or name != key
     return plain, changed
 
@@ -217,32 +217,32 @@ def check_finite(state: Mapping[str, Tensor], source: Path | str) -> None:
 
 def layout_of(content: Mapping[str, Any]) -> HifiganFile | None:
     """Recognise the layout of a loaded file and rename its tensors; None when it is not known."""
-    if is_state(content.get("generator")):
+    if is_state_dict(content.get("generator")):
         is_bigvgan = any(key.startswith("activation_post.") for key in content["generator"])
         return renamed("bigvgan" if is_bigvgan else "hifi-gan", {"generator": content["generator"]})
     for other in ("msd", "mrd"):
-        if is_state(content.get("mpd")) and is_state(content.get(other)):
+        if is_state_dict(content.get("mpd")) and is_state_dict(content.get(other)):
             training = {key: content[key] for key in ("optim_g", "optim_d", "steps", "epoch") if key in content}
             layout = "hifi-gan" if other == "msd" else "bigvgan"
             return renamed(layout, {name: content[name] for name in ("mpd", other)}, training)
-    if is_state(model := content.get("model")):
+    if is_state_dict(model := content.get("model")):
         if any(key.startswith("model_g.") for key in model):
-            return renamed("coqui", by_part(split_prefixes(model, PREFIXES["coqui"])))
+            return renamed("coqui", group_by_component(split_prefixes(model, PREFIXES["coqui"])))
         discriminators = content.get("model_disc")
         is_generator = any(key.startswith("conv_pre.") for key in model)
-        parts = {"generator": model} | (by_part(discriminators) if is_state(discriminators) else {})
+        parts = {"generator": model} | (group_by_component(discriminators) if is_state_dict(discriminators) else {})
         return renamed("coqui", parts) if is_generator else None
-    if is_state(state := content.get("state_dict")):
+    if is_state_dict(state := content.get("state_dict")):
         ours = "zoo" in content or any(key.startswith(("mpd.", "msd.")) for key in state)
         known = split_prefixes(state, PREFIXES["ssl-vocoder"])
         if not ours and any(key.startswith("generator.conv_pre.") for key in known):
-            return renamed("ssl-vocoder", by_part(known))
-    if is_state(content):
+            return renamed("ssl-vocoder", group_by_component(known))
+    if is_state_dict(content):
         layout = "speechbrain" if any(map(_SPEECHBRAIN_LEVEL.match, content)) else "hifi-gan"
         if any(key.startswith("conv_pre.") for key in content):
             return renamed(layout, {"generator": content})
         if all(key.startswith(("mpd.", "msd.")) for key in content):
-            return renamed(layout, by_part(content))
+            return renamed(layout, group_by_component(content))
     return None
 
 
@@ -256,7 +256,7 @@ def renamed(layout: str, parts: Mapping[str, Mapping[str, Tensor]], training: An
             tensors = {slot[key.startswith(CONDITIONER_MODULES)] + key: value for key, value in tensors.items()}
         if layout == "bigvgan":
             tensors = bigvgan.our_names(tensors)
-        state |= beneath(to_our_keys(tensors), f"{name}.")
+        state |= add_prefix(to_our_keys(tensors), f"{name}.")
     reflect = any(_SPEECHBRAIN_LEVEL.match(key) for name in PARTS for key in parts.get(name, {}))
     filters = {key: value for key, value in parts.get("generator", {}).items() if key.endswith(".filter")}
     return HifiganFile(layout, state, training=training or {}, reflect=reflect, filters=filters)
@@ -299,13 +299,14 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     """
     state = original.part("generator")
     if not state:
-        raise ValueError(f"{source} holds no generator (only {', '.join(by_part(original.state))})")
+        raise ValueError(f"{source} holds no generator (only {', '.join(group_by_component(original.state))})")
     names = ("conv_pre.weight", f"conv_pre{_NORM}original1")
     in_channels = next((state[name].shape[1] for name in names if name in state), None)
     arguments = dict(generator_spec(config, in_channels)["init_args"])
     table = next((table for mark, table in CONDITIONERS.items() if mark in state), None)
     if table is not None:
-        conditioner: Conditioner = build(filled(table, Original(original.layout, state, dict(config))))
+        conditioner_file = Original(original.layout, state, dict(config))
+        conditioner: Conditioner = build(fill_description(table, conditioner_file, source))
         arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
     if original.reflect:
         arguments["padding_mode"] = "reflect"
@@ -337,14 +338,16 @@ def discriminator_specs(
         ValueError: when names or shapes are not those of the discriminators.
     """
     if config is not None and bigvgan.is_bigvgan(config):
-        described = {name: spec for name, spec in bigvgan.discriminators(config).items() if below(state, f"{name}.")}
+        described = {
+            name: spec for name, spec in bigvgan.discriminators(config).items() if select_prefix(state, f"{name}.")
+        }
         for name, spec in described.items():
-            check_whole(build(spec), below(state, f"{name}."), str(source), f"the {name} of the config")
+            check_whole(build(spec), select_prefix(state, f"{name}."), str(source), f"the {name} of the config")
         return described
     widest = {"mpd": (MultiPeriodDiscriminator, PERIOD_CHANNELS[0]), "msd": (MultiScaleDiscriminator, 128)}
     specs = {}
     for name, (cls, channels) in widest.items():
-        own = below(state, f"{name}.")
+        own = select_prefix(state, f"{name}.")
         if not own:
             continue
         bias = own.get("discriminators.0.convs.0.bias")

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build, build_whole
-from zoo.convert.checkpoints import Ours
-from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
-from zoo.convert.names import State, is_state
+from zoo.convert.engine import Converted, Converter, Original, Ours
+from zoo.convert.network_description import part
 from zoo.convert.settings import read_table
-from zoo.convert.sizes import part
+from zoo.convert.tensor_names import State, is_state_dict
 from zoo.hifigan.convert.rules import (
     UNWRAPPED,
     check_finite,
@@ -64,9 +63,9 @@ class VocosConverter(Converter[Original]):
 
     def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> Original:
         plain, wrapped = unwrap_content(content)
-        trained = is_state(plain.get("state_dict"))
+        trained = is_state_dict(plain.get("state_dict"))
         tensors = plain["state_dict"] if trained else plain
-        if not is_state(tensors) or not any(key.startswith("backbone.embed.") for key in tensors):
+        if not is_state_dict(tensors) or not any(key.startswith("backbone.embed.") for key in tensors):
             raise self._unknown(path, content)
         settings = _settings(path)
         missing = [name for name in SECTIONS if name not in settings]
@@ -109,7 +108,6 @@ class VocosConverter(Converter[Original]):
         )
         if is_checkpoint:
             converted.state = original.state
-            converted.notes.append(NO_TRAINING)
             for name, spec in arguments["discriminators"].items():
                 if tensors := original.part(name):
                     build_whole(spec, tensors, str(source))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
-from zoo.convert.sizes import part
+from zoo.convert.network_description import part
 from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, block_of
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone

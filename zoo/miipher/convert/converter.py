@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic import replacing, write_atomic
-from zoo.convert.checkpoints import loop_state, renumbered
 from zoo.convert.engine import Converted, Converter
-from zoo.convert.names import State, beneath, by_part
+from zoo.convert.tensor_names import State, add_prefix, group_by_component
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PARTS,
@@ -33,13 +32,10 @@ from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import MelFamily
-from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, is_export, parts_state
-from zoo.runs.folder import find_checkpoint
 from zoo.runs.frozen import load_config
 from zoo.runs.load import build_parts, read_parts
 
-WARMUP = "constant_with_warmup"
 README = """# Miipher-2
 
 Adapter and vocoder in the layout of the Miipher-2 reproduction, written by the zoo.
@@ -127,9 +123,9 @@ class MiipherConverter(Converter[MiipherFile]):
         if (cleaner := original.cleaner) is not None:
             if cleaner.inside:
                 raise ValueError(f"{path}: adapters that follow the whole block fit none of ours")
-            state |= beneath({**cleaner.adapters, **cleaner.norms()}, "encoder.adapters.")
-            state |= beneath(cleaner.frozen(), "encoder.backbone.model.")
-        state |= beneath(original.open_miipher, "encoder.adapters.")
+            state |= add_prefix({**cleaner.adapters, **cleaner.norms()}, "encoder.adapters.")
+            state |= add_prefix(cleaner.frozen(), "encoder.backbone.model.")
+        state |= add_prefix(original.open_miipher, "encoder.adapters.")
         return state | (trainable_state(original.vocoder.state) if original.vocoder is not None else {})
 
     def convert(
@@ -181,13 +177,11 @@ class MiipherConverter(Converter[MiipherFile]):
             result.parts |= {"generator": _described(generator), "sample_rate": rate}
             result.specs |= {"task": "zoo.miipher.VocoderTask", "inference": "zoo.miipher.Restorer"}
         if is_checkpoint:
-            result.training, notes = our_training(original, step)
-            result.notes += notes
             if vocoder is not None:
                 nets = trainable_state(vocoder.state)
                 discriminator_specs(nets, original.files[-1])
                 result.state = {**result.tensors(), **nets}
-                result.training |= _average(vocoder, nets, step)
+                result.averaged = _average(vocoder, nets)
         elif vocoder is not None:
             result.nets["generator"] = generator
             if built is None:
@@ -231,15 +225,13 @@ class MiipherConverter(Converter[MiipherFile]):
         rate = int(parts.get("sample_rate", SAMPLE_RATE))
         nets = {"adapter": encoder if isinstance(encoder, Cleaner) else None, "vocoder": generator}
         jobs = _jobs({name: net for name, net in nets.items() if net is not None}, target, step)
-        training: dict[str, Any] = {}
+        config = None
         if isinstance(encoder, Cleaner) and isinstance(encoder.adapters, ParallelAdapters) and not is_export(source):
-            training = their_training(load_checkpoint(find_checkpoint(source)), len(encoder.adapters.blocks))
-            if "original_config" in specs:
-                training["config"] = specs["original_config"]
+            config = specs.get("original_config")
         others = {key: value for key, value in state.items() if key.startswith(("mpd.", "msd."))}
 
         def write(folder: Path) -> list[Path]:
-            files = (_write(net, folder / file, backbone, step, others, rate, training) for net, file in jobs.values())
+            files = (_write(net, folder / file, backbone, step, others, rate, config) for net, file in jobs.values())
             return [written for each in files for written in each]
 
         if target.suffix:
@@ -258,60 +250,12 @@ class MiipherConverter(Converter[MiipherFile]):
         return {"target": written, "step": step, "notes": [note] if "generator" in fused else []}
 
 
-def our_training(original: MiipherFile, step: int) -> tuple[dict[str, Any], list[str]]:
-    """Entries of a Lightning checkpoint for an original's training state, and what could not be taken over."""
-    if original.vocoder is not None:
-        return {"loops": loop_state(step, 0)}, ["optimizers left out: start from it with init_from"]
-    if original.cleaner is None:
-        return {"loops": loop_state(step, 0)}, []
-    training, notes = original.training, []
-    entries: dict[str, Any] = {"optimizer_states": [], "lr_schedulers": []}
-    optimizer = training.get("optimizer_state_dict")
-    if optimizer and optimizer.get("param_groups"):
-        theirs, ours = _orders(original.cleaner.count)
-        entries["optimizer_states"] = [renumbered(optimizer, theirs, ours)]
-    else:
-        notes.append("no optimizer: start from it with init_from")
-    schedule = dict(training.get("scheduler_state_dict") or {})
-    if schedule and entries["optimizer_states"]:
-        functions = schedule.pop("lr_lambdas", None)
-        settings = ((training.get("config") or {}).get("optim") or {}).get("scheduler") or {}
-        if functions is None or settings.get("name") == WARMUP:
-            warmup = {} if functions is None else {"warmup_steps": int(settings.get("warmup_steps", 0))}
-            entries["lr_schedulers"] = [{**warmup, **schedule}]
-        else:
-            notes.append("schedule left out: its configuration does not name a warm-up")
-    return {**entries, "loops": loop_state(step, 0, automatic=True)}, notes
-
-
-def their_training(checkpoint: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Optimizer and schedule of a checkpoint of ours in the original's order; empty where there are none."""
-    optimizers, schedules = checkpoint.get("optimizer_states") or [], checkpoint.get("lr_schedulers") or []
-    result: dict[str, Any] = {"optimizer_state_dict": {}, "scheduler_state_dict": {}}
-    theirs, ours = _orders(count)
-    if len(optimizers) == 1:
-        result["optimizer_state_dict"] = renumbered(optimizers[0], ours, theirs)
-    if len(schedules) == 1:
-        schedule = dict(schedules[0])
-        if schedule.pop("warmup_steps", None) is not None:
-            schedule["lr_lambdas"] = [{}]
-        result["scheduler_state_dict"] = schedule
-    return result
-
-
-def _orders(count: int) -> tuple[list[str], list[str]]:
-    """Their optimizer numbers the extractor's trained norms first, ours the adapters."""
-    norms = [f"norms.{number}" for number in range(2 * count)]
-    blocks = [f"blocks.{number}" for number in range(6 * count)]
-    return norms + blocks, blocks + norms
-
-
-def _average(vocoder: Vocoder, state: State, step: int) -> dict[str, Any]:
+def _average(vocoder: Vocoder, state: State) -> State:
     """The averaged generator as our EMA callback keeps it: its parameters, and the running statistics as they are."""
     if not vocoder.ema:
         return {}
     live = {key: value for key, value in state.items() if key.startswith("generator.") and value.is_floating_point()}
-    return {"ema": {"shadow": live | trainable_state(vocoder.ema), "updates": step}}
+    return live | trainable_state(vocoder.ema)
 
 
 def _generator(vocoder: Vocoder, source: Path, config: Config, ema: bool) -> Generator:
@@ -359,12 +303,12 @@ def _write(
     step: int = 0,
     others: Mapping[str, Tensor] | None = None,
     sample_rate: int = SAMPLE_RATE,
-    training: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write a net, see `to_original`, with a generator's discriminators or an adapter's training; returns the files."""
+    """Write a net, see `to_original`, with a generator's discriminators or an adapter's settings; returns the files."""
     _check_representable(module)
     if isinstance(module, Cleaner):
-        content, suffix = _cleaner_content(module, backbone, step, training or {})
+        content, suffix = _cleaner_content(module, backbone, step, config)
     else:
         module = cast(Generator, module)
         content = vocoder_file(module, others or {}, sample_rate, step)
@@ -374,9 +318,9 @@ def _write(
     write_atomic(path, lambda file: torch.save(content, file))
     if not (isinstance(module, Generator) and suffix == ".pt"):
         return [path]
-    config = path.with_name(CONFIG_NAME)
-    write_atomic(config, lambda file: file.write(json.dumps(hifigan_config(module, sample_rate), indent=2).encode()))
-    return [path, config]
+    settings = path.with_name(CONFIG_NAME)
+    write_atomic(settings, lambda file: file.write(json.dumps(hifigan_config(module, sample_rate), indent=2).encode()))
+    return [path, settings]
 
 
 def _whole_backbone(cleaner: Cleaner, source: Path | str | None) -> tuple[State, str]:
@@ -399,19 +343,19 @@ def _whole_backbone(cleaner: Cleaner, source: Path | str | None) -> tuple[State,
 
 
 def _cleaner_content(
-    cleaner: Cleaner, backbone: Path | str | None, step: int, training: Mapping[str, Any]
+    cleaner: Cleaner, backbone: Path | str | None, step: int, config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], str]:
     style = cleaner.adapters
     if isinstance(style, OpenMiipherAdapters):
         own = style.state_dict().items()
         kept = {key: value for key, value in own if style.learnable_scale or not key.startswith("scales.")}
-        return by_part(OPEN_MIIPHER.write(kept)), ".pth"
+        return group_by_component(OPEN_MIIPHER.write(kept)), ".pth"
     if not isinstance(style, ParallelAdapters):
         raise ValueError(f"the originals have no {type(style).__name__}; use `zoo export`")
     if isinstance(cleaner.backbone.front, MelFamily):
         raise ValueError("the originals have no encoder of log-mels (mel_hubert); use `zoo export`")
     state, name = _whole_backbone(cleaner, backbone)
-    config = {
+    default = {
         "model": {
             "hubert_model_name": name,
             "hubert_layer": cleaner.backbone.layer,
@@ -421,12 +365,12 @@ def _cleaner_content(
     }
     content = {
         "step": step,
-        "model_state_dict": beneath(state, "extractor.model.") | ADAPTERS.write(style.state_dict()),
+        "model_state_dict": add_prefix(state, "extractor.model.") | ADAPTERS.write(style.state_dict()),
         "optimizer_state_dict": {},
         "scheduler_state_dict": {},
-        "config": config,
+        "config": default if config is None else config,
     }
-    return {**content, **training}, ".pt"
+    return content, ".pt"
 
 
 def _jobs(nets: Mapping[str, Any], target: Path, step: int) -> dict[str, tuple[Any, str]]:

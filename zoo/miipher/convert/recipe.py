@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.convert.old_calls import PRECISIONS
-from zoo.convert.settings import Settings, read_table
-from zoo.convert.sizes import part
+from zoo.convert.network_description import part
+from zoo.convert.settings import PRECISIONS, Settings, read_table
 
 DATA = "${oc.env:ZOO_DATA,data}"
 # read by the original's script alone, or the same here without being said

@@ -14,25 +14,33 @@ from torch import Tensor
 from zoo.common.reading.foreign import plain
 from zoo.common.reading.text import load_json
 from zoo.convert.engine import Original, load_original
-from zoo.convert.names import Names, Rule, State, add_tensor, beneath, is_state, unwrapped_state
+from zoo.convert.tensor_names import (
+    NameRule,
+    NameTable,
+    State,
+    add_prefix,
+    add_tensor,
+    is_state_dict,
+    strip_state_wrappers,
+)
 from zoo.hifigan.convert.rules import to_our_keys
 from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
 from zoo.runs.export import is_export
 
 LAST_NORM = "final_layer_norm"
-MODULES = Names(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"), ("ff.3.{leaf}", "up.{leaf}"))
+MODULES = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"), ("ff.3.{leaf}", "up.{leaf}"))
 # The last era: adapters beside the backbone, whose last norms they trained.
-ADAPTERS = Names(
+ADAPTERS = NameTable(
     ("adapters.{n}.", "blocks.{n}.", MODULES),
     (f"extractor.model.encoder.layers.{{n}}.{LAST_NORM}.{{leaf}}", "norms.{n}.{leaf}"),
 )
 # The first era: adapters as attributes of the blocks.
-INSIDE = Names(("encoder.layers.{n}.adapter.", "blocks.{n}.", MODULES))
+INSIDE = NameTable(("encoder.layers.{n}.adapter.", "blocks.{n}.", MODULES))
 BACKBONE = re.compile(r"extractor\.(?:model|hubert)\.(.+)")  # called `hubert` until 2025-07-13
-OPEN_MIIPHER = Names(
+OPEN_MIIPHER = NameTable(
     ("adapter_layers.{n}.{module}.{leaf}", "adapter_layers.{n}.{module}.{leaf}"),
     ("adapter_norms.{n}.{leaf}", "adapter_norms.{n}.{leaf}"),
-    Rule(
+    NameRule(
         "adapter_layers.{n}.scale",
         "scales.{n}",
         read=lambda scale: scale.reshape(()),
@@ -46,7 +54,7 @@ OPEN_MIIPHER_NAMES = ("feature_cleaner.pth", "model.pth")
 # one model of an Accelerate folder: model.safetensors, model_1.safetensors, pytorch_model.bin, …
 ACCELERATE_NAME = re.compile(r"(?:model|pytorch_model)(?:_(\d+))?\.(?:safetensors|bin)")
 FOLDER_STEP = re.compile(r"checkpoint_(\d+)(k?)")
-TRAINING = ("step", "optimizer_state_dict", "scheduler_state_dict", "config")
+TRAINING = ("step", "config")
 
 
 @dataclass
@@ -69,7 +77,7 @@ class CleanerState:
 
     def norms(self) -> State:
         """The trained norms `norms.{i}.{weight,bias}` of the blocks that have an adapter."""
-        found = ADAPTERS.read(beneath(self.backbone, "extractor.model."))[0]
+        found = ADAPTERS.read(add_prefix(self.backbone, "extractor.model."))[0]
         return {key: value for key, value in found.items() if int(key.split(".")[1]) < self.count}
 
     def frozen(self) -> State:
@@ -111,18 +119,18 @@ def block_of(key: str) -> int | None:
 
 def is_cleaner(state: Mapping[str, object]) -> bool:
     """Whether names are those of an original cleaner with adapters."""
-    names = unwrapped_state(state)
+    names = strip_state_wrappers(state)
     return any(
-        ".adapter.ff." in name or (name.startswith("adapters.") and ADAPTERS.find(name, "theirs")) for name in names
+        ".adapter.ff." in name or (name.startswith("adapters.") and ADAPTERS.find(name, "original")) for name in names
     )
 
 
 def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
     """Sort the tensors of an original cleaner, of any era, by our names; all of them must be known and there."""
     result = CleanerState()
-    for key, value in unwrapped_state(state).items():
+    for key, value in strip_state_wrappers(state).items():
         inner = BACKBONE.fullmatch(key)
-        found = INSIDE.find(inner[1], "theirs") if inner else ADAPTERS.find(key, "theirs")
+        found = INSIDE.find(inner[1], "original") if inner else ADAPTERS.find(key, "original")
         if found:
             add_tensor(result.adapters, found.name, value, key)
             result.inside = result.inside or bool(inner)
@@ -186,15 +194,15 @@ def _file(path: Path, content: Any = None) -> MiipherFile:
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
     state = content.get("model_state_dict")
-    if is_state(state) and is_cleaner(state):
+    if is_state_dict(state) and is_cleaner(state):
         config = content.get("config") or {}
         training = {key: content[key] for key in TRAINING if key in content}
         model = dict(config.get("model") or {}) if isinstance(config, Mapping) else {}
         cleaner = split_cleaner(state, path)
         return MiipherFile("checkpoint", settings=model, training=training, files=[path], cleaner=cleaner)
-    if is_state(content) and is_cleaner(content):
+    if is_state_dict(content) and is_cleaner(content):
         return MiipherFile("state dict", files=[path], cleaner=split_cleaner(content, path))
-    if is_state(content.get("adapter_layers")) and is_state(content.get("adapter_norms")):
+    if is_state_dict(content.get("adapter_layers")) and is_state_dict(content.get("adapter_norms")):
         settings = {"learnable_scale": any(key.endswith(".scale") for key in content["adapter_layers"])}
         adapters = open_miipher_state(content, path)
         return MiipherFile("open-miipher-2", settings=settings, files=[path], open_miipher=adapters)
@@ -214,9 +222,9 @@ def _accelerate(folder: Path, files: list[Path]) -> MiipherFile:
     used = sorted(files, key=lambda file: int(ACCELERATE_NAME.fullmatch(file.name)[1] or 0))  # type: ignore[index]
     for file in used:
         content = load_original(file)
-        if not is_state(content):
+        if not is_state_dict(content):
             raise ValueError(f"{file} holds no state dict; found {type(content).__name__}")
-        state = unwrapped_state(content)
+        state = strip_state_wrappers(content)
         if is_cleaner(state):
             cleaner = split_cleaner(state, file)
         elif (kind := kind_of(state)) is not None:

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.convert.names import State, below, beneath, by_part, is_state, unwrapped_state
+from zoo.convert.tensor_names import (
+    State,
+    add_prefix,
+    group_by_component,
+    is_state_dict,
+    select_prefix,
+    strip_state_wrappers,
+)
 from zoo.hifigan.convert.recipe import GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PREFIXES,
@@ -53,18 +60,18 @@ class Vocoder(HifiganFile):
 
 def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
     """Recognise a vocoder of Miipher-2 among what a file holds (OmegaConf nodes already plain), or return None."""
-    if is_state(content.get("generator_modules")):
-        parts = by_part(unwrapped_state(content["generator_modules"]))
+    if is_state_dict(content.get("generator_modules")):
+        parts = group_by_component(strip_state_wrappers(content["generator_modules"]))
         vocoder = with_prenet("prenet with EMA", parts, content, source)
-        if is_state(content.get("ema_g")):
-            vocoder.ema = _merged(by_part(unwrapped_state(content["ema_g"])), source).state
-    elif is_state(content.get("generator")) and is_state(content.get("prenet")):
-        parts = {name: unwrapped_state(content[name]) for name in ("prenet", "generator")}
+        if is_state_dict(content.get("ema_g")):
+            vocoder.ema = _merged(group_by_component(strip_state_wrappers(content["ema_g"])), source).state
+    elif is_state_dict(content.get("generator")) and is_state_dict(content.get("prenet")):
+        parts = {name: strip_state_wrappers(content[name]) for name in ("prenet", "generator")}
         vocoder = with_prenet("prenet", parts, content, source)
-    elif is_state(content.get("model_state_dict")) and _is_generator(content["model_state_dict"]):
-        given = {ours: content[name] for ours, name in BY_STATE_DICT.items() if is_state(content.get(name))}
-        vocoder = _vocoder("state dicts", renamed("", {ours: unwrapped_state(net) for ours, net in given.items()}))
-    elif "zoo" not in content and is_state(content.get("state_dict")):
+    elif is_state_dict(content.get("model_state_dict")) and _is_generator(content["model_state_dict"]):
+        given = {ours: content[name] for ours, name in BY_STATE_DICT.items() if is_state_dict(content.get(name))}
+        vocoder = _vocoder("state dicts", renamed("", {ours: strip_state_wrappers(net) for ours, net in given.items()}))
+    elif "zoo" not in content and is_state_dict(content.get("state_dict")):
         state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
         if not any(key.startswith("generator.conv_pre.") for key in state):
             return None
@@ -72,7 +79,7 @@ def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
         settings = dict((config.get("model") or {}).get("generator") or {})
         if "sample_rate" in config:
             settings["sampling_rate"] = config["sample_rate"]
-        vocoder = _vocoder("ssl-vocoder", renamed("", by_part(state)), settings)
+        vocoder = _vocoder("ssl-vocoder", renamed("", group_by_component(state)), settings)
     else:
         return None
     step = content.get("steps", content.get("step", content.get("global_step")))
@@ -85,7 +92,7 @@ def kind_of(state: Mapping[str, Tensor]) -> str | None:
     """Which net of a vocoder run a state dict is: generator, prenet, mpd, msd, or None for another."""
     if _is_generator(state):
         return "generator"
-    names = unwrapped_state(state)
+    names = strip_state_wrappers(state)
     if "proj.weight" in names and (SCALE in names or POSITIONS in names or set(names) == {"proj.weight", "proj.bias"}):
         return "prenet"
     weights = [
@@ -112,18 +119,18 @@ def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate
         )
     refuse_variants(generator)
     own = with_weight_norm(generator.state_dict())  # an exported generator is fused
-    state = to_legacy_keys({**beneath(own, "generator."), **others})
+    state = to_legacy_keys({**add_prefix(own, "generator."), **others})
     if isinstance(front, PrenetConditioner):
-        parts = by_part(state)
+        parts = group_by_component(state)
         whole = parts.pop("generator")
         prenet: State = {SCALE: torch.tensor(front.scale)}
         if len(front.layers):
             prenet[POSITIONS] = sinusoids(MAX_POSITIONS, front.in_channels)
-        prenet |= below(whole, "conditioner.")
+        prenet |= select_prefix(whole, "conditioner.")
         plain = {key: value for key, value in whole.items() if not key.startswith("conditioner.")}
         return {"prenet": prenet, "generator": plain, **parts, "steps": step}
     theirs = {ours: name for name, ours in PREFIXES["ssl-vocoder"].items()}
-    nets = ((theirs[f"{part}."], net) for part, net in by_part(state).items())
+    nets = ((theirs[f"{part}."], net) for part, net in group_by_component(state).items())
     named = {prefix + key.removeprefix("conditioner."): net[key] for prefix, net in nets for key in net}
     return {
         "epoch": 0,
@@ -188,7 +195,7 @@ def with_prenet(layout: str, parts: Mapping[str, State], content: Mapping[str, A
     """Put a vocoder together from its nets, the discriminators being among `content` where there are any."""
     prenet = parts.get("prenet", {})
     settings = {"prenet_scale": float(prenet[SCALE])} if SCALE in prenet else {}
-    extra = {name: unwrapped_state(content[name]) for name in ("mpd", "msd") if is_state(content.get(name))}
+    extra = {name: strip_state_wrappers(content[name]) for name in ("mpd", "msd") if is_state_dict(content.get(name))}
     return _vocoder(layout, _merged({**parts, **extra}, source), settings)
 
 
@@ -199,10 +206,10 @@ def _merged(parts: Mapping[str, State], source: Path) -> HifiganFile:
     positions = prenet.pop(POSITIONS, None)
     if positions is not None and not torch.allclose(positions, sinusoids(*positions.shape), atol=1e-4):
         raise ValueError(f"{source}: the prenet's {POSITIONS} are no sinusoids, which is all that our prenet computes")
-    generator = beneath(prenet, "conditioner.") | parts.get("generator", {})
+    generator = add_prefix(prenet, "conditioner.") | parts.get("generator", {})
     return renamed("", {**parts, "generator": generator})
 
 
 def _is_generator(state: Mapping[str, Any]) -> bool:
-    names = unwrapped_state(state)
+    names = strip_state_wrappers(state)
     return any(name.startswith("conv_pre.") for name in names) and any(name.startswith("ups.") for name in names)

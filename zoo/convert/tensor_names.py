@@ -16,71 +16,71 @@ _FIELD = re.compile(r"\{(\w+)\}")
 _WRAPPERS = re.compile(r"^(module\.)+")  # of data parallelism; torch.compile puts _orig_mod. anywhere
 
 
-class Rule(NamedTuple):
+class NameRule(NamedTuple):
     """How one name, or all names of a form, are called there and here.
 
     In a template, a single letter in braces stands for a number, `{rest}` for all that follows, and another word for
     one part between dots. Both templates have the same fields.
 
     Args:
-        theirs: template of the foreign name; with `below` of its beginning.
-        ours: template of our name, likewise.
-        below: table for what follows.
+        original: template of the name in the foreign file; of its beginning, where there is a nested table.
+        zoo: template of our name, likewise.
+        nested: table for what follows.
         read: makes our tensor of theirs.
         write: makes their tensor of ours.
     """
 
-    theirs: str
-    ours: str
-    below: Names | None = None
+    original: str
+    zoo: str
+    nested: NameTable | None = None
     read: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
 
 
-class Found(NamedTuple):
-    """A translated name, the rule that did it, and its place in the order of the table."""
+class NameMatch(NamedTuple):
+    """A translated name, the rule that did it, and its position in the order of the table."""
 
     name: str
-    rule: Rule
-    place: tuple[int, ...]
+    rule: NameRule
+    order: tuple[int, ...]
 
 
-class Names:
+class NameTable:
     """A table of names. The first rule that fits a name counts.
 
     Args:
-        rules: in the order in which the foreign project registers its parameters, which its optimizer numbers.
+        rules: in the order in which the foreign project registers its parameters, that of its state dicts.
     """
 
-    def __init__(self, *rules: Rule | tuple[str, str] | tuple[str, str, Names]) -> None:
-        self.rules = [Rule(*rule) for rule in rules]
+    def __init__(self, *rules: NameRule | tuple[str, str] | tuple[str, str, NameTable]) -> None:
+        self.rules = [NameRule(*rule) for rule in rules]
         self._patterns = {
-            side: [_pattern(getattr(rule, side), rule.below is not None) for rule in self.rules]
-            for side in ("theirs", "ours")
+            side: [_pattern(getattr(rule, side), rule.nested is not None) for rule in self.rules]
+            for side in ("original", "zoo")
         }
 
-    def find(self, name: str, side: str) -> Found | None:
+    def find(self, name: str, side: str) -> NameMatch | None:
         """Translate a name.
 
         Args:
-            side: whose it is, "theirs" or "ours".
+            side: whose it is, "original" or "zoo".
 
         Returns:
             What it is on the other side, or None where no rule fits.
         """
-        other = "ours" if side == "theirs" else "theirs"
+        other = "zoo" if side == "original" else "original"
         for number, (rule, pattern) in enumerate(zip(self.rules, self._patterns[side], strict=True)):
             match = pattern.fullmatch(name)
             if match is None:
                 continue
             fields = match.groupdict()
-            place = (number, *(int(value) for key, value in fields.items() if len(key) == 1))
+            order = (number, *(int(value) for key, value in fields.items() if len(key) == 1))
             renamed = getattr(rule, other).format(**fields)
-            if rule.below is None:
-                return Found(renamed, rule, place)
-            inner = rule.below.find(fields["below_"], side)
+            if rule.nested is None:
+                return NameMatch(renamed, rule, order)
+            inner = rule.nested.find(fields["nested_"], side)
             if inner is not None:
-                return Found(renamed + inner.name, inner.rule, (*place, *inner.place))
+                return NameMatch(renamed + inner.name, inner.rule, (*order, *inner.order))
         return None
 
     def read(self, state: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
@@ -94,17 +94,17 @@ class Names:
         """
         renamed: dict[str, Value] = {}
         sources: dict[str, str] = {}
-        strangers = []
+        unexpected_keys = []
         for key, value in state.items():
-            found = self.find(key, "theirs")
-            if found is None:
-                strangers.append(key)
+            match = self.find(key, "original")
+            if match is None:
+                unexpected_keys.append(key)
             else:
-                first = sources.setdefault(found.name, key)
+                first = sources.setdefault(match.name, key)
                 if first != key and not equal_values(state[first], value):
-                    raise ValueError(f"{first} and {key} of the file are both {found.name} here, and differ")
-                renamed[found.name] = found.rule.read(value) if found.rule.read else value
-        return renamed, strangers
+                    raise ValueError(f"{first} and {key} of the file are both {match.name} here, and differ")
+                renamed[match.name] = match.rule.read(value) if match.rule.read else value
+        return renamed, unexpected_keys
 
     def write(self, state: Mapping[str, Value]) -> dict[str, Value]:
         """Rename what is ours, in the order of the table.
@@ -114,10 +114,10 @@ class Names:
         """
         entries = []
         for key, value in state.items():
-            found = self.find(key, "ours")
-            if found is None:
+            match = self.find(key, "zoo")
+            if match is None:
                 raise ValueError(f"the original has no tensor like {key}")
-            entries.append((found.place, found.name, found.rule.write(value) if found.rule.write else value))
+            entries.append((match.order, match.name, match.rule.write(value) if match.rule.write else value))
         return {name: value for _, name, value in sorted(entries, key=lambda entry: entry[0])}
 
 
@@ -127,15 +127,15 @@ def _pattern(template: str, is_beginning: bool) -> re.Pattern[str]:
         kind = r"\d+" if len(parts[place]) == 1 else ".*" if parts[place] == "rest" else r"[^.]+"
         parts[place] = f"(?P<{parts[place]}>{kind})"
     parts[::2] = map(re.escape, parts[::2])
-    return re.compile("".join(parts) + ("(?P<below_>.+)" if is_beginning else ""))
+    return re.compile("".join(parts) + ("(?P<nested_>.+)" if is_beginning else ""))
 
 
-def unwrapped(name: str) -> str:
+def strip_wrappers(name: str) -> str:
     """A tensor's name without what data parallelism and compilation put before it."""
     return _WRAPPERS.sub("", str(name).replace("_orig_mod.", ""))
 
 
-def unwrapped_state(state: Mapping[str, Value]) -> dict[str, Value]:
+def strip_state_wrappers(state: Mapping[str, Value]) -> dict[str, Value]:
     """Tensors by their names without what data parallelism and compilation put before them.
 
     Raises:
@@ -143,7 +143,7 @@ def unwrapped_state(state: Mapping[str, Value]) -> dict[str, Value]:
     """
     sources: dict[str, str] = {}
     for key, value in state.items():
-        first = sources.setdefault(unwrapped(key), key)
+        first = sources.setdefault(strip_wrappers(key), key)
         if not equal_values(state[first], value):
             raise ValueError(f"{first} and {key} of the file have one name without their wrappers, and differ")
     return {name: state[key] for name, key in sources.items()}
@@ -170,17 +170,17 @@ def equal_values(one: Any, other: Any) -> bool:
     return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
 
 
-def below(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+def select_prefix(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
     """What lies below a prefix, without it."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
-def beneath(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+def add_prefix(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
     """Put a prefix before every name."""
     return {f"{prefix}{key}": value for key, value in state.items()}
 
 
-def by_part(state: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+def group_by_component(state: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
     """Sort by the first part of the names, and take it off them."""
     parts: dict[str, dict[str, Value]] = {}
     for key, value in state.items():
@@ -189,6 +189,6 @@ def by_part(state: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
     return parts
 
 
-def is_state(value: Any) -> TypeGuard[State]:
+def is_state_dict(value: Any) -> TypeGuard[State]:
     """Whether a value is a table of tensors, and not empty."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(entry, Tensor) for entry in value.values())

@@ -52,30 +52,24 @@ def said(key: str, default: Any, kind: type[int] | type[float] | None = None) ->
     return read
 
 
-def filled(table: Any, source: Any) -> Any:
-    """A table with its leaves read.
-
-    Args:
-        table: mapping of values, leaves and further mappings; a leaf may give a table again.
-        source: what they read.
-    """
-    if isinstance(table, Mapping):
-        return {key: filled(value, source) for key, value in table.items()}
-    return filled(table(source), source) if callable(table) else table
-
-
-def described(table: Any, source: Any, where: object) -> dict[str, Any]:
+def fill_description(table: Any, source: Any, path: object) -> Any:
     """Describe the net of a foreign file.
 
     Args:
-        table: see `filled`.
-        source: the file's tensors and settings.
-        where: named in errors.
+        table: mapping of values, leaves and further mappings; a leaf may return a table.
+        source: the file's tensors and settings, which leaves read.
+        path: named in errors.
 
     Raises:
         ValueError: when a tensor is missing or its shape cannot be.
     """
+
+    def fill(entry: Any) -> Any:
+        if isinstance(entry, Mapping):
+            return {key: fill(value) for key, value in entry.items()}
+        return fill(entry(source)) if callable(entry) else entry
+
     try:
-        return filled(table, source)
+        return fill(table)
     except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"{where}: the sizes of its net cannot be told from its tensors ({error})") from error
+        raise ValueError(f"{path}: the sizes of its net cannot be told from its tensors ({error})") from error

@@ -1,0 +1,70 @@
+import os
+import subprocess
+
+import pytest
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+
+from scripts.accelerate_to_zoo import DDP
+
+
+@pytest.fixture
+def parser():
+    parser = LightningArgumentParser()
+    parser.add_argument("--config", action="config")
+    parser.add_lightning_class_args(Trainer, "trainer")
+    return parser
+
+
+def test_fragments_are_trainer_sections(parser, repository):
+    fragments = sorted((repository / "configs" / "trainer").glob("*.yaml"))
+    names = {path.stem for path in fragments}
+    assert {"cpu", "gpu", "ddp", "ddp_2", "ddp_4", "ddp_8", "fsdp", "deepspeed", "debug"} <= names
+    for path in fragments:
+        assert path.read_text().startswith("# "), path
+        assert list(yaml.safe_load(path.read_text())) == ["trainer"], path
+        parser.parse_args(["--config", str(path)])
+
+
+def test_ddp_fragments(parser, repository):
+    folder = repository / "configs" / "trainer"
+    for name, devices in (("ddp", "auto"), ("ddp_2", 2), ("ddp_4", 4), ("ddp_8", 8)):
+        trainer = yaml.safe_load((folder / f"{name}.yaml").read_text())["trainer"]
+        assert trainer == {"accelerator": "auto", "devices": devices, "strategy": DDP}
+
+
+@pytest.mark.parametrize("name", ["cpu", "ddp", "debug"])
+def test_fragments_build_a_trainer(parser, repository, name):
+    path = repository / "configs" / "trainer" / f"{name}.yaml"
+    config = parser.parse_args(["--config", str(path), "--trainer.accelerator=cpu", "--trainer.logger=false"])
+    trainer = Trainer(**parser.instantiate(config).trainer.as_dict())
+    assert trainer.world_size == 1
+
+
+def test_launch_script_parses(repository):
+    path = repository / "scripts" / "launch.sh"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert path.stat().st_mode & 0o111
+
+
+def stand_in(folder, name, body):
+    """Put an executable of that name at the front of the path."""
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def run_script(repository, tmp_path, script, *args, **environment):
+    variables = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        **environment,
+    }
+    command = ["bash", str(repository / "scripts" / script), *args]
+    return subprocess.run(command, capture_output=True, text=True, env=variables)
+
+
+def test_launch_script(repository, tmp_path):
+    stand_in(tmp_path, "python", 'echo python "$@"')
+    done = run_script(repository, tmp_path, "launch.sh", "r.yaml", "2", "--seed_everything=1")
+    assert done.stdout == "python -m zoo.training.launcher r.yaml 2 --seed_everything=1\n"
