@@ -443,7 +443,12 @@ def _execute(command: str, cli: ZooCLI) -> int:
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
     try:
         if command == "fit":
-            fit(cli)
+            try:
+                fit(cli)
+            finally:  # Lightning calls no teardown after an exception
+                for checkpoints in cli.trainer.checkpoint_callbacks:
+                    if isinstance(checkpoints, Checkpoints):
+                        checkpoints.stop.uninstall()
         else:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Exception as error:
