@@ -57,11 +57,12 @@ from zoo.runs.load import load
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
-from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
+from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
 from zoo.training.task import ZooTask
 
@@ -289,7 +290,7 @@ class ZooCLI(LightningCLI):
         if self.command != "fit":
             return bars
         logged = LoggedRun(self.recipe, lambda: config_text(self.parser, self.config))
-        return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), Throughput(), Resources(), GradNorm()]
+        return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), TrainingMetrics()]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what the zoo has beside trainer, model and data."""

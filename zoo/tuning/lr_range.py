@@ -30,9 +30,10 @@ from zoo.runs.folder import RUNS_ROOT
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import unscaled
 from zoo.training.callbacks.logged_run import LoggedRun
-from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
+from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.rates import Counting
 from zoo.training.callbacks.report import Banner
+from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.gan import GANTask
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ CAREFUL = 10.0  # below the rate of the lowest loss
 BEGUN = 0.9  # of the fall is still to come where it is taken to begin
 MAD_TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution
 NOISE = 6.0  # standard deviations of the smoothed loss by which it has to fall
-NOT_TESTED = (Checkpoint, EMA, Counting, EarlyStopping, LoggedRun, TrainLog, Banner, Throughput, Resources, GradNorm)
+NOT_TESTED = (Checkpoint, EMA, Counting, EarlyStopping, LoggedRun, TrainLog, Banner, TrainingMetrics)
 TOTAL = "total"
 
 

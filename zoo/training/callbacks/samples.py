@@ -15,7 +15,7 @@ import torch
 
 from zoo.common.ranges import at_least
 from zoo.runs.folder import run_folder
-from zoo.training.callbacks.monitor import items_in
+from zoo.training.callbacks.metrics import items_in
 from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.strategies.sharding import gather_weights
 
