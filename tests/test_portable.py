@@ -104,11 +104,11 @@ def test_windows_stops_by_ctrl_break(monkeypatch: pytest.MonkeyPatch) -> None:
         spec.loader.exec_module(signals)
     assert Child.sent == [1]
     assert signals.EXIT_CODES == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR2: 143}
-    request = signals.StopRequest()
+    request = signals.StopSignal()
     request.install()
     try:
         signal.raise_signal(signal.SIGUSR2)
-        assert request.code == 143
+        assert request.exit_code == 143
     finally:
         request.uninstall()
 

@@ -18,7 +18,7 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.cli.main import main
 from zoo.runs.load import load
-from zoo.training.callbacks.monitor import GradNorm
+from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.task import ZooTask
 
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
@@ -89,11 +89,11 @@ def test_smoke_recipe_runs_through_all_stages(
     monkeypatch.chdir(tmp_path)
     unused: set[str] = set()
 
-    def note(callback: GradNorm, trainer: L.Trainer, task: ZooTask) -> None:
+    def note(callback: TrainingMetrics, trainer: L.Trainer, task: ZooTask) -> None:
         if task.automatic_optimization and not task.find_unused_parameters:
             unused.update(name for name, each in task.named_parameters() if each.requires_grad and each.grad is None)
 
-    monkeypatch.setattr(GradNorm, "on_after_backward", note)
+    monkeypatch.setattr(TrainingMetrics, "on_after_backward", note)
     shown = ["--loggers=[tensorboard,wandb]"] if recipe in SMOKE else []
     assert main(["fit", "--config", str(recipe), *extra, *shown, *LIMITS, "--trainer.max_steps=4"]) == 0
     (run,) = tmp_path.glob("runs/*/*/*")

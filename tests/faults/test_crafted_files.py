@@ -80,7 +80,7 @@ NODES: dict[str, Node] = {
     "Path by way of ours": part("zoo.cli.main.Path"),
     "user interface": part("zoo.ui.store.Store", path="ELSEWHERE/marker"),
     "user interface's processes": part("zoo.ui.jobs.trainings.Trainings", runs="ELSEWHERE", jobs="ELSEWHERE"),
-    "log file": part("zoo.training.callbacks.monitor._LogFile", filename="ELSEWHERE/marker"),
+    "log file": part("zoo.training.callbacks.train_log._LogFile", filename="ELSEWHERE/marker"),
     "rows": part("zoo.runs.csv_log.RunCSV", save_dir="ELSEWHERE/rows"),
     "bulk": part("zoo.runs.predict.results.Results", output="ELSEWHERE/out", settings_id="", part="x", rows={}),
     "pickle by way of torch": part("torch.nn.modules.module.torch.load", f="ELSEWHERE/secret.yaml", weights_only=False),

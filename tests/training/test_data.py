@@ -12,7 +12,7 @@ from tests.harness import REPOSITORY, TOY, TOY_FIT
 from zoo.cli.main import main
 from zoo.cli.trainer import ZooCLI
 from zoo.training import data as data_module
-from zoo.training.callbacks.rng import capture, restore
+from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.data import (
     BucketBatches,
     RankSlice,
@@ -92,9 +92,9 @@ def test_item_seed_depends_on_each_argument() -> None:
 def test_generators_are_put_back() -> None:
     import random
 
-    state = capture()
+    state = capture_rng()
     drawn = (random.random(), float(np.random.rand()), torch.rand(1).item())
-    restore(state)
+    restore_rng(state)
     assert drawn == (random.random(), float(np.random.rand()), torch.rand(1).item())
 
 

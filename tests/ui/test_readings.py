@@ -7,7 +7,7 @@ import pytest
 from zoo.ui.curves import chosen_columns
 from zoo.ui.readings import Speed, parse_nvidia, read_table, samples_of, speed_of, steps_of, why_failed
 
-TRACE = """2026-11-22 17:40:31,494 ERROR   zoo.training.callbacks.monitor: ended by ValueError
+TRACE = """2026-11-22 17:40:31,494 ERROR   zoo.training.callbacks.train_log: ended by ValueError
 Traceback (most recent call last):
   File "x.py", line 1, in <module>
 ValueError: lower data.init_args.batch_size

@@ -52,11 +52,12 @@ from zoo.runs.load import load
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
-from zoo.training.callbacks.monitor import GradNorm, Resources, Throughput, TrainLog
+from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
 from zoo.training.task import ZooTask
 
@@ -315,7 +316,7 @@ class ZooCLI(LightningCLI):
         if self.command != "fit":
             return bars
         logged = LoggedRun(self.recipe, lambda: config_text(self.parser, self.config))
-        return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), Throughput(), Resources(), GradNorm()]
+        return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), TrainingMetrics()]
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add trainer, model and data; the latter two are classes by name, and no files."""
@@ -474,7 +475,12 @@ def _execute(command: str, cli: ZooCLI) -> int:
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
     try:
         if command == "fit":
-            fit(cli)
+            try:
+                fit(cli)
+            finally:  # Lightning calls no teardown after an exception
+                for checkpoints in cli.trainer.checkpoint_callbacks:
+                    if isinstance(checkpoints, Checkpoints):
+                        checkpoints.stop.uninstall()
         else:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Exception as error:

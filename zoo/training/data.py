@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from zoo.common.draws import KeyedPermutation
 from zoo.common.ranges import at_least
-from zoo.training.signals import reset_in_worker
+from zoo.training.signals import ignore_signals_in_worker
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ class ZooDataModule(L.LightningDataModule):
             dataset,
             num_workers=self.num_workers,
             generator=torch.Generator().manual_seed(self.seed),
-            worker_init_fn=reset_in_worker,
+            worker_init_fn=ignore_signals_in_worker,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
             **kwargs,

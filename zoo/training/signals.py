@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -21,45 +22,52 @@ class Interrupted(SystemExit):
     """Raised at a step boundary after a signal; its code is the exit code of the process."""
 
 
-class StopRequest:
+class StopSignal:
     """Remembers the first stop signal. A second SIGINT stops at once, without saving."""
 
     def __init__(self) -> None:
-        self.code: int | None = None
+        self.exit_code: int | None = None
+        self._former: dict[int, Any] = {}  # handlers of the host program, by signal
 
     def install(self) -> None:
-        """Take over the stop signals (only in the main thread, where Python allows it)."""
+        """Handle the stop signals (only in the main thread, where Python allows it)."""
         if threading.current_thread() is threading.main_thread():
-            for number in _taken_over():
-                signal.signal(number, self._note)
+            for number in _stop_signals():
+                self._replace(number, self._note)
 
     def uninstall(self) -> None:
-        """Give the signals back to Python's defaults."""
+        """Restore the handlers that the first `install` found."""
         if threading.current_thread() is threading.main_thread():
-            for number in _taken_over():
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            for number, handler in self._former.items():
+                signal.signal(number, handler)
+            self._former = {}
+
+    def _replace(self, number: int, handler: Any) -> None:
+        former = signal.signal(number, handler)
+        if former is not None:  # None: not installed from Python
+            self._former.setdefault(number, former)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.code is not None and number == signal.SIGINT:
-            raise Interrupted(self.code)  # Lightning would turn a KeyboardInterrupt into exit code 1
-        if self.code is None:
+        if self.exit_code is not None and number == signal.SIGINT:
+            raise Interrupted(self.exit_code)  # Lightning would turn a KeyboardInterrupt into exit code 1
+        if self.exit_code is None:
             if hasattr(signal, "SIGCHLD"):
                 # Batch systems signal the loader workers as well; torch would raise for their death within the step.
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self.code = EXIT_CODES[signal.Signals(number)]
+                self._replace(signal.SIGCHLD, signal.SIG_DFL)
+            self.exit_code = EXIT_CODES[signal.Signals(number)]
             log.warning(
                 "%s: saving at the next step boundary, then leaving with exit code %d (Ctrl-C again leaves at once)",
                 signal.Signals(number).name,
-                self.code,
+                self.exit_code,
             )
 
 
-def _taken_over() -> list[signal.Signals]:
+def _stop_signals() -> list[signal.Signals]:
     """The stop signals; a hang-up that `nohup` has the process ignore is none."""
     return [each for each in EXIT_CODES if each.name != "SIGHUP" or signal.getsignal(each) != signal.SIG_IGN]
 
 
-def reset_in_worker(worker_id: int) -> None:
+def ignore_signals_in_worker(worker_id: int) -> None:
     """`worker_init_fn` of data loaders: a worker leaves the stop signals to the main process.
 
     SIGTERM stays as torch sets it: the main process ends a worker by it.

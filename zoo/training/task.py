@@ -45,7 +45,9 @@ class WeightedMeans:
     def add(self, values: Mapping[str, Tensor | float], weight: float = 1.0) -> None:
         """Add the mean values of `weight` items."""
         for key, value in values.items():
-            term = torch.as_tensor(value, dtype=torch.float64).detach() * weight
+            number = torch.as_tensor(value).detach()
+            # MPS has no float64
+            term = number.to(torch.float32 if number.device.type == "mps" else torch.float64) * weight
             self._sums[key] = self._sums[key] + term if key in self._sums else term
             self._weights[key] = self._weights.get(key, 0.0) + weight
 

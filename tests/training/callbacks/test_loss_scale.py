@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from zoo.training.callbacks.loss_scale import LossScale
-from zoo.training.callbacks.monitor import Resources
+from zoo.training.callbacks.metrics import TrainingMetrics
 
 
 class Task(L.LightningModule):
@@ -35,7 +35,7 @@ def fit(folder, callback, fp16=True, ckpt_path=None, steps=1):
         enable_model_summary=False,
         enable_checkpointing=False,
         max_steps=steps,
-        callbacks=[callback, Resources()],
+        callbacks=[callback, TrainingMetrics()],
     )
     trainer.fit(Task(), DataLoader(torch.ones(4, 2)), ckpt_path=ckpt_path)
     return trainer

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader
 
 from tests.harness import TOY_FIT, callback, forked, forked_ranks, good, newest
 from zoo.common import hardware
-from zoo.training.callbacks.monitor import LOG_NAME
 from zoo.training.callbacks.report import Banner, facts
+from zoo.training.callbacks.train_log import LOG_NAME
 
 
 class Task(L.LightningModule):

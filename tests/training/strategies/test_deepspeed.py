@@ -20,7 +20,7 @@ from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import LossGuard
-from zoo.training.callbacks.monitor import GradNorm
+from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.gan import GANTask
 from zoo.training.strategies.deepspeed import DeepSpeed
 from zoo.training.task import SingleOptimizerTask
@@ -86,7 +86,7 @@ def trainer_of(stage, world, epochs=EPOCHS, gradient_clip_val=0.1, **options):
 
 def fit(name, folder, world, stage=0, epochs=EPOCHS, resume=None):
     """Train and save; stage 0 is DDP."""
-    trainer = trainer_of(stage, world, epochs, callbacks=[EMA(["net"], 0.5), GradNorm()])
+    trainer = trainer_of(stage, world, epochs, callbacks=[EMA(["net"], 0.5), TrainingMetrics()])
     trainer.fit(Task(), Batches(), ckpt_path=resume and f"{folder}/{resume}.ckpt", weights_only=True)
     trainer.save_checkpoint(f"{folder}/{name}.ckpt")
     if trainer.is_global_zero:

@@ -19,7 +19,7 @@ from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import LossGuard
-from zoo.training.callbacks.monitor import GradNorm
+from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.data import ZooDataModule
 from zoo.training.gan import GANTask
@@ -141,7 +141,7 @@ def train(case, folder, strategy, steps=STEPS, checkpoint=None, precision="32-tr
     }
     task = CASES[case]()
     part = "net" if case == "single" else "generator"
-    callbacks = [EMA([part], decay=0.5), LossGuard(), RNGState(), GradNorm()]
+    callbacks = [EMA([part], decay=0.5), LossGuard(), RNGState(), TrainingMetrics()]
     trainer = L.Trainer(
         accelerator="cpu", devices=world, strategy=kinds[strategy](), precision=precision, max_steps=steps,
         callbacks=[*callbacks, Checkpoints(every_n_batches=100, **checkpoints)], default_root_dir=folder,

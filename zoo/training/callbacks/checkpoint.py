@@ -24,7 +24,7 @@ from zoo.runs.checkpoints import score_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.frozen import frozen_modules
-from zoo.training.signals import Interrupted, StopRequest
+from zoo.training.signals import Interrupted, StopSignal
 
 
 class OwingFitLoop(_FitLoop):
@@ -159,7 +159,7 @@ class Checkpoints(Checkpoint):
         self.mode = mode
         self.save_best = save_best
         self.keep_last = keep_last
-        self.stop = StopRequest()
+        self.stop = StopSignal()
         self.listeners: list[Callable[[L.Trainer, Path], None]] = []  # called on every rank when a file is written
         self._saved_step = -1
         self._saved_at = 0.0
@@ -323,7 +323,7 @@ class Checkpoints(Checkpoint):
         return bool(trainer.strategy.broadcast(up)) if trainer.world_size > 1 else up
 
     def _leave_if_asked(self, trainer: L.Trainer, log_first: bool = False) -> None:
-        code = self.stop.code
+        code = self.stop.exit_code
         if trainer.world_size > 1:
             # one rank may see its signal a step before another; all leave together
             asked = trainer.strategy.reduce_boolean_decision(code is not None, all=False)

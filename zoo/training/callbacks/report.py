@@ -24,8 +24,8 @@ from zoo.runs.csv_log import CSV_NAME, read_metrics
 from zoo.runs.folder import run_folder
 from zoo.runs.listing import read_run
 from zoo.training.callbacks.checkpoint import Checkpoints, score_of
-from zoo.training.callbacks.monitor import LOG_NAME, log_file
 from zoo.training.callbacks.progress import LOSSES, duration, number, shown_metrics, steps_of
+from zoo.training.callbacks.train_log import LOG_NAME, log_file
 from zoo.training.data import ZooDataModule
 from zoo.training.schedules import accumulated_batches
 from zoo.training.signals import Interrupted

@@ -21,7 +21,7 @@ class RNGState(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the generators of all ranks into the checkpoint."""
-        states = [self._before_validation or capture()]
+        states = [self._before_validation or capture_rng()]
         if dist.is_available() and dist.is_initialized():
             gathered: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(gathered, states[0])
@@ -43,22 +43,22 @@ class RNGState(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore after everything that draws numbers at start-up."""
         if self._restored is not None:
-            restore(self._restored)
+            restore_rng(self._restored)
             self._restored = None
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remember the training's generators."""
-        self._before_validation = capture()
+        self._before_validation = capture_rng()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give the training its generators back."""
         if self._before_validation is not None:
-            restore(self._before_validation)
+            restore_rng(self._before_validation)
             self._before_validation = None
 
 
-def capture() -> dict[str, Any]:
-    """The states of Python's, NumPy's, torch's and each CUDA device's generators, as tensors and plain values."""
+def capture_rng() -> dict[str, Any]:
+    """Return the states of Python's, NumPy's, torch's and each GPU's generators, as tensors and plain values."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -72,11 +72,12 @@ def capture() -> dict[str, Any]:
         ],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
     }
 
 
-def restore(state: dict[str, Any]) -> None:
-    """Put captured states back."""
+def restore_rng(state: dict[str, Any]) -> None:
+    """Restore the states that `capture_rng` returned."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -84,3 +85,5 @@ def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([cuda.cpu() for cuda in state["cuda"]])
+    if state.get("mps") is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"].cpu())

@@ -15,8 +15,8 @@ import torch
 
 from zoo.common.ranges import at_least
 from zoo.runs.folder import run_folder
-from zoo.training.callbacks.monitor import items_in
-from zoo.training.callbacks.rng import capture, restore
+from zoo.training.callbacks.metrics import items_in
+from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.strategies.sharding import gather_weights
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Samples(L.Callback):
 
     def run(self, draw: Callable[[], object]) -> None:
         """Draw something with random numbers of its own; an error is reported once and ends nothing."""
-        started, state = time.perf_counter(), capture()
+        started, state = time.perf_counter(), capture_rng()
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
         torch.manual_seed(self.seed)
@@ -111,7 +111,7 @@ class Samples(L.Callback):
                 )
                 log.debug("drawing samples failed", exc_info=error)
         finally:
-            restore(state)
+            restore_rng(state)
         if self._spent:
             self._spent[-1] += time.perf_counter() - started
 
