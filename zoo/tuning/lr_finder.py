@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SMOOTHING = 0.9  # of the moving average: ten steps
 DIVERGED = 4.0  # times the lowest loss
+MIN_STEPS = 10  # the average of fewer is noise
 CONSERVATIVE = 10.0  # below the rate of the lowest loss
 FALL_LEFT = 0.9  # share of the fall that is still to come where it is taken to begin
 MAD_TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution
@@ -228,9 +229,9 @@ class LrRangeTest(L.Callback):
             raise ValueError(f"--loss {self.loss_key}: the recipe has none such (its losses: {', '.join(sorted(row))})")
         self.rows.append(row)
         self.diverged = not all(math.isfinite(row[key]) for key in row if key == self.loss_key or key.endswith(TOTAL))
-        if not self.diverged and len(self.rows) > 2:
-            *before, last = smooth([each[self.loss_key or TOTAL] for each in self.rows[1:]])
-            self.diverged = last > min(before) + (DIVERGED - 1) * abs(min(before))
+        if not self.diverged and len(self.rows) > MIN_STEPS:
+            averages = smooth([each[self.loss_key or TOTAL] for each in self.rows[1:]])[MIN_STEPS - 1 :]
+            self.diverged = averages[-1] > averages.min() + (DIVERGED - 1) * abs(averages.min())
         if self.diverged or len(self.rows) > self.steps:
             trainer.should_stop = True
 
