@@ -14,7 +14,7 @@ from tests.harness import REPOSITORY, TOY_FIT, callback
 from tests.training.test_gan import Task as ToyGAN
 from tests.training.test_gan import items
 from zoo.cli.main import main
-from zoo.tuning.lr_finder import ExponentialAverage, LrRangeTest, suggest_lr
+from zoo.tuning.lr_finder import LrRangeTest, smooth, suggest_lr
 
 SMOKES = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 TOY = ["find-lr", *map(str, TOY_FIT[1:])]
@@ -84,8 +84,7 @@ def test_a_loss_that_does_not_fall_suggests_nothing():
     rates = np.geomspace(1e-7, 1, 100)
     for seed in range(30):
         noise = 1 + np.random.default_rng(seed).normal(0, 0.1, 100)
-        average = ExponentialAverage()
-        assert suggest_lr(rates, np.array([average.add(value) for value in noise]), noise) is None
+        assert suggest_lr(rates, smooth(noise), noise) is None
     rising = np.linspace(1, 2, 100)
     assert suggest_lr(rates, rising, rising) is None
 

@@ -8,13 +8,12 @@ a share of the device's.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -155,31 +154,28 @@ def run_batch_trial(
     Returns:
         What it reports of the recipe, if it came so far, and of the batch size.
     """
-    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder:
-        path = Path(folder) / "result.json"
-        request = {
-            "fit": [*fit, option] if option else fit,
-            "steps": steps,
-            "target": target,
-            "packages": list(admitted()),
-            "free": free_memory_bytes(),
-            "path": str(path),
-        }
-        command = [sys.executable, "-m", "zoo.tuning.batch_finder", json.dumps(request)]
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    facts = RecipeFacts(**result["facts"]) if "facts" in result else None
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    words = [*fit, option] if option else list(fit)
+    arguments = (sender, words, steps, target, free_memory_bytes(), admitted())
+    process = context.Process(target=train_batches, args=arguments)
+    process.start()
+    sender.close()
+    facts: RecipeFacts | None = None
+    result: BatchTrial | None = None
+    with contextlib.suppress(EOFError):
+        while True:
+            message = receiver.recv()
+            facts, result = (message, result) if isinstance(message, RecipeFacts) else (facts, message)
+    process.join()
     size = size or (facts.size if facts else 0)
-    if "seconds" in result:
-        return facts, BatchTrial(size, "", result["peak"], result["seconds"])
-    if "error" in result:
-        return facts, BatchTrial(size, result["error"])
-    if process.returncode == -signal.SIGINT:
+    if result is not None:
+        return facts, replace(result, size=size)
+    if process.exitcode == -signal.SIGINT:
         raise KeyboardInterrupt
-    if process.returncode in (-9, -6, -11):  # the kernel's killer, or a library that aborts where it gets no memory
-        return facts, BatchTrial(size, OUT_OF_MEMORY)
-    last = (process.stderr.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-    reason = last.removeprefix("zoo: error: ") or f"the training process ended with {process.returncode}"
+    # the kernel's killer, or a library that aborts where it gets no memory
+    is_memory = process.exitcode in (-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV)
+    reason = OUT_OF_MEMORY if is_memory else f"the training process ended with {process.exitcode}"
     return facts, BatchTrial(size, reason)
 
 
@@ -209,8 +205,10 @@ def _gib(count: float) -> str:
     return f"{count / GIB:.2f} GiB"
 
 
-def answer_request(request: dict[str, Any]) -> None:
-    """Train some steps, as the process that `run_batch_trial` starts; writes its result as far as it comes."""
+def train_batches(
+    results: Connection, fit: Sequence[str], steps: int, target: float, free: int, packages: Sequence[str]
+) -> None:
+    """Train some steps, as the process that `run_batch_trial` starts; sends `RecipeFacts` and a `BatchTrial`."""
     from zoo.cli.quiet import filter_warnings
     from zoo.cli.trials import ENDLESS, trial
     from zoo.common.registry import admit
@@ -219,21 +217,20 @@ def answer_request(request: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the kernel, short of memory, takes this process and no other
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     filter_warnings()
-    admit(request["packages"])
-    result: dict[str, Any] = {}
+    admit(packages)
     try:
-        with trial(request["fit"], **ENDLESS) as cli:
-            measure_batch(cli, request, result)
+        with trial(fit, **ENDLESS) as cli:
+            result = measure_batch(cli, results, steps, target, free)
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".lower()
         is_memory = isinstance(error, MemoryError) or any(each in text for each in (*errors.OUT_OF_MEMORY, *ALLOCATORS))
         message = (errors.explain(error, {}) if isinstance(error, Exception) else "see above") or error or text
-        result["error"] = OUT_OF_MEMORY if is_memory else " ".join(str(message).split())
-    Path(request["path"]).write_text(json.dumps(result), encoding="utf-8")
+        result = BatchTrial(0, OUT_OF_MEMORY if is_memory else " ".join(str(message).split()))
+    results.send(result)
 
 
-def measure_batch(cli: Any, request: dict[str, Any], result: dict[str, Any]) -> None:
-    """Train some steps; the facts of the recipe, the peak memory and the seconds of a batch go into the result."""
+def measure_batch(cli: Any, results: Connection, steps: int, target: float, free: int) -> BatchTrial:
+    """Send the facts of the recipe, and train some steps."""
     import torch
     from lightning.pytorch.callbacks import Checkpoint
 
@@ -246,29 +243,25 @@ def measure_batch(cli: Any, request: dict[str, Any], result: dict[str, Any]) -> 
     if key is None:
         raise ValueError(f"data: {type(data).__name__} takes no batch_size that could be found")
     device = trainer.strategy.root_device
-    available = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else request["free"]
-    memory = int(request["target"] * available)
-    facts = {"key": key, "size": getattr(data, key), "items": None, "accumulated": trainer.accumulate_grad_batches}
-    result["facts"] = facts | {"device": device.type, "memory": memory}
-    Path(request["path"]).write_text(json.dumps(result), encoding="utf-8")  # should it be killed
-    if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(request["target"], device)
+    is_cuda = device.type == "cuda"
+    memory = int(target * (torch.cuda.get_device_properties(device).total_memory if is_cuda else free))
+    facts = RecipeFacts(key, getattr(data, key), None, trainer.accumulate_grad_batches, device.type, memory)
+    results.send(facts)  # should it be killed
+    if is_cuda:
+        torch.cuda.set_per_process_memory_fraction(target, device)
     else:
         limit_memory(memory)
     _use_longest_items(data)
     if hasattr(model, "discriminator_start"):  # its memory is the run's from there on
         model.discriminator_start = 0
-    cost = Cost(request["steps"] * trainer.accumulate_grad_batches)
+    cost = Cost(steps * trainer.accumulate_grad_batches)
     trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, Checkpoint)), cost]
     trainer.loggers = []
     train(cli)
     with contextlib.suppress(TypeError, AttributeError):  # a stream has no length, other data no set
-        result["facts"]["items"] = len(data.train_set) if key == "batch_size" else None
+        results.send(replace(facts, items=len(data.train_set) if key == "batch_size" else None))
     peak = peak_memory_bytes(device)
-    if peak > memory:
-        result["error"] = OUT_OF_MEMORY
-    else:
-        result |= {"peak": peak, "seconds": cost.step_seconds + cost.wait_seconds}
+    return BatchTrial(0, OUT_OF_MEMORY if peak > memory else "", peak, cost.step_seconds + cost.wait_seconds)
 
 
 def _use_longest_items(data: Any) -> None:
@@ -297,7 +290,3 @@ def limit_memory(count: int) -> None:
     limit = used["VmData:"] + max(0, count - used["VmRSS:"])
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-if __name__ == "__main__":
-    answer_request(json.loads(sys.argv[1]))

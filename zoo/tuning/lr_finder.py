@@ -9,13 +9,14 @@ Source: Smith, "Cyclical Learning Rates for Training Neural Networks" (2017), se
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lightning as L
 import numpy as np
 import torch
+from scipy.signal import lfilter
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SMOOTHING = 0.9  # of the moving average: ten steps
 DIVERGED = 4.0  # times the lowest loss
+MIN_STEPS = 10  # the average of fewer is noise
 CONSERVATIVE = 10.0  # below the rate of the lowest loss
 FALL_LEFT = 0.9  # share of the fall that is still to come where it is taken to begin
 MAD_TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution
@@ -46,17 +48,10 @@ class Suggestion(NamedTuple):
     conservative: float
 
 
-class ExponentialAverage:
-    """Exponential moving average without the bias of its beginning."""
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-
-    def add(self, value: float) -> float:
-        """Add a value and return the average."""
-        self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
-        self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
-        return self._sum / self._weight
+def smooth(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the exponential moving average of values, without the bias of its beginning, (steps,)."""
+    averages = lfilter([1 - SMOOTHING], [1, -SMOOTHING], np.asarray(values, dtype=float))
+    return averages / (1 - SMOOTHING ** np.arange(1, len(averages) + 1))
 
 
 def find_lr(
@@ -158,8 +153,6 @@ class LrRangeTest(L.Callback):
         self._step_losses: list[dict[str, float]] = []  # of the batches of a step
         self._batch_losses: dict[str, float] = {}
         self._stepped = False
-        self._average = ExponentialAverage()
-        self._lowest = math.inf
 
     def rate(self, step: int) -> float:
         """Return the rate of a step of the first swept optimizer."""
@@ -236,10 +229,9 @@ class LrRangeTest(L.Callback):
             raise ValueError(f"--loss {self.loss_key}: the recipe has none such (its losses: {', '.join(sorted(row))})")
         self.rows.append(row)
         self.diverged = not all(math.isfinite(row[key]) for key in row if key == self.loss_key or key.endswith(TOTAL))
-        if not self.diverged and len(self.rows) > 1:
-            mean = self._average.add(loss)
-            self.diverged = mean > self._lowest + (DIVERGED - 1) * abs(self._lowest)
-            self._lowest = min(self._lowest, mean)
+        if not self.diverged and len(self.rows) > MIN_STEPS:
+            averages = smooth([each[self.loss_key or TOTAL] for each in self.rows[1:]])[MIN_STEPS - 1 :]
+            self.diverged = averages[-1] > averages.min() + (DIVERGED - 1) * abs(averages.min())
         if self.diverged or len(self.rows) > self.steps:
             trainer.should_stop = True
 
@@ -269,10 +261,9 @@ class LrRangeTest(L.Callback):
         if not len(losses):
             raise ValueError(f"the loss is not finite at the lowest rate already ({self.low:g}): lower --min_lr")
         rates = np.array([self.rate(step) for step in range(len(losses))])
-        average_rate, average_loss = ExponentialAverage(), ExponentialAverage()
         return {
-            "rate": np.exp([average_rate.add(math.log(rate)) for rate in rates]),
-            "smoothed": np.array([average_loss.add(loss) for loss in losses]),
+            "rate": np.exp(smooth(np.log(rates))),
+            "smoothed": smooth(losses),
             "tested": rates,
             "loss": losses,
         }
