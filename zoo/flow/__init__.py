@@ -29,10 +29,6 @@ __getattr__, __all__ = public(
         "process.time_samplers": """EdmSkewedTimes GridTimes LogitNormalTimes ModeTimes ShiftedTimes TimeSampler
             UShapedTimes UniformTimes""",
         "process.weights": "CosMap LossWeight MinSnr",
-        "sequence.data": "FeatureData MelData SequenceData",
-        "sequence.net": "Conditioned Normaliser SequenceNet",
-        "sequence.restore": "SequenceRestorer",
-        "sequence.task": "SequenceTask",
         "task": "FlowTask MeanFlowTask",
         "task_vae": "AutoencoderTask",
     },
