@@ -11,8 +11,6 @@ import soundfile
 
 from tests.audiosr.inference.test_restore import restorer as audiosr_restorer
 from tests.audiosr.task_parts import AUTOENCODER, features
-from tests.flow.sequence.test_restore import Copy
-from tests.flow.sequence.test_restore import build as sequence_restorer
 from tests.hifigan.inference.test_vocoder import build as vocoder
 from tests.miipher.stand_ins import LocalEncoder
 from tests.miipher.stand_ins import restorer as miipher_restorer
@@ -30,7 +28,6 @@ SYSTEMS: dict[str, Callable[[], Inference]] = {
     "miipher features": lambda: FeatureExtractor(LocalEncoder()),
     "audiosr": lambda: audiosr_restorer(cutoff_hz=None),
     "audiosr autoencoder": lambda: Reconstructor(Autoencoder(**AUTOENCODER).eval(), features()),
-    "flow": lambda: sequence_restorer(Copy()),
 }
 
 

@@ -35,7 +35,6 @@ from zoo.flow.nets.autoencoder import AutoencoderKL
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
-from zoo.flow.sequence.net import Normaliser, SequenceNet
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
@@ -188,13 +187,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         for positions in ("sincos", "rope")
     },
     "ToyNet": lambda: (ToyNet(), lambda size: (noise(size, 2), torch.linspace(0, 1, size))),
-    "Normaliser": lambda: (
-        Call(lambda net, x: net.restore(net.normalise(x)), net=Normaliser(4, 4)), lambda size: (noise(2, 4, size),)
-    ),
-    "SequenceNet": lambda: (
-        SequenceNet(4, 4, 16, 2, 2),
-        lambda size: (noise(2, 4, size), torch.tensor([0.1, 0.9]), noise(2, 4, size), torch.tensor([size, 3]), ones(2)),
-    ),
     "Backbone-layers": lambda: (backbone(layers=[1, 2]), lambda size: (noise(2, 640 * size),)),
     "SpeakerEncoder": lambda: (SpeakerEncoder(config=SPEAKER), lambda size: (noise(2, 1600 * size),)),
     **{f"Backbone-{kind}": (lambda kind=kind: encoder(kind)) for kind in WAVEFORM},

@@ -39,7 +39,6 @@ from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.solvers import METHODS, Solver
-from zoo.flow.sequence.restore import SequenceRestorer
 from zoo.hifigan.inference.vocoder import Vocoder
 from zoo.miipher.inference.restore import FeatureExtractor, Restorer
 from zoo.training.task import ZooTask
@@ -210,12 +209,6 @@ def _(inference: ImageReconstructor) -> None:
 def test_solver_asks_its_device_for_nothing(method: Any) -> None:
     with HostWork():
         assert Solver(method, steps=3).solve(lambda t, x: t * x, noise(2, 5)).x.shape == (2, 5)
-
-
-@infer.register
-def _(inference: SequenceRestorer) -> None:
-    condition = noise(2, inference.net.condition_channels, 12)
-    assert inference.restore(condition, noise=noise(2, inference.net.channels, 12)).shape[-1] == 12
 
 
 @infer.register

@@ -118,7 +118,6 @@ STAGES = {
         ],
     ),
     "flow/smoke": ("flow/smoke", [f"{MODEL}.net.init_args.channels=4"]),
-    "flow/smoke_audio": ("flow/smoke_audio", [f"{MODEL}.net.init_args.dim=16", f"{MODEL}.net.init_args.layers=1"]),
     "flow/points": ("flow/demo_swissroll", [f"{MODEL}.net.init_args.widths=[16,16]", f"{DATA}.batch_size=64"]),
     "hifigan/smoke": ("hifigan/smoke", [*GAN, f"{MODEL}.discriminators.msd.init_args.scales=1"]),
     "miipher/smoke_adapter": ("miipher/smoke_adapter", []),

@@ -12,9 +12,6 @@ ALL = [
     ts.GridTimes(),
     ts.UniformTimes(),
     ts.LogitNormalTimes(),
-    ts.UShapedTimes(),
-    ts.EdmSkewedTimes(),
-    ts.ModeTimes(),
     ts.ShiftedTimes(ts.LogitNormalTimes(), 3.0),
 ]
 
@@ -43,48 +40,17 @@ def test_logit_normal_quantiles():
     assert logits.mean().item() == pytest.approx(0.5, abs=0.05) and logits.std().item() == pytest.approx(2, abs=0.05)
 
 
-def test_u_shape_has_its_density():
-    t = draw(ts.UShapedTimes(4.0), 200000)
-    a = 4.0
-
-    def cumulative(x: float) -> float:
-        return ((math.exp(a * x) - 1) + (math.exp(a) - math.exp(a * (1 - x)))) / (2 * (math.exp(a) - 1))
-
-    for x in (0.1, 0.3, 0.5, 0.8):
-        assert (t < x).float().mean().item() == pytest.approx(cumulative(x), abs=0.005)
-
-
-def test_edm_median_and_floor():
-    t = draw(ts.EdmSkewedTimes())
-    assert t.median().item() == pytest.approx(1 / (1 + math.exp(-1.2)), abs=0.01)
-    assert draw(ts.EdmSkewedTimes(mean=30)).unique().tolist() == pytest.approx([1e-4])
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: ts.GridTimes(0),
         lambda: ts.LogitNormalTimes(0, 0),
-        lambda: ts.UShapedTimes(0),
-        lambda: ts.EdmSkewedTimes(0, -1),
-        lambda: ts.ModeTimes(1.76),
         lambda: ts.ShiftedTimes(ts.UniformTimes(), 0),
     ],
 )
 def test_errors(make):
     with pytest.raises(ValueError, match="not"):
         make()
-
-
-def test_mode_has_its_quantiles_in_the_other_direction():
-    u = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
-    for scale in (-1.0, 0.0, 1.29, 2 / (math.pi - 2)):
-        t = ts.ModeTimes(scale).quantile(u)
-        noise_level = 1 - u - scale * (torch.cos(math.pi / 2 * u) ** 2 - 1 + u)  # the paper's time
-        torch.testing.assert_close(1 - t, noise_level)
-        assert bool((t.diff() > -1e-12).all())
-    t = ts.ModeTimes(1.29).quantile(torch.linspace(0, 1, 1002, dtype=torch.float64))
-    assert t.diff().argmin().item() in range(490, 512)  # densest in the middle
 
 
 def test_shift_is_that_of_the_noise_level_and_composes():

@@ -55,14 +55,6 @@ class Coupling(ABC):
         return x0[self.permutation(x0, x1, label).to(x0.device)]
 
 
-class Independent(Coupling):
-    """Noise as it was drawn."""
-
-    def permutation(self, x0: Tensor, x1: Tensor, label: Tensor | None) -> Tensor:
-        """Return the identity."""
-        return torch.arange(len(x0))
-
-
 class OptimalTransport(Coupling):
     """Exact optimal transport over the batch; for data without classes.
 

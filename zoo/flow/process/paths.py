@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.ranges import one_of
 
 Prediction = Literal["velocity", "x1", "noise"]
 PREDICTIONS = ("velocity", "x1", "noise")
@@ -92,23 +92,6 @@ class ConditionalOT(AffinePath):
         return t, 1 - slope * t, torch.ones_like(t), torch.full_like(t, -slope)
 
 
-class Polynomial(AffinePath):
-    """alpha = t^n, sigma = 1 - t^n.
-
-    Args:
-        power: n, at least 1.
-    """
-
-    def __init__(self, power: float = 2.0) -> None:
-        at_least(1, power=power)
-        self.power = power
-
-    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return alpha, sigma and their derivatives."""
-        alpha, d_alpha = t**self.power, self.power * t ** (self.power - 1)
-        return alpha, 1 - alpha, d_alpha, -d_alpha
-
-
 class Cosine(AffinePath):
     """A quarter of a circle: alpha = sin(pi t / 2), sigma = cos(pi t / 2), so that the variance stays.
 
@@ -120,39 +103,3 @@ class Cosine(AffinePath):
         half_pi = math.pi / 2
         alpha, sigma = torch.sin(half_pi * t), torch.cos(half_pi * t)
         return alpha, sigma, half_pi * sigma, -half_pi * alpha
-
-
-class VariancePreserving(AffinePath):
-    """The path of DDPM with a linear schedule of beta, time reversed; alpha^2 + sigma^2 = 1.
-
-    At t = 0 a little data is left (alpha = 0.0066 with the default betas).
-
-    Args:
-        beta_min: noise rate at the data.
-        beta_max: noise rate at the noise.
-
-    Source: Lipman et al. (2023), equation 19, after Song et al. (2021).
-    """
-
-    def __init__(self, beta_min: float = 0.1, beta_max: float = 20.0) -> None:
-        if not 0 < beta_min <= beta_max:
-            raise ValueError(f"expected 0 < beta_min <= beta_max, found {beta_min} and {beta_max}")
-        self.beta_min = beta_min
-        self.beta_max = beta_max
-
-    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return alpha, sigma and their derivatives; that of sigma is infinite at t = 1."""
-        rest = 1 - t
-        total = 0.5 * rest**2 * (self.beta_max - self.beta_min) + rest * self.beta_min
-        d_total = -rest * (self.beta_max - self.beta_min) - self.beta_min
-        alpha, sigma = torch.exp(-total / 2), torch.sqrt(-torch.expm1(-total))
-        return alpha, sigma, -d_total / 2 * alpha, d_total / 2 * alpha**2 / sigma
-
-
-class LinearVariancePreserving(AffinePath):
-    """alpha = t, sigma = sqrt(1 - t^2)."""
-
-    def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return alpha, sigma and their derivatives; that of sigma is infinite at t = 1."""
-        sigma = torch.sqrt((1 - t) * (1 + t))
-        return t, sigma, torch.ones_like(t), -t / sigma

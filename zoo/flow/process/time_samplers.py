@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.draws import seeded_uniforms
-from zoo.common.ranges import at_least, positive, within
+from zoo.common.ranges import at_least, positive
 
 # Largest float32 below 1: at t = 1 a path may have no finite velocity.
 BELOW_ONE = 1 - 2**-24
@@ -74,26 +73,6 @@ class LogitNormalTimes(TimeSampler):
         return torch.sigmoid(self.mean + self.std * torch.special.ndtri(u))
 
 
-class ModeTimes(TimeSampler):
-    """A density with its mode in the middle and some weight at both ends.
-
-    Args:
-        scale: -1 (more of the ends) to 1.75 (more of the middle); 0 is uniform, SD3 tried 1.29.
-
-    Source: Esser et al. (2024), equation 20, whose time is one minus ours.
-    """
-
-    MOST = 2 / (math.pi - 2)  # above, the quantiles do not ascend
-
-    def __init__(self, scale: float = 1.29) -> None:
-        within(-1, self.MOST, scale=scale)
-        self.scale = scale
-
-    def quantile(self, u: Tensor) -> Tensor:
-        """Turn evenly spread numbers into times."""
-        return u + self.scale * (torch.cos(math.pi / 2 * u).square() - 1 + u)
-
-
 class ShiftedTimes(TimeSampler):
     """The times of another sampler, moved towards the noise, as larger images need it: see `shifted`.
 
@@ -112,49 +91,6 @@ class ShiftedTimes(TimeSampler):
     def quantile(self, u: Tensor) -> Tensor:
         """Shift the other sampler's quantiles."""
         return shifted(self.times.quantile(u), self.shift)
-
-
-class UShapedTimes(TimeSampler):
-    """Density proportional to exp(a t) + exp(a (1 - t)): more of both ends, for training on reflow pairs.
-
-    Args:
-        sharpness: a, positive.
-
-    Source: Lee et al., "Improving the Training of Rectified Flows" (2024), section 3.2.
-    """
-
-    def __init__(self, sharpness: float = 4.0) -> None:
-        positive(sharpness=sharpness)
-        self.sharpness = sharpness
-
-    def quantile(self, u: Tensor) -> Tensor:
-        """Turn evenly spread numbers into times: one half by inverting its distribution, the other by mirroring."""
-        half = torch.where(u < 0.5, 2 * u, 2 - 2 * u)
-        t = torch.log1p(half * math.expm1(self.sharpness)) / self.sharpness
-        return torch.where(u < 0.5, t, 1 - t)
-
-
-class EdmSkewedTimes(TimeSampler):
-    """t = 1 / (1 + s) with a log-normal noise level s, not below 1e-4.
-
-    Args:
-        mean: of log s.
-        std: standard deviation of log s, > 0.
-
-    Source: Karras et al., "Elucidating the Design Space of Diffusion-Based Generative Models" (2022), table 1.
-    """
-
-    FLOOR = 1e-4
-
-    def __init__(self, mean: float = -1.2, std: float = 1.2) -> None:
-        positive(std=std)
-        self.mean = mean
-        self.std = std
-
-    def quantile(self, u: Tensor) -> Tensor:
-        """Turn evenly spread numbers into times."""
-        level = torch.exp(self.mean + self.std * torch.special.ndtri(u))
-        return (1 / (1 + level)).clamp(min=self.FLOOR)
 
 
 Time = TypeVar("Time", Tensor, float)

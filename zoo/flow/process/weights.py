@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 
 from torch import Tensor
@@ -51,14 +50,3 @@ class MinSnr(LossWeight):
         """Weights (B,) of a velocity's error."""
         alpha, sigma, d_alpha, d_sigma = path.coefficients(t)
         return (alpha**2).minimum(self.gamma * sigma**2) / (d_alpha * sigma - alpha * d_sigma) ** 2
-
-
-class CosMap(LossWeight):
-    """2 / (pi (1 - 2 t + 2 t^2)): of mean 1, twice as much in the middle as at both ends.
-
-    Source: Esser et al., "Scaling Rectified Flow Transformers" (2024), section 3.1.
-    """
-
-    def of_velocity(self, t: Tensor, path: AffinePath) -> Tensor:
-        """Weights (B,) of a velocity's error."""
-        return 2 / (math.pi * (1 - 2 * t + 2 * t**2))

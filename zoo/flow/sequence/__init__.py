@@ -1,1 +1,0 @@
-"""Flow matching on sequences of features: audio."""
