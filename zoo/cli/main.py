@@ -6,7 +6,6 @@ The Trainer's commands (fit, validate, test) are in `zoo.cli.trainer`, which imp
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -17,7 +16,7 @@ import zoo
 from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.quiet import filter_warnings, printable
 from zoo.cli.recipes import read_files, recipes_named
-from zoo.cli.tools import find_tools, run_tool
+from zoo.cli.tools import find_tools, run_tool, without_collector
 from zoo.common.options import VERBOSITY_VARIABLE, take_option
 from zoo.common.registry import admit
 
@@ -45,7 +44,16 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong usage, 130 or 143 stopped by a signal.
     """
-    arguments = list(sys.argv[1:] if args is None else args)
+    verbosity = os.environ.get(VERBOSITY_VARIABLE)
+    try:
+        return _run(list(sys.argv[1:] if args is None else args))
+    finally:
+        os.environ.pop(VERBOSITY_VARIABLE, None)
+        if verbosity is not None:
+            os.environ[VERBOSITY_VARIABLE] = verbosity
+
+
+def _run(arguments: list[str]) -> int:
     packages, arguments = take_option(arguments, "--allow-import")
     arguments = _take_verbosity(arguments)
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
@@ -64,10 +72,8 @@ def main(args: Sequence[str] | None = None) -> int:
                 return 0
             rest = recipes_named(rest)
             read_files(rest)  # a wrong file or section is answered before torch is imported
-            gc.disable()  # it would go through all that imports make, again and again
-            from zoo.cli.trainer import run
-
-            gc.enable()
+            with without_collector():
+                from zoo.cli.trainer import run
             return run(command, rest)
         return run_tool(command, rest)
     except SystemExit as stop:  # a signal's exit code, or argparse's

@@ -6,13 +6,14 @@ Each package lists its tools in the table `COMMANDS` of `zoo/<package>/commands.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
@@ -79,7 +80,8 @@ def run_tool(command: str, args: list[str]) -> int:
         given = " ".join([command, *args[:1]]) if of_systems else command
         raise WrongNameError(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})")
     tool = tools[command]
-    function = import_quickly(tool)
+    with without_collector():
+        function = tool.load()
     parameters = inspect.signature(function).parameters
     many = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
     hints = get_type_hints(function)
@@ -112,11 +114,12 @@ def run_tool(command: str, args: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def import_quickly(tool: Tool) -> Any:
-    """Import a tool without the garbage collector, which would go through all that imports make again and again."""
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Import without the garbage collector, which would go through all that imports make again and again."""
     gc.disable()
     try:
-        return tool.load()
+        yield
     finally:
         gc.enable()
 
