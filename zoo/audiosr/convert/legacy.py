@@ -84,7 +84,7 @@ def _spread(recipe: dict[str, Any], processes: int) -> None:
     recipe["model"]["init_args"]["parallel"] = "none"
     trainer.pop("devices")
     for place, callback in enumerate(trainer["callbacks"]):
-        if callback["class_path"] == "zoo.training.LossMonitor":
+        if callback["class_path"] == "zoo.audiosr.LossMonitor":
             limit = callback["init_args"]["threshold"]
             limit = limit if math.isfinite(limit) else None
             trainer["callbacks"][place] = part("zoo.training.LossGuard", action="reduce", limit=limit)
