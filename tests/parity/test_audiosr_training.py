@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from zoo.audiosr.convert.loss_monitor import LossMonitor, MonitorState
 from zoo.audiosr.convert.schedules import OriginalWarmupCosine
 from zoo.training.callbacks.ema import EMA
-from zoo.training.callbacks.loss_monitor import LossMonitor, OriginalMonitor
 
 pytestmark = pytest.mark.shared
 
-NAMES = {"patience": "patience", "lr_reduction_factor": "factor", "explosion_threshold": "threshold"}
+NAMES = {"patience": "patience", "explosion_threshold": "threshold"}
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,19 @@ def read(path: Path) -> Any:
 def test_monitor(common: Path, name: str) -> None:
     trace = read(common / "loss_monitor_trace.json")["traces"][name]
     rows = trace.get("rows") or trace["rows_kept"]
-    monitor = OriginalMonitor(**{NAMES[key]: value for key, value in trace["kwargs"].items()})
+    rules = {NAMES[key]: value for key, value in trace["kwargs"].items() if key in NAMES}
+    factor = trace["kwargs"].get("lr_reduction_factor", 0.5)
+    monitor = MonitorState()
     rate, made = trace["lr0"], []
     losses = trace.get("losses") or [row[0] for row in rows]
     steps = trace.get("steps") or [row[1] for row in rows]
     for loss, step in zip(losses, steps, strict=True):
-        decision = monitor.update(float(loss), step)
-        rate = monitor.lowered(rate) if decision.reduce else rate
+        kind, stop = monitor.update(float(loss), step, **rules)
+        skip, reduce = kind == "nonfinite", kind in ("explosion", "plateau")
+        rate = max(rate * factor, 1e-7) if reduce else rate
         averages, counters = [monitor.short, monitor.long, monitor.since_best], [monitor.reductions, monitor.nonfinite]
-        asked = [int(decision.skip), int(decision.reduce), int(decision.stop), decision.kind]
-        made.append([loss, step, *asked, rate, *averages, 0, *counters])
+        decisions = [int(skip), int(reduce), int(stop), "early_stop" if stop else kind]
+        made.append([loss, step, *decisions, rate, *averages, 0, *counters])
     if "rows" in trace:
         assert made == rows
     else:

@@ -5,6 +5,7 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
+        "convert.loss_monitor": "LossMonitor",
         "convert.original_files": "OriginalFiles",
         "convert.schedules": "OriginalWarmupCosine",
         "data.datamodule": "SuperResolutionData",

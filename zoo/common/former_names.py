@@ -80,7 +80,6 @@ _FORMER = {
     "zoo.training.ema": "EMA",
     "zoo.training.gan": "GANTask",
     "zoo.training.guard": "LossGuard",
-    "zoo.training.loss_monitor": "LossMonitor",
     "zoo.training.lr_scaling": "LrScaling",
     "zoo.training.plateau": "Plateau",
     "zoo.training.resume": "ZooDataModule",

@@ -8,7 +8,6 @@ __getattr__, __all__ = public(
         "adversarial": "Discriminator",
         "callbacks.ema": "EMA",
         "callbacks.guard": "LossGuard",
-        "callbacks.loss_monitor": "LossMonitor",
         "callbacks.loss_scale": "LossScale",
         "callbacks.rates": "Plateau",
         "data": "ZooDataModule",

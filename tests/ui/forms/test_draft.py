@@ -153,7 +153,7 @@ def test_callbacks_are_added_edited_and_taken_away(rules: Rules) -> None:
 
 
 def test_other_guards_are_shown_and_taken_away(rules: Rules) -> None:
-    guard = {"class_path": "zoo.training.loss_monitor.LossMonitor", "init_args": {"threshold": 6.0}}
+    guard = {"class_path": "zoo.audiosr.LossMonitor", "init_args": {"threshold": 6.0}}
     draft = draft_of({"trainer": {"callbacks": [guard]}})
     assert draft.value("guard.on") is True
     (edited,) = edit(draft, rules, Explosion_threshold=8)["trainer"]["callbacks"]

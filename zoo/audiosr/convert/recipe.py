@@ -102,7 +102,7 @@ def _trainer(settings: Settings) -> dict[str, Any]:
     patience = settings.number("train.patience", 1000, int)
     if protects or stops:
         threshold, patience = threshold if protects else math.inf, patience if stops else None
-        callbacks.append(part("zoo.training.LossMonitor", threshold=threshold, factor=factor, patience=patience))
+        callbacks.append(part("zoo.audiosr.LossMonitor", threshold=threshold, factor=factor, patience=patience))
     return {
         "devices": 1,
         "precision": "16-mixed" if mixed else "32-true",

@@ -1,7 +1,5 @@
 """The original's monitor in the Trainer: what a left-out micro-batch leaves, and when training ends."""
 
-import logging
-
 import lightning as L
 import pytest
 import torch
@@ -9,7 +7,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
-from zoo.training.callbacks.loss_monitor import LossMonitor
+from zoo.audiosr.convert.loss_monitor import LossMonitor
 
 NAN = float("nan")
 
@@ -52,12 +50,11 @@ def fp16():
 
 
 @pytest.mark.parametrize("plugins", [list, fp16], ids=["fp32", "fp16"])
-def test_a_loss_that_is_not_finite_is_left_out(plugins, caplog):
-    with caplog.at_level(logging.WARNING):
-        trainer, task = fit([1.0, NAN, NAN, 1.0], LossMonitor(), plugins=plugins(), accumulate_grad_batches=1)
+def test_a_loss_that_is_not_finite_is_left_out(plugins):
+    monitor = LossMonitor()
+    _, task = fit([1.0, NAN, NAN, 1.0], monitor, plugins=plugins(), accumulate_grad_batches=1)
     assert torch.equal(task.trail[0], task.trail[2]) and not torch.equal(task.trail[2], task.trail[3])
-    assert float(trainer.callback_metrics["train/monitor_nonfinite"]) == 2
-    assert caplog.text.count("the loss is nan: micro-batch left out") == 2
+    assert monitor.monitor.nonfinite == 2
 
 
 @pytest.mark.parametrize("plugins", [list, fp16], ids=["fp32", "fp16"])
@@ -82,7 +79,7 @@ def test_it_stops_and_keeps_its_counters(tmp_path):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="factor lies between 0 and 1"):
+    with pytest.raises(ValueError, match="factor"):
         LossMonitor(factor=1.0)
-    with pytest.raises(ValueError, match="one process, with one optimizer that the Trainer steps"):
+    with pytest.raises(ValueError, match="LossMonitor"):
         fit([1.0], LossMonitor(), Task(automatic=False))
