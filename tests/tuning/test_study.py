@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
 
@@ -84,6 +85,26 @@ def test_mistakes_are_refused_before_any_trial(options: list[str], named: str, t
     assert main(["tune", "flow/smoke", "--output", str(tmp_path / "study"), "--search", *options]) != 0
     assert named in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fit", "folder"),
+    [(["flow/smoke", "--allow-import", "evil"], "trial_0000"), (["flow/smoke"], "../outside"), (["flow/smoke"], "/x")],
+)
+def test_a_database_admits_no_package_and_no_other_folder(fit: list[str], folder: str, tmp_path: Path, capfd) -> None:
+    (tmp_path / "evil.py").write_text("open('marker', 'w').close()")
+    output = tmp_path / "study"
+    output.mkdir()
+    study = optuna.create_study(storage=f"sqlite:///{output}/study.db", study_name="s")
+    config = {"name": "s", "fit": fit, "search": {}, "metric": "val/loss", "direction": "min", "flags": [], "keys": {}}
+    study.set_user_attr("config", config)
+    study.set_user_attr("output", str(output))
+    study.set_user_attr("trials", 1)
+    study.enqueue_trial({}, user_attrs={"folder": folder})
+    assert main(["tune", "--output", str(output), "--max_failures", "1"]) == 1
+    assert ("--allow-import" in capfd.readouterr().err) == ("evil" in fit)
+    assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("marker"))
+    assert not (tmp_path / "outside").exists() and not Path("/x").exists()
 
 
 SMOKE = {

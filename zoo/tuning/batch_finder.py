@@ -174,7 +174,7 @@ def run_batch_trial(
     if process.exitcode == -signal.SIGINT:
         raise KeyboardInterrupt
     # the kernel's killer, or a library that aborts where it gets no memory
-    is_memory = process.exitcode in (-signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV)
+    is_memory = process.exitcode in (-9, -signal.SIGABRT, -signal.SIGSEGV)  # SIGKILL has no name on Windows
     reason = OUT_OF_MEMORY if is_memory else f"the training process ended with {process.exitcode}"
     return facts, BatchTrial(size, reason)
 

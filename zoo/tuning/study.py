@@ -230,11 +230,9 @@ def define_study(
     if metric is None:
         raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
     direction = direction or (mode if metric == monitor else "min")
-    more = (
-        []
-        if (metric, direction) == (monitor, mode)
-        else [f"--checkpoints.monitor={metric}", f"--checkpoints.mode={direction}"]
-    )
+    more = []
+    if (metric, direction) != (monitor, mode):
+        more = [f"--checkpoints.monitor={metric}", f"--checkpoints.mode={direction}"]
     if "wandb" in recipe["loggers"] and recipe["wandb"]["group"] is None:
         more.append(f"--wandb.group={name}")
     return StudyConfig(
@@ -362,7 +360,7 @@ def run_trial(trial: Trial, config: StudyConfig, folder: Path) -> float:
     import optuna
     from optuna.distributions import json_to_distribution
 
-    if "folder" not in trial.user_attrs:
+    if not re.fullmatch(r"trial_\d+", trial.user_attrs.get("folder", "")):
         raise TrialError("another process took the last trial of the queue")
     run, begun = folder / trial.user_attrs["folder"], time.monotonic()
     values = suggest(trial, {key: json_to_distribution(text) for key, text in config.search.items()})
@@ -445,8 +443,11 @@ def train(trial: Trial, config: StudyConfig, run: Path, values: Sequence[str]) -
 
 def start_fit(config: StudyConfig, run: Path, values: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start `zoo fit` for a trial, from the newest valid checkpoint of its run folder or anew."""
+    words = [*config.fit, *config.flags, *values]
+    if any(word.partition("=")[0] == "--allow-import" for word in words):  # is never taken from a study's database
+        raise ValueError(f"{run.parent}: the study's command admits packages; give --allow-import yourself")
     command = [sys.executable, "-m", "zoo", *(word for name in admitted() for word in ("--allow-import", name))]
-    command += ["fit", *config.fit, *config.flags, *values, f"--trainer.default_root_dir={run}"]
+    command += ["fit", *words, f"--trainer.default_root_dir={run}"]
     if any(run.glob("*.ckpt")):
         try:
             command += ["--ckpt_path", str(find_checkpoint(run))]
