@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
-from zoo.convert.network_description import count, fill_description, has, part, said, size
+from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
 from zoo.convert.settings import Settings, plain, read_table, set_option
 from zoo.convert.tensor_names import (
     NameRule,
@@ -60,7 +60,7 @@ def test_whole_number_is_not_rounded(value):
     with pytest.raises(ValueError, match="expected a whole number"):
         settings.number("steps", 1, int)
     with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
-        said("heads", 4, int)(Original("", {}, {"heads": value}))
+        setting("heads", 4, int)(Original("", {}, {"heads": value}))
 
 
 @pytest.mark.parametrize("value", [2, 2.0, "2", "2e0"])
@@ -93,13 +93,13 @@ def test_parts_of_states():
 
 
 def test_descriptions_are_filled_from_tensors_and_settings():
-    table = part(
+    table = component(
         "zoo.Net",
-        dim=size("w", 1),
-        depth=count("blocks."),
-        norm=has("norm"),
-        heads=said("heads", 4, int),
-        inner=lambda source: part("zoo.Inner", dim=size("w")) if "w" in source.state else None,
+        dim=size_of_axis("w", 1),
+        depth=count_blocks("blocks."),
+        norm=has_tensor("norm"),
+        heads=setting("heads", 4, int),
+        inner=lambda source: component("zoo.Inner", dim=size_of_axis("w")) if "w" in source.state else None,
     )
     state = {"w": torch.zeros(2, 3), "blocks.0.a": torch.zeros(1), "blocks.0.b": torch.zeros(1), "blocks.3.a": 0}
     spec = fill_description(table, Original("", state, {"heads": "8"}), "a.pt")
@@ -158,7 +158,9 @@ class Toy(Converter[File]):
         return File("toy", content["toy"], {"depth": 1})
 
     def _spec(self, original, path, **options):
-        return fill_description(part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=[4]), original, path)
+        return fill_description(
+            component("zoo.flow.ToyNet", dim=size_of_axis("net.0.fc.weight", 1), widths=[4]), original, path
+        )
 
     def _ours(self, original, source, is_checkpoint):
         notes = original.assumed({"depth": 1, "width": 2})

@@ -14,7 +14,7 @@ from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
 from zoo.convert.engine import Converted
-from zoo.convert.network_description import part
+from zoo.convert.network_description import component
 from zoo.convert.tensor_names import add_prefix
 from zoo.hifigan.nets.generator import Generator
 
@@ -134,7 +134,7 @@ def features_spec(config: Mapping[str, Any], kind: str, n_mels: int | None = Non
     }
     if n_mels is not None:
         found.setdefault("n_mels", n_mels)
-    return part("zoo.audiosr.MelFeatures", kind=kind, **found)
+    return component("zoo.audiosr.MelFeatures", kind=kind, **found)
 
 
 def describe_parts(file: AudioSRFile) -> dict[str, Any]:
@@ -156,12 +156,12 @@ def describe_parts(file: AudioSRFile) -> dict[str, Any]:
     for name, net in FROZEN.items():
         if net in specs:
             cls = "FrozenVocoder" if name == "vocoder" else "FrozenAutoencoder"
-            frozen[name] = part(f"zoo.audiosr.{cls}", source=None, config=specs[net]["init_args"])
+            frozen[name] = component(f"zoo.audiosr.{cls}", source=None, config=specs[net]["init_args"])
     return {
-        "net": part("zoo.audiosr.Denoiser", unet=specs["unet"], global_encoder=encoder),
+        "net": component("zoo.audiosr.Denoiser", unet=specs["unet"], global_encoder=encoder),
         **frozen,
         "features": features_spec(file.settings, "projectlily" if file.is_mel_first else "audiosr", bands),
-        "diffusion": part("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
+        "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
     }
 
 

@@ -19,7 +19,7 @@ from zoo.audiosr.convert.read import (
     read_config,
     section,
 )
-from zoo.convert.network_description import part
+from zoo.convert.network_description import component
 from zoo.convert.settings import Settings, to_number
 
 SAMPLE_RATE = 48_000
@@ -80,8 +80,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "every_n_batches": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
         },
-        "model": part("zoo.audiosr.DiffusionTask", **_model(settings, params, layout)),
-        "data": part("zoo.audiosr.SuperResolutionData", **_data(settings)),
+        "model": component("zoo.audiosr.DiffusionTask", **_model(settings, params, layout)),
+        "data": component("zoo.audiosr.SuperResolutionData", **_data(settings)),
     }
     _schedule(settings, recipe)
     _start(settings, recipe)
@@ -92,9 +92,9 @@ def _trainer(settings: Settings) -> dict[str, Any]:
     accumulated = settings.number("train.gradient_accumulation_steps", 1, int)
     mixed = settings.flag("train.use_mixed_precision", False)
     scale = settings.number("train.amp_init_scale", 65536.0)
-    callbacks = [part("zoo.training.EMA", modules=["net"], decay=settings.number("train.ema_decay", 0.999))]
+    callbacks = [component("zoo.training.EMA", modules=["net"], decay=settings.number("train.ema_decay", 0.999))]
     if mixed:
-        callbacks.append(part("zoo.training.LossScale", init_scale=scale))
+        callbacks.append(component("zoo.training.LossScale", init_scale=scale))
     protects = settings.flag("train.loss_explosion_protection", True)
     stops = settings.flag("train.early_stopping", False)
     threshold = settings.number("train.explosion_threshold", 10.0)
@@ -102,7 +102,7 @@ def _trainer(settings: Settings) -> dict[str, Any]:
     patience = settings.number("train.patience", 1000, int)
     if protects or stops:
         threshold, patience = threshold if protects else math.inf, patience if stops else None
-        callbacks.append(part("zoo.training.LossMonitor", threshold=threshold, factor=factor, patience=patience))
+        callbacks.append(component("zoo.training.LossMonitor", threshold=threshold, factor=factor, patience=patience))
     return {
         "devices": 1,
         "precision": "16-mixed" if mixed else "32-true",
@@ -145,11 +145,11 @@ def _model(settings: Settings, params: Mapping[str, Any], layout: str) -> dict[s
     decay = settings.number("train.weight_decay", 1e-4)
     return {
         "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
-        "autoencoder": part("zoo.audiosr.FrozenAutoencoder", source=None, config=autoencoder),
+        "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=autoencoder),
         "vocoder": None,
         "features": features_spec({"data": data}, "audiosr" if theirs else "projectlily", sizes.get("mel_bins")),
-        "diffusion": part("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
-        "losses": {"latent": part("zoo.audiosr.Latent", distance=str(settings.take("model.loss_type", "l2")))},
+        "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
+        "losses": {"latent": component("zoo.audiosr.Latent", distance=str(settings.take("model.loss_type", "l2")))},
         "latent_scale": "auto" if theirs else settings.number("model.scale_factor", 1.0),
         "condition_dropout": 0.1 if theirs else 0.0,
         "global_input": "lowres",
@@ -160,7 +160,7 @@ def _model(settings: Settings, params: Mapping[str, Any], layout: str) -> dict[s
         "compile": settings.flag("train.use_torch_compile", False),
         "compile_mode": str(settings.take("train.compile_mode", "default")),
         "compile_fullgraph": settings.flag("train.compile_fullgraph", False),
-        "optimizer": part("torch.optim.AdamW", lr=rate, betas=betas, weight_decay=decay),
+        "optimizer": component("torch.optim.AdamW", lr=rate, betas=betas, weight_decay=decay),
     }
 
 
@@ -172,7 +172,7 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
         said = tuple(unet.get(key, size) for key, size in zip(ENCODER_SIZES, (channels, layers), strict=True))
         named = unet if layout == "model.py" or said == (channels, layers) else {}
         context = to_number(unet.get("global_context_dim", 128), int, "global_context_dim")
-        encoder = part(
+        encoder = component(
             "zoo.audiosr.GlobalEncoder",
             n_mels="${model.init_args.features.init_args.n_mels}",
             channels=to_number(named.get("global_encoder_hidden_dim", channels), int, "global_encoder_hidden_dim"),
@@ -180,7 +180,7 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
             layers=to_number(named.get("global_encoder_layers", layers), int, "global_encoder_layers"),
             context_channels=context,
         )
-    net = part(
+    net = component(
         "zoo.audiosr.UNet",
         in_channels=to_number(unet.get("in_channels", 2 * latents), int, "in_channels"),
         out_channels=to_number(unet.get("out_channels", latents), int, "out_channels"),
@@ -195,7 +195,7 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
         context_channels=context,
         checkpointing=settings.flag("train.use_gradient_checkpointing", False),
     )
-    return part("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
+    return component("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
 
 
 def _inference(settings: Settings) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _inference(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if settings.values.get("inference.sampler") == "ddim":
         settings.take("inference.sampler")
-        found["sampler"] = part("zoo.audiosr.DDIM", steps=settings.number("inference.sample_steps", 100, int))
+        found["sampler"] = component("zoo.audiosr.DDIM", steps=settings.number("inference.sample_steps", 100, int))
     if (seconds := settings.number("inference.chunk_seconds", None)) is not None:
         hop = settings.number("inference.chunk_hop_seconds", seconds)
         found |= {"chunk_seconds": seconds, "overlap_seconds": seconds - hop}
@@ -250,7 +250,7 @@ def _schedule(settings: Settings, recipe: dict[str, Any]) -> None:
         name, arguments = "WarmupConstant", {}
         found = f"no audio in {root}/train/high" if not clips else f"{steps} steps, {warmup} of them warm-up"
         settings.notes.append(f"train.min_lr_ratio: {found}: no cosine; set model.init_args.scheduler")
-    recipe["model"]["init_args"]["scheduler"] = part(f"zoo.training.{name}", warmup_steps=warmup, **arguments)
+    recipe["model"]["init_args"]["scheduler"] = component(f"zoo.training.{name}", warmup_steps=warmup, **arguments)
 
 
 def _start(settings: Settings, recipe: dict[str, Any]) -> None:

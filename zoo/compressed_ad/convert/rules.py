@@ -17,7 +17,15 @@ from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompresso
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.convert.engine import Converted, Converter, Original, Ours, tally
-from zoo.convert.network_description import Leaf, count, fill_description, has, part, said, size
+from zoo.convert.network_description import (
+    Leaf,
+    component,
+    count_blocks,
+    fill_description,
+    has_tensor,
+    setting,
+    size_of_axis,
+)
 from zoo.convert.settings import plain, read_table, to_number
 from zoo.convert.tensor_names import NameTable, strip_state_wrappers
 from zoo.runs.load import build_part
@@ -142,7 +150,7 @@ def grid_size(source: PolicyFile) -> int:
     return math.isqrt(states)
 
 
-WIDTH = size("embedding.context.weight")
+WIDTH = size_of_axis("embedding.context.weight")
 
 
 def _heads(key: str) -> Leaf:
@@ -159,57 +167,57 @@ def _layers(prefix: str, heads: str, hidden: str) -> dict[str, Any]:
     """Arguments that all nets of layers have."""
     return {
         "dim": WIDTH,
-        "depth": count(prefix),
+        "depth": count_blocks(prefix),
         "heads": _heads(heads),
-        "feedforward": size(f"{prefix}0.{hidden}.weight"),
+        "feedforward": size_of_axis(f"{prefix}0.{hidden}.weight"),
         "dropout": DROPOUT,  # fixed in the original
     }
 
 
-QUERIES = part(
+QUERIES = component(
     "zoo.compressed_ad.QueryCompressor",
     **_layers("compressor.layers.", "compress_n_heads", "ffn.0"),
-    num_latents=size("compressor.compress_queries", 1),
-    max_tokens=size("compressor.context_pos_embedding", 1),
+    num_latents=size_of_axis("compressor.compress_queries", 1),
+    max_tokens=size_of_axis("compressor.context_pos_embedding", 1),
 )
-ENCODER = part(
+ENCODER = component(
     "zoo.compressed_ad.EncoderCompressor",
     **_layers("compressor.transformer_encoder.layers.", "encoder_n_head", "linear1"),
-    num_latents=size("compressor.query_tokens", 1),
-    max_tokens=size("compressor.pos_embedding", 1),
+    num_latents=size_of_axis("compressor.query_tokens", 1),
+    max_tokens=size_of_axis("compressor.pos_embedding", 1),
 )
-DECODER = part(
+DECODER = component(
     "zoo.compressed_ad.ReconstructionDecoder",
     **_layers("decoder.layers.", "compress_n_heads", "ffn.0"),
-    max_tokens=size("decoder.position_queries", 1),
+    max_tokens=size_of_axis("decoder.position_queries", 1),
 )
 COMPRESSORS: dict[Kind, Any] = {"AD": None, "CAD": QUERIES, "v1": ENCODER}
-POLICY = part(
+POLICY = component(
     "zoo.compressed_ad.InContextPolicy",
-    embedding=part(
+    embedding=component(
         "zoo.compressed_ad.LinearEmbedding",
         dim=WIDTH,
         grid_size=grid_size,
-        num_actions=size("head.weight"),
-        norm=has("embedding.norm.weight"),
+        num_actions=size_of_axis("head.weight"),
+        norm=has_tensor("embedding.norm.weight"),
     ),
-    transformer=part(
+    transformer=component(
         "zoo.compressed_ad.Transformer",
         dim=WIDTH,
-        depth=count(BLOCKS),
+        depth=count_blocks(BLOCKS),
         heads=_heads("tf_n_head"),
-        context=size(WHOLE, 1),
-        feedforward=size(f"{BLOCKS}0.mlp.fc1.weight"),
-        dropout=said("tf_dropout", DROPOUT, float),
+        context=size_of_axis(WHOLE, 1),
+        feedforward=size_of_axis(f"{BLOCKS}0.mlp.fc1.weight"),
+        dropout=setting("tf_dropout", DROPOUT, float),
         activation="gelu",
-        input_norm=has("transformer.ln_in.weight"),
-        final_norm=has("transformer.ln_f.weight"),
+        input_norm=has_tensor("transformer.ln_in.weight"),
+        final_norm=has_tensor("transformer.ln_f.weight"),
     ),
     compressor=lambda source: COMPRESSORS[source.layout],
     arrangement="separate",
     latent_mask="full",
     decoder=lambda source: DECODER if "decoder.position_queries" in source.state else None,
-    type_embedding=has("latent_type"),
+    type_embedding=has_tensor("latent_type"),
 )
 
 
@@ -224,7 +232,7 @@ def env_spec(config: Mapping[str, Any], grid_size: int) -> dict[str, Any]:
         raise ValueError(f"env is one of {', '.join(ENVIRONMENTS)}, found {name!r}")
     cls, horizon, others = ENVIRONMENTS[name]
     arguments = {"grid_size": grid_size, "horizon": to_number(config.get("horizon", horizon), int, "horizon"), **others}
-    return part(f"zoo.compressed_ad.{cls}", **arguments)
+    return component(f"zoo.compressed_ad.{cls}", **arguments)
 
 
 def policy_spec(original: PolicyFile, path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
 from zoo.convert.engine import Converted, Converter, Original, Ours, tally
-from zoo.convert.network_description import count, fill_description, part, said, size
+from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
 from zoo.convert.tensor_names import State, add_prefix, select_prefix, strip_state_wrappers
 from zoo.flow.convert import sit
 from zoo.flow.nets.mlp import ToyNet
@@ -39,7 +39,7 @@ class FlowFile(Original):
 def _levels(file: FlowFile) -> list[list[int]]:
     """Numbers of the residual blocks of each level; a block without a `block1` ends it."""
     levels: list[list[int]] = [[]]
-    for index in range(count("downblocks.")(file)):
+    for index in range(count_blocks("downblocks.")(file)):
         if f"downblocks.{index}.main.weight" in file.state:
             levels.append([])
         else:
@@ -64,13 +64,13 @@ def _classes(file: FlowFile) -> int:
 
 def _widths(file: FlowFile) -> list[int]:
     layers = sorted(int(key.split(".")[1]) for key in file.state if key.endswith(".fc.weight"))
-    return [size(f"net.{layer}.fc.weight")(file) for layer in layers[:-1]]
+    return [size_of_axis(f"net.{layer}.fc.weight")(file) for layer in layers[:-1]]
 
 
-UNET = part(
+UNET = component(
     "zoo.flow.UNet",
-    in_channels=size("head.weight", 1),
-    channels=size("head.weight"),
+    in_channels=size_of_axis("head.weight", 1),
+    channels=size_of_axis("head.weight"),
     channel_mult=_channel_mult,
     attention_levels=_attention_levels,
     res_blocks=lambda file: len(_levels(file)[0]),
@@ -80,11 +80,11 @@ UNET = part(
     attention_gain=1.0,
     checkpointing=False,
     channels_last=False,
-    image_resolution=said("image_resolution", DEFAULTS["image_resolution"]),
-    dropout=said("dropout", DEFAULTS["dropout"]),
+    image_resolution=setting("image_resolution", DEFAULTS["image_resolution"]),
+    dropout=setting("dropout", DEFAULTS["dropout"]),
 )
-TOY = part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=_widths, time_scale=1.0)
-PATH = part(
+TOY = component("zoo.flow.ToyNet", dim=size_of_axis("net.0.fc.weight", 1), widths=_widths, time_scale=1.0)
+PATH = component(
     "zoo.flow.ConditionalOT",
     sigma_min=lambda file: 0.0 if file.layout == "SiT" else file.settings.get("sigma_min", DEFAULTS["sigma_min"]),
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.convert.engine import Original
-from zoo.convert.network_description import count, part, said, size
+from zoo.convert.network_description import component, count_blocks, setting, size_of_axis
 from zoo.convert.tensor_names import State
 from zoo.flow.nets.dit import SIZES, sine_table
 
@@ -84,13 +84,13 @@ def _heads(file: Original) -> int:
     return dim // (72 if dim == SIZES["XL"][1] else 64) or 1
 
 
-NET = part(
+NET = component(
     "zoo.flow.DiT",
-    image_resolution=said("image_resolution", None),
-    in_channels=size("patches.weight", 1),
-    patch=size("patches.weight", 2),
-    depth=count("blocks."),
-    dim=size("patches.weight"),
+    image_resolution=setting("image_resolution", None),
+    in_channels=size_of_axis("patches.weight", 1),
+    patch=size_of_axis("patches.weight", 2),
+    depth=count_blocks("blocks."),
+    dim=size_of_axis("patches.weight"),
     heads=_heads,
     hidden_mult=lambda file: (
         file.state["blocks.0.feed_forward.0.weight"].shape[0] // file.state["patches.weight"].shape[0]

@@ -15,7 +15,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build, build_whole
 from zoo.convert.engine import Converted, Converter, Original, Ours
-from zoo.convert.network_description import part
+from zoo.convert.network_description import component
 from zoo.convert.settings import read_table
 from zoo.convert.tensor_names import State, is_state_dict
 from zoo.hifigan.convert.rules import (
@@ -200,7 +200,7 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
             f"{source}: {conditions} conditions of the backbone do not go with {classes['feature_extractor']}"
         )
     n_fft, hop = features.get("n_fft", 1024), features.get("hop_length", 256)
-    generator = part(
+    generator = component(
         "zoo.hifigan.Vocos",
         in_channels=backbone["input_channels"],
         dim=backbone["dim"],
@@ -214,7 +214,7 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
         scale=backbone.get("layer_scale_init_value") or None,
         conditions=conditions,
     )
-    loss_mel = mel = part(
+    loss_mel = mel = component(
         "zoo.audio.LogMel", sample_rate=rate, n_fft=n_fft, hop_length=hop, win_length=n_fft, f_min=0.0, f_max=None,
         n_mels=features.get("n_mels", 100), padding="center" if of_codes else padding, mel_scale="htk",
         magnitude_floor=0.0, floor=1e-7,
@@ -224,10 +224,10 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
         if name not in SOURCES:
             raise ValueError(f"{source}: codec {name!r} is not known here; known: {', '.join(SOURCES)}")
         bandwidths = [float(each) for each in features.get("bandwidths", _BANDWIDTHS)]
-        mel = part("zoo.hifigan.EncodecFeatures", source=SOURCES[name], bandwidths=bandwidths)
+        mel = component("zoo.hifigan.EncodecFeatures", source=SOURCES[name], bandwidths=bandwidths)
     settings = original.settings
     coefficient, mel_weight = settings.get("mrd_loss_coeff", 1.0), float(settings.get("mel_loss_coeff", 45))
-    optimizer = part("torch.optim.AdamW", lr=settings.get("initial_learning_rate", 5e-4), betas=[0.8, 0.9])
+    optimizer = component("torch.optim.AdamW", lr=settings.get("initial_learning_rate", 5e-4), betas=[0.8, 0.9])
     shares = {"mpd": 1 / 5, "mrd": coefficient / 3}  # the original takes means over sub-discriminators
     weights = {f"{term}{name}": share for name, share in shares.items() for term in ("d/", "g/adv_", "g/fm_")}
     return {
@@ -237,8 +237,8 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
         "sample_rate": rate,
         "adversarial": "hinge",
         "discriminators": {
-            "mpd": part("zoo.hifigan.MultiPeriodDiscriminator", every_map=False),
-            "mrd": part("zoo.hifigan.MultiBandDiscriminator"),
+            "mpd": component("zoo.hifigan.MultiPeriodDiscriminator", every_map=False),
+            "mrd": component("zoo.hifigan.MultiBandDiscriminator"),
         },
         "loss_weights": weights | {"g/mel": mel_weight},
         "optimizer_g": optimizer,
@@ -272,12 +272,14 @@ def original_config(generator: Mapping[str, Any], mel: LogMel | EncodecFeatures)
     kind = "EncodecFeatures" if isinstance(mel, EncodecFeatures) else "MelSpectrogramFeatures"
     dim = {"dim": generator["dim"]}
     return {
-        "feature_extractor": part(f"vocos.feature_extractors.{kind}", **front_end),
-        "backbone": part(
+        "feature_extractor": component(f"vocos.feature_extractors.{kind}", **front_end),
+        "backbone": component(
             f"vocos.models.{backbones[generator['backbone']]}",
             **{"input_channels": generator["in_channels"], **dim, **layers, **scale, **conditions},
         ),
-        "head": part(f"vocos.heads.{heads[generator['head']]}", **dim, **head, padding=generator["padding"], **rate),
+        "head": component(
+            f"vocos.heads.{heads[generator['head']]}", **dim, **head, padding=generator["padding"], **rate
+        ),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zoo.convert.network_description import part
+from zoo.convert.network_description import component
 from zoo.convert.settings import PRECISIONS, Settings, read_table
 
 DATA = "${oc.env:ZOO_DATA,data}"
@@ -42,15 +42,15 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "keep_last": settings.take("checkpoint.keep_last_n", 2),
             "monitor": "val/loss",
         },
-        "model": part("zoo.miipher.AdapterTask", **_model(settings)),
-        "data": part(
+        "model": component("zoo.miipher.AdapterTask", **_model(settings)),
+        "data": component(
             "zoo.miipher.SpeechData",
             root=f"{DATA}/libritts_r",
             noise=f"{DATA}/noise",
             rir=f"{DATA}/rir",
             batch_size=settings.need("batch_size"),
             num_workers=settings.take("loader.num_workers", 0),
-            degrader=part("zoo.audio.Degrader"),
+            degrader=component("zoo.audio.Degrader"),
         ),
     }
     return recipe, settings.left()
@@ -76,11 +76,13 @@ def _model(settings: Settings) -> dict[str, Any]:
     backbone = {"layer": settings.need("model.hubert_layer"), "source": settings.need("model.hubert_model_name")}
     if kind == "hubert" and "wavlm" in backbone["source"].lower():
         backbone["family"] = "wavlm_as_hubert"
-    adapters = part("zoo.miipher.ParallelAdapters", hidden_dim=settings.need("model.adapter_hidden_dim"))
+    adapters = component("zoo.miipher.ParallelAdapters", hidden_dim=settings.need("model.adapter_hidden_dim"))
     return {
-        "encoder": part("zoo.miipher.Cleaner", backbone=part("zoo.miipher.Backbone", **backbone), adapters=adapters),
+        "encoder": component(
+            "zoo.miipher.Cleaner", backbone=component("zoo.miipher.Backbone", **backbone), adapters=adapters
+        ),
         "loss_weights": {"mae": 1.0, "mse": 1.0, "sc": 1.0},
-        "optimizer": part(
+        "optimizer": component(
             "torch.optim.AdamW",
             lr=float(settings.need("optim.lr")),
             betas=settings.take("optim.betas", [0.9, 0.95]),
@@ -94,9 +96,9 @@ def _schedule(settings: Settings) -> dict[str, Any]:
     """The schedule as the original ran it: with restarts it never applied the warm-up."""
     name = settings.take("optim.scheduler.name", "constant_with_warmup")
     if name == "constant_with_warmup":
-        return part("zoo.training.WarmupConstant", warmup_steps=settings.take("optim.scheduler.warmup_steps", 0))
+        return component("zoo.training.WarmupConstant", warmup_steps=settings.take("optim.scheduler.warmup_steps", 0))
     if name == "cosine_with_restarts":
-        return part(
+        return component(
             "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts",
             T_0=settings.need("optim.scheduler.first_cycle_steps"),
             T_mult=int(settings.take("optim.scheduler.cycle_mult", 1)),
