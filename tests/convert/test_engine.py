@@ -11,7 +11,7 @@ import torch
 
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
 from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
-from zoo.convert.settings import Settings, plain, read_table, set_option
+from zoo.convert.settings import SettingsReader, plain, read_settings_file, set_recipe_option
 from zoo.convert.tensor_names import (
     NameRule,
     NameTable,
@@ -56,7 +56,7 @@ def test_two_names_of_one_tensor_are_refused_where_they_differ():
 
 @pytest.mark.parametrize("value", [2.7, True, "2.5", "two", [2], float("nan"), float("inf")])
 def test_whole_number_is_not_rounded(value):
-    settings = Settings({"steps": value}, Path("config.yaml"))
+    settings = SettingsReader({"steps": value}, Path("config.yaml"))
     with pytest.raises(ValueError, match="expected a whole number"):
         settings.number("steps", 1, int)
     with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
@@ -65,7 +65,7 @@ def test_whole_number_is_not_rounded(value):
 
 @pytest.mark.parametrize("value", [2, 2.0, "2", "2e0"])
 def test_whole_number_is_read(value):
-    number = Settings({"steps": value}, Path("config.yaml")).number("steps", 1, int)
+    number = SettingsReader({"steps": value}, Path("config.yaml")).number("steps", 1, int)
     assert number == 2 and type(number) is int
 
 
@@ -114,19 +114,19 @@ def test_files_of_settings(tmp_path: Path):
     for text, message in (("[1]", "a table of settings, found list"), ("a: b: c", "neither JSON nor YAML")):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_table(path)
+            read_settings_file(path)
     path.write_text('{"lr": 1e-4}')
-    assert read_table(path) == {"lr": 1e-4}
+    assert read_settings_file(path) == {"lr": 1e-4}
 
 
 def test_settings_are_taken():
     given = {"a": {"b": 1, "c": None}, "lr": "3e-5", "on": True, "word": False, "left": 2, "pin": 1, "hint": 3}
-    settings = Settings(given, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
-    assert (settings.take("a.b"), settings.take("a.c", 5), settings.number("lr", 0)) == (1, 5, 3e-5)
+    settings = SettingsReader(given, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
+    assert (settings.get("a.b"), settings.get("a.c", 5), settings.number("lr", 0)) == (1, 5, 3e-5)
     assert settings.flag("on", False) and settings.choice("word", "x", {"no": "none"}) == "none"
-    assert settings.left() == ["left", "hint: do so"]
+    assert settings.unused() == ["left", "hint: do so"]
     for ask, message in (
-        (lambda: settings.need("x"), r"c\.yaml lacks x"),
+        (lambda: settings.require("x"), r"c\.yaml lacks x"),
         (lambda: settings.number("on.x", "fast"), "on.x is 'fast', expected a number"),
         (lambda: settings.flag("lr", True), "lr is true or false"),
         (lambda: settings.choice("lr", "x", {"no": 1}), "lr is one of no, not '3e-5'"),
@@ -137,8 +137,8 @@ def test_settings_are_taken():
 
 def test_options_of_recipes_and_plain_values():
     recipe: dict[str, Any] = {"a": {"b": [0, 1]}}
-    set_option(recipe, "a.b.1", 5)
-    set_option(recipe, "a.c", 6)
+    set_recipe_option(recipe, "a.b.1", 5)
+    set_recipe_option(recipe, "a.c", 6)
     assert recipe == {"a": {"b": [0, 5], "c": 6}}
     assert plain({1: (torch.float32, torch.ones(()).numpy()[()])}) == {"1": ["torch.float32", 1.0]}
 

@@ -24,7 +24,7 @@ from zoo.convert.network_description import (
     size_of_axis,
     sizes_of_axis,
 )
-from zoo.convert.settings import read_table
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, add_tensor, strip_state_wrappers, strip_wrappers
 from zoo.hifigan.nets.generator import Generator
 
@@ -333,7 +333,7 @@ def read_config(path: Path) -> dict[str, Any]:
         FileNotFoundError: when there is no such file.
         ValueError: when it is none of AudioSR's or ProjectLily's.
     """
-    config = read_table(path)
+    config = read_settings_file(path)
     if "unet_config" not in section(config, "model", "params"):
         found = ", ".join(map(str, list(config)[:6]))
         raise ValueError(f"{path} is no configuration of AudioSR: expected model.params.unet_config, found {found}")

@@ -26,7 +26,7 @@ from zoo.convert.network_description import (
     setting,
     size_of_axis,
 )
-from zoo.convert.settings import plain, read_table, to_number
+from zoo.convert.settings import plain, read_settings_file, to_number
 from zoo.convert.tensor_names import NameTable, strip_state_wrappers
 from zoo.runs.load import build_part
 
@@ -308,7 +308,7 @@ class PolicyConverter(Converter[PolicyFile]):
         """
         path = Path(path)
         original = self.read(path)
-        original.settings |= read_table(Path(config)) if isinstance(config, Path | str) else dict(config or {})
+        original.settings |= read_settings_file(Path(config)) if isinstance(config, Path | str) else dict(config or {})
         return self.build(original, path)
 
     def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> Converted:

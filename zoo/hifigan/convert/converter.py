@@ -15,7 +15,7 @@ from zoo.common.atomic import write_atomic
 from zoo.common.build import build
 from zoo.common.registry import public_name
 from zoo.convert.engine import Converted, Converter, read_ours, tally
-from zoo.convert.settings import read_table
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, group_by_component
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, DEFAULTS, generator_spec, original_config, recipe_of
@@ -92,7 +92,7 @@ class HifiganConverter(Converter[HifiganFile]):
             **{key: original.training[key] for key in ("steps", "epoch") if key in original.training},
         }
         config = files[0].with_name(CONFIG_NAME)
-        return facts | ({"config": read_table(config)} if config.is_file() else {})
+        return facts | ({"config": read_settings_file(config)} if config.is_file() else {})
 
     def from_original(self, path: Path | str, config: Config = None) -> Generator | BigVGAN:
         """Build the generator of an original file.
@@ -225,7 +225,9 @@ def _write_config(path: Path, config: Mapping[str, Any]) -> None:
     if not path.is_file():
         write_atomic(path, lambda file: file.write(json.dumps(config, indent=2).encode()))
         return
-    found, wanted = (json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (read_table(path), config))
+    found, wanted = (
+        json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (read_settings_file(path), config)
+    )
     differing = [key for key in wanted if found.get(key) != wanted[key]]
     if differing:
         raise ValueError(f"{path} describes another generator ({', '.join(differing)} differ); choose another folder")

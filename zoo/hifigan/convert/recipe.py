@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.convert.network_description import component
-from zoo.convert.settings import read_table
+from zoo.convert.settings import read_settings_file
 from zoo.hifigan.convert import bigvgan
 
 CONFIG_NAME = "config.json"
@@ -120,7 +120,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         ValueError: when it is no config of a HiFi-GAN generator.
     """
     path = Path(path)
-    return recipe_of(read_table(path / CONFIG_NAME if path.is_dir() else path))
+    return recipe_of(read_settings_file(path / CONFIG_NAME if path.is_dir() else path))
 
 
 def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -15,7 +15,7 @@ from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
 from zoo.convert.engine import Original
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
-from zoo.convert.settings import read_table
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, add_prefix, group_by_component, is_state_dict, select_prefix, strip_wrappers
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec
@@ -286,7 +286,7 @@ def settings_of(path: Path, config: Config = None, known: Mapping[str, Any] | No
             raise FileNotFoundError(
                 f"{path} does not say its sizes: put the original's {CONFIG_NAME} beside it or pass config="
             )
-    return own | read_table(Path(config))
+    return own | read_settings_file(Path(config))
 
 
 def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator | BigVGAN:

@@ -16,7 +16,7 @@ from zoo.common.atomic import write_atomic
 from zoo.common.build import build, build_whole
 from zoo.convert.engine import Converted, Converter, Original, Ours
 from zoo.convert.network_description import component
-from zoo.convert.settings import read_table
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, is_state_dict
 from zoo.hifigan.convert.rules import (
     UNWRAPPED,
@@ -166,7 +166,7 @@ def has_settings(path: Path) -> bool:
 
 def _settings(path: Path) -> dict[str, Any]:
     """What config.yaml beside the weights says of the model, of a hub's folder or of a training."""
-    content = read_table(path.with_name(CONFIG))
+    content = read_settings_file(path.with_name(CONFIG))
     model = content.get("model")
     trained = model.get("init_args") if isinstance(model, dict) else None
     return trained if isinstance(trained, dict) else content
