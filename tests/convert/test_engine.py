@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
+from zoo.convert.engine import NO_TRAINING, ConvertedModel, Converter, OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
 from zoo.convert.settings import SettingsReader, plain, read_settings_file, set_recipe_option
 from zoo.convert.tensor_names import (
@@ -60,7 +60,7 @@ def test_whole_number_is_not_rounded(value):
     with pytest.raises(ValueError, match="expected a whole number"):
         settings.number("steps", 1, int)
     with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
-        setting("heads", 4, int)(Original("", {}, {"heads": value}))
+        setting("heads", 4, int)(OriginalFile("", {}, {"heads": value}))
 
 
 @pytest.mark.parametrize("value", [2, 2.0, "2", "2e0"])
@@ -102,11 +102,11 @@ def test_descriptions_are_filled_from_tensors_and_settings():
         inner=lambda source: component("zoo.Inner", dim=size_of_axis("w")) if "w" in source.state else None,
     )
     state = {"w": torch.zeros(2, 3), "blocks.0.a": torch.zeros(1), "blocks.0.b": torch.zeros(1), "blocks.3.a": 0}
-    spec = fill_description(table, Original("", state, {"heads": "8"}), "a.pt")
+    spec = fill_description(table, OriginalFile("", state, {"heads": "8"}), "a.pt")
     inner = {"class_path": "zoo.Inner", "init_args": {"dim": 2}}
     assert spec["init_args"] == {"dim": 3, "depth": 2, "norm": False, "heads": 8, "inner": inner}
     with pytest.raises(ValueError, match=r"a\.pt: the sizes of its net cannot be told from its tensors \('w'\)"):
-        fill_description(table, Original(""), "a.pt")
+        fill_description(table, OriginalFile(""), "a.pt")
 
 
 def test_files_of_settings(tmp_path: Path):
@@ -144,7 +144,7 @@ def test_options_of_recipes_and_plain_values():
 
 
 @dataclass
-class File(Original):
+class File(OriginalFile):
     pass
 
 
@@ -152,7 +152,7 @@ class Toy(Converter[File]):
     system, task, inference, part = "flow", "zoo.flow.FlowTask", "zoo.flow.Sampler", "net"
     formats = "known are toys"
 
-    def _interpret(self, content, path):
+    def parse_content(self, content, path):
         if "toy" not in content:
             raise self._unknown(path, content)
         return File("toy", content["toy"], {"depth": 1})
@@ -162,9 +162,9 @@ class Toy(Converter[File]):
             component("zoo.flow.ToyNet", dim=size_of_axis("net.0.fc.weight", 1), widths=[4]), original, path
         )
 
-    def _ours(self, original, source, is_checkpoint):
-        notes = original.assumed({"depth": 1, "width": 2})
-        return Converted({"net": self._spec(original, source)}, {"net": self.build(original, source)}, notes=notes)
+    def to_zoo(self, original, source, is_checkpoint):
+        notes = original.notes_on_defaults({"depth": 1, "width": 2})
+        return ConvertedModel({"net": self._spec(original, source)}, {"net": self.build(original, source)}, notes=notes)
 
     def to_original(self, module, path):
         torch.save({"toy": module.state_dict()}, path)

@@ -7,7 +7,7 @@ from typing import Any
 
 from zoo.convert.settings import to_number
 
-Leaf = Callable[[Any], Any]  # of an `Original`, or what has its `state` and `settings`
+Leaf = Callable[[Any], Any]  # of an `OriginalFile`, or what has its `state` and `settings`
 
 
 def component(class_path: str, **arguments: Any) -> dict[str, Any]:

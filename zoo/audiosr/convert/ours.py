@@ -13,7 +13,7 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
-from zoo.convert.engine import Converted
+from zoo.convert.engine import ConvertedModel
 from zoo.convert.network_description import component
 from zoo.convert.tensor_names import add_prefix
 from zoo.hifigan.nets.generator import Generator
@@ -165,7 +165,7 @@ def describe_parts(file: AudioSRFile) -> dict[str, Any]:
     }
 
 
-def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Converted:
+def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> ConvertedModel:
     """A file as our parts with their weights, time first.
 
     Raises:
@@ -196,7 +196,7 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
         notes.append(EXPONENTIAL)
     facts = {"layout": file.layout, "step": file.step, **in_words(model.report)}
     specs = {"original_config": file.settings}
-    made = Converted(parts, nets, step=file.step, specs=specs, facts=facts, notes=notes)
+    made = ConvertedModel(parts, nets, step=file.step, specs=specs, facts=facts, notes=notes)
     made.state = state = made.tensors()
     if file.averaged:
         live = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}

@@ -15,7 +15,7 @@ from torch import Tensor
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.global_encoder import REDUCTION
 from zoo.common.build import build
-from zoo.convert.engine import Original
+from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import (
     component,
     count_blocks,
@@ -106,7 +106,7 @@ VOCODER_KEYS = {key: key for key in ("upsample_kernel_sizes", "resblock_kernel_s
 NORM_GROUPS, HEAD_CHANNELS, VAE_DROPOUT, N_MELS = 32, 32, 0.1, 256
 
 
-def _levels(unet: Original) -> list[list[int]]:
+def _levels(unet: OriginalFile) -> list[list[int]]:
     """Numbers of the UNet's residual blocks on the way down, level by level."""
     levels: list[list[int]] = [[]]
     for index in range(1, count_blocks("input_blocks.")(unet)):
@@ -127,34 +127,34 @@ def transformers_per_down_block(state: Mapping[str, Tensor]) -> int:
     return max((_transformers(state, int(block)) for block in blocks), default=0)
 
 
-def _in_a_row(unet: Original) -> list[int]:
+def _in_a_row(unet: OriginalFile) -> list[int]:
     """Transformers of each level's blocks."""
     return [_transformers(unet.state, level[0]) for level in _levels(unet)]
 
 
-def _multipliers(unet: Original) -> list[int]:
+def _multipliers(unet: OriginalFile) -> list[int]:
     widths = [len(unet.state[f"input_blocks.{level[0]}.0.in_layers.2.weight"]) for level in _levels(unet)]
     return [width // len(unet.state["input_blocks.0.0.weight"]) for width in widths]
 
 
-def _context_channels(unet: Original) -> int | None:
+def _context_channels(unet: OriginalFile) -> int | None:
     found = [value.shape[1] for name, value in unet.state.items() if name.endswith(".global_proj.weight")]
     return found[0] if found else None
 
 
-def _autoencoder_multipliers(vae: Original) -> list[int]:
+def _autoencoder_multipliers(vae: OriginalFile) -> list[int]:
     widths = sizes_of_axis("encoder.down.{}.block.0.conv1.weight")(vae)
     return [width // len(vae.state["encoder.conv_in.weight"]) for width in widths]
 
 
-def _n_mels(encoder: Original) -> int:
+def _n_mels(encoder: OriginalFile) -> int:
     projection = encoder.state.get(f"{ADAPTIVE}weight")
     if projection is None:
         return int(encoder.settings.get("n_mels", N_MELS))
     return projection.shape[1] // encoder.state["pos_encoding"].shape[2] * REDUCTION
 
 
-def _heads(encoder: Original) -> int:
+def _heads(encoder: OriginalFile) -> int:
     """By the configuration of such an encoder; modelV1 swallows the keys, so that of a model.py says nothing of it."""
     its = (encoder.state["pos_encoding"].shape[2], count_blocks("transformer.layers.")(encoder))
     is_its = all(encoder.settings.get(key, value) == value for key, value in zip(ENCODER_SIZES, its, strict=True))
@@ -165,13 +165,13 @@ def _heads(encoder: Original) -> int:
 _upsample_kernels = sizes_of_axis("ups.{}.weight", 2)
 
 
-def _resblock_kernels(vocoder: Original) -> list[int]:
+def _resblock_kernels(vocoder: OriginalFile) -> list[int]:
     first = "convs1" if "resblocks.0.convs1.0.weight" in vocoder.state else "convs"
     parallel = count_blocks("resblocks.")(vocoder) // count_blocks("ups.")(vocoder)
     return [vocoder.state[f"resblocks.{i}.{first}.0.weight"].shape[2] for i in range(parallel)]
 
 
-def _dilations(vocoder: Original) -> list[list[int]]:
+def _dilations(vocoder: OriginalFile) -> list[list[int]]:
     kernels = _resblock_kernels(vocoder)
     return [list(each) for each in vocoder.settings.get("resblock_dilation_sizes") or [[1, 3, 5]] * len(kernels)]
 
@@ -242,7 +242,7 @@ NETS = {
 
 
 @dataclass
-class AudioSRFile(Original):
+class AudioSRFile(OriginalFile):
     """What a file holds; `settings` is the original's configuration, {} without one."""
 
     path: Path = Path()
@@ -295,7 +295,7 @@ class AudioSRFile(Original):
         for name, net in NETS.items():
             if name not in self.parts or (name == COPY and not self.has_own_conditioner):
                 continue
-            net_file = Original(self.layout, self.parts[name], self.settings_of(name))
+            net_file = OriginalFile(self.layout, self.parts[name], self.settings_of(name))
             found[name] = fill_description(net.spec, net_file, f"{self.path} ({name})")
             if name != "global_encoder" or self.layout == "model.py":
                 self._agree(found[name]["init_args"], net_file.settings, net)

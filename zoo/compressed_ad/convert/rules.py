@@ -16,7 +16,7 @@ from zoo.common.atomic import write_atomic
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.convert.engine import Converted, Converter, Original, Ours, tally
+from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint, count_tensors
 from zoo.convert.network_description import (
     Leaf,
     component,
@@ -131,7 +131,7 @@ def to_theirs(state: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
 
 
 @dataclass
-class PolicyFile(Original):
+class PolicyFile(OriginalFile):
     """What a file of the original holds; `layout` is the kind of its model, `settings` the merged configuration."""
 
     layout: Kind
@@ -257,7 +257,8 @@ class PolicyConverter(Converter[PolicyFile]):
         "known are ckpt-*.pt, best-model.pt and pretrain-*.pt of AD, CAD and the earlier encoder, and their state dicts"
     )
 
-    def _interpret(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         tensors = content.get("model", content)
         is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
         state = strip_state_wrappers(tensors) if is_state and "zoo" not in content else {}
@@ -275,8 +276,9 @@ class PolicyConverter(Converter[PolicyFile]):
     def _spec(self, original: PolicyFile, path: Path, **options: Any) -> dict[str, Any]:
         return policy_spec(original, path)
 
-    def _facts(self, original: PolicyFile, path: Path) -> dict[str, Any]:
-        facts: dict[str, Any] = tally(original.state)
+    def describe_content(self, original: PolicyFile, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
+        facts: dict[str, Any] = count_tensors(original.state)
         if original.is_whole:
             for name, found in policy_spec(original, path)["init_args"].items():
                 if isinstance(found, Mapping):
@@ -311,17 +313,19 @@ class PolicyConverter(Converter[PolicyFile]):
         original.settings |= read_settings_file(Path(config)) if isinstance(config, Path | str) else dict(config or {})
         return self.build(original, path)
 
-    def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> Converted:
+    def to_zoo(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         policy = self.build(original, source)
-        return Converted(
+        return ConvertedModel(
             parts={self.part: policy_spec(original, source), "env": env_spec(original.settings, grid_size(original))},
             nets={self.part: policy},
             step=int(original.training.get("step") or 0),
             specs={"original_config": original.settings},
-            notes=original.assumed({**HEADS[original.layout], "env": "darkroom"}),
+            notes=original.notes_on_defaults({**HEADS[original.layout], "env": "darkroom"}),
         )
 
-    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """Return options of `to_original`; see `Converter.extra_arguments`."""
         env = build_part(ours.specs, "env")
         settings = {"env": env.name, "horizon": env.horizon, **(ours.specs.get("original_config") or {})}
         return {"settings": settings, "step": int(ours.checkpoint.get("global_step", 0))}

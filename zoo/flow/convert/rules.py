@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
-from zoo.convert.engine import Converted, Converter, Original, Ours, tally
+from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint, count_tensors
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
 from zoo.convert.tensor_names import State, add_prefix, select_prefix, strip_state_wrappers
 from zoo.flow.convert import sit
@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {"image_resolution": 64, "sigma_min": 0.001, "dropout
 
 
 @dataclass
-class FlowFile(Original):
+class FlowFile(OriginalFile):
     """What a file of the lineage holds: "fm.save" (with pickled modules), "accelerate" or "state dict"."""
 
     dropped: int = 0  # count of tensors that belong to no net
@@ -101,7 +101,8 @@ class FlowConverter(Converter[FlowFile]):
         "state dicts of SiT"
     )
 
-    def _interpret(self, content: Mapping[str, Any], path: Path) -> FlowFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> FlowFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         averaged = content.get("ema")  # of a checkpoint; published files hold its tensors alone
         published = averaged if isinstance(averaged, Mapping) else content
         if sit.MARK in published:
@@ -123,14 +124,15 @@ class FlowConverter(Converter[FlowFile]):
     def _spec(self, original: FlowFile, path: Path, **options: Any) -> dict[str, Any]:
         settings = original.settings | {key: value for key, value in options.items() if value is not None}
         table = next(table for mark, table in NETS.items() if mark in original.state)
-        return fill_description(table, Original(original.layout, original.state, settings), path)
+        return fill_description(table, OriginalFile(original.layout, original.state, settings), path)
 
-    def _facts(self, original: FlowFile, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: FlowFile, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
         spec = self._spec(original, path)
         facts = {
             "net": spec["class_path"].rpartition(".")[2],
             "arguments": spec["init_args"],
-            **tally(original.state),
+            **count_tensors(original.state),
             "settings in the file": original.settings,
         }
         lost = {"left out": f"{original.dropped} tensors of a perceptual loss"}
@@ -145,20 +147,22 @@ class FlowConverter(Converter[FlowFile]):
         path = Path(path)
         return self.build(self.read(path), path, image_resolution=image_resolution)
 
-    def _ours(self, original: FlowFile, source: Path, is_checkpoint: bool) -> Converted:
+    def to_zoo(self, original: FlowFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         net = self.build(original, source)
         wanted = ("image_resolution", "sigma_min") if isinstance(net, UNet) else ("sigma_min",)
-        notes = original.assumed({name: DEFAULTS[name] for name in wanted})
+        notes = original.notes_on_defaults({name: DEFAULTS[name] for name in wanted})
         if original.layout == "SiT":
             notes = [sit.NOTE]
-        return Converted(
+        return ConvertedModel(
             parts={self.part: self._spec(original, source), "path": fill_description(PATH, original, source)},
             nets={self.part: net},
             specs={"original_config": original.settings},
             notes=notes,
         )
 
-    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """Return options of `to_original`; see `Converter.extra_arguments`."""
         parts = ours.specs["parts"]
         path = parts["path"]
         if not path["class_path"].endswith(".ConditionalOT") or parts.get("prediction", "velocity") != "velocity":

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zoo.convert.engine import Original
+from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, setting, size_of_axis
 from zoo.convert.tensor_names import State
 from zoo.flow.nets.dit import SIZES, sine_table
@@ -78,7 +78,7 @@ def _check_positions(state: Mapping[str, Tensor], path: Path) -> None:
         raise ValueError(f"{path}: {POSITIONS} is not the table of sines of {side} x {side} patches")
 
 
-def _heads(file: Original) -> int:
+def _heads(file: OriginalFile) -> int:
     """SiT's heads are 64 wide, those of XL 72; a file does not say so."""
     dim = len(file.state["patches.weight"])
     return dim // (72 if dim == SIZES["XL"][1] else 64) or 1

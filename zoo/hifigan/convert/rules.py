@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
-from zoo.convert.engine import Original
+from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
 from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, add_prefix, group_by_component, is_state_dict, select_prefix, strip_wrappers
@@ -81,7 +81,7 @@ CONDITIONERS = {
 
 
 @dataclass
-class HifiganFile(Original):
+class HifiganFile(OriginalFile):
     """What one or two files of another project hold.
 
     The layout is "hifi-gan", "coqui", "speechbrain" or "ssl-vocoder"; names begin with `generator.`, `mpd.`, `msd.`,
@@ -299,7 +299,7 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     Raises:
         ValueError: when the file holds none, or settings and weights do not fit.
     """
-    state = original.part("generator")
+    state = original.component("generator")
     if not state:
         raise ValueError(f"{source} holds no generator (only {', '.join(group_by_component(original.state))})")
     names = ("conv_pre.weight", f"conv_pre{_NORM}original1")
@@ -307,7 +307,7 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     arguments = dict(generator_spec(config, in_channels)["init_args"])
     table = next((table for mark, table in CONDITIONERS.items() if mark in state), None)
     if table is not None:
-        conditioner_file = Original(original.layout, state, dict(config))
+        conditioner_file = OriginalFile(original.layout, state, dict(config))
         conditioner: Conditioner = build(fill_description(table, conditioner_file, source))
         arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
     if original.reflect:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build, build_whole
-from zoo.convert.engine import Converted, Converter, Original, Ours
+from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint
 from zoo.convert.network_description import component
 from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, is_state_dict
@@ -43,7 +43,7 @@ _DISCRIMINATORS = {"multiperioddisc.": "mpd.", "multiresddisc.": "mrd."}
 _DERIVED = ("head.istft.", "head.imdct.", "feature_extractor.", "melspec_loss.")
 
 
-class VocosConverter(Converter[Original]):
+class VocosConverter(Converter[OriginalFile]):
     """Vocoders of Vocos, of mels and of EnCodec's codes; these need the codec, which transformers has from the hub.
 
     A file's codec weights are not read: its codebooks must be those of the hub's codec.
@@ -57,11 +57,12 @@ class VocosConverter(Converter[Original]):
         """Whether a path is a file or folder of Vocos; weights are read only beside settings that are Vocos'."""
         return has_settings(Path(path)) and super().is_original(path, content)
 
-    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Original:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> OriginalFile:
         """Read weights and the settings beside them; see `Converter.read`."""
         return super().read(path / WEIGHTS if path.is_dir() else path, content=content)
 
-    def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> Original:
+    def parse_content(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> OriginalFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         plain, wrapped = unwrap_content(content)
         trained = is_state_dict(plain.get("state_dict"))
         tensors = plain["state_dict"] if trained else plain
@@ -83,21 +84,24 @@ class VocosConverter(Converter[Original]):
         training["wrapped"] = wrapped
         if CODEBOOKS in tensors:
             training["codebooks"] = tensors[CODEBOOKS]
-        return Original("vocos training" if trained else "vocos", state, settings, training)
+        return OriginalFile("vocos training" if trained else "vocos", state, settings, training)
 
-    def _task_state(self, original: Original, path: Path) -> State:
+    def _task_state(self, original: OriginalFile, path: Path) -> State:
         check_finite(original.state, path)
         return original.state
 
-    def _ours(self, original: Original, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+    def to_zoo(
+        self, original: OriginalFile, source: Path, is_checkpoint: bool, *args: Any, **options: Any
+    ) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         check_finite(original.state, source)
         arguments = task_arguments(original, source)
-        generator = build_whole(arguments["generator"], original.part("generator"), str(source))
+        generator = build_whole(arguments["generator"], original.component("generator"), str(source))
         mel = build(arguments["mel"])
         if isinstance(mel, EncodecFeatures):
             _check_codebooks(original.training.get("codebooks"), mel, source)
         batches = original.training.get("batches", 0) // 2  # Lightning counted the steps of both optimizers
-        converted = Converted(
+        converted = ConvertedModel(
             parts={name: arguments[name] for name in ("generator", "mel")},
             nets={"generator": generator.fuse_(), "mel": mel},
             step=batches,
@@ -109,11 +113,12 @@ class VocosConverter(Converter[Original]):
         if is_checkpoint:
             converted.state = original.state
             for name, spec in arguments["discriminators"].items():
-                if tensors := original.part(name):
+                if tensors := original.component(name):
                     build_whole(spec, tensors, str(source))
         return converted
 
-    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """Return options of `to_original`; see `Converter.extra_arguments`."""
         if not isinstance(net, Vocos):
             raise ValueError(f"{source} is no Vocos")
         return {"mel": build_part(ours.specs, "mel"), "arguments": ours.specs["parts"]["generator"]["init_args"]}
@@ -172,7 +177,7 @@ def _settings(path: Path) -> dict[str, Any]:
     return trained if isinstance(trained, dict) else content
 
 
-def task_arguments(original: Original, source: Path) -> dict[str, Any]:
+def task_arguments(original: OriginalFile, source: Path) -> dict[str, Any]:
     """Describe what a recipe's task says for the settings of a Vocos.
 
     Raises:
