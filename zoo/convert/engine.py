@@ -1,4 +1,4 @@
-"""The engine of all converters: both directions, reports, refusals; a wing adds its tables, see `zoo.convert`."""
+"""The engine of all converters: both directions, reports, refusals; a system adds its tables, see `zoo.convert`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ EMA_NOTE = "averaged (EMA) weights"
 
 
 class ZooCheckpoint(NamedTuple):
-    """A checkpoint of ours: all of it, its `specs`, its tensors (averaged ones, where it has them: `averaged`)."""
+    """A checkpoint of the zoo: its content, description and tensors.
+
+    `state` holds averaged weights where there are any; `averaged` says so.
+    """
 
     checkpoint: dict[str, Any]
     specs: dict[str, Any]
@@ -56,7 +59,7 @@ class OriginalFile:
         return select_prefix(self.state, f"{name}.")
 
     def notes_on_defaults(self, defaults: Mapping[str, Any]) -> list[str]:
-        """Notes on what the file does not say and is taken for granted."""
+        """Note which settings the file lacks and which defaults stand in for them."""
         return [
             f"{key} is not in the file: {value} assumed" for key, value in defaults.items() if key not in self.settings
         ]
@@ -64,14 +67,14 @@ class OriginalFile:
 
 @dataclass
 class ConvertedModel:
-    """An original as ours: what a checkpoint or an export of it holds.
+    """An original in the zoo's names: what a checkpoint or an export of it holds.
 
     Attributes:
         parts: descriptions of the parts of the Inference.
         nets: the built ones, with their weights; a checkpoint has the frozen ones as copies beside it.
         state: tensors of a checkpoint under the task's names; None takes those of `nets`.
         step: batches trained.
-        epoch: that begins.
+        epoch: the number of the next epoch, from 0.
         averaged: averaged (EMA) tensors under the task's names; empty where the original has none.
         specs: further (or other) entries of its description.
         facts: for the report, before the count of tensors.
@@ -106,7 +109,7 @@ class Converter(ABC, Generic[File]):
     """Reads one project's files and writes them. A subclass fills in what is its own."""
 
     system: ClassVar[str]
-    """Name of the wing."""
+    """Name of the system."""
     task: ClassVar[str]
     """Public name of the task that trains a converted checkpoint."""
     inference: ClassVar[str]
@@ -129,7 +132,7 @@ class Converter(ABC, Generic[File]):
         return True
 
     def describe(self, path: Path | str, content: Any = None) -> dict[str, Any]:
-        """Say what a file of the project holds.
+        """Summarise the contents of a file of the project.
 
         Args:
             content: what `load_original` gave for the file, where it is read already.
@@ -160,7 +163,7 @@ class Converter(ABC, Generic[File]):
         Args:
             source: a file of the project; or our checkpoint, our run folder, or a net.
             target: for an original, a `.ckpt` file, or else an export folder; for ours, the file to write.
-            args: options of the wing, where it has any.
+            args: options of the system, where it has any.
             options: the same by name.
 
         Returns:
@@ -273,7 +276,7 @@ class Converter(ABC, Generic[File]):
         return {**made.facts, "tensors": len(state), "notes": notes}
 
     def notes_on_copies(self, copies: Mapping[str, Path]) -> list[str]:
-        """Notes on a checkpoint beside which frozen nets were copied, by their paths; none as a rule."""
+        """Note where the frozen nets of a checkpoint were copied, by their names; no notes by default."""
         return []
 
     def from_zoo(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
@@ -290,7 +293,7 @@ class Converter(ABC, Generic[File]):
         return {"tensors": len(net.state_dict()), "notes": notes}
 
     def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
-        """What of our checkpoint goes to `to_original` besides the net; may refuse, and add notes."""
+        """Return further options of `to_original`, from our checkpoint; may refuse it, and add notes."""
         return {}
 
     @abstractmethod

@@ -50,7 +50,7 @@ class SettingRule(NamedTuple):
     """What a foreign setting is here.
 
     Args:
-        options: dotted options of the recipe that take its value, with spaces between.
+        options: dotted options of the recipe that take its value, separated by spaces.
         updates: the option that counts optimizer steps where theirs counts the batches of a process.
         default: theirs; its type is the setting's.
         least: smallest value.
