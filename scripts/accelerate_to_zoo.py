@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from zoo.common.atomic import write_atomic
-from zoo.convert.settings import PRECISIONS, read_table
+from zoo.convert.settings import PRECISIONS, read_settings_file
 
 # As in configs/trainer/ddp.yaml.
 DDP = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"broadcast_buffers": False}}
@@ -129,7 +129,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("target", type=Path, nargs="?", help="fragment to write; without it the flags are printed")
     options = parser.parse_args(args)
     try:
-        trainer, environment, untranslated = translate(read_table(options.source))
+        trainer, environment, untranslated = translate(read_settings_file(options.source))
     except (ValueError, OSError) as error:
         print(f"accelerate_to_zoo: error: {options.source}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

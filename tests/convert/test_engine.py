@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original
-from zoo.convert.network_description import count, fill_description, has, part, said, size
-from zoo.convert.settings import Settings, plain, read_table, set_option
+from zoo.convert.engine import NO_TRAINING, ConvertedModel, Converter, OriginalFile
+from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
+from zoo.convert.settings import SettingsReader, plain, read_settings_file, set_recipe_option
 from zoo.convert.tensor_names import (
     NameRule,
     NameTable,
@@ -56,16 +56,16 @@ def test_two_names_of_one_tensor_are_refused_where_they_differ():
 
 @pytest.mark.parametrize("value", [2.7, True, "2.5", "two", [2], float("nan"), float("inf")])
 def test_whole_number_is_not_rounded(value):
-    settings = Settings({"steps": value}, Path("config.yaml"))
+    settings = SettingsReader({"steps": value}, Path("config.yaml"))
     with pytest.raises(ValueError, match="expected a whole number"):
         settings.number("steps", 1, int)
     with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
-        said("heads", 4, int)(Original("", {}, {"heads": value}))
+        setting("heads", 4, int)(OriginalFile("", {}, {"heads": value}))
 
 
 @pytest.mark.parametrize("value", [2, 2.0, "2", "2e0"])
 def test_whole_number_is_read(value):
-    number = Settings({"steps": value}, Path("config.yaml")).number("steps", 1, int)
+    number = SettingsReader({"steps": value}, Path("config.yaml")).number("steps", 1, int)
     assert number == 2 and type(number) is int
 
 
@@ -93,20 +93,20 @@ def test_parts_of_states():
 
 
 def test_descriptions_are_filled_from_tensors_and_settings():
-    table = part(
+    table = component(
         "zoo.Net",
-        dim=size("w", 1),
-        depth=count("blocks."),
-        norm=has("norm"),
-        heads=said("heads", 4, int),
-        inner=lambda source: part("zoo.Inner", dim=size("w")) if "w" in source.state else None,
+        dim=size_of_axis("w", 1),
+        depth=count_blocks("blocks."),
+        norm=has_tensor("norm"),
+        heads=setting("heads", 4, int),
+        inner=lambda source: component("zoo.Inner", dim=size_of_axis("w")) if "w" in source.state else None,
     )
     state = {"w": torch.zeros(2, 3), "blocks.0.a": torch.zeros(1), "blocks.0.b": torch.zeros(1), "blocks.3.a": 0}
-    spec = fill_description(table, Original("", state, {"heads": "8"}), "a.pt")
+    spec = fill_description(table, OriginalFile("", state, {"heads": "8"}), "a.pt")
     inner = {"class_path": "zoo.Inner", "init_args": {"dim": 2}}
     assert spec["init_args"] == {"dim": 3, "depth": 2, "norm": False, "heads": 8, "inner": inner}
     with pytest.raises(ValueError, match=r"a\.pt: the sizes of its net cannot be told from its tensors \('w'\)"):
-        fill_description(table, Original(""), "a.pt")
+        fill_description(table, OriginalFile(""), "a.pt")
 
 
 def test_files_of_settings(tmp_path: Path):
@@ -114,19 +114,19 @@ def test_files_of_settings(tmp_path: Path):
     for text, message in (("[1]", "a table of settings, found list"), ("a: b: c", "neither JSON nor YAML")):
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            read_table(path)
+            read_settings_file(path)
     path.write_text('{"lr": 1e-4}')
-    assert read_table(path) == {"lr": 1e-4}
+    assert read_settings_file(path) == {"lr": 1e-4}
 
 
 def test_settings_are_taken():
     given = {"a": {"b": 1, "c": None}, "lr": "3e-5", "on": True, "word": False, "left": 2, "pin": 1, "hint": 3}
-    settings = Settings(given, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
-    assert (settings.take("a.b"), settings.take("a.c", 5), settings.number("lr", 0)) == (1, 5, 3e-5)
+    settings = SettingsReader(given, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
+    assert (settings.get("a.b"), settings.get("a.c", 5), settings.number("lr", 0)) == (1, 5, 3e-5)
     assert settings.flag("on", False) and settings.choice("word", "x", {"no": "none"}) == "none"
-    assert settings.left() == ["left", "hint: do so"]
+    assert settings.unused() == ["left", "hint: do so"]
     for ask, message in (
-        (lambda: settings.need("x"), r"c\.yaml lacks x"),
+        (lambda: settings.require("x"), r"c\.yaml lacks x"),
         (lambda: settings.number("on.x", "fast"), "on.x is 'fast', expected a number"),
         (lambda: settings.flag("lr", True), "lr is true or false"),
         (lambda: settings.choice("lr", "x", {"no": 1}), "lr is one of no, not '3e-5'"),
@@ -137,14 +137,14 @@ def test_settings_are_taken():
 
 def test_options_of_recipes_and_plain_values():
     recipe: dict[str, Any] = {"a": {"b": [0, 1]}}
-    set_option(recipe, "a.b.1", 5)
-    set_option(recipe, "a.c", 6)
+    set_recipe_option(recipe, "a.b.1", 5)
+    set_recipe_option(recipe, "a.c", 6)
     assert recipe == {"a": {"b": [0, 5], "c": 6}}
     assert plain({1: (torch.float32, torch.ones(()).numpy()[()])}) == {"1": ["torch.float32", 1.0]}
 
 
 @dataclass
-class File(Original):
+class File(OriginalFile):
     pass
 
 
@@ -152,17 +152,19 @@ class Toy(Converter[File]):
     system, task, inference, part = "flow", "zoo.flow.FlowTask", "zoo.flow.Sampler", "net"
     formats = "known are toys"
 
-    def _interpret(self, content, path):
+    def parse_content(self, content, path):
         if "toy" not in content:
             raise self._unknown(path, content)
         return File("toy", content["toy"], {"depth": 1})
 
     def _spec(self, original, path, **options):
-        return fill_description(part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=[4]), original, path)
+        return fill_description(
+            component("zoo.flow.ToyNet", dim=size_of_axis("net.0.fc.weight", 1), widths=[4]), original, path
+        )
 
-    def _ours(self, original, source, is_checkpoint):
-        notes = original.assumed({"depth": 1, "width": 2})
-        return Converted({"net": self._spec(original, source)}, {"net": self.build(original, source)}, notes=notes)
+    def to_zoo(self, original, source, is_checkpoint):
+        notes = original.notes_on_defaults({"depth": 1, "width": 2})
+        return ConvertedModel({"net": self._spec(original, source)}, {"net": self.build(original, source)}, notes=notes)
 
     def to_original(self, module, path):
         torch.save({"toy": module.state_dict()}, path)

@@ -1,4 +1,4 @@
-"""The engine of all converters: both directions, reports, refusals; a wing adds its tables, see `zoo.convert`."""
+"""The engine of all converters: both directions, reports, refusals; a system adds its tables, see `zoo.convert`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from zoo.runs.folder import find_checkpoint
 from zoo.runs.load import build_part
 
 NO_TRAINING = "weights only: train on with `zoo fit RECIPE --init_from FILE`"
-AVERAGED = "averaged (EMA) weights"
+EMA_NOTE = "averaged (EMA) weights"
 
 
-class Ours(NamedTuple):
-    """A checkpoint of ours: all of it, its `specs`, its tensors (averaged ones, where it has them: `averaged`)."""
+class ZooCheckpoint(NamedTuple):
+    """A checkpoint of the zoo: its content, description and tensors.
+
+    `state` holds averaged weights where there are any; `averaged` says so.
+    """
 
     checkpoint: dict[str, Any]
     specs: dict[str, Any]
@@ -36,7 +39,7 @@ class Ours(NamedTuple):
 
 
 @dataclass
-class Original:
+class OriginalFile:
     """What a foreign file holds.
 
     Attributes:
@@ -51,27 +54,27 @@ class Original:
     settings: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
 
-    def part(self, name: str) -> State:
+    def component(self, name: str) -> State:
         """Tensors of one net, under its own names."""
         return select_prefix(self.state, f"{name}.")
 
-    def assumed(self, defaults: Mapping[str, Any]) -> list[str]:
-        """Notes on what the file does not say and is taken for granted."""
+    def notes_on_defaults(self, defaults: Mapping[str, Any]) -> list[str]:
+        """Note which settings the file lacks and which defaults stand in for them."""
         return [
             f"{key} is not in the file: {value} assumed" for key, value in defaults.items() if key not in self.settings
         ]
 
 
 @dataclass
-class Converted:
-    """An original as ours: what a checkpoint or an export of it holds.
+class ConvertedModel:
+    """An original in the zoo's names: what a checkpoint or an export of it holds.
 
     Attributes:
         parts: descriptions of the parts of the Inference.
         nets: the built ones, with their weights; a checkpoint has the frozen ones as copies beside it.
         state: tensors of a checkpoint under the task's names; None takes those of `nets`.
         step: batches trained.
-        epoch: that begins.
+        epoch: the number of the next epoch, from 0.
         averaged: averaged (EMA) tensors under the task's names; empty where the original has none.
         specs: further (or other) entries of its description.
         facts: for the report, before the count of tensors.
@@ -99,14 +102,14 @@ class Converted:
         return {f"{name}.{key}": value for name, net in self.nets.items() for key, value in net.state_dict().items()}
 
 
-File = TypeVar("File", bound=Original)
+File = TypeVar("File", bound=OriginalFile)
 
 
 class Converter(ABC, Generic[File]):
     """Reads one project's files and writes them. A subclass fills in what is its own."""
 
     system: ClassVar[str]
-    """Name of the wing."""
+    """Name of the system."""
     task: ClassVar[str]
     """Public name of the task that trains a converted checkpoint."""
     inference: ClassVar[str]
@@ -129,7 +132,7 @@ class Converter(ABC, Generic[File]):
         return True
 
     def describe(self, path: Path | str, content: Any = None) -> dict[str, Any]:
-        """Say what a file of the project holds.
+        """Summarise the contents of a file of the project.
 
         Args:
             content: what `load_original` gave for the file, where it is read already.
@@ -143,7 +146,7 @@ class Converter(ABC, Generic[File]):
         """
         path = Path(path)
         original = self.read(path, content=content)
-        return {"system": self.system, "format": original.layout, **self._facts(original, path)}
+        return {"system": self.system, "format": original.layout, **self.describe_content(original, path)}
 
     def original_state(self, path: Path | str) -> State:
         """Tensors of a file of the project under our task's names, for `init_from`.
@@ -160,7 +163,7 @@ class Converter(ABC, Generic[File]):
         Args:
             source: a file of the project; or our checkpoint, our run folder, or a net.
             target: for an original, a `.ckpt` file, or else an export folder; for ours, the file to write.
-            args: options of the wing, where it has any.
+            args: options of the system, where it has any.
             options: the same by name.
 
         Returns:
@@ -174,20 +177,20 @@ class Converter(ABC, Generic[File]):
         if isinstance(source, nn.Module):
             return {"system": self.system, **self._from_module(source, target, *args, **options)}
         source = Path(source)
-        original = self._read_unless_ours(source, *args, **options)
+        original = self._read_unless_zoo(source, *args, **options)
         if original is None:
-            report = self._from_ours(source, target, *args, **options)
+            report = self.from_zoo(source, target, *args, **options)
         else:
-            report = self._to_ours(original, source, target, *args, **options)
+            report = self.write_zoo(original, source, target, *args, **options)
         written = report.pop("target", [target])
         return {"system": self.system, "source": str(source), "target": [str(file) for file in written], **report}
 
-    def _read_unless_ours(self, source: Path, *args: Any, **options: Any) -> File | None:
+    def _read_unless_zoo(self, source: Path, *args: Any, **options: Any) -> File | None:
         """Read the source of a conversion; None where it is ours."""
         try:
             return self._read_source(source, *args, **options)
         except (ValueError, OSError) as error:
-            if _is_of_the_zoo(source):
+            if is_zoo_source(source):
                 return None
             if type(error) is ValueError and str(source) not in str(error):
                 raise ValueError(f"{source}: {error}") from error
@@ -208,13 +211,13 @@ class Converter(ABC, Generic[File]):
         content = load_original(path) if content is None else content
         if not isinstance(content, Mapping):
             raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors; {self.formats}")
-        return self._interpret(content, path, **options)
+        return self.parse_content(content, path, **options)
 
     def _read_source(self, source: Path, *args: Any, **options: Any) -> File:
         """Read the source of a conversion."""
         return self.read(source)
 
-    def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> File:
+    def parse_content(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> File:
         """Recognise the layout of a loaded file and bring its tensors under our names."""
         raise NotImplementedError
 
@@ -222,9 +225,9 @@ class Converter(ABC, Generic[File]):
         """The refusal of a layout that is not known."""
         return ValueError(f"{path}: unknown layout with keys {', '.join(map(str, list(keys)[:5]))}; {self.formats}")
 
-    def _facts(self, original: File, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: File, path: Path) -> dict[str, Any]:
         """What `describe` says beyond system and format."""
-        return tally(original.state)
+        return count_tensors(original.state)
 
     def _task_state(self, original: File, path: Path) -> State:
         """Tensors of a file under our task's names."""
@@ -243,16 +246,16 @@ class Converter(ABC, Generic[File]):
         return build_whole(self._spec(original, path, **options), original.state, str(path)).eval()
 
     @abstractmethod
-    def _ours(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+    def to_zoo(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> ConvertedModel:
         """An original as ours, for a checkpoint or else for an export, which has no training state.
 
         The source is named in errors; further arguments are those of `convert`.
         """
 
-    def _to_ours(self, original: File, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
+    def write_zoo(self, original: File, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write an original as a checkpoint (`.ckpt`) or an export folder; returns the report."""
         is_checkpoint = target.suffix == ".ckpt"
-        made = self._ours(original, source, is_checkpoint, *args, **options)
+        made = self.to_zoo(original, source, is_checkpoint, *args, **options)
         names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
         specs = {**names, "parts": made.parts, **made.specs}
         state, notes = made.tensors(), list(made.notes)
@@ -263,32 +266,34 @@ class Converter(ABC, Generic[File]):
             target.parent.mkdir(parents=True, exist_ok=True)
             frozen.save_copies(modules, records, target.parent)
             _write_checkpoint(target, specs, state, made, records)
-            notes += self._copied({path: target.parent / str(record["folder"]) for path, record in records.items()})
+            notes += self.notes_on_copies(
+                {path: target.parent / str(record["folder"]) for path, record in records.items()}
+            )
             notes.append(NO_TRAINING)
         else:
             name = made.name if made.name is not None else source.name
             write_export(target, specs, made.nets, name, made.step or None, made.usage)
         return {**made.facts, "tensors": len(state), "notes": notes}
 
-    def _copied(self, copies: Mapping[str, Path]) -> list[str]:
-        """Notes on a checkpoint beside which frozen nets were copied, by their paths; none as a rule."""
+    def notes_on_copies(self, copies: Mapping[str, Path]) -> list[str]:
+        """Note where the frozen nets of a checkpoint were copied, by their names; no notes by default."""
         return []
 
-    def _from_ours(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
+    def from_zoo(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write our checkpoint or run as a file of the project, with averaged weights where it has them.
 
         Returns:
             The report: `target` where more than one file was written, tensors, notes.
         """
-        ours = read_ours(find_checkpoint(source), self.inference)
+        ours = read_zoo_checkpoint(find_checkpoint(source), self.inference)
         net = build_part(ours.specs, self.part)
         net.load_state_dict(select_prefix(ours.state, f"{self.part}."))
-        notes = [AVERAGED] if ours.averaged else []
-        self.to_original(net, target, **self._beside(ours, net, source, notes))
+        notes = [EMA_NOTE] if ours.averaged else []
+        self.to_original(net, target, **self.extra_arguments(ours, net, source, notes))
         return {"tensors": len(net.state_dict()), "notes": notes}
 
-    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
-        """What of our checkpoint goes to `to_original` besides the net; may refuse, and add notes."""
+    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """Return further options of `to_original`, from our checkpoint; may refuse it, and add notes."""
         return {}
 
     @abstractmethod
@@ -318,7 +323,7 @@ def load_original(path: Path) -> Any:
     return content
 
 
-def _is_of_the_zoo(source: Path) -> bool:
+def is_zoo_source(source: Path) -> bool:
     """Whether a path is a run folder or a checkpoint of ours; tensors are not read."""
     if source.is_dir():
         return is_export(source) or any(source.glob("*.ckpt"))
@@ -329,12 +334,12 @@ def _is_of_the_zoo(source: Path) -> bool:
     return isinstance(content, Mapping) and "zoo" in content
 
 
-def tally(state: Mapping[str, Tensor]) -> dict[str, int]:
+def count_tensors(state: Mapping[str, Tensor]) -> dict[str, int]:
     """How many tensors and values there are."""
     return {"tensors": len(state), "values": sum(tensor.numel() for tensor in state.values())}
 
 
-def read_ours(source: Path, inference: str) -> Ours:
+def read_zoo_checkpoint(source: Path, inference: str) -> ZooCheckpoint:
     """Read a checkpoint of ours that is to become an original's file.
 
     Raises:
@@ -349,11 +354,11 @@ def read_ours(source: Path, inference: str) -> Ours:
         raise ValueError(f"{source}: it describes no parts")
     averaged = bool(checkpoint.get("ema"))
     state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}
-    return Ours(checkpoint, specs, state, averaged)
+    return ZooCheckpoint(checkpoint, specs, state, averaged)
 
 
 def _write_checkpoint(
-    target: Path, specs: dict[str, Any], state: State, made: Converted, records: Mapping[str, Any]
+    target: Path, specs: dict[str, Any], state: State, made: ConvertedModel, records: Mapping[str, Any]
 ) -> None:
     """Write a checkpoint of weights, without optimizers; `records` are those of its frozen nets."""
     checkpoint: dict[str, Any] = {

@@ -7,38 +7,38 @@ from typing import Any
 
 from zoo.convert.settings import to_number
 
-Leaf = Callable[[Any], Any]  # of an `Original`, or what has its `state` and `settings`
+Leaf = Callable[[Any], Any]  # of an `OriginalFile`, or what has its `state` and `settings`
 
 
-def part(class_path: str, **arguments: Any) -> dict[str, Any]:
-    """Describe a part: `class_path` and `init_args`, whose values may be leaves."""
+def component(class_path: str, **arguments: Any) -> dict[str, Any]:
+    """Describe a component: `class_path` and `init_args`, whose values may be leaves."""
     return {"class_path": class_path, "init_args": arguments}
 
 
-def size(name: str, axis: int = 0) -> Leaf:
+def size_of_axis(name: str, axis: int = 0) -> Leaf:
     """Read an axis of a tensor."""
     return lambda source: source.state[name].shape[axis]
 
 
-def count(prefix: str) -> Leaf:
+def count_blocks(prefix: str) -> Leaf:
     """Count the numbers (or names) that stand behind a prefix."""
     return lambda source: len(
         {key.removeprefix(prefix).partition(".")[0] for key in source.state if key.startswith(prefix)}
     )
 
 
-def sizes(template: str, axis: int = 0) -> Leaf:
+def sizes_of_axis(template: str, axis: int = 0) -> Leaf:
     """Read an axis of each of the tensors whose names count up from 0, as `ups.{}.weight`."""
-    counted = count(template.partition("{}")[0])
+    counted = count_blocks(template.partition("{}")[0])
     return lambda source: [source.state[template.format(number)].shape[axis] for number in range(counted(source))]
 
 
-def has(name: str) -> Leaf:
+def has_tensor(name: str) -> Leaf:
     """Tell whether there is a tensor."""
     return lambda source: name in source.state
 
 
-def said(key: str, default: Any, kind: type[int] | type[float] | None = None) -> Leaf:
+def setting(key: str, default: Any, kind: type[int] | type[float] | None = None) -> Leaf:
     """Take a setting, or the default where the file is silent.
 
     Args:

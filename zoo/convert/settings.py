@@ -1,4 +1,4 @@
-"""Settings of other projects as recipes of ours: reading their files, taking values, laying them over a recipe."""
+"""Settings of other projects as recipes of ours: reading their files, taking values, setting them in a recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 """Accelerate's `mixed_precision` as `trainer.precision`."""
 
 
-def read_table(path: Path) -> dict[str, Any]:
+def read_settings_file(path: Path) -> dict[str, Any]:
     """Read a file of settings, JSON or YAML.
 
     Raises:
@@ -46,11 +46,11 @@ def _parsed(text: str) -> Any:
         return safe_load(text)
 
 
-class Setting(NamedTuple):
+class SettingRule(NamedTuple):
     """What a foreign setting is here.
 
     Args:
-        options: dotted options of the recipe that take its value, with spaces between.
+        options: dotted options of the recipe that take its value, separated by spaces.
         updates: the option that counts optimizer steps where theirs counts the batches of a process.
         default: theirs; its type is the setting's.
         least: smallest value.
@@ -63,25 +63,26 @@ class Setting(NamedTuple):
     least: float = 1
     hint: str = ""
 
-    def laid_out(self, value: Any, parts: int) -> dict[str, Any]:
+    def recipe_values(self, value: Any, parts: int) -> dict[str, Any]:
         """Values by option.
 
         Args:
             parts: batches of a process in an optimizer step.
         """
-        found = dict.fromkeys(self.options.split(), value)
-        return found | ({self.updates: math.ceil(int(value) / parts)} if self.updates else {})
+        values = dict.fromkeys(self.options.split(), value)
+        return values | ({self.updates: math.ceil(int(value) / parts)} if self.updates else {})
 
 
-def without_counterpart(table: Mapping[str, Setting], config: Mapping[Any, Any]) -> list[str]:
+def untranslated_keys(table: Mapping[str, SettingRule], config: Mapping[Any, Any]) -> list[str]:
     """Keys of a configuration that a table does not know, or has a hint on instead."""
-    known = {key for key, setting in table.items() if not setting.hint}
-    return hinted(
-        [str(key) for key in config if key not in known], {key: table[key].hint for key in table.keys() - known}
+    translated = {key for key, rule in table.items() if not rule.hint}
+    return with_hints(
+        [str(key) for key in config if key not in translated],
+        {key: table[key].hint for key in table.keys() - translated},
     )
 
 
-def set_option(recipe: Any, option: str, value: Any) -> None:
+def set_recipe_option(recipe: Any, option: str, value: Any) -> None:
     """Set a dotted option of a recipe; numbers in it are places in lists."""
     *parents, name = option.split(".")
     for parent in parents:
@@ -119,8 +120,8 @@ def to_number(value: Any, kind: type[Number], name: str) -> Number:
     return kind(value) if isinstance(value, int) else kind(number)
 
 
-class Settings:
-    """Values of a configuration by dotted key, and which of them were taken.
+class SettingsReader:
+    """Values of a configuration by dotted key, and which of them were used.
 
     Args:
         config: its tables; keys of inner ones follow a dot.
@@ -138,19 +139,19 @@ class Settings:
     ) -> None:
         self.path = path
         self.values = dict(_flat(config))
-        self.taken = set(implied)
+        self.used = set(implied)
         self.hints = hints or {}
         self.notes: list[str] = []
 
-    def take(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
         """The value of a key; null counts as not given."""
-        self.taken.add(key)
+        self.used.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
-    def need(self, key: str) -> Any:
+    def require(self, key: str) -> Any:
         """The value of a key that must be there."""
-        value = self.take(key)
+        value = self.get(key)
         if value is None:
             raise ValueError(f"{self.path} lacks {key}; it has {', '.join(list(self.values)[:6]) or 'nothing'}")
         return value
@@ -161,35 +162,35 @@ class Settings:
         Raises:
             ValueError: when it is none, or has a fraction where a whole number is expected.
         """
-        value = self.take(key, default)
+        value = self.get(key, default)
         return None if value is None else to_number(value, kind, f"{self.path}: {key}")
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        value = self.take(key, default)
+        value = self.get(key, default)
         if not isinstance(value, bool):
             raise ValueError(f"{self.path}: {key} is true or false, not {value!r}")
         return value
 
     def choice(self, key: str, default: str, known: Mapping[str, Any]) -> Any:
         """What a word stands for; YAML reads a bare `no` as false."""
-        value = self.take(key, default)
+        value = self.get(key, default)
         word = "no" if value is False else str(value)
         if word not in known:
             raise ValueError(f"{self.path}: {key} is one of {', '.join(known)}, not {word!r}")
         return known[word]
 
-    def left(self, empty: tuple[Any, ...] = (None,)) -> list[str]:
-        """Notes, and keys not taken that hold something else than one of `empty`, with their hints."""
-        keys = [key for key, value in self.values.items() if key not in self.taken and not _among(value, empty)]
-        return [*self.notes, *hinted(keys, self.hints)]
+    def unused(self, empty: tuple[Any, ...] = (None,)) -> list[str]:
+        """Notes, and unused keys that hold something else than one of `empty`, with their hints."""
+        keys = [key for key, value in self.values.items() if key not in self.used and not _among(value, empty)]
+        return [*self.notes, *with_hints(keys, self.hints)]
 
 
 def _among(value: Any, known: tuple[Any, ...]) -> bool:
     return any(type(value) is type(each) and value == each for each in known)
 
 
-def hinted(keys: list[str], hints: Mapping[str, str]) -> list[str]:
+def with_hints(keys: list[str], hints: Mapping[str, str]) -> list[str]:
     """Keys without a counterpart, each with its hint where there is one."""
     return [f"{key}: {hints[key]}" if key in hints else key for key in keys]
 

@@ -13,7 +13,7 @@ from zoo.audiosr.convert.ours import INFERENCE, OriginalModel, as_ours, build_mo
 from zoo.audiosr.convert.read import CONFIG_NAME, FORMATS, AudioSRFile, State, compare, config_of, in_words, interpret
 from zoo.audiosr.convert.recipe import convert_config
 from zoo.audiosr.convert.write import from_ours, write_model
-from zoo.convert.engine import Converted, Converter
+from zoo.convert.engine import ConvertedModel, Converter
 from zoo.runs.export import is_export
 
 log = logging.getLogger(__name__)
@@ -104,10 +104,12 @@ class AudioSRConverter(Converter[AudioSRFile]):
             raise ValueError(f"expected what from_original gave, found {found}; runs are for `zoo convert`")
         write_model(module, Path(path))
 
-    def _interpret(self, content: Mapping[str, Any], path: Path, config: Config = None) -> AudioSRFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path, config: Config = None) -> AudioSRFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         return interpret(content, path, config_of(path, config))
 
-    def _facts(self, original: AudioSRFile, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: AudioSRFile, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
         specs = original.specs()
         beside = "beside the file" if original.settings else f"no {CONFIG_NAME} beside it: 32 channels a head"
         projection = {"global encoder": "without its projection: to be trained anew"}
@@ -125,17 +127,18 @@ class AudioSRConverter(Converter[AudioSRFile]):
     def _task_state(self, original: AudioSRFile, path: Path) -> State:
         return task_state(original)
 
-    def _read_unless_ours(self, source: Path, *args: Any, **options: Any) -> AudioSRFile | None:
+    def _read_unless_zoo(self, source: Path, *args: Any, **options: Any) -> AudioSRFile | None:
         is_ours = source.is_dir() or is_export(source) or source.suffix == ".ckpt"
         return None if is_ours else self._read_source(source, *args, **options)
 
-    def _ours(self, original: AudioSRFile, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
+    def to_zoo(self, original: AudioSRFile, source: Path, is_checkpoint: bool, **options: Any) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         return as_ours(original, is_checkpoint, **options)
 
-    def _copied(self, copies: Mapping[str, Path]) -> list[str]:
+    def notes_on_copies(self, copies: Mapping[str, Path]) -> list[str]:
         return [f"for training, {name}.init_args.source: {copy}" for name, copy in copies.items()]
 
-    def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    def from_zoo(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
         return from_ours(source, target)
 
     def _from_module(self, module: nn.Module, target: Path, **options: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.build import build
-from zoo.convert.engine import Converted
-from zoo.convert.network_description import part
+from zoo.convert.engine import ConvertedModel
+from zoo.convert.network_description import component
 from zoo.convert.tensor_names import add_prefix
 from zoo.hifigan.nets.generator import Generator
 
@@ -134,7 +134,7 @@ def features_spec(config: Mapping[str, Any], kind: str, n_mels: int | None = Non
     }
     if n_mels is not None:
         found.setdefault("n_mels", n_mels)
-    return part("zoo.audiosr.MelFeatures", kind=kind, **found)
+    return component("zoo.audiosr.MelFeatures", kind=kind, **found)
 
 
 def describe_parts(file: AudioSRFile) -> dict[str, Any]:
@@ -156,16 +156,16 @@ def describe_parts(file: AudioSRFile) -> dict[str, Any]:
     for name, net in FROZEN.items():
         if net in specs:
             cls = "FrozenVocoder" if name == "vocoder" else "FrozenAutoencoder"
-            frozen[name] = part(f"zoo.audiosr.{cls}", source=None, config=specs[net]["init_args"])
+            frozen[name] = component(f"zoo.audiosr.{cls}", source=None, config=specs[net]["init_args"])
     return {
-        "net": part("zoo.audiosr.Denoiser", unet=specs["unet"], global_encoder=encoder),
+        "net": component("zoo.audiosr.Denoiser", unet=specs["unet"], global_encoder=encoder),
         **frozen,
         "features": features_spec(file.settings, "projectlily" if file.is_mel_first else "audiosr", bands),
-        "diffusion": part("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
+        "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
     }
 
 
-def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Converted:
+def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> ConvertedModel:
     """A file as our parts with their weights, time first.
 
     Raises:
@@ -196,7 +196,7 @@ def as_ours(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> Conv
         notes.append(EXPONENTIAL)
     facts = {"layout": file.layout, "step": file.step, **in_words(model.report)}
     specs = {"original_config": file.settings}
-    made = Converted(parts, nets, step=file.step, specs=specs, facts=facts, notes=notes)
+    made = ConvertedModel(parts, nets, step=file.step, specs=specs, facts=facts, notes=notes)
     made.state = state = made.tensors()
     if file.averaged:
         live = {key: value for key, value in state.items() if key.startswith("net.") and value.is_floating_point()}

@@ -15,9 +15,16 @@ from torch import Tensor
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.global_encoder import REDUCTION
 from zoo.common.build import build
-from zoo.convert.engine import Original
-from zoo.convert.network_description import count, fill_description, part, said, size, sizes
-from zoo.convert.settings import read_table
+from zoo.convert.engine import OriginalFile
+from zoo.convert.network_description import (
+    component,
+    count_blocks,
+    fill_description,
+    setting,
+    size_of_axis,
+    sizes_of_axis,
+)
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, add_tensor, strip_state_wrappers, strip_wrappers
 from zoo.hifigan.nets.generator import Generator
 
@@ -99,10 +106,10 @@ VOCODER_KEYS = {key: key for key in ("upsample_kernel_sizes", "resblock_kernel_s
 NORM_GROUPS, HEAD_CHANNELS, VAE_DROPOUT, N_MELS = 32, 32, 0.1, 256
 
 
-def _levels(unet: Original) -> list[list[int]]:
+def _levels(unet: OriginalFile) -> list[list[int]]:
     """Numbers of the UNet's residual blocks on the way down, level by level."""
     levels: list[list[int]] = [[]]
-    for index in range(1, count("input_blocks.")(unet)):
+    for index in range(1, count_blocks("input_blocks.")(unet)):
         if f"input_blocks.{index}.0.op.weight" in unet.state:
             levels.append([])
         else:
@@ -120,51 +127,51 @@ def transformers_per_down_block(state: Mapping[str, Tensor]) -> int:
     return max((_transformers(state, int(block)) for block in blocks), default=0)
 
 
-def _in_a_row(unet: Original) -> list[int]:
+def _in_a_row(unet: OriginalFile) -> list[int]:
     """Transformers of each level's blocks."""
     return [_transformers(unet.state, level[0]) for level in _levels(unet)]
 
 
-def _multipliers(unet: Original) -> list[int]:
+def _multipliers(unet: OriginalFile) -> list[int]:
     widths = [len(unet.state[f"input_blocks.{level[0]}.0.in_layers.2.weight"]) for level in _levels(unet)]
     return [width // len(unet.state["input_blocks.0.0.weight"]) for width in widths]
 
 
-def _context_channels(unet: Original) -> int | None:
+def _context_channels(unet: OriginalFile) -> int | None:
     found = [value.shape[1] for name, value in unet.state.items() if name.endswith(".global_proj.weight")]
     return found[0] if found else None
 
 
-def _autoencoder_multipliers(vae: Original) -> list[int]:
-    widths = sizes("encoder.down.{}.block.0.conv1.weight")(vae)
+def _autoencoder_multipliers(vae: OriginalFile) -> list[int]:
+    widths = sizes_of_axis("encoder.down.{}.block.0.conv1.weight")(vae)
     return [width // len(vae.state["encoder.conv_in.weight"]) for width in widths]
 
 
-def _n_mels(encoder: Original) -> int:
+def _n_mels(encoder: OriginalFile) -> int:
     projection = encoder.state.get(f"{ADAPTIVE}weight")
     if projection is None:
         return int(encoder.settings.get("n_mels", N_MELS))
     return projection.shape[1] // encoder.state["pos_encoding"].shape[2] * REDUCTION
 
 
-def _heads(encoder: Original) -> int:
+def _heads(encoder: OriginalFile) -> int:
     """By the configuration of such an encoder; modelV1 swallows the keys, so that of a model.py says nothing of it."""
-    its = (encoder.state["pos_encoding"].shape[2], count("transformer.layers.")(encoder))
+    its = (encoder.state["pos_encoding"].shape[2], count_blocks("transformer.layers.")(encoder))
     is_its = all(encoder.settings.get(key, value) == value for key, value in zip(ENCODER_SIZES, its, strict=True))
     heads = LAYOUTS[encoder.layout].encoder[1]
     return int(encoder.settings.get("global_encoder_heads", heads)) if is_its else heads
 
 
-_upsample_kernels = sizes("ups.{}.weight", 2)
+_upsample_kernels = sizes_of_axis("ups.{}.weight", 2)
 
 
-def _resblock_kernels(vocoder: Original) -> list[int]:
+def _resblock_kernels(vocoder: OriginalFile) -> list[int]:
     first = "convs1" if "resblocks.0.convs1.0.weight" in vocoder.state else "convs"
-    parallel = count("resblocks.")(vocoder) // count("ups.")(vocoder)
+    parallel = count_blocks("resblocks.")(vocoder) // count_blocks("ups.")(vocoder)
     return [vocoder.state[f"resblocks.{i}.{first}.0.weight"].shape[2] for i in range(parallel)]
 
 
-def _dilations(vocoder: Original) -> list[list[int]]:
+def _dilations(vocoder: OriginalFile) -> list[list[int]]:
     kernels = _resblock_kernels(vocoder)
     return [list(each) for each in vocoder.settings.get("resblock_dilation_sizes") or [[1, 3, 5]] * len(kernels)]
 
@@ -177,11 +184,11 @@ class Net(NamedTuple):
     where: str
 
 
-UNET = part(
+UNET = component(
     "zoo.audiosr.UNet",
-    in_channels=size("input_blocks.0.0.weight", 1),
-    out_channels=size("out.2.weight"),
-    channels=size("input_blocks.0.0.weight"),
+    in_channels=size_of_axis("input_blocks.0.0.weight", 1),
+    out_channels=size_of_axis("out.2.weight"),
+    channels=size_of_axis("input_blocks.0.0.weight"),
     multipliers=_multipliers,
     blocks=lambda unet: len(_levels(unet)[0]),
     attention_factors=lambda unet: [2**level for level, in_a_row in enumerate(_in_a_row(unet)) if in_a_row],
@@ -190,31 +197,31 @@ UNET = part(
     context_channels=_context_channels,
     norm_groups=NORM_GROUPS,
     checkpointing=False,
-    head_channels=said("num_head_channels", HEAD_CHANNELS, int),
+    head_channels=setting("num_head_channels", HEAD_CHANNELS, int),
 )
-ENCODER = part(
+ENCODER = component(
     "zoo.audiosr.GlobalEncoder",
     n_mels=_n_mels,
-    channels=size("pos_encoding", 2),
-    layers=count("transformer.layers."),
-    context_channels=size("global_proj.weight"),
-    positions=size("pos_encoding", 1),
+    channels=size_of_axis("pos_encoding", 2),
+    layers=count_blocks("transformer.layers."),
+    context_channels=size_of_axis("global_proj.weight"),
+    positions=size_of_axis("pos_encoding", 1),
     heads=_heads,
     dropout=0.1,
 )
-AUTOENCODER = part(
+AUTOENCODER = component(
     "zoo.audiosr.Autoencoder",
-    channels=size("encoder.conv_in.weight"),
+    channels=size_of_axis("encoder.conv_in.weight"),
     multipliers=_autoencoder_multipliers,
-    blocks=count("encoder.down.0.block."),
-    latent_channels=size("post_quant_conv.weight"),
+    blocks=count_blocks("encoder.down.0.block."),
+    latent_channels=size_of_axis("post_quant_conv.weight"),
     norm_groups=NORM_GROUPS,
-    dropout=said("dropout", VAE_DROPOUT, float),
+    dropout=setting("dropout", VAE_DROPOUT, float),
 )
-VOCODER = part(
+VOCODER = component(
     "zoo.hifigan.Generator",
-    in_channels=size("conv_pre.weight", 1),
-    initial_channels=size("conv_pre.weight"),
+    in_channels=size_of_axis("conv_pre.weight", 1),
+    initial_channels=size_of_axis("conv_pre.weight"),
     upsample_kernel_sizes=_upsample_kernels,
     resblock=lambda vocoder: "1" if "resblocks.0.convs1.0.weight" in vocoder.state else "2",
     resblock_kernel_sizes=_resblock_kernels,
@@ -235,7 +242,7 @@ NETS = {
 
 
 @dataclass
-class AudioSRFile(Original):
+class AudioSRFile(OriginalFile):
     """What a file holds; `settings` is the original's configuration, {} without one."""
 
     path: Path = Path()
@@ -288,7 +295,7 @@ class AudioSRFile(Original):
         for name, net in NETS.items():
             if name not in self.parts or (name == COPY and not self.has_own_conditioner):
                 continue
-            net_file = Original(self.layout, self.parts[name], self.settings_of(name))
+            net_file = OriginalFile(self.layout, self.parts[name], self.settings_of(name))
             found[name] = fill_description(net.spec, net_file, f"{self.path} ({name})")
             if name != "global_encoder" or self.layout == "model.py":
                 self._agree(found[name]["init_args"], net_file.settings, net)
@@ -326,7 +333,7 @@ def read_config(path: Path) -> dict[str, Any]:
         FileNotFoundError: when there is no such file.
         ValueError: when it is none of AudioSR's or ProjectLily's.
     """
-    config = read_table(path)
+    config = read_settings_file(path)
     if "unet_config" not in section(config, "model", "params"):
         found = ", ".join(map(str, list(config)[:6]))
         raise ValueError(f"{path} is no configuration of AudioSR: expected model.params.unet_config, found {found}")

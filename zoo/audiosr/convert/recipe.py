@@ -19,8 +19,8 @@ from zoo.audiosr.convert.read import (
     read_config,
     section,
 )
-from zoo.convert.network_description import part
-from zoo.convert.settings import Settings, to_number
+from zoo.convert.network_description import component
+from zoo.convert.settings import SettingsReader, to_number
 
 SAMPLE_RATE = 48_000
 # said by other keys, or the same here without being said
@@ -71,7 +71,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     params = config["model"]["params"]
     model = {key: value for key, value in params.items() if key not in NETS}
     tables = {**{name: config.get(name) or {} for name in SECTIONS}, "model": model}
-    settings = Settings(tables, path, IMPLIED, HINTS)
+    settings = SettingsReader(tables, path, IMPLIED, HINTS)
     layout = TARGETS.get(str(config["model"].get("target") or "").partition(".")[0], "audiosr")
     recipe: dict[str, Any] = {
         "seed_everything": settings.number("experiment.seed", 1337, int),
@@ -80,21 +80,21 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "every_n_batches": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
         },
-        "model": part("zoo.audiosr.DiffusionTask", **_model(settings, params, layout)),
-        "data": part("zoo.audiosr.SuperResolutionData", **_data(settings)),
+        "model": component("zoo.audiosr.DiffusionTask", **_model(settings, params, layout)),
+        "data": component("zoo.audiosr.SuperResolutionData", **_data(settings)),
     }
     _schedule(settings, recipe)
     _start(settings, recipe)
-    return recipe, settings.left(EMPTY)
+    return recipe, settings.unused(EMPTY)
 
 
-def _trainer(settings: Settings) -> dict[str, Any]:
+def _trainer(settings: SettingsReader) -> dict[str, Any]:
     accumulated = settings.number("train.gradient_accumulation_steps", 1, int)
     mixed = settings.flag("train.use_mixed_precision", False)
     scale = settings.number("train.amp_init_scale", 65536.0)
-    callbacks = [part("zoo.training.EMA", modules=["net"], decay=settings.number("train.ema_decay", 0.999))]
+    callbacks = [component("zoo.training.EMA", modules=["net"], decay=settings.number("train.ema_decay", 0.999))]
     if mixed:
-        callbacks.append(part("zoo.training.LossScale", init_scale=scale))
+        callbacks.append(component("zoo.training.LossScale", init_scale=scale))
     protects = settings.flag("train.loss_explosion_protection", True)
     stops = settings.flag("train.early_stopping", False)
     threshold = settings.number("train.explosion_threshold", 10.0)
@@ -102,7 +102,7 @@ def _trainer(settings: Settings) -> dict[str, Any]:
     patience = settings.number("train.patience", 1000, int)
     if protects or stops:
         threshold, patience = threshold if protects else math.inf, patience if stops else None
-        callbacks.append(part("zoo.audiosr.LossMonitor", threshold=threshold, factor=factor, patience=patience))
+        callbacks.append(component("zoo.audiosr.LossMonitor", threshold=threshold, factor=factor, patience=patience))
     return {
         "devices": 1,
         "precision": "16-mixed" if mixed else "32-true",
@@ -112,23 +112,23 @@ def _trainer(settings: Settings) -> dict[str, Any]:
         # batches here, optimizer steps there
         "val_check_interval": accumulated * settings.number("train.valid_interval_steps", 100, int),
         "check_val_every_n_epoch": None,
-        "default_root_dir": settings.take("experiment.out_dir"),
+        "default_root_dir": settings.get("experiment.out_dir"),
         "callbacks": callbacks,
     }
 
 
-def _model(settings: Settings, params: Mapping[str, Any], layout: str) -> dict[str, Any]:
+def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """Arguments of `DiffusionTask`, the schedule left out."""
     sizes = section(params, "first_stage_config", "params", "ddconfig")
-    prediction = str(settings.take("model.parameterization", "v"))
-    schedule = str(settings.take("model.beta_schedule", "cosine"))
+    prediction = str(settings.get("model.parameterization", "v"))
+    schedule = str(settings.get("model.beta_schedule", "cosine"))
     if prediction not in PREDICTIONS or schedule != "cosine":
         raise ValueError(
             f"{settings.path}: parameterization is one of {', '.join(PREDICTIONS)} and beta_schedule cosine; found "
             f"{prediction!r} and {schedule!r}"
         )
     theirs = layout == "audiosr"
-    data = {key: settings.take(f"data.{key}") for key, _ in FEATURES.values()}
+    data = {key: settings.get(f"data.{key}") for key, _ in FEATURES.values()}
     data["sample_rate"] = data["sample_rate"] or SAMPLE_RATE
     steps = settings.number("model.timesteps", STEPS, int)
     latents = to_number(sizes.get("z_channels", 16), int, "z_channels")
@@ -141,15 +141,15 @@ def _model(settings: Settings, params: Mapping[str, Any], layout: str) -> dict[s
         "norm_groups": NORM_GROUPS,
     }
     rate = settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4))
-    betas = [to_number(beta, float, "train.betas") for beta in settings.take("train.betas", (0.9, 0.99))]
+    betas = [to_number(beta, float, "train.betas") for beta in settings.get("train.betas", (0.9, 0.99))]
     decay = settings.number("train.weight_decay", 1e-4)
     return {
         "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
-        "autoencoder": part("zoo.audiosr.FrozenAutoencoder", source=None, config=autoencoder),
+        "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=autoencoder),
         "vocoder": None,
         "features": features_spec({"data": data}, "audiosr" if theirs else "projectlily", sizes.get("mel_bins")),
-        "diffusion": part("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
-        "losses": {"latent": part("zoo.audiosr.Latent", distance=str(settings.take("model.loss_type", "l2")))},
+        "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
+        "losses": {"latent": component("zoo.audiosr.Latent", distance=str(settings.get("model.loss_type", "l2")))},
         "latent_scale": "auto" if theirs else settings.number("model.scale_factor", 1.0),
         "condition_dropout": 0.1 if theirs else 0.0,
         "global_input": "lowres",
@@ -158,13 +158,13 @@ def _model(settings: Settings, params: Mapping[str, Any], layout: str) -> dict[s
         **_inference(settings),
         "seed": settings.number("experiment.seed", 1337, int),
         "compile": settings.flag("train.use_torch_compile", False),
-        "compile_mode": str(settings.take("train.compile_mode", "default")),
+        "compile_mode": str(settings.get("train.compile_mode", "default")),
         "compile_fullgraph": settings.flag("train.compile_fullgraph", False),
-        "optimizer": part("torch.optim.AdamW", lr=rate, betas=betas, weight_decay=decay),
+        "optimizer": component("torch.optim.AdamW", lr=rate, betas=betas, weight_decay=decay),
     }
 
 
-def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout: str) -> dict[str, Any]:
+def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, layout: str) -> dict[str, Any]:
     encoder = None
     context = None
     if layout != "audiosr" and bool(unet.get("use_global_encoder", True)):
@@ -172,7 +172,7 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
         said = tuple(unet.get(key, size) for key, size in zip(ENCODER_SIZES, (channels, layers), strict=True))
         named = unet if layout == "model.py" or said == (channels, layers) else {}
         context = to_number(unet.get("global_context_dim", 128), int, "global_context_dim")
-        encoder = part(
+        encoder = component(
             "zoo.audiosr.GlobalEncoder",
             n_mels="${model.init_args.features.init_args.n_mels}",
             channels=to_number(named.get("global_encoder_hidden_dim", channels), int, "global_encoder_hidden_dim"),
@@ -180,7 +180,7 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
             layers=to_number(named.get("global_encoder_layers", layers), int, "global_encoder_layers"),
             context_channels=context,
         )
-    net = part(
+    net = component(
         "zoo.audiosr.UNet",
         in_channels=to_number(unet.get("in_channels", 2 * latents), int, "in_channels"),
         out_channels=to_number(unet.get("out_channels", latents), int, "out_channels"),
@@ -195,28 +195,28 @@ def _denoiser(settings: Settings, unet: Mapping[str, Any], latents: int, layout:
         context_channels=context,
         checkpointing=settings.flag("train.use_gradient_checkpointing", False),
     )
-    return part("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
+    return component("zoo.audiosr.Denoiser", unet=net, global_encoder=encoder)
 
 
-def _inference(settings: Settings) -> dict[str, Any]:
+def _inference(settings: SettingsReader) -> dict[str, Any]:
     """Options of `zoo predict`, as far as the original's unused section says them."""
     found: dict[str, Any] = {}
     if settings.values.get("inference.sampler") == "ddim":
-        settings.take("inference.sampler")
-        found["sampler"] = part("zoo.audiosr.DDIM", steps=settings.number("inference.sample_steps", 100, int))
+        settings.get("inference.sampler")
+        found["sampler"] = component("zoo.audiosr.DDIM", steps=settings.number("inference.sample_steps", 100, int))
     if (seconds := settings.number("inference.chunk_seconds", None)) is not None:
         hop = settings.number("inference.chunk_hop_seconds", seconds)
         found |= {"chunk_seconds": seconds, "overlap_seconds": seconds - hop}
     return found
 
 
-def _data(settings: Settings) -> dict[str, Any]:
+def _data(settings: SettingsReader) -> dict[str, Any]:
     for key, usual in (("data.high_dir_name", "high"), ("data.low_dir_name", "low")):
-        if (name := settings.take(key, usual)) != usual:
+        if (name := settings.get(key, usual)) != usual:
             settings.notes.append(f"{key}: the folder {name} must be called {usual} here")
     rate = settings.number("data.sample_rate", SAMPLE_RATE, int)
     return {
-        "root": str(settings.take("data.dataset_root", "data")),
+        "root": str(settings.get("data.dataset_root", "data")),
         "sample_rate": "${model.init_args.features.init_args.sample_rate}",
         "segment_samples": round(rate * settings.number("data.segment_seconds", 10.24)),
         "val_ratio": settings.number("data.valid_ratio", 0.05),
@@ -231,7 +231,7 @@ def _data(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _schedule(settings: Settings, recipe: dict[str, Any]) -> None:
+def _schedule(settings: SettingsReader, recipe: dict[str, Any]) -> None:
     """Warm-up and cosine over the epochs' steps; where the data are not there to count, a warm-up alone."""
     epochs = settings.number("train.epochs", 1000, int)
     warmup = settings.number("train.warmup_steps", 1000, int)
@@ -250,12 +250,12 @@ def _schedule(settings: Settings, recipe: dict[str, Any]) -> None:
         name, arguments = "WarmupConstant", {}
         found = f"no audio in {root}/train/high" if not clips else f"{steps} steps, {warmup} of them warm-up"
         settings.notes.append(f"train.min_lr_ratio: {found}: no cosine; set model.init_args.scheduler")
-    recipe["model"]["init_args"]["scheduler"] = part(f"zoo.training.{name}", warmup_steps=warmup, **arguments)
+    recipe["model"]["init_args"]["scheduler"] = component(f"zoo.training.{name}", warmup_steps=warmup, **arguments)
 
 
-def _start(settings: Settings, recipe: dict[str, Any]) -> None:
+def _start(settings: SettingsReader, recipe: dict[str, Any]) -> None:
     """Weights to start from, and what they leave frozen."""
-    given = settings.take("train.pretrained_path")
+    given = settings.get("train.pretrained_path")
     exists = given is not None and Path(str(given)).exists()
     if exists:
         recipe["init_from"] = str(given)
@@ -268,16 +268,16 @@ def _start(settings: Settings, recipe: dict[str, Any]) -> None:
     settings.notes.append(
         "vocoder: none; set model.init_args.vocoder for sound (`zoo convert` of the weights writes one)"
     )
-    wanted = settings.take("train.key_filter_contains", "")
+    wanted = settings.get("train.key_filter_contains", "")
     if exists and wanted not in ("", "model.diffusion_model."):
         settings.notes.append(f"train.key_filter_contains: {wanted!r} is not applied, the whole file is taken")
-    frozen = settings.take("train.freeze_substrings", [])
+    frozen = settings.get("train.freeze_substrings", [])
     unfreezes = settings.flag("train.unfreeze_if_no_pretrained", True)
     if frozen and (exists or not unfreezes):
         _freeze(settings, frozen, recipe["model"]["init_args"])
 
 
-def _freeze(settings: Settings, substrings: Sequence[str], arguments: dict[str, Any]) -> None:
+def _freeze(settings: SettingsReader, substrings: Sequence[str], arguments: dict[str, Any]) -> None:
     has_encoder = arguments["net"]["init_args"]["global_encoder"] is not None
     groups = [group for group in GROUPS if has_encoder or not group.startswith("global_")]
     resting = set()

@@ -38,7 +38,7 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.common.atomic import write_atomic
-from zoo.convert.engine import read_ours
+from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import add_prefix, select_prefix
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.interface import WaveformGenerator
@@ -357,7 +357,7 @@ def _read(source: Path) -> tuple[Nets, dict[str, Any]]:
         if specs["inference"] != INFERENCE:
             raise ValueError(f"{source}: expected an export for {INFERENCE}, found {specs['inference']}")
     else:
-        ours = read_ours(source, INFERENCE)
+        ours = read_zoo_checkpoint(source, INFERENCE)
         specs = {**ours.specs, "frozen": ours.checkpoint.get("frozen", {})}
         state, folder = ours.checkpoint["state_dict"], source.parent
         averaged = select_prefix((ours.checkpoint.get("ema") or {}).get("shadow", {}), "net.")

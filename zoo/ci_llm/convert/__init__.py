@@ -25,7 +25,7 @@ from zoo.ci_llm.convert.recipe import convert_config
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.inference.writer import Speaker
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.convert.engine import Converted, Converter
+from zoo.convert.engine import ConvertedModel, Converter
 from zoo.convert.tensor_names import State
 from zoo.runs import frozen
 from zoo.runs.folder import find_checkpoint
@@ -104,7 +104,8 @@ class AdapterConverter(Converter[Adapters]):
         """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`; it is no file, so there is no `content`."""
         return read(path, **options)
 
-    def _facts(self, original: Adapters, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: Adapters, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
         said = original.progress
         return {
             "agents": len(original.weights),
@@ -124,15 +125,16 @@ class AdapterConverter(Converter[Adapters]):
     def _read_source(self, source: Path, backbone: Any = None, allow_partial: bool = False) -> Adapters:
         return self.read(source, allow_partial=allow_partial)
 
-    def _ours(self, original: Adapters, source: Path, is_checkpoint: bool, **options: Any) -> Converted:
+    def to_zoo(self, original: Adapters, source: Path, is_checkpoint: bool, **options: Any) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         return as_ours(original, source, options["backbone"])
 
-    def _to_ours(self, original: Adapters, source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    def write_zoo(self, original: Adapters, source: Path, target: Path, **options: Any) -> dict[str, Any]:
         if target.suffix != ".ckpt":
             return self._to_folder(original, target, original.layout == ORIGINAL_LAYOUT, [])
-        return {**super()._to_ours(original, source, target, **options), "tensors": original.tensors}
+        return {**super().write_zoo(original, source, target, **options), "tensors": original.tensors}
 
-    def _from_ours(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
+    def from_zoo(self, source: Path, target: Path, **options: Any) -> dict[str, Any]:
         adapters, notes = read_checkpoint(find_checkpoint(source), options["backbone"])
         return self._to_folder(adapters, target, False, notes)
 

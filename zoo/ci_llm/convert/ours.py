@@ -12,7 +12,7 @@ from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.registry import public_name
-from zoo.convert.engine import AVERAGED, Converted, read_ours
+from zoo.convert.engine import EMA_NOTE, ConvertedModel, read_zoo_checkpoint
 from zoo.runs import frozen
 from zoo.runs.load import build_part
 
@@ -53,7 +53,7 @@ def build_crowd(adapters: Adapters, path: Path, backbone: Path | str | None) -> 
     return crowd.eval(), _spec(Crowd, {"backbone": backbone_spec, "agents": agents_spec})
 
 
-def as_ours(adapters: Adapters, source: Path, backbone: Path | str | None) -> Converted:
+def as_ours(adapters: Adapters, source: Path, backbone: Path | str | None) -> ConvertedModel:
     """Adapters as a crowd on its backbone."""
     crowd, spec = build_crowd(adapters, source, backbone)
     parts: dict[str, Any] = {PART: spec}
@@ -66,7 +66,7 @@ def as_ours(adapters: Adapters, source: Path, backbone: Path | str | None) -> Co
     recorded = {"parallel_mode": adapters.mode, "base": adapters.base, "progress": adapters.progress}
     specs = {"options": {"template": "{prompt}"}, "original_config": recorded}
     facts = {"agents": len(adapters.weights)}
-    return Converted(parts, {PART: crowd}, step=step, epoch=epoch, specs=specs, facts=facts)
+    return ConvertedModel(parts, {PART: crowd}, step=step, epoch=epoch, specs=specs, facts=facts)
 
 
 def _backbones_tokenizer(source: str | None) -> str | None:
@@ -82,7 +82,7 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
     Args:
         backbone: compare it with that of training; by default the copy beside the checkpoint, where there is one.
     """
-    checkpoint, specs, state, averaged = read_ours(source, INFERENCE)
+    checkpoint, specs, state, averaged = read_zoo_checkpoint(source, INFERENCE)
     described = specs["parts"][PART]["init_args"]
     agents = Agents(**described["agents"]["init_args"])
     weights = from_ours(state, agents)
@@ -115,7 +115,7 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
         progress={**progress, "global_step": step},
         tokenizer=tokenizer,
     )
-    notes = [AVERAGED] if averaged else []
+    notes = [EMA_NOTE] if averaged else []
     return adapters, notes
 
 

@@ -19,7 +19,7 @@ from zoo.ci_llm.nets.backbone import ALL_LINEAR
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.reading.foreign import load_foreign
 from zoo.common.reading.text import load_json
-from zoo.convert.engine import Original
+from zoo.convert.engine import OriginalFile
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ FORMATS = (
 
 
 @dataclass(kw_only=True)
-class Adapters(Original):
+class Adapters(OriginalFile):
     """Adapters of some agents, with what their files say of them.
 
     Attributes:

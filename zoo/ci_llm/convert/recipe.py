@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zoo.ci_llm.nets.agents import LINEAR_LAYERS
-from zoo.convert.network_description import part
-from zoo.convert.settings import Settings, read_table
+from zoo.convert.network_description import component
+from zoo.convert.settings import SettingsReader, read_settings_file
 
 PRECISIONS = {"no": "32-true", "fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 SCHEDULES = {
@@ -55,11 +55,11 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         FileNotFoundError: when there is no such file.
         ValueError: when it is no configuration of CI-LLM, or a value cannot be.
     """
-    config = read_table(path := Path(path))
+    config = read_settings_file(path := Path(path))
     if not {"model_name", "num_agents"} <= set(config):
         found = ", ".join(map(str, list(config)[:6]))
         raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {found}")
-    settings = Settings(config, path, IMPLIED, HINTS)
+    settings = SettingsReader(config, path, IMPLIED, HINTS)
     steps = _steps(settings)
     recipe = {
         "seed_everything": settings.number("seed", 42, int),
@@ -72,33 +72,33 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "callbacks": [{"class_path": "zoo.ci_llm.AdapterFolders"}],
         },
         "checkpoints": {"every_n_batches": settings.number("save_steps", 100, int), "monitor": "val/loss"},
-        "model": part("zoo.ci_llm.CrowdTask", **_model(settings, steps)),
-        "data": part("zoo.ci_llm.TextData", **_data(settings)),
+        "model": component("zoo.ci_llm.CrowdTask", **_model(settings, steps)),
+        "data": component("zoo.ci_llm.TextData", **_data(settings)),
     }
-    return recipe, settings.left(EMPTY)
+    return recipe, settings.unused(EMPTY)
 
 
-def _steps(settings: Settings) -> int | None:
+def _steps(settings: SettingsReader) -> int | None:
     """Optimizer steps of the run on one device; None for as many as the epochs of unknown data have."""
     steps = settings.number("max_train_steps", None, int)
-    if steps is not None or "gsm8k" not in str(settings.take("dataset_name", "gsm8k")):
+    if steps is not None or "gsm8k" not in str(settings.get("dataset_name", "gsm8k")):
         return steps
     items = settings.number("debug_subset_size", GSM8K_ITEMS, int)
     batches = math.ceil(items / settings.number("batch_size", 1, int))
     return settings.number(*EPOCHS) * math.ceil(batches / settings.number(*ACCUMULATED))
 
 
-def _model(settings: Settings, steps: int | None) -> dict[str, Any]:
+def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     """Arguments of `CrowdTask`; the schedule goes over the whole run, there is none where its length is not known."""
-    number, take = settings.number, settings.take
-    backbone = part(
+    number, take = settings.number, settings.get
+    backbone = component(
         "zoo.ci_llm.Backbone",
         source=take("model_name"),
         quantization="nf4",
         attention="eager",
         gradient_checkpointing=bool(take("use_gradient_checkpointing", True)),
     )
-    agents = part(
+    agents = component(
         "zoo.ci_llm.Agents",
         count=number("num_agents", 3, int),
         rank=number("lora_rank", 8, int),
@@ -110,26 +110,26 @@ def _model(settings: Settings, steps: int | None) -> dict[str, Any]:
         dropconnect_rescale=False,
     )
     weight, projections = number("lambda_sw", 0.01), number("swd_num_projections", 50, int)
-    optimizer = part("torch.optim.AdamW", lr=number("lr", 5e-5), weight_decay=number("weight_decay", 0.01))
+    optimizer = component("torch.optim.AdamW", lr=number("lr", 5e-5), weight_decay=number("weight_decay", 0.01))
     share, scheduler = number("num_warmup_steps_ratio", 0.0), None
     if steps is not None:
         name = settings.choice("lr_scheduler_type", "linear", SCHEDULES)
-        scheduler = part(name, warmup_steps=int(share * steps))
+        scheduler = component(name, warmup_steps=int(share * steps))
     return {
-        "crowd": part("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
+        "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",
         "template": "${data.init_args.template}",
-        "diversity": part("zoo.ci_llm.Diversity", weight=weight, projections=projections),
+        "diversity": component("zoo.ci_llm.Diversity", weight=weight, projections=projections),
         "optimizer": optimizer,
         "scheduler": scheduler,
     }
 
 
-def _data(settings: Settings) -> dict[str, Any]:
-    name = str(settings.take("dataset_name", "gsm8k"))
+def _data(settings: SettingsReader) -> dict[str, Any]:
+    name = str(settings.get("dataset_name", "gsm8k"))
     return {
         "root": name if name.startswith((".", "/")) else f"{DATA}/{Path(name).name}",
-        "tokenizer": part("zoo.ci_llm.PretrainedTokenizer", source=settings.take("model_name")),
+        "tokenizer": component("zoo.ci_llm.PretrainedTokenizer", source=settings.get("model_name")),
         "template": "{prompt}",  # the original's text is question, space, answer
         "max_length": settings.number("max_seq_length", 512, int),
         "batch_size": settings.number("batch_size", 1, int),

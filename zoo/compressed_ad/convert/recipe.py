@@ -12,7 +12,14 @@ import yaml
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
-from zoo.convert.settings import PRECISIONS, Setting, read_table, set_option, to_number, without_counterpart
+from zoo.convert.settings import (
+    PRECISIONS,
+    SettingRule,
+    read_settings_file,
+    set_recipe_option,
+    to_number,
+    untranslated_keys,
+)
 
 MODEL, DATA = "model.init_args", "data.init_args"
 POLICY = f"{MODEL}.policy.init_args"
@@ -22,66 +29,66 @@ OPTIMIZER, SCHEDULER = f"{MODEL}.optimizer.init_args", f"{MODEL}.scheduler.init_
 CURRICULUM = f"{DATA}.curriculum.init_args"
 # Where theirs count the batches of a process, ours count optimizer steps, each of which may gather several batches.
 KEYS = {
-    **dict.fromkeys(("model", "env", "horizon", "grid_size", "mixed_precision", "curriculum_schedule"), Setting()),
-    "stage_warmup_steps": Setting(),
-    "seed": Setting(f"seed_everything {DATA}.seed"),
-    "env_split_seed": Setting(f"{DATA}.split_seed"),
-    "train_env_ratio": Setting(f"{DATA}.train_share"),
-    "num_actions": Setting(f"{EMBEDDING}.num_actions"),
-    "n_transit": Setting(f"{TRANSFORMER}.context"),
-    "tf_n_embd": Setting(f"{EMBEDDING}.dim"),
-    "tf_n_layer": Setting(f"{TRANSFORMER}.depth"),
-    "tf_n_head": Setting(f"{TRANSFORMER}.heads"),
-    "tf_dim_feedforward": Setting(f"{TRANSFORMER}.feedforward"),
-    "tf_dropout": Setting(f"{TRANSFORMER}.dropout"),
-    "lr": Setting(f"{OPTIMIZER}.lr"),
-    "beta1": Setting(f"{OPTIMIZER}.betas.0"),
-    "beta2": Setting(f"{OPTIMIZER}.betas.1"),
-    "weight_decay": Setting(f"{OPTIMIZER}.weight_decay"),
-    "label_smoothing": Setting(f"{MODEL}.label_smoothing"),
-    "grad_clip": Setting("trainer.gradient_clip_val"),
-    "gradient_accumulation_steps": Setting("trainer.accumulate_grad_batches"),
-    "gen_interval": Setting("trainer.val_check_interval"),  # Lightning counts batches here, as they do
-    "train_batch_size": Setting(f"{DATA}.batch_size {MODEL}.lr_scaling.init_args.batch_size"),
-    "train_n_stream": Setting(f"{DATA}.streams"),
-    "train_source_timesteps": Setting(f"{DATA}.history_steps"),
-    "num_workers": Setting(f"{DATA}.num_workers"),
-    "train_timesteps": Setting(updates="trainer.max_steps"),
-    "num_warmup_steps": Setting(updates=f"{SCHEDULER}.warmup_steps"),
-    "summary_interval": Setting(updates="trainer.log_every_n_steps"),
-    "ckpt_interval": Setting(updates="checkpoints.every_n_batches"),
-    "alg": Setting(hint="the histories' source, see zoo collect"),
-    "alg_seed": Setting(hint="the histories' source, see zoo collect"),
-    "device": Setting(hint="trainer.accelerator"),
-    "early_stopping_patience": Setting(hint="the original only prints it"),
-    "eval_interval": Setting(hint="loss and acting are both evaluated every gen_interval"),
-    "flash_attn": Setting(hint="ignored by the original"),
-    "log_dir": Setting(hint="trainer.default_root_dir"),
-    "tf_attn_dropout": Setting(hint="ignored by the original, which takes tf_dropout"),
-    "tf_n_inner": Setting(hint="ignored by the original, which takes tf_dim_feedforward"),
-    "traj_dir": Setting(hint="data.init_args.root, a folder of zoo collect"),
+    **dict.fromkeys(("model", "env", "horizon", "grid_size", "mixed_precision", "curriculum_schedule"), SettingRule()),
+    "stage_warmup_steps": SettingRule(),
+    "seed": SettingRule(f"seed_everything {DATA}.seed"),
+    "env_split_seed": SettingRule(f"{DATA}.split_seed"),
+    "train_env_ratio": SettingRule(f"{DATA}.train_share"),
+    "num_actions": SettingRule(f"{EMBEDDING}.num_actions"),
+    "n_transit": SettingRule(f"{TRANSFORMER}.context"),
+    "tf_n_embd": SettingRule(f"{EMBEDDING}.dim"),
+    "tf_n_layer": SettingRule(f"{TRANSFORMER}.depth"),
+    "tf_n_head": SettingRule(f"{TRANSFORMER}.heads"),
+    "tf_dim_feedforward": SettingRule(f"{TRANSFORMER}.feedforward"),
+    "tf_dropout": SettingRule(f"{TRANSFORMER}.dropout"),
+    "lr": SettingRule(f"{OPTIMIZER}.lr"),
+    "beta1": SettingRule(f"{OPTIMIZER}.betas.0"),
+    "beta2": SettingRule(f"{OPTIMIZER}.betas.1"),
+    "weight_decay": SettingRule(f"{OPTIMIZER}.weight_decay"),
+    "label_smoothing": SettingRule(f"{MODEL}.label_smoothing"),
+    "grad_clip": SettingRule("trainer.gradient_clip_val"),
+    "gradient_accumulation_steps": SettingRule("trainer.accumulate_grad_batches"),
+    "gen_interval": SettingRule("trainer.val_check_interval"),  # Lightning counts batches here, as they do
+    "train_batch_size": SettingRule(f"{DATA}.batch_size {MODEL}.lr_scaling.init_args.batch_size"),
+    "train_n_stream": SettingRule(f"{DATA}.streams"),
+    "train_source_timesteps": SettingRule(f"{DATA}.history_steps"),
+    "num_workers": SettingRule(f"{DATA}.num_workers"),
+    "train_timesteps": SettingRule(updates="trainer.max_steps"),
+    "num_warmup_steps": SettingRule(updates=f"{SCHEDULER}.warmup_steps"),
+    "summary_interval": SettingRule(updates="trainer.log_every_n_steps"),
+    "ckpt_interval": SettingRule(updates="checkpoints.every_n_batches"),
+    "alg": SettingRule(hint="the histories' source, see zoo collect"),
+    "alg_seed": SettingRule(hint="the histories' source, see zoo collect"),
+    "device": SettingRule(hint="trainer.accelerator"),
+    "early_stopping_patience": SettingRule(hint="the original only prints it"),
+    "eval_interval": SettingRule(hint="loss and acting are both evaluated every gen_interval"),
+    "flash_attn": SettingRule(hint="ignored by the original"),
+    "log_dir": SettingRule(hint="trainer.default_root_dir"),
+    "tf_attn_dropout": SettingRule(hint="ignored by the original, which takes tf_dropout"),
+    "tf_n_inner": SettingRule(hint="ignored by the original, which takes tf_dim_feedforward"),
+    "traj_dir": SettingRule(hint="data.init_args.root, a folder of zoo collect"),
 }
-OWN: dict[Kind, dict[str, Setting]] = {
+OWN: dict[Kind, dict[str, SettingRule]] = {
     "AD": {},
     "CAD": {
-        **dict.fromkeys(("use_recon_reg", "use_reward_weighted_recon"), Setting()),
-        "n_compress_tokens": Setting(f"{COMPRESSOR}.num_latents"),
-        "compress_n_layers": Setting(f"{COMPRESSOR}.depth {DECODER}.depth"),
-        "compress_n_heads": Setting(f"{COMPRESSOR}.heads {DECODER}.heads"),
-        "recon_reg_weight": Setting(f"{MODEL}.recon_weight"),
-        "reward_weight_multiplier": Setting(f"{MODEL}.reward_weight"),
-        "max_gradient_rounds": Setting(f"{MODEL}.gradient_rounds"),
-        "min_context_length": Setting(f"{CURRICULUM}.shortest"),
-        "min_lr_ratio": Setting(f"{SCHEDULER}.min_factor"),
-        "stage_warmup_steps": Setting(updates=f"{SCHEDULER}.stage_warmup_steps"),
+        **dict.fromkeys(("use_recon_reg", "use_reward_weighted_recon"), SettingRule()),
+        "n_compress_tokens": SettingRule(f"{COMPRESSOR}.num_latents"),
+        "compress_n_layers": SettingRule(f"{COMPRESSOR}.depth {DECODER}.depth"),
+        "compress_n_heads": SettingRule(f"{COMPRESSOR}.heads {DECODER}.heads"),
+        "recon_reg_weight": SettingRule(f"{MODEL}.recon_weight"),
+        "reward_weight_multiplier": SettingRule(f"{MODEL}.reward_weight"),
+        "max_gradient_rounds": SettingRule(f"{MODEL}.gradient_rounds"),
+        "min_context_length": SettingRule(f"{CURRICULUM}.shortest"),
+        "min_lr_ratio": SettingRule(f"{SCHEDULER}.min_factor"),
+        "stage_warmup_steps": SettingRule(updates=f"{SCHEDULER}.stage_warmup_steps"),
     },
     "v1": {
-        "n_latent": Setting(f"{COMPRESSOR}.num_latents"),
-        "encoder_n_layer": Setting(f"{COMPRESSOR}.depth"),
-        "encoder_n_head": Setting(f"{COMPRESSOR}.heads"),
-        "encoder_dim_feedforward": Setting(f"{COMPRESSOR}.feedforward"),
-        "max_encoder_length": Setting(f"{COMPRESSOR}.max_tokens"),
-        "max_compression_depth": Setting(f"{CURRICULUM}.max_compressions.0"),
+        "n_latent": SettingRule(f"{COMPRESSOR}.num_latents"),
+        "encoder_n_layer": SettingRule(f"{COMPRESSOR}.depth"),
+        "encoder_n_head": SettingRule(f"{COMPRESSOR}.heads"),
+        "encoder_dim_feedforward": SettingRule(f"{COMPRESSOR}.feedforward"),
+        "max_encoder_length": SettingRule(f"{COMPRESSOR}.max_tokens"),
+        "max_compression_depth": SettingRule(f"{CURRICULUM}.max_compressions.0"),
     },
 }
 # What the earlier model's own recipe has, where a configuration is silent.
@@ -110,7 +117,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """
     path = Path(path)
     original = PolicyConverter().read(path) if path.suffix == ".pt" else None
-    config = read_table(path) if original is None else original.settings
+    config = read_settings_file(path) if original is None else original.settings
     if original is not None and original.is_whole:
         config = {"grid_size": grid_size(original), **config}
     kind = _kind(config, path)
@@ -121,7 +128,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{path}: {' '.join(map(str, error.args))}") from error
     if original is not None and original.is_whole:
         recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that a training can start from it
-    return recipe, without_counterpart(KEYS | OWN[kind], config)
+    return recipe, untranslated_keys(KEYS | OWN[kind], config)
 
 
 def recipe_path(kind: Kind, env: str) -> Path:
@@ -158,8 +165,8 @@ def _lay_over(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) -> 
         _set_stages(data["curriculum"]["init_args"], config["curriculum_schedule"], parts)
     table = KEYS | OWN[kind]
     for key in filter(table.__contains__, config):
-        for option, value in table[key].laid_out(config[key], parts).items():
-            set_option(recipe, option, _number(key, value))
+        for option, value in table[key].recipe_values(config[key], parts).items():
+            set_recipe_option(recipe, option, _number(key, value))
     if "mixed_precision" in config:
         name = str(config["mixed_precision"] or "no")  # YAML reads a bare `no` as false
         if name not in {**PRECISIONS, "fp32": ""}:

@@ -16,9 +16,17 @@ from zoo.common.atomic import write_atomic
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.convert.engine import Converted, Converter, Original, Ours, tally
-from zoo.convert.network_description import Leaf, count, fill_description, has, part, said, size
-from zoo.convert.settings import plain, read_table, to_number
+from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint, count_tensors
+from zoo.convert.network_description import (
+    Leaf,
+    component,
+    count_blocks,
+    fill_description,
+    has_tensor,
+    setting,
+    size_of_axis,
+)
+from zoo.convert.settings import plain, read_settings_file, to_number
 from zoo.convert.tensor_names import NameTable, strip_state_wrappers
 from zoo.runs.load import build_part
 
@@ -123,7 +131,7 @@ def to_theirs(state: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
 
 
 @dataclass
-class PolicyFile(Original):
+class PolicyFile(OriginalFile):
     """What a file of the original holds; `layout` is the kind of its model, `settings` the merged configuration."""
 
     layout: Kind
@@ -142,7 +150,7 @@ def grid_size(source: PolicyFile) -> int:
     return math.isqrt(states)
 
 
-WIDTH = size("embedding.context.weight")
+WIDTH = size_of_axis("embedding.context.weight")
 
 
 def _heads(key: str) -> Leaf:
@@ -159,57 +167,57 @@ def _layers(prefix: str, heads: str, hidden: str) -> dict[str, Any]:
     """Arguments that all nets of layers have."""
     return {
         "dim": WIDTH,
-        "depth": count(prefix),
+        "depth": count_blocks(prefix),
         "heads": _heads(heads),
-        "feedforward": size(f"{prefix}0.{hidden}.weight"),
+        "feedforward": size_of_axis(f"{prefix}0.{hidden}.weight"),
         "dropout": DROPOUT,  # fixed in the original
     }
 
 
-QUERIES = part(
+QUERIES = component(
     "zoo.compressed_ad.QueryCompressor",
     **_layers("compressor.layers.", "compress_n_heads", "ffn.0"),
-    num_latents=size("compressor.compress_queries", 1),
-    max_tokens=size("compressor.context_pos_embedding", 1),
+    num_latents=size_of_axis("compressor.compress_queries", 1),
+    max_tokens=size_of_axis("compressor.context_pos_embedding", 1),
 )
-ENCODER = part(
+ENCODER = component(
     "zoo.compressed_ad.EncoderCompressor",
     **_layers("compressor.transformer_encoder.layers.", "encoder_n_head", "linear1"),
-    num_latents=size("compressor.query_tokens", 1),
-    max_tokens=size("compressor.pos_embedding", 1),
+    num_latents=size_of_axis("compressor.query_tokens", 1),
+    max_tokens=size_of_axis("compressor.pos_embedding", 1),
 )
-DECODER = part(
+DECODER = component(
     "zoo.compressed_ad.ReconstructionDecoder",
     **_layers("decoder.layers.", "compress_n_heads", "ffn.0"),
-    max_tokens=size("decoder.position_queries", 1),
+    max_tokens=size_of_axis("decoder.position_queries", 1),
 )
 COMPRESSORS: dict[Kind, Any] = {"AD": None, "CAD": QUERIES, "v1": ENCODER}
-POLICY = part(
+POLICY = component(
     "zoo.compressed_ad.InContextPolicy",
-    embedding=part(
+    embedding=component(
         "zoo.compressed_ad.LinearEmbedding",
         dim=WIDTH,
         grid_size=grid_size,
-        num_actions=size("head.weight"),
-        norm=has("embedding.norm.weight"),
+        num_actions=size_of_axis("head.weight"),
+        norm=has_tensor("embedding.norm.weight"),
     ),
-    transformer=part(
+    transformer=component(
         "zoo.compressed_ad.Transformer",
         dim=WIDTH,
-        depth=count(BLOCKS),
+        depth=count_blocks(BLOCKS),
         heads=_heads("tf_n_head"),
-        context=size(WHOLE, 1),
-        feedforward=size(f"{BLOCKS}0.mlp.fc1.weight"),
-        dropout=said("tf_dropout", DROPOUT, float),
+        context=size_of_axis(WHOLE, 1),
+        feedforward=size_of_axis(f"{BLOCKS}0.mlp.fc1.weight"),
+        dropout=setting("tf_dropout", DROPOUT, float),
         activation="gelu",
-        input_norm=has("transformer.ln_in.weight"),
-        final_norm=has("transformer.ln_f.weight"),
+        input_norm=has_tensor("transformer.ln_in.weight"),
+        final_norm=has_tensor("transformer.ln_f.weight"),
     ),
     compressor=lambda source: COMPRESSORS[source.layout],
     arrangement="separate",
     latent_mask="full",
     decoder=lambda source: DECODER if "decoder.position_queries" in source.state else None,
-    type_embedding=has("latent_type"),
+    type_embedding=has_tensor("latent_type"),
 )
 
 
@@ -224,7 +232,7 @@ def env_spec(config: Mapping[str, Any], grid_size: int) -> dict[str, Any]:
         raise ValueError(f"env is one of {', '.join(ENVIRONMENTS)}, found {name!r}")
     cls, horizon, others = ENVIRONMENTS[name]
     arguments = {"grid_size": grid_size, "horizon": to_number(config.get("horizon", horizon), int, "horizon"), **others}
-    return part(f"zoo.compressed_ad.{cls}", **arguments)
+    return component(f"zoo.compressed_ad.{cls}", **arguments)
 
 
 def policy_spec(original: PolicyFile, path: Path) -> dict[str, Any]:
@@ -249,7 +257,8 @@ class PolicyConverter(Converter[PolicyFile]):
         "known are ckpt-*.pt, best-model.pt and pretrain-*.pt of AD, CAD and the earlier encoder, and their state dicts"
     )
 
-    def _interpret(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         tensors = content.get("model", content)
         is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
         state = strip_state_wrappers(tensors) if is_state and "zoo" not in content else {}
@@ -267,8 +276,9 @@ class PolicyConverter(Converter[PolicyFile]):
     def _spec(self, original: PolicyFile, path: Path, **options: Any) -> dict[str, Any]:
         return policy_spec(original, path)
 
-    def _facts(self, original: PolicyFile, path: Path) -> dict[str, Any]:
-        facts: dict[str, Any] = tally(original.state)
+    def describe_content(self, original: PolicyFile, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
+        facts: dict[str, Any] = count_tensors(original.state)
         if original.is_whole:
             for name, found in policy_spec(original, path)["init_args"].items():
                 if isinstance(found, Mapping):
@@ -300,20 +310,22 @@ class PolicyConverter(Converter[PolicyFile]):
         """
         path = Path(path)
         original = self.read(path)
-        original.settings |= read_table(Path(config)) if isinstance(config, Path | str) else dict(config or {})
+        original.settings |= read_settings_file(Path(config)) if isinstance(config, Path | str) else dict(config or {})
         return self.build(original, path)
 
-    def _ours(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> Converted:
+    def to_zoo(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         policy = self.build(original, source)
-        return Converted(
+        return ConvertedModel(
             parts={self.part: policy_spec(original, source), "env": env_spec(original.settings, grid_size(original))},
             nets={self.part: policy},
             step=int(original.training.get("step") or 0),
             specs={"original_config": original.settings},
-            notes=original.assumed({**HEADS[original.layout], "env": "darkroom"}),
+            notes=original.notes_on_defaults({**HEADS[original.layout], "env": "darkroom"}),
         )
 
-    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """Return options of `to_original`; see `Converter.extra_arguments`."""
         env = build_part(ours.specs, "env")
         settings = {"env": env.name, "horizon": env.horizon, **(ours.specs.get("original_config") or {})}
         return {"settings": settings, "step": int(ours.checkpoint.get("global_step", 0))}

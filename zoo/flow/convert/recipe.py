@@ -10,28 +10,28 @@ from typing import Any
 import yaml
 
 from zoo.common.systems import recipe_root
-from zoo.convert.settings import PRECISIONS, Setting, hinted, read_table, set_option
+from zoo.convert.settings import PRECISIONS, SettingRule, read_settings_file, set_recipe_option, with_hints
 
 RECIPE = "base_parity"
 
 # The flags of the lineage's train.py; configs/flow/base_parity.yaml has the same defaults.
 FLAGS = {
-    "use_cfg": Setting(default=True),
-    "batch_size": Setting("data.init_args.batch_size", default=32),
-    "train_num_steps": Setting(updates="trainer.max_steps", default=100_000),
-    "warmup_steps": Setting(default=200, least=0),
-    "log_interval": Setting(updates="trainer.log_every_n_steps", default=200),
+    "use_cfg": SettingRule(default=True),
+    "batch_size": SettingRule("data.init_args.batch_size", default=32),
+    "train_num_steps": SettingRule(updates="trainer.max_steps", default=100_000),
+    "warmup_steps": SettingRule(default=200, least=0),
+    "log_interval": SettingRule(updates="trainer.log_every_n_steps", default=200),
     # Lightning counts batches here, as they do
-    "sample_log_interval": Setting("trainer.val_check_interval", "checkpoints.every_n_batches", default=2000),
+    "sample_log_interval": SettingRule("trainer.val_check_interval", "checkpoints.every_n_batches", default=2000),
     # 0 or less takes all
-    "max_num_images_per_cat": Setting("data.init_args.max_per_class", default=3000, least=-math.inf),
-    "sigma_min": Setting("model.init_args.path.init_args.sigma_min", default=0.001, least=0),
-    "seed": Setting("seed_everything data.init_args.seed", default=63, least=0),
-    "cfg_dropout": Setting("model.init_args.label_drop", default=0.1, least=0),
-    "image_resolution": Setting("data.init_args.image_resolution", default=64),
-    "gradient_accumulation_steps": Setting("trainer.accumulate_grad_batches", default=1),
-    "mixed_precision": Setting(default="no"),
-    "num_workers": Setting("data.init_args.num_workers", default=4, least=0),
+    "max_num_images_per_cat": SettingRule("data.init_args.max_per_class", default=3000, least=-math.inf),
+    "sigma_min": SettingRule("model.init_args.path.init_args.sigma_min", default=0.001, least=0),
+    "seed": SettingRule("seed_everything data.init_args.seed", default=63, least=0),
+    "cfg_dropout": SettingRule("model.init_args.label_drop", default=0.1, least=0),
+    "image_resolution": SettingRule("data.init_args.image_resolution", default=64),
+    "gradient_accumulation_steps": SettingRule("trainer.accumulate_grad_batches", default=1),
+    "mixed_precision": SettingRule(default="no"),
+    "num_workers": SettingRule("data.init_args.num_workers", default=4, least=0),
 }
 WITHOUT_COUNTERPART = {
     "gpu": "devices are chosen by --trainer.devices=[0], CUDA_VISIBLE_DEVICES or the launcher; the fork ignored it too"
@@ -54,7 +54,7 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for flag, value in flags.items():
         if flag in given:
-            found |= FLAGS[flag].laid_out(value, parts)
+            found |= FLAGS[flag].recipe_values(value, parts)
         elif FLAGS[flag].updates and "gradient_accumulation_steps" in given:
             found[FLAGS[flag].updates] = math.ceil(value / parts)
     if "mixed_precision" in given:
@@ -74,7 +74,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         values.
     """
     path = Path(path)
-    config = read_table(path)
+    config = read_settings_file(path)
     if not {"train_num_steps", "batch_size"} <= set(config):
         raise ValueError(
             f"{path} is no configuration of the flow matching lineage: it lacks train_num_steps and batch_size "
@@ -82,8 +82,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         )
     recipe = yaml.safe_load(recipe_path().read_text(encoding="utf-8"))
     for option, value in options({key: config[key] for key in config if key in FLAGS}, str(path)).items():
-        set_option(recipe, option, value)
-    return recipe, hinted([str(key) for key in config if key not in FLAGS], WITHOUT_COUNTERPART)
+        set_recipe_option(recipe, option, value)
+    return recipe, with_hints([str(key) for key in config if key not in FLAGS], WITHOUT_COUNTERPART)
 
 
 def recipe_path() -> Path:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
 from zoo.common.reading.foreign import Stub
-from zoo.convert.engine import Converted, Converter, Original, Ours, tally
-from zoo.convert.network_description import count, fill_description, part, said, size
+from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint, count_tensors
+from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
 from zoo.convert.tensor_names import State, add_prefix, select_prefix, strip_state_wrappers
 from zoo.flow.convert import sit
 from zoo.flow.nets.mlp import ToyNet
@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {"image_resolution": 64, "sigma_min": 0.001, "dropout
 
 
 @dataclass
-class FlowFile(Original):
+class FlowFile(OriginalFile):
     """What a file of the lineage holds: "fm.save" (with pickled modules), "accelerate" or "state dict"."""
 
     dropped: int = 0  # count of tensors that belong to no net
@@ -39,7 +39,7 @@ class FlowFile(Original):
 def _levels(file: FlowFile) -> list[list[int]]:
     """Numbers of the residual blocks of each level; a block without a `block1` ends it."""
     levels: list[list[int]] = [[]]
-    for index in range(count("downblocks.")(file)):
+    for index in range(count_blocks("downblocks.")(file)):
         if f"downblocks.{index}.main.weight" in file.state:
             levels.append([])
         else:
@@ -64,13 +64,13 @@ def _classes(file: FlowFile) -> int:
 
 def _widths(file: FlowFile) -> list[int]:
     layers = sorted(int(key.split(".")[1]) for key in file.state if key.endswith(".fc.weight"))
-    return [size(f"net.{layer}.fc.weight")(file) for layer in layers[:-1]]
+    return [size_of_axis(f"net.{layer}.fc.weight")(file) for layer in layers[:-1]]
 
 
-UNET = part(
+UNET = component(
     "zoo.flow.UNet",
-    in_channels=size("head.weight", 1),
-    channels=size("head.weight"),
+    in_channels=size_of_axis("head.weight", 1),
+    channels=size_of_axis("head.weight"),
     channel_mult=_channel_mult,
     attention_levels=_attention_levels,
     res_blocks=lambda file: len(_levels(file)[0]),
@@ -80,11 +80,11 @@ UNET = part(
     attention_gain=1.0,
     checkpointing=False,
     channels_last=False,
-    image_resolution=said("image_resolution", DEFAULTS["image_resolution"]),
-    dropout=said("dropout", DEFAULTS["dropout"]),
+    image_resolution=setting("image_resolution", DEFAULTS["image_resolution"]),
+    dropout=setting("dropout", DEFAULTS["dropout"]),
 )
-TOY = part("zoo.flow.ToyNet", dim=size("net.0.fc.weight", 1), widths=_widths, time_scale=1.0)
-PATH = part(
+TOY = component("zoo.flow.ToyNet", dim=size_of_axis("net.0.fc.weight", 1), widths=_widths, time_scale=1.0)
+PATH = component(
     "zoo.flow.ConditionalOT",
     sigma_min=lambda file: 0.0 if file.layout == "SiT" else file.settings.get("sigma_min", DEFAULTS["sigma_min"]),
 )
@@ -101,7 +101,8 @@ class FlowConverter(Converter[FlowFile]):
         "state dicts of SiT"
     )
 
-    def _interpret(self, content: Mapping[str, Any], path: Path) -> FlowFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> FlowFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         averaged = content.get("ema")  # of a checkpoint; published files hold its tensors alone
         published = averaged if isinstance(averaged, Mapping) else content
         if sit.MARK in published:
@@ -123,14 +124,15 @@ class FlowConverter(Converter[FlowFile]):
     def _spec(self, original: FlowFile, path: Path, **options: Any) -> dict[str, Any]:
         settings = original.settings | {key: value for key, value in options.items() if value is not None}
         table = next(table for mark, table in NETS.items() if mark in original.state)
-        return fill_description(table, Original(original.layout, original.state, settings), path)
+        return fill_description(table, OriginalFile(original.layout, original.state, settings), path)
 
-    def _facts(self, original: FlowFile, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: FlowFile, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
         spec = self._spec(original, path)
         facts = {
             "net": spec["class_path"].rpartition(".")[2],
             "arguments": spec["init_args"],
-            **tally(original.state),
+            **count_tensors(original.state),
             "settings in the file": original.settings,
         }
         lost = {"left out": f"{original.dropped} tensors of a perceptual loss"}
@@ -145,20 +147,22 @@ class FlowConverter(Converter[FlowFile]):
         path = Path(path)
         return self.build(self.read(path), path, image_resolution=image_resolution)
 
-    def _ours(self, original: FlowFile, source: Path, is_checkpoint: bool) -> Converted:
+    def to_zoo(self, original: FlowFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         net = self.build(original, source)
         wanted = ("image_resolution", "sigma_min") if isinstance(net, UNet) else ("sigma_min",)
-        notes = original.assumed({name: DEFAULTS[name] for name in wanted})
+        notes = original.notes_on_defaults({name: DEFAULTS[name] for name in wanted})
         if original.layout == "SiT":
             notes = [sit.NOTE]
-        return Converted(
+        return ConvertedModel(
             parts={self.part: self._spec(original, source), "path": fill_description(PATH, original, source)},
             nets={self.part: net},
             specs={"original_config": original.settings},
             notes=notes,
         )
 
-    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """Return options of `to_original`; see `Converter.extra_arguments`."""
         parts = ours.specs["parts"]
         path = parts["path"]
         if not path["class_path"].endswith(".ConditionalOT") or parts.get("prediction", "velocity") != "velocity":

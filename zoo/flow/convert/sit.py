@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zoo.convert.engine import Original
-from zoo.convert.network_description import count, part, said, size
+from zoo.convert.engine import OriginalFile
+from zoo.convert.network_description import component, count_blocks, setting, size_of_axis
 from zoo.convert.tensor_names import State
 from zoo.flow.nets.dit import SIZES, sine_table
 
@@ -78,19 +78,19 @@ def _check_positions(state: Mapping[str, Tensor], path: Path) -> None:
         raise ValueError(f"{path}: {POSITIONS} is not the table of sines of {side} x {side} patches")
 
 
-def _heads(file: Original) -> int:
+def _heads(file: OriginalFile) -> int:
     """SiT's heads are 64 wide, those of XL 72; a file does not say so."""
     dim = len(file.state["patches.weight"])
     return dim // (72 if dim == SIZES["XL"][1] else 64) or 1
 
 
-NET = part(
+NET = component(
     "zoo.flow.DiT",
-    image_resolution=said("image_resolution", None),
-    in_channels=size("patches.weight", 1),
-    patch=size("patches.weight", 2),
-    depth=count("blocks."),
-    dim=size("patches.weight"),
+    image_resolution=setting("image_resolution", None),
+    in_channels=size_of_axis("patches.weight", 1),
+    patch=size_of_axis("patches.weight", 2),
+    depth=count_blocks("blocks."),
+    dim=size_of_axis("patches.weight"),
     heads=_heads,
     hidden_mult=lambda file: (
         file.state["blocks.0.feed_forward.0.weight"].shape[0] // file.state["patches.weight"].shape[0]

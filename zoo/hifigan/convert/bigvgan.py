@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from zoo.convert.network_description import part
+from zoo.convert.network_description import component
 from zoo.hifigan.nets.antialiasing import AntiAliased
 
 Value = TypeVar("Value")
@@ -81,7 +81,7 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     width = config.get("discriminator_channel_mult", 1)
     found = {
-        "mpd": part(
+        "mpd": component(
             "zoo.hifigan.MultiPeriodDiscriminator",
             periods=config.get("mpd_reshapes", [2, 3, 5, 7, 11]),
             channels=[int(channels * width) for channels in _PERIOD_CHANNELS],
@@ -91,7 +91,7 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         filters = config.get("cqtd_filters", 128)
         if config.get("cqtd_filters_scale", 1) != 1 and config.get("cqtd_max_filters", 1024) > filters:
             raise ValueError("cqtd_filters_scale other than 1 is not supported (nor does the original run with it)")
-        found["mrd"] = part(
+        found["mrd"] = component(
             "zoo.hifigan.MultiOctaveDiscriminator",
             sample_rate=config["sampling_rate"],
             hop_lengths=config.get("cqtd_hop_lengths", [512, 256, 256]),
@@ -103,9 +103,9 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         )
     elif config.get("use_mbd_instead_of_mrd"):
         sizes = config.get("mbd_fft_sizes", [2048, 1024, 512])
-        found["mrd"] = part("zoo.hifigan.MultiBandDiscriminator", fft_sizes=sizes)
+        found["mrd"] = component("zoo.hifigan.MultiBandDiscriminator", fft_sizes=sizes)
     else:
-        found["mrd"] = part(
+        found["mrd"] = component(
             "zoo.hifigan.MultiResolutionDiscriminator",
             resolutions=config.get("resolutions", [[1024, 120, 600], [2048, 240, 1200], [512, 50, 240]]),
             channel_mult=config.get("mrd_channel_mult", width),
@@ -128,7 +128,7 @@ def model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         "scheduler_interval": "step",
     }
     if several:
-        found["multi_mel"] = part("zoo.audio.MultiScaleMel", sample_rate=config["sampling_rate"])
+        found["multi_mel"] = component("zoo.audio.MultiScaleMel", sample_rate=config["sampling_rate"])
     return found
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build
 from zoo.common.registry import public_name
-from zoo.convert.engine import Converted, Converter, read_ours, tally
-from zoo.convert.settings import read_table
+from zoo.convert.engine import ConvertedModel, Converter, count_tensors, read_zoo_checkpoint
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, group_by_component
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, DEFAULTS, generator_spec, original_config, recipe_of
@@ -73,7 +73,8 @@ class HifiganConverter(Converter[HifiganFile]):
             first = replace(first, state=state, training=other.training, wrapped=first.wrapped or other.wrapped)
         return first
 
-    def _interpret(self, content: Mapping[str, Any], path: Path) -> HifiganFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> HifiganFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         if "prenet" in content or "generator_modules" in content:
             raise ValueError(f"{path} is a vocoder of Miipher-2 with a prenet: convert it with `zoo convert miipher`")
         plain, wrapped = unwrap_content(content)
@@ -83,16 +84,17 @@ class HifiganConverter(Converter[HifiganFile]):
             raise self._unknown(path, [f"model/{key}" for key in model] if isinstance(model, Mapping) else content)
         return replace(found, wrapped=wrapped)
 
-    def _facts(self, original: HifiganFile, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: HifiganFile, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
         files = pair(path)
         facts: dict[str, Any] = {
             "files": [file.name for file in files],
             "fused": original.is_fused,
-            "parts": {name: tally(original.part(name)) for name in PARTS if original.part(name)},
+            "parts": {name: count_tensors(original.component(name)) for name in PARTS if original.component(name)},
             **{key: original.training[key] for key in ("steps", "epoch") if key in original.training},
         }
         config = files[0].with_name(CONFIG_NAME)
-        return facts | ({"config": read_table(config)} if config.is_file() else {})
+        return facts | ({"config": read_settings_file(config)} if config.is_file() else {})
 
     def from_original(self, path: Path | str, config: Config = None) -> Generator | BigVGAN:
         """Build the generator of an original file.
@@ -115,7 +117,8 @@ class HifiganConverter(Converter[HifiganFile]):
         check_finite(original.state, path)
         return trainable_state(original.state)
 
-    def _ours(self, original: HifiganFile, source: Path, is_checkpoint: bool) -> Converted:
+    def to_zoo(self, original: HifiganFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         check_finite(original.state, source)
         settings = settings_of(source)
         generator = build_generator(original, settings, source)
@@ -129,7 +132,7 @@ class HifiganConverter(Converter[HifiganFile]):
         match = NAME.fullmatch(file.name)
         # the original counts from zero and saves after the step that it names
         batches = 1 + int(original.training.get("steps", int(match[2]) if match else -1))
-        converted = Converted(
+        converted = ConvertedModel(
             parts={part: arguments[part] for part in ("generator", "mel")},
             nets={},
             step=batches,
@@ -147,14 +150,14 @@ class HifiganConverter(Converter[HifiganFile]):
         converted.epoch = original.training.get("epoch", 0)
         return converted
 
-    def _from_ours(self, source: Path, target: Path) -> dict[str, Any]:
+    def from_zoo(self, source: Path, target: Path) -> dict[str, Any]:
         """Write a checkpoint of ours as `g_%08d`, `do_%08d` and config.json into a folder, or as its own project's."""
         source = find_checkpoint(source)
-        checkpoint, specs, *_ = read_ours(source, self.inference)
+        checkpoint, specs, *_ = read_zoo_checkpoint(source, self.inference)
         state = checkpoint["state_dict"]
         spec = specs["parts"]["generator"]
         if spec["class_path"] == public_name(Vocos):
-            return VocosConverter()._from_ours(source, target)
+            return VocosConverter().from_zoo(source, target)
         classes = {public_name(each): each for each in (Generator, BigVGAN)}
         if spec["class_path"] not in classes or spec["init_args"].get("conditioner"):
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
@@ -225,7 +228,9 @@ def _write_config(path: Path, config: Mapping[str, Any]) -> None:
     if not path.is_file():
         write_atomic(path, lambda file: file.write(json.dumps(config, indent=2).encode()))
         return
-    found, wanted = (json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (read_table(path), config))
+    found, wanted = (
+        json.loads(json.dumps(generator_spec(each)["init_args"])) for each in (read_settings_file(path), config)
+    )
     differing = [key for key in wanted if found.get(key) != wanted[key]]
     if differing:
         raise ValueError(f"{path} describes another generator ({', '.join(differing)} differ); choose another folder")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.convert.network_description import part
-from zoo.convert.settings import read_table
+from zoo.convert.network_description import component
+from zoo.convert.settings import read_settings_file
 from zoo.hifigan.convert import bigvgan
 
 CONFIG_NAME = "config.json"
@@ -83,9 +83,9 @@ def generator_spec(config: Mapping[str, Any], in_channels: int | None = None) ->
     if any((kernel - rate) % 2 for kernel, rate in stages):
         arguments["output_padding"] = 0  # the original pads by (kernel - rate) // 2 and gives one sample more a stage
     if bigvgan.is_bigvgan(config):
-        return part("zoo.hifigan.BigVGAN", **arguments, **bigvgan.generator_arguments(config))
+        return component("zoo.hifigan.BigVGAN", **arguments, **bigvgan.generator_arguments(config))
     arguments["resblock"] = str(arguments["resblock"])
-    return part("zoo.hifigan.Generator", **arguments, conditioner=None, padding_mode="zeros", init="default")
+    return component("zoo.hifigan.Generator", **arguments, conditioner=None, padding_mode="zeros", init="default")
 
 
 def mel_spec(config: Mapping[str, Any], f_max: float | None) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def mel_spec(config: Mapping[str, Any], f_max: float | None) -> dict[str, Any]:
         ValueError: when a setting is missing.
     """
     arguments = _arguments({**config, "fmax": None}, MEL_KEYS) | {"f_min": float(config["fmin"])}
-    return part("zoo.audio.LogMel", **arguments | {"f_max": None if f_max is None else float(f_max)})
+    return component("zoo.audio.LogMel", **arguments | {"f_max": None if f_max is None else float(f_max)})
 
 
 def _arguments(config: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         ValueError: when it is no config of a HiFi-GAN generator.
     """
     path = Path(path)
-    return recipe_of(read_table(path / CONFIG_NAME if path.is_dir() else path))
+    return recipe_of(read_settings_file(path / CONFIG_NAME if path.is_dir() else path))
 
 
 def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -128,11 +128,11 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     settings = DEFAULTS | dict(config)
     _check_hop(config)
     betas = [settings["adam_b1"], settings["adam_b2"]]
-    optimizer = part("torch.optim.AdamW", lr=settings["learning_rate"], betas=betas)
-    scheduler = part("torch.optim.lr_scheduler.ExponentialLR", gamma=settings["lr_decay"])
+    optimizer = component("torch.optim.AdamW", lr=settings["learning_rate"], betas=betas)
+    scheduler = component("torch.optim.lr_scheduler.ExponentialLR", gamma=settings["lr_decay"])
     discriminators = {
-        "mpd": part("zoo.hifigan.MultiPeriodDiscriminator"),
-        "msd": part("zoo.hifigan.MultiScaleDiscriminator"),
+        "mpd": component("zoo.hifigan.MultiPeriodDiscriminator"),
+        "msd": component("zoo.hifigan.MultiScaleDiscriminator"),
     }
     model = {
         "generator": generator_spec(config),
@@ -152,8 +152,8 @@ def recipe_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     recipe = {
         "seed_everything": settings["seed"],
         "trainer": {"max_epochs": MAX_EPOCHS},
-        "model": part("zoo.hifigan.HiFiGANTask", **model),
-        "data": part("zoo.hifigan.VocoderData", **data),
+        "model": component("zoo.hifigan.HiFiGANTask", **model),
+        "data": component("zoo.hifigan.VocoderData", **data),
     }
     mapped = {*GENERATOR_KEYS, *MEL_KEYS, *DATA_KEYS, *OTHER_KEYS}
     if bigvgan.is_bigvgan(config):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
-from zoo.convert.engine import Original
-from zoo.convert.network_description import count, fill_description, part, said, size
-from zoo.convert.settings import read_table
+from zoo.convert.engine import OriginalFile
+from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, add_prefix, group_by_component, is_state_dict, select_prefix, strip_wrappers
 from zoo.hifigan.convert import bigvgan
 from zoo.hifigan.convert.recipe import CONFIG_NAME, generator_spec
@@ -54,32 +54,34 @@ _SPEECHBRAIN_LEVEL = re.compile(
 # Front ends by a tensor that they have: the SSL vocoder's Conformer, the older prenet.
 _LAYER = "conditioner.conformer1.conformer_layers.0"
 CONDITIONERS = {
-    "conditioner.input_projection.weight": part(
+    "conditioner.input_projection.weight": component(
         "zoo.hifigan.ConformerConditioner",
-        in_channels=size("conditioner.input_projection.weight", 1),
-        out_channels=size("conditioner.output_projection.weight"),
-        dim=size("conditioner.input_projection.weight"),
-        heads=said("conformer_num_heads", 8),
-        ffn_dim=size(f"{_LAYER}.ffn1.sequential.1.weight"),
-        kernel_size=size(f"{_LAYER}.conv_module.sequential.2.weight", 2),
-        dropout=said("conformer_dropout", 0.1),
+        in_channels=size_of_axis("conditioner.input_projection.weight", 1),
+        out_channels=size_of_axis("conditioner.output_projection.weight"),
+        dim=size_of_axis("conditioner.input_projection.weight"),
+        heads=setting("conformer_num_heads", 8),
+        ffn_dim=size_of_axis(f"{_LAYER}.ffn1.sequential.1.weight"),
+        kernel_size=size_of_axis(f"{_LAYER}.conv_module.sequential.2.weight", 2),
+        dropout=setting("conformer_dropout", 0.1),
     ),
-    "conditioner.proj.weight": part(
+    "conditioner.proj.weight": component(
         "zoo.hifigan.PrenetConditioner",
-        in_channels=size("conditioner.proj.weight", 1),
-        out_channels=size("conditioner.proj.weight"),
-        layers=count("conditioner.layers."),
-        heads=said("prenet_num_heads", 8),
+        in_channels=size_of_axis("conditioner.proj.weight", 1),
+        out_channels=size_of_axis("conditioner.proj.weight"),
+        layers=count_blocks("conditioner.layers."),
+        heads=setting("prenet_num_heads", 8),
         kernel_size=lambda source: (
-            size(name, 2)(source) if (name := "conditioner.layers.0.conv.depthwise.weight") in source.state else 31
+            size_of_axis(name, 2)(source)
+            if (name := "conditioner.layers.0.conv.depthwise.weight") in source.state
+            else 31
         ),
-        scale=said("prenet_scale", 22050 / 256 / 50),
+        scale=setting("prenet_scale", 22050 / 256 / 50),
     ),
 }
 
 
 @dataclass
-class HifiganFile(Original):
+class HifiganFile(OriginalFile):
     """What one or two files of another project hold.
 
     The layout is "hifi-gan", "coqui", "speechbrain" or "ssl-vocoder"; names begin with `generator.`, `mpd.`, `msd.`,
@@ -284,7 +286,7 @@ def settings_of(path: Path, config: Config = None, known: Mapping[str, Any] | No
             raise FileNotFoundError(
                 f"{path} does not say its sizes: put the original's {CONFIG_NAME} beside it or pass config="
             )
-    return own | read_table(Path(config))
+    return own | read_settings_file(Path(config))
 
 
 def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Path) -> Generator | BigVGAN:
@@ -297,7 +299,7 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     Raises:
         ValueError: when the file holds none, or settings and weights do not fit.
     """
-    state = original.part("generator")
+    state = original.component("generator")
     if not state:
         raise ValueError(f"{source} holds no generator (only {', '.join(group_by_component(original.state))})")
     names = ("conv_pre.weight", f"conv_pre{_NORM}original1")
@@ -305,7 +307,7 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     arguments = dict(generator_spec(config, in_channels)["init_args"])
     table = next((table for mark, table in CONDITIONERS.items() if mark in state), None)
     if table is not None:
-        conditioner_file = Original(original.layout, state, dict(config))
+        conditioner_file = OriginalFile(original.layout, state, dict(config))
         conditioner: Conditioner = build(fill_description(table, conditioner_file, source))
         arguments |= {"in_channels": conditioner.in_channels, "conditioner": conditioner}
     if original.reflect:
@@ -356,7 +358,7 @@ def discriminator_specs(
         arguments = {"channel_mult": bias.numel() / channels}
         with torch.device("meta"):
             check_whole(cls(**arguments), own, str(source), f"the {name}")
-        specs[name] = part(public_name(cls), **arguments)
+        specs[name] = component(public_name(cls), **arguments)
     return specs
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.atomic import write_atomic
 from zoo.common.build import build, build_whole
-from zoo.convert.engine import Converted, Converter, Original, Ours
-from zoo.convert.network_description import part
-from zoo.convert.settings import read_table
+from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint
+from zoo.convert.network_description import component
+from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, is_state_dict
 from zoo.hifigan.convert.rules import (
     UNWRAPPED,
@@ -43,7 +43,7 @@ _DISCRIMINATORS = {"multiperioddisc.": "mpd.", "multiresddisc.": "mrd."}
 _DERIVED = ("head.istft.", "head.imdct.", "feature_extractor.", "melspec_loss.")
 
 
-class VocosConverter(Converter[Original]):
+class VocosConverter(Converter[OriginalFile]):
     """Vocoders of Vocos, of mels and of EnCodec's codes; these need the codec, which transformers has from the hub.
 
     A file's codec weights are not read: its codebooks must be those of the hub's codec.
@@ -57,11 +57,12 @@ class VocosConverter(Converter[Original]):
         """Whether a path is a file or folder of Vocos; weights are read only beside settings that are Vocos'."""
         return has_settings(Path(path)) and super().is_original(path, content)
 
-    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Original:
+    def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> OriginalFile:
         """Read weights and the settings beside them; see `Converter.read`."""
         return super().read(path / WEIGHTS if path.is_dir() else path, content=content)
 
-    def _interpret(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> Original:
+    def parse_content(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> OriginalFile:
+        """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         plain, wrapped = unwrap_content(content)
         trained = is_state_dict(plain.get("state_dict"))
         tensors = plain["state_dict"] if trained else plain
@@ -83,21 +84,24 @@ class VocosConverter(Converter[Original]):
         training["wrapped"] = wrapped
         if CODEBOOKS in tensors:
             training["codebooks"] = tensors[CODEBOOKS]
-        return Original("vocos training" if trained else "vocos", state, settings, training)
+        return OriginalFile("vocos training" if trained else "vocos", state, settings, training)
 
-    def _task_state(self, original: Original, path: Path) -> State:
+    def _task_state(self, original: OriginalFile, path: Path) -> State:
         check_finite(original.state, path)
         return original.state
 
-    def _ours(self, original: Original, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> Converted:
+    def to_zoo(
+        self, original: OriginalFile, source: Path, is_checkpoint: bool, *args: Any, **options: Any
+    ) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         check_finite(original.state, source)
         arguments = task_arguments(original, source)
-        generator = build_whole(arguments["generator"], original.part("generator"), str(source))
+        generator = build_whole(arguments["generator"], original.component("generator"), str(source))
         mel = build(arguments["mel"])
         if isinstance(mel, EncodecFeatures):
             _check_codebooks(original.training.get("codebooks"), mel, source)
         batches = original.training.get("batches", 0) // 2  # Lightning counted the steps of both optimizers
-        converted = Converted(
+        converted = ConvertedModel(
             parts={name: arguments[name] for name in ("generator", "mel")},
             nets={"generator": generator.fuse_(), "mel": mel},
             step=batches,
@@ -109,11 +113,12 @@ class VocosConverter(Converter[Original]):
         if is_checkpoint:
             converted.state = original.state
             for name, spec in arguments["discriminators"].items():
-                if tensors := original.part(name):
+                if tensors := original.component(name):
                     build_whole(spec, tensors, str(source))
         return converted
 
-    def _beside(self, ours: Ours, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+        """Return options of `to_original`; see `Converter.extra_arguments`."""
         if not isinstance(net, Vocos):
             raise ValueError(f"{source} is no Vocos")
         return {"mel": build_part(ours.specs, "mel"), "arguments": ours.specs["parts"]["generator"]["init_args"]}
@@ -166,13 +171,13 @@ def has_settings(path: Path) -> bool:
 
 def _settings(path: Path) -> dict[str, Any]:
     """What config.yaml beside the weights says of the model, of a hub's folder or of a training."""
-    content = read_table(path.with_name(CONFIG))
+    content = read_settings_file(path.with_name(CONFIG))
     model = content.get("model")
     trained = model.get("init_args") if isinstance(model, dict) else None
     return trained if isinstance(trained, dict) else content
 
 
-def task_arguments(original: Original, source: Path) -> dict[str, Any]:
+def task_arguments(original: OriginalFile, source: Path) -> dict[str, Any]:
     """Describe what a recipe's task says for the settings of a Vocos.
 
     Raises:
@@ -200,7 +205,7 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
             f"{source}: {conditions} conditions of the backbone do not go with {classes['feature_extractor']}"
         )
     n_fft, hop = features.get("n_fft", 1024), features.get("hop_length", 256)
-    generator = part(
+    generator = component(
         "zoo.hifigan.Vocos",
         in_channels=backbone["input_channels"],
         dim=backbone["dim"],
@@ -214,7 +219,7 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
         scale=backbone.get("layer_scale_init_value") or None,
         conditions=conditions,
     )
-    loss_mel = mel = part(
+    loss_mel = mel = component(
         "zoo.audio.LogMel", sample_rate=rate, n_fft=n_fft, hop_length=hop, win_length=n_fft, f_min=0.0, f_max=None,
         n_mels=features.get("n_mels", 100), padding="center" if of_codes else padding, mel_scale="htk",
         magnitude_floor=0.0, floor=1e-7,
@@ -224,10 +229,10 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
         if name not in SOURCES:
             raise ValueError(f"{source}: codec {name!r} is not known here; known: {', '.join(SOURCES)}")
         bandwidths = [float(each) for each in features.get("bandwidths", _BANDWIDTHS)]
-        mel = part("zoo.hifigan.EncodecFeatures", source=SOURCES[name], bandwidths=bandwidths)
+        mel = component("zoo.hifigan.EncodecFeatures", source=SOURCES[name], bandwidths=bandwidths)
     settings = original.settings
     coefficient, mel_weight = settings.get("mrd_loss_coeff", 1.0), float(settings.get("mel_loss_coeff", 45))
-    optimizer = part("torch.optim.AdamW", lr=settings.get("initial_learning_rate", 5e-4), betas=[0.8, 0.9])
+    optimizer = component("torch.optim.AdamW", lr=settings.get("initial_learning_rate", 5e-4), betas=[0.8, 0.9])
     shares = {"mpd": 1 / 5, "mrd": coefficient / 3}  # the original takes means over sub-discriminators
     weights = {f"{term}{name}": share for name, share in shares.items() for term in ("d/", "g/adv_", "g/fm_")}
     return {
@@ -237,8 +242,8 @@ def task_arguments(original: Original, source: Path) -> dict[str, Any]:
         "sample_rate": rate,
         "adversarial": "hinge",
         "discriminators": {
-            "mpd": part("zoo.hifigan.MultiPeriodDiscriminator", every_map=False),
-            "mrd": part("zoo.hifigan.MultiBandDiscriminator"),
+            "mpd": component("zoo.hifigan.MultiPeriodDiscriminator", every_map=False),
+            "mrd": component("zoo.hifigan.MultiBandDiscriminator"),
         },
         "loss_weights": weights | {"g/mel": mel_weight},
         "optimizer_g": optimizer,
@@ -272,12 +277,14 @@ def original_config(generator: Mapping[str, Any], mel: LogMel | EncodecFeatures)
     kind = "EncodecFeatures" if isinstance(mel, EncodecFeatures) else "MelSpectrogramFeatures"
     dim = {"dim": generator["dim"]}
     return {
-        "feature_extractor": part(f"vocos.feature_extractors.{kind}", **front_end),
-        "backbone": part(
+        "feature_extractor": component(f"vocos.feature_extractors.{kind}", **front_end),
+        "backbone": component(
             f"vocos.models.{backbones[generator['backbone']]}",
             **{"input_channels": generator["in_channels"], **dim, **layers, **scale, **conditions},
         ),
-        "head": part(f"vocos.heads.{heads[generator['head']]}", **dim, **head, padding=generator["padding"], **rate),
+        "head": component(
+            f"vocos.heads.{heads[generator['head']]}", **dim, **head, padding=generator["padding"], **rate
+        ),
     }
 
 

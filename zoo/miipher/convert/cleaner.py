@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.common.build import build, check_whole
 from zoo.common.registry import public_name
-from zoo.convert.network_description import part
+from zoo.convert.network_description import component
 from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, block_of
 from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
@@ -155,7 +155,7 @@ def spec_of(cls: type, **given: Any) -> dict[str, Any]:
     """`class_path` and `init_args` of a class, every argument that has a default written out."""
     parameters = inspect.signature(cls).parameters.values()
     defaults = {entry.name: entry.default for entry in parameters if entry.default is not entry.empty}
-    return part(public_name(cls), **{**defaults, **given})
+    return component(public_name(cls), **{**defaults, **given})
 
 
 def _load(adapters: torch.nn.Module, state: Mapping[str, Tensor], source: Path) -> None:

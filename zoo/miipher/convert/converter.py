@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic import replacing, write_atomic
-from zoo.convert.engine import Converted, Converter
+from zoo.convert.engine import ConvertedModel, Converter
 from zoo.convert.tensor_names import State, add_prefix, group_by_component
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
@@ -52,7 +52,8 @@ class MiipherConverter(Converter[MiipherFile]):
         """Read a file or folder, see `zoo.miipher.convert.rules.read`."""
         return read(path, content)
 
-    def _facts(self, original: MiipherFile, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: MiipherFile, path: Path) -> dict[str, Any]:
+        """Summarise a file; see `Converter.describe_content`."""
         facts: dict[str, Any] = {"files": [file.name for file in original.files]}
         if original.step is not None:
             facts["step"] = original.step
@@ -64,7 +65,7 @@ class MiipherConverter(Converter[MiipherFile]):
             facts["backbone tensors"] = len(state.backbone)
         if (vocoder := original.vocoder) is not None:
             facts["vocoder"] = vocoder.layout
-            facts["parts"] = [part for part in PARTS if vocoder.part(part)]
+            facts["parts"] = [part for part in PARTS if vocoder.component(part)]
             facts["averaged weights"] = "yes" if vocoder.ema else "no"
         return facts
 
@@ -152,17 +153,18 @@ class MiipherConverter(Converter[MiipherFile]):
         """
         return super().convert(source, target, backbone=backbone)
 
-    def _ours(
+    def to_zoo(
         self,
         original: MiipherFile,
         source: Path,
         is_checkpoint: bool,
         backbone: Path | str | None = None,
-    ) -> Converted:
+    ) -> ConvertedModel:
+        """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         vocoder, built, step = original.vocoder, None, original.step or 0
         if vocoder is None or original.cleaner is not None or original.open_miipher:
             built = build_cleaner(original, backbone or _folder_beside(source), pad=True)
-        result = Converted({}, {}, step=step, facts={"step": step}, notes=list(built.notes) if built else [])
+        result = ConvertedModel({}, {}, step=step, facts={"step": step}, notes=list(built.notes) if built else [])
         if "config" in original.training:
             # a checkpoint holds plain values only; what else OmegaConf let through becomes text
             result.specs["original_config"] = json.loads(json.dumps(original.training["config"], default=str))
@@ -209,7 +211,7 @@ class MiipherConverter(Converter[MiipherFile]):
     def _from_module(self, module: nn.Module, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
         return {"target": [str(file) for file in _write(module, target, backbone)]}
 
-    def _from_ours(self, source: Path, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
+    def from_zoo(self, source: Path, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
         """Write a checkpoint, run or export of ours in the originals' layouts."""
         specs, state, fused = read_parts(source, ema=False)
         if not str(specs["inference"]).startswith("zoo.miipher."):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.common.reading.foreign import plain
 from zoo.common.reading.text import load_json
-from zoo.convert.engine import Original, load_original
+from zoo.convert.engine import OriginalFile, load_original
 from zoo.convert.tensor_names import (
     NameRule,
     NameTable,
@@ -90,7 +90,7 @@ class CleanerState:
 
 
 @dataclass
-class MiipherFile(Original):
+class MiipherFile(OriginalFile):
     """What a file or folder of a Miipher-2 reproduction holds.
 
     `layout` is the kind of container, `settings` section `model` of the training configuration (or what a unified
