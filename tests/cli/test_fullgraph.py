@@ -28,7 +28,6 @@ from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, 
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding, SpaceEmbedding
 from zoo.compressed_ad.nets.heads import BinsHead, GaussianHead
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.recurrent import RecurrentPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.flow.nets.autoencoder import AutoencoderKL
@@ -90,11 +89,6 @@ def points(head: Any) -> tuple[nn.Module, Inputs]:
         return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
 
     return Call(act, net=net), inputs
-
-
-def trial(size: int) -> tuple[Any, ...]:
-    env = PointMass()
-    return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
 
 
 def denoiser() -> tuple[nn.Module, Inputs]:
@@ -209,7 +203,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), lambda size: (histories(size, 14),)),
     "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), lambda size: (histories(size, 14),)),
-    "RecurrentPolicy": lambda: (RecurrentPolicy(PointMass(), 16, BinsHead(PointMass(), 16)), trial),
     **{head.__name__: (lambda head=head: points(head)) for head in (BinsHead, GaussianHead)},
     "ReconstructionDecoder": lambda: (
         ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))

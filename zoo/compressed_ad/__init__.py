@@ -8,7 +8,6 @@ __getattr__, __all__ = public(
         "data.curriculum": "Curriculum",
         "data.datamodule": "HistoryData",
         "data.demonstrator": "EpsilonCurriculum",
-        "data.trials": "TrialData",
         "envs.bandit": "Bandit",
         "envs.base": "Env",
         "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted GridEnv",
@@ -23,9 +22,8 @@ __getattr__, __all__ = public(
         "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
         "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead GaussianHead",
         "nets.policy": "ActingPolicy InContextPolicy",
-        "nets.recurrent": "RecurrentPolicy",
         "nets.transformer": "Transformer",
         "rendering": "AttentionMaps",
-        "task": "ActingTask DistillationTask PolicyTask PretrainTask RL2Task",
+        "task": "ActingTask DistillationTask PolicyTask PretrainTask",
     },
 )

@@ -1,4 +1,4 @@
-"""Training of in-context policies: distillation of histories, pre-training of the compressor, RL^2."""
+"""Training of in-context policies: distillation of histories, pre-training of the compressor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.common.ranges import at_least, below, positive, within
+from zoo.common.ranges import at_least, below, within
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.losses import reconstruction_loss, region_loss
 from zoo.compressed_ad.nets.compression import Compressor, FieldDecoder, KeepRegions
 from zoo.compressed_ad.nets.policy import ActingPolicy, InContextPolicy, Output
-from zoo.compressed_ad.nets.recurrent import RecurrentPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, episode_frames, learning_curve, reconstruction
-from zoo.compressed_ad.rollout import Player, rollout
+from zoo.compressed_ad.rollout import rollout
 from zoo.training.callbacks.media import log_animation, log_figure
 from zoo.training.data import item_seed
 from zoo.training.freezing import freeze
@@ -367,119 +366,3 @@ class PretrainTask(PolicyTask):
             told = compression._replace(steps=steps.slice(end - length, end))
             losses.append(reconstruction_loss(self.policy, told, self.reward_weight, reconstructed=chosen))
         return torch.stack(losses).mean()
-
-
-class RL2Task(ActingTask):
-    """RL^2: reinforcement learning of a policy that itself learns, within a trial of some episodes of one task.
-
-    The policy acts in whole trials of training tasks, its state reset at their beginning alone, and proximal policy
-    optimisation raises the return of the trial: later rewards count across the borders of episodes, and nothing is
-    behind the end of the trial. Each batch of trials is played by the weights with which it begins (kept in the
-    checkpoint, so that a run goes on exactly), then used for as many gradient steps as the data repeats it.
-
-    Args:
-        policy: the net that trains.
-        env: the family of tasks.
-        scheduler: of the learning rate, counted in gradient steps.
-        episodes: of a trial, in training and in evaluation; where episodes end early, there are more in training, in
-            as many steps.
-        discount: of later rewards, 0 to 1.
-        trace: lambda of the generalised advantage estimate, 0 to 1.
-        clip: how far the probability of an action may change in the steps on a batch, as a share.
-        value_weight: of the critic's squared error.
-        entropy_weight: of the entropy of the actions, which is to stay high; 0 for heads whose entropy has no formula.
-        reward_scale: rewards are multiplied by it for the critic, so that returns are of the order of 1.
-        greedy: take the most likely action in evaluation instead of drawing; an option of inference.
-
-    Source: Duan et al., "RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning" (2016), section 2.2;
-    Schulman et al., "Proximal Policy Optimization Algorithms" (2017), equations 7 and 9.
-    """
-
-    policy: RecurrentPolicy
-
-    def __init__(
-        self,
-        policy: RecurrentPolicy,
-        env: Env,
-        optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
-        episodes: int = 10,
-        discount: float = 0.99,
-        trace: float = 0.95,
-        clip: float = 0.2,
-        value_weight: float = 0.5,
-        entropy_weight: float = 0.01,
-        reward_scale: float = 1.0,
-        greedy: bool = False,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile, episodes, greedy)
-        within(0, 1, discount=discount, trace=trace)
-        at_least(0, value_weight=value_weight, entropy_weight=entropy_weight)
-        positive(clip=clip, reward_scale=reward_scale)
-        self.discount = discount
-        self.trace = trace
-        self.clip = clip
-        self.value_weight = value_weight
-        self.entropy_weight = entropy_weight
-        self.reward_scale = reward_scale
-        self.behaviour = copy.deepcopy(policy).requires_grad_(False)
-        self.played: Tensor
-        self.register_buffer("played", torch.tensor(-1))  # number of the trial that `behaviour` plays
-        self._trial: tuple[int, Steps, Tensor, Tensor, Tensor] | None = None
-
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """PPO's loss of a batch of trials (`tasks`, `seeds`), which is played when it comes for the first time."""
-        if self._trial is None or self._trial[0] != batch["trial"]:
-            self._trial = (batch["trial"], *self._play(batch))
-        _, steps, before, advantages, returns = self._trial
-        parameters, values = self.policy(steps)
-        log_chances = -self.policy.head.losses(parameters, steps.actions)
-        ratios = (log_chances - before).exp()
-        gains = torch.minimum(ratios * advantages, ratios.clamp(1 - self.clip, 1 + self.clip) * advantages)
-        terms = {"loss_policy": -gains.mean(), "loss_value": (values - returns).square().mean()}
-        loss = terms["loss_policy"] + self.value_weight * terms["loss_value"]
-        if self.entropy_weight:
-            terms["entropy"] = self.policy.head.entropies(parameters).mean()
-            loss = loss - self.entropy_weight * terms["entropy"]
-        terms["return"] = steps.rewards.sum(1).double().mean() * self.env.schema.limit / steps.length
-        self.log_terms("train", {"loss": loss, **terms}, batch_size=len(values))
-        return loss
-
-    @torch.no_grad()
-    def _play(self, batch: dict[str, Any]) -> tuple[Steps, Tensor, Tensor, Tensor]:
-        """Trials, log-probabilities of what was done in them, advantages and what the critic should have expected."""
-        if int(self.played) != batch["trial"]:  # else the run goes on in the middle of it
-            self.behaviour.load_state_dict(self.policy.state_dict())
-            self.played.fill_(batch["trial"])
-        with Player(self.behaviour, self.env, batch["tasks"], batch["seeds"], record=True) as player:
-            player.advance(self.episodes * self.env.schema.limit)
-        steps = Steps(*(field.clone() for field in Steps.cat(player.steps)))
-        parameters, values = self.behaviour(steps)
-        log_chances = -self.behaviour.head.losses(parameters, steps.actions)
-        advantages = self.advantages(self.reward_scale * steps.rewards.float(), values)
-        return steps, log_chances, self._standardised(advantages), advantages + values
-
-    def advantages(self, rewards: Tensor, values: Tensor) -> Tensor:
-        """Generalised advantage estimates (B, L) over whole trials, nothing being cut where episodes end."""
-        errors = rewards + self.discount * torch.nn.functional.pad(values[:, 1:], (0, 1)) - values
-        later, found = torch.zeros_like(errors[:, 0]), []
-        for error in reversed(errors.unbind(1)):
-            later = error + self.discount * self.trace * later
-            found.append(later)
-        return torch.stack(found[::-1], 1)
-
-    def _standardised(self, values: Tensor) -> Tensor:
-        """Less the mean and divided by the deviation over all processes."""
-        exact = values.double()
-        sums = torch.stack([torch.ones_like(exact).sum(), exact.sum(), exact.square().sum()])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(sums)
-        mean = sums[1] / sums[0]
-        std = (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()
-        return ((exact - mean) / (std + 1e-8)).to(values.dtype)
-
-    def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
-        """The returns of acting in held-out `tasks` with `seeds`."""
-        return self.acted(batch, stage)

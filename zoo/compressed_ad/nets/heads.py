@@ -54,14 +54,6 @@ class ActionHead(nn.Linear):
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """How right (categorical) or how far off (else) the likeliest actions are, (B, L)."""
 
-    def entropies(self, parameters: Tensor) -> Tensor:
-        """Entropies (...), in nats, of distributions by parameters (..., P).
-
-        Raises:
-            ValueError: where there is no formula.
-        """
-        raise ValueError(f"the entropy of a {type(self).__name__} is not known: set entropy_weight 0")
-
     def check(self, env: Env) -> None:
         """Refuse an environment that takes other actions."""
 
@@ -95,10 +87,6 @@ class CategoricalHead(ActionHead):
         """The likeliest (...), int64."""
         return parameters.argmax(-1)
 
-    def entropies(self, parameters: Tensor) -> Tensor:
-        """Entropies (...), in nats."""
-        return _entropies(parameters.float())
-
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Whether the likeliest action is the right one (B, L), float32."""
         return (self.best(parameters) == actions).float()
@@ -108,12 +96,6 @@ def choose(weights: Tensor, numbers: Tensor) -> Tensor:
     """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
     sums = weights.cumsum(1)
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
-
-
-def _entropies(logits: Tensor) -> Tensor:
-    """Of distributions by logits (..., N), in nats."""
-    logs = logits.log_softmax(-1)
-    return -(logs.exp() * logs).sum(-1)
 
 
 class BoxHead(ActionHead):
@@ -231,12 +213,6 @@ class BinsHead(BoxHead):
         """Centres of the likeliest bins."""
         places = self._logits(parameters).argmax(-1)
         return self._action(self._inside(places, torch.full_like(places, 0.5, dtype=torch.float64)))
-
-    def entropies(self, parameters: Tensor) -> Tensor:
-        """Entropies (...) of the densities, in nats."""
-        logits = self._logits(parameters)
-        inside = (logits.softmax(-1) * self.edges.diff(dim=1).log()).sum(-1)
-        return (_entropies(logits) + inside).sum(-1)
 
     def _logits(self, parameters: Tensor) -> Tensor:
         """(..., A, bins) float32."""
