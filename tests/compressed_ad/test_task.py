@@ -159,35 +159,6 @@ def test_data_of_another_environment_is_refused() -> None:
         task.setup("fit")
 
 
-def test_a_target_compresses_all_but_the_last_time() -> None:
-    task, batch = build(target_rate=0.25), make()
-    batch["steps"] = batch["steps"].slice(0, 24)
-    assert len(task.policy.segments(24)) == 4  # three compressions
-    plain = build(build_policy())
-    torch.testing.assert_close(task.training_step(batch, 0), plain.training_step(batch, 0))  # they are the same yet
-    with torch.no_grad():
-        for weight in task.target.parameters():
-            weight += 0.1
-    output = task.policy(batch["steps"], target=task.target)
-    live = [each.latents.requires_grad for each in output.compressions]
-    assert live == [False, False, True]
-    first = task.policy.segments(24)[0]
-    slow = task.target(task.policy.embedding.transitions(batch["steps"].slice(0, first)))
-    torch.testing.assert_close(output.compressions[0].latents, slow)
-    assert not any(weight.requires_grad for weight in task.target.parameters())
-    before = [weight.clone() for weight in task.target.parameters()]
-    task._move_target(task.target_rate)
-    for old, new, live_weight in zip(
-        before, task.target.parameters(), task.policy.compressor.parameters(), strict=True
-    ):
-        torch.testing.assert_close(new, 0.75 * old + 0.25 * live_weight)
-    task._move_target(1.0)
-    assert all(map(torch.equal, task.target.parameters(), task.policy.compressor.parameters()))
-    with pytest.raises(ValueError, match="needs a compressor that learns"):
-        build(build_policy(decoder=False, compressed=False), target_rate=0.5)
-    assert not [name for name in plain.state_dict() if "target" in name]
-
-
 def with_regions() -> InContextPolicy:
     torch.manual_seed(0)
     transformer = Transformer(DIM, 1, 2, 10, dropout=0.0)

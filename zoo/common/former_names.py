@@ -38,7 +38,6 @@ _FORMER = {
     "zoo.ci_llm.tokenizers": "BpeTokenizer ByteTokenizer PretrainedTokenizer Tokenizer",
     "zoo.ci_llm.writer": "Writer",
     "zoo.compressed_ad.agent": "Agent",
-    "zoo.compressed_ad.attention_maps": "AttentionMaps",
     "zoo.compressed_ad.compression": (
         "Compressor EncoderCompressor Forget KeepAttended KeepRecent KeepUniform QueryCompressor ReconstructionDecoder"
     ),

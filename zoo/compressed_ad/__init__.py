@@ -20,10 +20,9 @@ __getattr__, __all__ = public(
             "KeepRegions KeepThreshold KeepUniform QueryCompressor ReconstructionDecoder"
         ),
         "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
-        "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead GaussianHead",
+        "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead",
         "nets.policy": "ActingPolicy InContextPolicy",
         "nets.transformer": "Transformer",
-        "rendering": "AttentionMaps",
         "task": "ActingTask DistillationTask PolicyTask PretrainTask",
     },
 )

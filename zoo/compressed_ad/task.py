@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -11,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.common.ranges import at_least, below, within
+from zoo.common.ranges import at_least, below
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.losses import reconstruction_loss, region_loss
-from zoo.compressed_ad.nets.compression import Compressor, FieldDecoder, KeepRegions
+from zoo.compressed_ad.nets.compression import FieldDecoder, KeepRegions
 from zoo.compressed_ad.nets.policy import ActingPolicy, InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, episode_frames, learning_curve, reconstruction
+from zoo.compressed_ad.rendering import attention, draw, episode_frames, learning_curve, reconstruction
 from zoo.compressed_ad.rollout import rollout
 from zoo.training.callbacks.media import log_animation, log_figure
 from zoo.training.data import item_seed
@@ -156,10 +155,6 @@ class DistillationTask(PolicyTask):
         reward_weight: of a rewarded transition in the reconstruction.
         region_weight: of the loss of the regions' ends, for the compressor `KeepRegions` and data with `region_steps`.
         gradient_rounds: gradients flow through at most so many compressions in a row; all by default, 0 none.
-        gradient_decay: factor on a gradient for each compression that it flows through.
-        target_rate: latents of all compressions but the last of a history are made by a slow copy of the compressor,
-            which moves by this share towards it: 0.005 for a moving average, 1 for copies, 0 for no such copy.
-        target_every: steps between these moves.
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
@@ -185,9 +180,6 @@ class DistillationTask(PolicyTask):
         reward_weight: float = 1.0,
         region_weight: float = 0.0,
         gradient_rounds: int | None = None,
-        gradient_decay: float = 1.0,
-        target_rate: float = 0.0,
-        target_every: int = 1,
         frozen: list[str] | None = None,
         episodes: int = 100,
         greedy: bool = False,
@@ -202,47 +194,16 @@ class DistillationTask(PolicyTask):
         if region_weight and not isinstance(policy.compressor, KeepRegions):
             raise ValueError(f"model.region_weight is {region_weight}, which needs the compressor KeepRegions")
         at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, region_weight=region_weight)
-        at_least(0, reward_weight=reward_weight, gradient_decay=gradient_decay)
+        at_least(0, reward_weight=reward_weight)
         below(1, label_smoothing=label_smoothing)
-        within(0, 1, target_rate=target_rate)
-        at_least(1, target_every=target_every)
-        if target_rate and (policy.compressor is None or not list(policy.compressor.parameters())):
-            raise ValueError(f"model.target_rate is {target_rate}, which needs a compressor that learns")
         if frozen:
             freeze(policy, frozen)
-        self.target_rate = target_rate
-        self.target_every = target_every
-        self.target: Compressor | None = None
-        if target_rate and policy.compressor is not None:
-            self.target = copy.deepcopy(policy.compressor).requires_grad_(False)
-            self.target_begun: Tensor
-            self.register_buffer("target_begun", torch.tensor(False))
         self.dense = dense
         self.label_smoothing = label_smoothing
         self.recon_weight = recon_weight
         self.reward_weight = reward_weight
         self.region_weight = region_weight
         self.gradient_rounds = gradient_rounds
-        self.gradient_decay = gradient_decay
-
-    def on_fit_start(self) -> None:
-        """Begin the target with the compressor's weights, as they were loaded."""
-        super().on_fit_start()
-        if self.target is not None and not self.target_begun:
-            self._move_target(1.0)
-            self.target_begun.fill_(True)
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Move the target after the weights."""
-        super().optimizer_step(*args, **kwargs)
-        if self.target is not None and (self.global_step + 1) % self.target_every == 0:
-            self._move_target(self.target_rate)
-
-    @torch.no_grad()
-    def _move_target(self, rate: float) -> None:
-        assert self.target is not None and self.policy.compressor is not None
-        for weight, other in zip(self.target.parameters(), self.policy.compressor.parameters(), strict=True):
-            weight.lerp_(other, rate)
 
     def compressed(self, length: int) -> list[int]:
         """Those of the policy; none without reconstruction loss."""
@@ -252,9 +213,7 @@ class DistillationTask(PolicyTask):
         """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
-        output = self.policy(
-            steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense, target=self.target
-        )
+        output = self.policy(steps, self.gradient_rounds, last_only=not self.dense)
         terms = self._action_terms(output, batch, self.label_smoothing)
         loss = terms["loss_action"]
         if self.recon_weight:
@@ -292,8 +251,8 @@ class DistillationTask(PolicyTask):
         """Show how returns rise in context, what the last block attends to and, at the end, episodes of some tasks."""
         ActingTask.draw_samples(self, batches, last)
         PolicyTask.draw_samples(self, batches, last)
-        histories, callbacks = self._histories(batches), self.trainer.callbacks  # type: ignore[attr-defined]
-        if histories is not None and not any(isinstance(callback, AttentionMaps) for callback in callbacks):
+        histories = self._histories(batches)
+        if histories is not None:
             weights, latents = attention(self.policy, Steps(*(field[:1] for field in histories)))
             log_figure(self, "val/attention", draw(weights[0], latents))
 
