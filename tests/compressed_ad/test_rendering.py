@@ -55,7 +55,14 @@ def test_the_querys_row_is_what_the_transformer_tells() -> None:
     net.transformer.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
     weights, latents = attention(net, steps)
     assert latents == 0 and not net.training
-    torch.testing.assert_close(weights[:, :, -1].mean(1), net.transformer.last_attention(given[-1]))
+    transformer, tokens = net.transformer, given[-1]
+    x = transformer.ln_in(tokens) + transformer.pos_embedding[:, : tokens.shape[1]]
+    for block in transformer.blocks[:-1]:
+        x = block(x, None)
+    last = transformer.blocks[-1]
+    q, k, _ = last.attn.split(last.ln1(x))
+    expected = (q[:, :, -1:] @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)[:, :, 0]
+    torch.testing.assert_close(weights[:, :, -1], expected)
 
 
 def test_figures_of_known_attention() -> None:

@@ -15,10 +15,7 @@ __getattr__, __all__ = public(
         "envs.point_mass": "PointMass",
         "envs.recorded": "Recorded",
         "inference": "Agent",
-        "nets.compression": (
-            "Compressor EncoderCompressor FieldDecoder Forget KeepAdaptive KeepAttended KeepDecaying KeepRecent "
-            "KeepRegions KeepThreshold KeepUniform QueryCompressor ReconstructionDecoder"
-        ),
+        "nets.compression": ("Compressor EncoderCompressor FieldDecoder Forget QueryCompressor ReconstructionDecoder"),
         "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
         "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead",
         "nets.policy": "ActingPolicy InContextPolicy",

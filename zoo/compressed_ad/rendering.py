@@ -114,7 +114,7 @@ def reconstruction(policy: InContextPolicy, steps: Steps) -> Figure:
         policy: with compressor and decoder.
         steps: (B, L), no longer than the first compression; the first history is drawn.
     """
-    decoder, (tokens, steps, latents, _) = policy.decoder, policy.compress(None, steps)
+    decoder, (tokens, steps, latents) = policy.decoder, policy.compress(None, steps)
     assert decoder is not None
     positions = torch.arange(steps.length, device=tokens.device)
     names: Sequence[str] = ()

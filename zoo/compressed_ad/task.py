@@ -13,8 +13,8 @@ from torch import Tensor
 from zoo.common.ranges import at_least, below
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.losses import reconstruction_loss, region_loss
-from zoo.compressed_ad.nets.compression import FieldDecoder, KeepRegions
+from zoo.compressed_ad.losses import reconstruction_loss
+from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import ActingPolicy, InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import attention, draw, episode_frames, learning_curve, reconstruction
@@ -153,7 +153,6 @@ class DistillationTask(PolicyTask):
         label_smoothing: of the actions, in [0, 1).
         recon_weight: of the reconstruction loss, the mean over all compressions; needs the policy's decoder.
         reward_weight: of a rewarded transition in the reconstruction.
-        region_weight: of the loss of the regions' ends, for the compressor `KeepRegions` and data with `region_steps`.
         gradient_rounds: gradients flow through at most so many compressions in a row; all by default, 0 none.
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
@@ -178,7 +177,6 @@ class DistillationTask(PolicyTask):
         label_smoothing: float = 0.0,
         recon_weight: float = 0.0,
         reward_weight: float = 1.0,
-        region_weight: float = 0.0,
         gradient_rounds: int | None = None,
         frozen: list[str] | None = None,
         episodes: int = 100,
@@ -191,10 +189,7 @@ class DistillationTask(PolicyTask):
             raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
         if recon_weight and (policy.decoder is None or policy.compressor is None):
             raise ValueError(f"model.recon_weight is {recon_weight}, which needs policy.compressor and policy.decoder")
-        if region_weight and not isinstance(policy.compressor, KeepRegions):
-            raise ValueError(f"model.region_weight is {region_weight}, which needs the compressor KeepRegions")
-        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, region_weight=region_weight)
-        at_least(0, reward_weight=reward_weight)
+        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, reward_weight=reward_weight)
         below(1, label_smoothing=label_smoothing)
         if frozen:
             freeze(policy, frozen)
@@ -202,7 +197,6 @@ class DistillationTask(PolicyTask):
         self.label_smoothing = label_smoothing
         self.recon_weight = recon_weight
         self.reward_weight = reward_weight
-        self.region_weight = region_weight
         self.gradient_rounds = gradient_rounds
 
     def compressed(self, length: int) -> list[int]:
@@ -223,9 +217,6 @@ class DistillationTask(PolicyTask):
             ]
             terms["loss_recon"] = torch.stack(losses).mean() if losses else torch.zeros_like(loss)
             loss = loss + self.recon_weight * terms["loss_recon"]
-        if self.region_weight:
-            terms["loss_region"] = self._region_loss(output, batch) if output.compressions else torch.zeros_like(loss)
-            loss = loss + self.region_weight * terms["loss_region"]
         counts = {"compressions": len(output.compressions), "length": steps.length}
         curriculum = getattr(getattr(self.trainer, "datamodule", None), "curriculum", None)
         if curriculum is not None:
@@ -233,12 +224,6 @@ class DistillationTask(PolicyTask):
         terms |= {key: torch.tensor(float(value)) for key, value in counts.items()}
         self.log_terms("train", {"loss": loss, **terms}, batch_size=len(steps.actions))
         return loss
-
-    @staticmethod
-    def _region_loss(output: Output, batch: dict[str, Any]) -> Tensor:
-        if "markers" not in batch:
-            raise ValueError("model.region_weight needs markers: set data.init_args.region_steps")
-        return region_loss(output.compressions, batch["markers"])
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss of histories (`steps`), or the returns of acting in `tasks` with `seeds`."""
@@ -293,8 +278,7 @@ class PretrainTask(PolicyTask):
         compile: bool = False,
     ) -> None:
         super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile)
-        rule = isinstance(policy.compressor, KeepRegions)  # only its head has weights
-        if policy.compressor is None or policy.decoder is None or rule or not list(policy.compressor.parameters()):
+        if policy.compressor is None or policy.decoder is None or not list(policy.compressor.parameters()):
             raise ValueError("model.policy: pre-training needs a compressor that learns, and a decoder")
         freeze(policy, [name for name, _ in policy.named_parameters() if not name.startswith(PRETRAINED)])
         self.reward_weight = reward_weight

@@ -62,8 +62,6 @@ class HistoryData(ZooDataModule):
         rollout_batch: pairs that act at once.
         labels: what is predicted: the action "taken" (algorithm distillation), or the "optimal" one, whatever was done
             (decision-pretrained transformer); that needs a demonstrator.
-        region_steps: steps of a region, for the compressor `KeepRegions`: what the source did between two updates, as
-            many as its `rollout_steps`, divided by the stride of what is kept; null for no regions.
         embedded_if_missing: demonstrate histories, with a message, when `root` does not exist.
 
     Attributes:
@@ -101,7 +99,6 @@ class HistoryData(ZooDataModule):
         num_workers: int = 0,
         seed: int = 42,
         labels: Labels = "taken",
-        region_steps: int | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         at_least(0, val_items=val_items, eval_seeds=eval_seeds)
@@ -124,7 +121,6 @@ class HistoryData(ZooDataModule):
         self.terminal_next_state: TerminalState = terminal_next_state
         self.kept = (streams, history_steps)
         self.labels: Labels = labels
-        self.region_steps = region_steps
         self.allow_missing = allow_missing
         self.val_items = val_items
         self.eval_seeds = eval_seeds
@@ -162,7 +158,6 @@ class HistoryData(ZooDataModule):
             "episode_stride": self.episode_stride,
             "terminal_next_state": self.terminal_next_state,
             "labels": self.labels,
-            "region_steps": self.region_steps,
         }
         self.train_set = HistoryItems(
             train, self.length, self.offset, self.epoch_items, self.seed,

@@ -18,7 +18,6 @@ from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Box, Space
-from zoo.compressed_ad.nets.compression import MARKERS
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 from zoo.training.data import Key, item_seed
 
@@ -157,8 +156,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
         mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
         terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
         labels: what is to be predicted: the action "taken", or the "optimal" one, `labels` of the items.
-        region_steps: the history, as it is read, is divided into regions of so many steps, whose ends are the items'
-            `markers`, see `zoo.compressed_ad.nets.compression.MARKERS`; none by default.
     """
 
     def __init__(
@@ -173,10 +170,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         mix_tasks: bool = False,
         terminal_next_state: TerminalState = "true",
         labels: Labels = "taken",
-        region_steps: int | None = None,
     ) -> None:
-        at_least(2, region_steps=2 if region_steps is None else region_steps)
-        self.region_steps = region_steps
         if labels == "optimal" and mix_tasks:
             raise ValueError("labels optimal are of one task, mix_tasks is of many: leave one out")
         self.labels: Labels = labels
@@ -241,7 +235,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         times = starts[:, None] + torch.arange(length)
         histories = [item % self.source.count for item in items]
         made = [item_seed(seed, 0, HISTORY) for seed in seeds]
-        answers = {} if self.region_steps is None else {"markers": markers(times, self.region_steps)}
+        answers: dict[str, Tensor] = {}
         if not self.regular:
             return {"steps": self._rearranged(histories, made, times, draws[1:]), **answers}
         steps = self._original(times, draws[1:])
@@ -308,13 +302,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
         if self.shuffle:
             episodes = draws.argsort(dim=0).T.gather(1, episodes)
         return episodes * self.stride * horizon + times % horizon
-
-
-def markers(times: Tensor, region_steps: int) -> Tensor:
-    """What steps at these times of a history are of regions of so many steps, int64, see `MARKERS`."""
-    place = times % region_steps
-    last = MARKERS.index("last") * (place == region_steps - 1)
-    return last + MARKERS.index("first") * (place == 0)
 
 
 def _moments(values: Tensor, space: Space) -> tuple[Tensor, Tensor]:

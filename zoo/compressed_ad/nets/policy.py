@@ -47,13 +47,12 @@ class Compression(NamedTuple):
     """One call of the compressor.
 
     `tokens` (B, N, dim) are what it was given: the old latents, then the embedded transitions `steps`; `latents`
-    (B, K, dim) are what it made of them, going by `seen`, see `Compressor.look`.
+    (B, K, dim) are what it made of them.
     """
 
     tokens: Tensor
     steps: Steps
     latents: Tensor
-    seen: Tensor | None = None
 
 
 class Output(NamedTuple):
@@ -379,8 +378,7 @@ class InContextPolicy(ActingPolicy):
         tokens = self.embedding.transitions(steps)
         if latents is not None:
             tokens = torch.cat([latents, tokens], 1)  # (B, K + L, dim)
-        seen = self.compressor.look(self.transformer, tokens)
-        return Compression(tokens, steps, self.compressor(tokens, seen), seen)
+        return Compression(tokens, steps, self.compressor(tokens))
 
     def _all_logits(self, latents: Tensor | None, steps: Steps) -> Tensor:
         """Logits (B, L, actions) of all steps of a segment."""
