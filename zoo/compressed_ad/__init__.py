@@ -8,7 +8,6 @@ __getattr__, __all__ = public(
         "data.curriculum": "Curriculum",
         "data.datamodule": "HistoryData",
         "data.demonstrator": "EpsilonCurriculum",
-        "envs.bandit": "Bandit",
         "envs.base": "Env",
         "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted GridEnv",
         "envs.gymnasium": "GymnasiumEnv",

@@ -139,9 +139,6 @@ class PolicyTask(ActingTask):
 class DistillationTask(PolicyTask):
     """Algorithm distillation: predict the next action of a learning history from all that was before it.
 
-    Where the data gives `labels`, these are predicted in place of the actions taken (decision-pretrained transformer):
-    with optimal ones the policy acts as Thompson sampling does, by how likely each action is the best.
-
     `val/return_first`, `val/return_last` and `val/return_mean` are what the frozen policy earns in an episode of
     held-out tasks, the first, the last, and on average.
 
@@ -158,8 +155,7 @@ class DistillationTask(PolicyTask):
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
 
-    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1;
-    Lee et al., "Supervised Pretraining Can Learn In-Context Reinforcement Learning" (2023), for optimal labels.
+    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
     """
 
     @property
@@ -243,8 +239,8 @@ class DistillationTask(PolicyTask):
 
     def _action_terms(self, output: Output, batch: dict[str, Any], label_smoothing: float = 0.0) -> dict[str, Tensor]:
         """Negative log-likelihood, in nats, and share of actions predicted rightly, or how far off they are."""
-        wanted, head = batch.get("labels", batch["steps"].actions), self.policy.head
-        actions = wanted[:, -output.logits.shape[1] :]
+        head = self.policy.head
+        actions = batch["steps"].actions[:, -output.logits.shape[1] :]
         return {
             "loss_action": head.losses(output.logits, actions, label_smoothing).mean(),
             head.error: head.errors(output.logits, actions).mean(),
