@@ -52,13 +52,13 @@ def tasks_of(folder: Path, output: str) -> set[tuple[int, ...]]:
 
 def test_environments_are_known_by_their_short_names(tmp_path: Path) -> None:
     """In a process that has imported none of them."""
-    for name in ("Bandit", "PointMass"):
+    for name in ("Darkroom", "PointMass"):
         collect = ("collect", name, "--env", name, "--episodes=1", "--streams=1", "--tasks", "[0]")
         assert "made 1," in good(harness.zoo(*collect, cwd=tmp_path)).stdout
     for name, said in (
         ("PointMas", "no part PointMas fits here: did you mean PointMass?"),
         ("zoo.compressed_ad.PointMas", "did you mean zoo.compressed_ad.PointMass"),
-        ("UNet", "no part UNet fits here (parts: Bandit, DarkKeyToDoor,"),
+        ("UNet", "no part UNet fits here (parts: DarkKeyToDoor,"),
         ("zoo.flow.UNet", "no part zoo.flow.UNet fits here"),
     ):
         refused = forked("collect", "none", "--env", name, cwd=tmp_path)

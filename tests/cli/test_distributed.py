@@ -264,15 +264,3 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     # stages of the schedule count updates, not processes
     steps = [load_checkpoint(newest(tmp_path / run))["lr_schedulers"][0]["last_epoch"] for run in ("one", "two")]
     assert steps == [6, 6]
-
-
-def test_two_processes_equal_one_for_rl2(tmp_path: Path) -> None:
-    """Also in the middle of the steps on one batch of trials, whose advantages are standardised over both."""
-    args = [EXACT, "--config", REPOSITORY / "configs" / "compressed_ad" / "smoke_rl2.yaml", "--trainer.max_steps=5"]
-    args += ["--trainer.val_check_interval=5", "--trainer.log_every_n_steps=1"]
-    args += ["--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.1}}"]
-    good(forked("fit", *args, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
-    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
-    good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
-    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)

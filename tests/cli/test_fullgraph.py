@@ -26,9 +26,8 @@ from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding, SpaceEmbedding
-from zoo.compressed_ad.nets.heads import BinsHead, GaussianHead
+from zoo.compressed_ad.nets.heads import BinsHead
 from zoo.compressed_ad.nets.policy import InContextPolicy
-from zoo.compressed_ad.nets.recurrent import RecurrentPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.flow.nets.autoencoder import AutoencoderKL
@@ -78,9 +77,9 @@ def policy(embedding: Any, compressor: Any) -> InContextPolicy:
     )
 
 
-def points(head: Any) -> tuple[nn.Module, Inputs]:
+def points() -> tuple[nn.Module, Inputs]:
     env = PointMass()
-    net = InContextPolicy(SpaceEmbedding(env, 16), Transformer(16, 1, 2, 40, dropout=0.0), head=head(env, 16))
+    net = InContextPolicy(SpaceEmbedding(env, 16), Transformer(16, 1, 2, 40, dropout=0.0), head=BinsHead(env, 16))
 
     def act(net: InContextPolicy, steps: Steps) -> torch.Tensor:
         return net.head.losses(net(steps).logits, steps.actions)
@@ -89,11 +88,6 @@ def points(head: Any) -> tuple[nn.Module, Inputs]:
         return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
 
     return Call(act, net=net), inputs
-
-
-def trial(size: int) -> tuple[Any, ...]:
-    env = PointMass()
-    return (EpsilonCurriculum(env, 1).histories(env.tasks()[:2], [0, 1]).slice(0, size),)
 
 
 def denoiser() -> tuple[nn.Module, Inputs]:
@@ -201,8 +195,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     "InContextPolicy": lambda: (policy(FactoredEmbedding, QueryCompressor), lambda size: (histories(size, 14),)),
     "EncoderCompressor": lambda: (policy(LinearEmbedding, EncoderCompressor), lambda size: (histories(size, 14),)),
-    "RecurrentPolicy": lambda: (RecurrentPolicy(PointMass(), 16, BinsHead(PointMass(), 16)), trial),
-    **{head.__name__: (lambda head=head: points(head)) for head in (BinsHead, GaussianHead)},
+    "BinsHead": points,
     "ReconstructionDecoder": lambda: (
         ReconstructionDecoder(16, 1, 2), lambda size: (noise(2, 3, 16), torch.arange(size))
     ),

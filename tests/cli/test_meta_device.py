@@ -49,8 +49,8 @@ SMALL = {
 }  # fmt: skip
 
 
-# latents made in code have no captions; RL^2 acts in its environment while it trains; nobody can demonstrate the lakes
-LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_rl2", "compressed_ad-smoke_rl2", "compressed_ad-demo_lakes")
+# latents made in code have no captions; nobody can demonstrate the lakes
+LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_lakes")
 
 
 class FeaturesOfNothing(zoo.hifigan.data.FeatureFolder):

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import Darkroom
@@ -17,7 +13,7 @@ from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, figures
+from zoo.compressed_ad.rendering import attention, draw, figures
 
 ENV = Darkroom(5, 10)
 WINDOW, LATENTS = 12, 3
@@ -59,7 +55,14 @@ def test_the_querys_row_is_what_the_transformer_tells() -> None:
     net.transformer.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
     weights, latents = attention(net, steps)
     assert latents == 0 and not net.training
-    torch.testing.assert_close(weights[:, :, -1].mean(1), net.transformer.last_attention(given[-1]))
+    transformer, tokens = net.transformer, given[-1]
+    x = transformer.ln_in(tokens) + transformer.pos_embedding[:, : tokens.shape[1]]
+    for block in transformer.blocks[:-1]:
+        x = block(x, None)
+    last = transformer.blocks[-1]
+    q, k, _ = last.attn.split(last.ln1(x))
+    expected = (q[:, :, -1:] @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)[:, :, 0]
+    torch.testing.assert_close(weights[:, :, -1], expected)
 
 
 def test_figures_of_known_attention() -> None:
@@ -77,32 +80,3 @@ def test_figures_of_known_attention() -> None:
     assert facts["entropy"] == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
     assert figures(torch.ones(1, 1, 1, 1), 0) == {"entropy": 0.0, "recent": 1.0, "latents": 0.0}
     assert len(draw(weights[0], 2).axes) == 4
-
-
-class Task(L.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.policy = policy().train()
-
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        return torch.zeros(())
-
-
-def first(items: list[dict[str, Any]]) -> dict[str, Any]:
-    return items[0]
-
-
-def test_the_callback_leaves_a_picture_and_metrics(tmp_path: Path) -> None:
-    batches = [{"tasks": ENV.tasks()}, {"steps": histories(4)}, {"steps": histories(1)}]
-    trainer = L.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", logger=False, callbacks=[AttentionMaps(2)],
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    task = Task()
-    (metrics,) = trainer.validate(task, DataLoader(batches, batch_size=1, collate_fn=first), verbose=False)
-    assert set(metrics) == {"val/attention_entropy", "val/attention_recent", "val/attention_latents"}
-    weights, latents = attention(task.policy, Steps(*(field[:2] for field in histories(4))))
-    assert metrics["val/attention_entropy"] == pytest.approx(figures(weights, latents)["entropy"], rel=1e-5)
-    assert [path.name for path in (tmp_path / "media").rglob("*.png")] == ["val_attention.png"]
-    with pytest.raises(ValueError, match="histories is at least 1"):
-        AttentionMaps(0)

@@ -19,7 +19,7 @@ from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompre
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rendering import AttentionMaps, episode_frames, learning_curve
+from zoo.compressed_ad.rendering import episode_frames, learning_curve
 from zoo.compressed_ad.task import DistillationTask, PolicyTask, PretrainTask
 from zoo.training.callbacks.samples import Samples
 
@@ -96,14 +96,6 @@ def test_pretraining_shows_what_the_latents_keep(tmp_path: Path, decoder: Recons
     task = PretrainTask(net, env, partial(torch.optim.Adam, lr=1e-3))
     media = fit(task, tmp_path, [Samples(items=1, share=1e9)], length=9, eval_seeds=0)
     assert media == {1: [RECONSTRUCTION], 2: [RECONSTRUCTION]}
-
-
-def test_attention_maps_take_the_place_of_the_samples_map(tmp_path: Path) -> None:
-    callbacks = [Samples(enabled=False), AttentionMaps(2)]
-    assert fit(distillation(Darkroom(3, 4)), tmp_path / "off", callbacks) == {1: [ATTENTION], 2: [ATTENTION]}
-    media = fit(distillation(Darkroom(3, 4)), tmp_path / "on", [Samples(share=1e9), AttentionMaps(2)])
-    assert media == {1: [ATTENTION, LEARNING], 2: [ATTENTION, EPISODES, LEARNING]}
-    assert fit(distillation(Darkroom(3, 4)), tmp_path / "none", [Samples(enabled=False)]) == {}
 
 
 def test_the_curve_is_of_the_validation(tmp_path: Path) -> None:

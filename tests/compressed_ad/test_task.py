@@ -11,7 +11,7 @@ from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
-from zoo.compressed_ad.nets.compression import KeepRegions, QueryCompressor, ReconstructionDecoder
+from zoo.compressed_ad.nets.compression import QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
@@ -140,7 +140,6 @@ def test_an_agent_learns_a_batch_by_heart() -> None:
         ({"mask": "full"}, {}, "dense true needs policy.latent_mask causal"),
         ({"decoder": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
         ({"compressed": False}, {"recon_weight": 0.5}, "needs policy.compressor and policy.decoder"),
-        ({}, {"region_weight": 0.5}, "which needs the compressor KeepRegions"),
         ({}, {"label_smoothing": 1.0}, "label_smoothing is below 1"),
         ({}, {"episodes": 0}, "episodes is at least 1"),
         ({}, {"frozen": ["encoder"]}, "'encoder' matches no parameter"),
@@ -157,69 +156,3 @@ def test_data_of_another_environment_is_refused() -> None:
     task._trainer = SimpleNamespace(datamodule=SimpleNamespace(env=Darkroom(3, 5)))
     with pytest.raises(ValueError, match=r"model.env is .* the data's is .*: make them the same"):
         task.setup("fit")
-
-
-def test_a_target_compresses_all_but_the_last_time() -> None:
-    task, batch = build(target_rate=0.25), make()
-    batch["steps"] = batch["steps"].slice(0, 24)
-    assert len(task.policy.segments(24)) == 4  # three compressions
-    plain = build(build_policy())
-    torch.testing.assert_close(task.training_step(batch, 0), plain.training_step(batch, 0))  # they are the same yet
-    with torch.no_grad():
-        for weight in task.target.parameters():
-            weight += 0.1
-    output = task.policy(batch["steps"], target=task.target)
-    live = [each.latents.requires_grad for each in output.compressions]
-    assert live == [False, False, True]
-    first = task.policy.segments(24)[0]
-    slow = task.target(task.policy.embedding.transitions(batch["steps"].slice(0, first)))
-    torch.testing.assert_close(output.compressions[0].latents, slow)
-    assert not any(weight.requires_grad for weight in task.target.parameters())
-    before = [weight.clone() for weight in task.target.parameters()]
-    task._move_target(task.target_rate)
-    for old, new, live_weight in zip(
-        before, task.target.parameters(), task.policy.compressor.parameters(), strict=True
-    ):
-        torch.testing.assert_close(new, 0.75 * old + 0.25 * live_weight)
-    task._move_target(1.0)
-    assert all(map(torch.equal, task.target.parameters(), task.policy.compressor.parameters()))
-    with pytest.raises(ValueError, match="needs a compressor that learns"):
-        build(build_policy(decoder=False, compressed=False), target_rate=0.5)
-    assert not [name for name in plain.state_dict() if "target" in name]
-
-
-def with_regions() -> InContextPolicy:
-    torch.manual_seed(0)
-    transformer = Transformer(DIM, 1, 2, 10, dropout=0.0)
-    return InContextPolicy(FactoredEmbedding(DIM, 3), transformer, KeepRegions(DIM, 3, regions=1))
-
-
-def test_the_ends_of_regions_are_learned() -> None:
-    task, batch = build(with_regions(), region_weight=0.5), make(region_steps=5)
-    assert batch["markers"][0].tolist() == [1, 0, 0, 0, 2] * 4 + [1, 0, 0, 0]
-    loss = task.training_step(batch, 0)
-    policy, steps, losses, old = task.policy, batch["steps"], [], None
-    for start, end in ((0, 9), (9, 15), (15, 21)):  # of 9 tokens each, 3 old ones among them after the first
-        tokens = policy.embedding.transitions(steps.slice(start, end))
-        tokens = tokens if old is None else torch.cat([old, tokens], 1)
-        logits = policy.compressor.head(policy.transformer(tokens))
-        old = policy.compressor(tokens, logits)
-        each = F.cross_entropy(logits.flatten(0, 1), batch["markers"][:, end - 9 : end].flatten(), reduction="none")
-        losses.append(each[(tokens != 0).any(-1).flatten()])
-    expected = torch.cat(losses).mean()
-    torch.testing.assert_close(task.logged["loss_region"], expected)
-    torch.testing.assert_close(loss, task.logged["loss_action"] + 0.5 * expected)
-    loss.backward()
-    assert policy.compressor.head.weight.grad.any()
-    plain = build(with_regions())
-    plain.training_step(batch, 0).backward()
-    assert plain.policy.compressor.head.weight.grad is None  # the choice itself has no gradient
-    assert "loss_region" not in plain.logged
-    with pytest.raises(ValueError, match=r"set data\.init_args\.region_steps"):
-        task.training_step(make(), 0)
-
-
-def test_no_markers_without_a_compression() -> None:
-    task = build(with_regions(), region_weight=0.5)
-    task.training_step(make(length=9, region_steps=5), 0)
-    assert float(task.logged["loss_region"]) == 0.0

@@ -55,7 +55,6 @@ KEYS = {
     "meanflow": "train/loss",  # a forward derivative whose dropout is that of the step
     "compressed_ad": "train/loss",
     "spaces": "train/loss",  # continuous observations and actions, quantiles of bins and moments from the data
-    "rl2": "train/loss",  # killed in the middle of three steps on one batch of trials
 }
 
 
@@ -70,10 +69,8 @@ def arguments(system: str, workers: int) -> list[str]:
         args = [str(SMOKE.with_stem(f"smoke_{system}")) if each == str(SMOKE) else each for each in HIFIGAN]
     elif system in ("flow", "conditions", "autoencoder", "dit", "latent", "meanflow"):
         args = [each if system == "flow" else each.replace("smoke", f"smoke_{system}") for each in FLOW]
-    elif system in ("compressed_ad", "spaces", "rl2"):
-        args = [
-            each.replace("smoke", f"smoke_{system}") if system in ("spaces", "rl2") else each for each in COMPRESSED_AD
-        ]
+    elif system in ("compressed_ad", "spaces"):
+        args = [each.replace("smoke", f"smoke_{system}") if system == "spaces" else each for each in COMPRESSED_AD]
     elif system == "ci_llm":
         args = CI_LLM
     else:
@@ -141,7 +138,6 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         ("meanflow", 13, 0),
         ("compressed_ad", 13, 2),
         ("spaces", 13, 2),
-        ("rl2", 13, 0),
         ("ci_llm", 12, 2),
     ],
 )

@@ -14,7 +14,6 @@ from zoo.training.task import ZooTask, stepping_at_once
 # runs and exports say them, as their configs are complete
 OWN = {
     "zoo.audiosr.DistillationTask": ["guidance_scale"],  # of a student: in its weights
-    "zoo.compressed_ad.RL2Task": ["episodes"],  # of a trial that it trains on: longer ones cost more
 }
 
 

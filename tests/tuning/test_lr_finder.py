@@ -119,7 +119,7 @@ def test_a_recipe_is_tested_alike_each_time_and_its_run_is_left_alone(tmp_path, 
 
 
 def test_a_schedule_may_end_with_the_training(tmp_path, monkeypatch, capsys):
-    recipe = REPOSITORY / "configs/compressed_ad/smoke_rl2.yaml"
+    recipe = REPOSITORY / "configs/compressed_ad/smoke.yaml"
     monkeypatch.chdir(tmp_path)
     assert main(["find-lr", str(recipe), "--batches=12", "--output=found"]) == 0
     assert len(rows(Path("found"))) == 12

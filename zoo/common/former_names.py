@@ -38,10 +38,7 @@ _FORMER = {
     "zoo.ci_llm.tokenizers": "BpeTokenizer ByteTokenizer PretrainedTokenizer Tokenizer",
     "zoo.ci_llm.writer": "Writer",
     "zoo.compressed_ad.agent": "Agent",
-    "zoo.compressed_ad.attention_maps": "AttentionMaps",
-    "zoo.compressed_ad.compression": (
-        "Compressor EncoderCompressor Forget KeepAttended KeepRecent KeepUniform QueryCompressor ReconstructionDecoder"
-    ),
+    "zoo.compressed_ad.compression": ("Compressor EncoderCompressor Forget QueryCompressor ReconstructionDecoder"),
     "zoo.compressed_ad.curriculum": "Curriculum",
     "zoo.compressed_ad.data": "HistoryData",
     "zoo.compressed_ad.demonstrator": "EpsilonCurriculum",

@@ -8,24 +8,17 @@ __getattr__, __all__ = public(
         "data.curriculum": "Curriculum",
         "data.datamodule": "HistoryData",
         "data.demonstrator": "EpsilonCurriculum",
-        "data.trials": "TrialData",
-        "envs.bandit": "Bandit",
         "envs.base": "Env",
         "envs.grids": "DarkKeyToDoor Darkroom DarkroomPermuted GridEnv",
         "envs.gymnasium": "GymnasiumEnv",
         "envs.point_mass": "PointMass",
         "envs.recorded": "Recorded",
         "inference": "Agent",
-        "nets.compression": (
-            "Compressor EncoderCompressor FieldDecoder Forget KeepAdaptive KeepAttended KeepDecaying KeepRecent "
-            "KeepRegions KeepThreshold KeepUniform QueryCompressor ReconstructionDecoder"
-        ),
+        "nets.compression": ("Compressor EncoderCompressor FieldDecoder Forget QueryCompressor ReconstructionDecoder"),
         "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
-        "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead GaussianHead",
+        "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead",
         "nets.policy": "ActingPolicy InContextPolicy",
-        "nets.recurrent": "RecurrentPolicy",
         "nets.transformer": "Transformer",
-        "rendering": "AttentionMaps",
-        "task": "ActingTask DistillationTask PolicyTask PretrainTask RL2Task",
+        "task": "ActingTask DistillationTask PolicyTask PretrainTask",
     },
 )

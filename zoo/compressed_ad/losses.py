@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,7 +36,7 @@ def reconstruction_loss(
     decoder = policy.decoder
     if decoder is None:
         raise ValueError("a policy without decoder reconstructs nothing: give policy.decoder, or recon_weight 0")
-    tokens, steps, latents, _ = compression
+    tokens, steps, latents = compression
     old = tokens.shape[1] - steps.length
     decoder.check_tokens(tokens.shape[1] - min(old, 0))
     if isinstance(decoder, FieldDecoder):
@@ -53,27 +51,6 @@ def reconstruction_loss(
         errors = (output.float() - tokens.detach().float()).square().mean(-1)
         rewarded = F.pad(steps.rewards > 0, (old, 0))
     return (errors * (1 + (reward_weight - 1) * rewarded)).mean()
-
-
-def region_loss(compressions: Sequence[Compression], markers: Tensor) -> Tensor:
-    """How badly `KeepRegions` predicts the markers of what was compressed: mean cross-entropy, in nats.
-
-    Args:
-        compressions: all of the same histories, in their order; at least one.
-        markers: (B, L) int64 of the histories' steps, see `MARKERS`.
-
-    Returns:
-        A scalar; old tokens that had become zeros do not count.
-    """
-    losses, counted, end = [], [], 0
-    for tokens, steps, _, logits in compressions:
-        if logits is None or logits.ndim != 3:
-            raise ValueError("only KeepRegions predicts markers: give it as policy.compressor, or region_weight 0")
-        end += steps.length
-        losses.append(cross_entropy(logits, markers[:, end - tokens.shape[1] : end]))  # old tokens are the last steps
-        counted.append(tokens.any(-1))
-    known = torch.cat(counted, 1)
-    return torch.cat(losses, 1).masked_fill(~known, 0.0).sum() / known.sum()
 
 
 def cross_entropy(logits: Tensor, classes: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least
 from zoo.common.report import new_figure
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
@@ -18,8 +16,6 @@ from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.runs.folder import run_folder
-from zoo.training.callbacks.media import log_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,53 +25,6 @@ FIELDS = ("row", "column", "action", "reward", "next row", "next column")
 ROOM, MARGIN = 160, 6  # pixels of a room in an animation, and around it
 LINE, FLOOR, TRAIL, AGENT, REWARDED = (200, 200, 200), (255, 255, 255), (198, 219, 239), (33, 113, 181), (35, 139, 69)
 GOALS = ((253, 141, 60), (158, 154, 200))  # the first one (key), the second one (door)
-
-
-class AttentionMaps(L.Callback):
-    """In each validation, draws what the last block attends to and logs its entropy and recency.
-
-    The picture is the one that a validation's samples have, here of every validation. It looks at the first batch of
-    histories that rank zero validates, at the end of the longest piece that fills the window. Logged are
-    `val/attention_entropy` (nats, of the query's attention), `val/attention_recent` (mean weight of the newer half of
-    the tokens over that of the older half) and `val/attention_latents` (share on the latents). The policy must be whole
-    on each rank: not for sharded strategies.
-
-    Args:
-        histories: of the batch that are looked at; the first is drawn.
-
-    Raises:
-        ValueError: when there is none.
-    """
-
-    def __init__(self, histories: int = 8) -> None:
-        at_least(1, histories=histories)
-        self.histories = histories
-        self._steps: Steps | None = None
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Keep the first histories."""
-        if self._steps is None and "steps" in batch:
-            self._steps = Steps(*(field[: self.histories] for field in batch["steps"]))
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look at them."""
-        run_folder(trainer)  # the first call is collective, and a rank may have no histories
-        steps, self._steps = self._steps, None
-        if steps is None:
-            return
-        policy: InContextPolicy = pl_module.policy  # type: ignore[assignment]
-        weights, latents = attention(policy, steps)
-        for key, value in figures(weights, latents).items():
-            pl_module.log(f"val/attention_{key}", value, rank_zero_only=True, batch_size=1)
-        log_figure(pl_module, "val/attention", draw(weights[0], latents))
 
 
 @torch.no_grad()
@@ -165,7 +114,7 @@ def reconstruction(policy: InContextPolicy, steps: Steps) -> Figure:
         policy: with compressor and decoder.
         steps: (B, L), no longer than the first compression; the first history is drawn.
     """
-    decoder, (tokens, steps, latents, _) = policy.decoder, policy.compress(None, steps)
+    decoder, (tokens, steps, latents) = policy.decoder, policy.compress(None, steps)
     assert decoder is not None
     positions = torch.arange(steps.length, device=tokens.device)
     names: Sequence[str] = ()

@@ -106,12 +106,6 @@ class Player:
         self._finished = [row[episodes:] for row in self._finished]
         return returns.reshape(len(self._finished), episodes)
 
-    @torch.inference_mode()
-    def advance(self, steps: int) -> None:
-        """Play so many steps of every pair."""
-        for _ in range(steps):
-            self._step(False)
-
     def _step(self, aimless: bool) -> None:
         states = self.envs.states
         logits = self.policy.act(self.state, states)  # also where it is not used: it fills the cache

@@ -1,8 +1,7 @@
-"""Training of in-context policies: distillation of histories, pre-training of the compressor, RL^2."""
+"""Training of in-context policies: distillation of histories, pre-training of the compressor."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -11,16 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.common.ranges import at_least, below, positive, within
+from zoo.common.ranges import at_least, below
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.losses import reconstruction_loss, region_loss
-from zoo.compressed_ad.nets.compression import Compressor, FieldDecoder, KeepRegions
+from zoo.compressed_ad.losses import reconstruction_loss
+from zoo.compressed_ad.nets.compression import FieldDecoder
 from zoo.compressed_ad.nets.policy import ActingPolicy, InContextPolicy, Output
-from zoo.compressed_ad.nets.recurrent import RecurrentPolicy
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.rendering import AttentionMaps, attention, draw, episode_frames, learning_curve, reconstruction
-from zoo.compressed_ad.rollout import Player, rollout
+from zoo.compressed_ad.rendering import attention, draw, episode_frames, learning_curve, reconstruction
+from zoo.compressed_ad.rollout import rollout
 from zoo.training.callbacks.media import log_animation, log_figure
 from zoo.training.data import item_seed
 from zoo.training.freezing import freeze
@@ -141,9 +139,6 @@ class PolicyTask(ActingTask):
 class DistillationTask(PolicyTask):
     """Algorithm distillation: predict the next action of a learning history from all that was before it.
 
-    Where the data gives `labels`, these are predicted in place of the actions taken (decision-pretrained transformer):
-    with optimal ones the policy acts as Thompson sampling does, by how likely each action is the best.
-
     `val/return_first`, `val/return_last` and `val/return_mean` are what the frozen policy earns in an episode of
     held-out tasks, the first, the last, and on average.
 
@@ -155,18 +150,12 @@ class DistillationTask(PolicyTask):
         label_smoothing: of the actions, in [0, 1).
         recon_weight: of the reconstruction loss, the mean over all compressions; needs the policy's decoder.
         reward_weight: of a rewarded transition in the reconstruction.
-        region_weight: of the loss of the regions' ends, for the compressor `KeepRegions` and data with `region_steps`.
         gradient_rounds: gradients flow through at most so many compressions in a row; all by default, 0 none.
-        gradient_decay: factor on a gradient for each compression that it flows through.
-        target_rate: latents of all compressions but the last of a history are made by a slow copy of the compressor,
-            which moves by this share towards it: 0.005 for a moving average, 1 for copies, 0 for no such copy.
-        target_every: steps between these moves.
         frozen: parts of the policy that do not train, as prefixes (`compressor`) or globs of their names.
         episodes: that a context lives for in evaluation; an option of inference.
         greedy: take the most likely action in evaluation instead of drawing; an option of inference.
 
-    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1;
-    Lee et al., "Supervised Pretraining Can Learn In-Context Reinforcement Learning" (2023), for optimal labels.
+    Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), equation 1.
     """
 
     @property
@@ -184,11 +173,7 @@ class DistillationTask(PolicyTask):
         label_smoothing: float = 0.0,
         recon_weight: float = 0.0,
         reward_weight: float = 1.0,
-        region_weight: float = 0.0,
         gradient_rounds: int | None = None,
-        gradient_decay: float = 1.0,
-        target_rate: float = 0.0,
-        target_every: int = 1,
         frozen: list[str] | None = None,
         episodes: int = 100,
         greedy: bool = False,
@@ -200,50 +185,15 @@ class DistillationTask(PolicyTask):
             raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
         if recon_weight and (policy.decoder is None or policy.compressor is None):
             raise ValueError(f"model.recon_weight is {recon_weight}, which needs policy.compressor and policy.decoder")
-        if region_weight and not isinstance(policy.compressor, KeepRegions):
-            raise ValueError(f"model.region_weight is {region_weight}, which needs the compressor KeepRegions")
-        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, region_weight=region_weight)
-        at_least(0, reward_weight=reward_weight, gradient_decay=gradient_decay)
+        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, reward_weight=reward_weight)
         below(1, label_smoothing=label_smoothing)
-        within(0, 1, target_rate=target_rate)
-        at_least(1, target_every=target_every)
-        if target_rate and (policy.compressor is None or not list(policy.compressor.parameters())):
-            raise ValueError(f"model.target_rate is {target_rate}, which needs a compressor that learns")
         if frozen:
             freeze(policy, frozen)
-        self.target_rate = target_rate
-        self.target_every = target_every
-        self.target: Compressor | None = None
-        if target_rate and policy.compressor is not None:
-            self.target = copy.deepcopy(policy.compressor).requires_grad_(False)
-            self.target_begun: Tensor
-            self.register_buffer("target_begun", torch.tensor(False))
         self.dense = dense
         self.label_smoothing = label_smoothing
         self.recon_weight = recon_weight
         self.reward_weight = reward_weight
-        self.region_weight = region_weight
         self.gradient_rounds = gradient_rounds
-        self.gradient_decay = gradient_decay
-
-    def on_fit_start(self) -> None:
-        """Begin the target with the compressor's weights, as they were loaded."""
-        super().on_fit_start()
-        if self.target is not None and not self.target_begun:
-            self._move_target(1.0)
-            self.target_begun.fill_(True)
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Move the target after the weights."""
-        super().optimizer_step(*args, **kwargs)
-        if self.target is not None and (self.global_step + 1) % self.target_every == 0:
-            self._move_target(self.target_rate)
-
-    @torch.no_grad()
-    def _move_target(self, rate: float) -> None:
-        assert self.target is not None and self.policy.compressor is not None
-        for weight, other in zip(self.target.parameters(), self.policy.compressor.parameters(), strict=True):
-            weight.lerp_(other, rate)
 
     def compressed(self, length: int) -> list[int]:
         """Those of the policy; none without reconstruction loss."""
@@ -253,9 +203,7 @@ class DistillationTask(PolicyTask):
         """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
         batch = self.drawn(batch)
         steps: Steps = batch["steps"]
-        output = self.policy(
-            steps, self.gradient_rounds, self.gradient_decay, last_only=not self.dense, target=self.target
-        )
+        output = self.policy(steps, self.gradient_rounds, last_only=not self.dense)
         terms = self._action_terms(output, batch, self.label_smoothing)
         loss = terms["loss_action"]
         if self.recon_weight:
@@ -265,9 +213,6 @@ class DistillationTask(PolicyTask):
             ]
             terms["loss_recon"] = torch.stack(losses).mean() if losses else torch.zeros_like(loss)
             loss = loss + self.recon_weight * terms["loss_recon"]
-        if self.region_weight:
-            terms["loss_region"] = self._region_loss(output, batch) if output.compressions else torch.zeros_like(loss)
-            loss = loss + self.region_weight * terms["loss_region"]
         counts = {"compressions": len(output.compressions), "length": steps.length}
         curriculum = getattr(getattr(self.trainer, "datamodule", None), "curriculum", None)
         if curriculum is not None:
@@ -275,12 +220,6 @@ class DistillationTask(PolicyTask):
         terms |= {key: torch.tensor(float(value)) for key, value in counts.items()}
         self.log_terms("train", {"loss": loss, **terms}, batch_size=len(steps.actions))
         return loss
-
-    @staticmethod
-    def _region_loss(output: Output, batch: dict[str, Any]) -> Tensor:
-        if "markers" not in batch:
-            raise ValueError("model.region_weight needs markers: set data.init_args.region_steps")
-        return region_loss(output.compressions, batch["markers"])
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss of histories (`steps`), or the returns of acting in `tasks` with `seeds`."""
@@ -293,15 +232,15 @@ class DistillationTask(PolicyTask):
         """Show how returns rise in context, what the last block attends to and, at the end, episodes of some tasks."""
         ActingTask.draw_samples(self, batches, last)
         PolicyTask.draw_samples(self, batches, last)
-        histories, callbacks = self._histories(batches), self.trainer.callbacks  # type: ignore[attr-defined]
-        if histories is not None and not any(isinstance(callback, AttentionMaps) for callback in callbacks):
+        histories = self._histories(batches)
+        if histories is not None:
             weights, latents = attention(self.policy, Steps(*(field[:1] for field in histories)))
             log_figure(self, "val/attention", draw(weights[0], latents))
 
     def _action_terms(self, output: Output, batch: dict[str, Any], label_smoothing: float = 0.0) -> dict[str, Tensor]:
         """Negative log-likelihood, in nats, and share of actions predicted rightly, or how far off they are."""
-        wanted, head = batch.get("labels", batch["steps"].actions), self.policy.head
-        actions = wanted[:, -output.logits.shape[1] :]
+        head = self.policy.head
+        actions = batch["steps"].actions[:, -output.logits.shape[1] :]
         return {
             "loss_action": head.losses(output.logits, actions, label_smoothing).mean(),
             head.error: head.errors(output.logits, actions).mean(),
@@ -335,8 +274,7 @@ class PretrainTask(PolicyTask):
         compile: bool = False,
     ) -> None:
         super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile)
-        rule = isinstance(policy.compressor, KeepRegions)  # only its head has weights
-        if policy.compressor is None or policy.decoder is None or rule or not list(policy.compressor.parameters()):
+        if policy.compressor is None or policy.decoder is None or not list(policy.compressor.parameters()):
             raise ValueError("model.policy: pre-training needs a compressor that learns, and a decoder")
         freeze(policy, [name for name, _ in policy.named_parameters() if not name.startswith(PRETRAINED)])
         self.reward_weight = reward_weight
@@ -367,119 +305,3 @@ class PretrainTask(PolicyTask):
             told = compression._replace(steps=steps.slice(end - length, end))
             losses.append(reconstruction_loss(self.policy, told, self.reward_weight, reconstructed=chosen))
         return torch.stack(losses).mean()
-
-
-class RL2Task(ActingTask):
-    """RL^2: reinforcement learning of a policy that itself learns, within a trial of some episodes of one task.
-
-    The policy acts in whole trials of training tasks, its state reset at their beginning alone, and proximal policy
-    optimisation raises the return of the trial: later rewards count across the borders of episodes, and nothing is
-    behind the end of the trial. Each batch of trials is played by the weights with which it begins (kept in the
-    checkpoint, so that a run goes on exactly), then used for as many gradient steps as the data repeats it.
-
-    Args:
-        policy: the net that trains.
-        env: the family of tasks.
-        scheduler: of the learning rate, counted in gradient steps.
-        episodes: of a trial, in training and in evaluation; where episodes end early, there are more in training, in
-            as many steps.
-        discount: of later rewards, 0 to 1.
-        trace: lambda of the generalised advantage estimate, 0 to 1.
-        clip: how far the probability of an action may change in the steps on a batch, as a share.
-        value_weight: of the critic's squared error.
-        entropy_weight: of the entropy of the actions, which is to stay high; 0 for heads whose entropy has no formula.
-        reward_scale: rewards are multiplied by it for the critic, so that returns are of the order of 1.
-        greedy: take the most likely action in evaluation instead of drawing; an option of inference.
-
-    Source: Duan et al., "RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning" (2016), section 2.2;
-    Schulman et al., "Proximal Policy Optimization Algorithms" (2017), equations 7 and 9.
-    """
-
-    policy: RecurrentPolicy
-
-    def __init__(
-        self,
-        policy: RecurrentPolicy,
-        env: Env,
-        optimizer: OptimizerCallable,
-        scheduler: SchedulerCallable | None = None,
-        episodes: int = 10,
-        discount: float = 0.99,
-        trace: float = 0.95,
-        clip: float = 0.2,
-        value_weight: float = 0.5,
-        entropy_weight: float = 0.01,
-        reward_scale: float = 1.0,
-        greedy: bool = False,
-        lr_scaling: LrScaling | None = None,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(policy, env, optimizer, scheduler, lr_scaling, compile, episodes, greedy)
-        within(0, 1, discount=discount, trace=trace)
-        at_least(0, value_weight=value_weight, entropy_weight=entropy_weight)
-        positive(clip=clip, reward_scale=reward_scale)
-        self.discount = discount
-        self.trace = trace
-        self.clip = clip
-        self.value_weight = value_weight
-        self.entropy_weight = entropy_weight
-        self.reward_scale = reward_scale
-        self.behaviour = copy.deepcopy(policy).requires_grad_(False)
-        self.played: Tensor
-        self.register_buffer("played", torch.tensor(-1))  # number of the trial that `behaviour` plays
-        self._trial: tuple[int, Steps, Tensor, Tensor, Tensor] | None = None
-
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """PPO's loss of a batch of trials (`tasks`, `seeds`), which is played when it comes for the first time."""
-        if self._trial is None or self._trial[0] != batch["trial"]:
-            self._trial = (batch["trial"], *self._play(batch))
-        _, steps, before, advantages, returns = self._trial
-        parameters, values = self.policy(steps)
-        log_chances = -self.policy.head.losses(parameters, steps.actions)
-        ratios = (log_chances - before).exp()
-        gains = torch.minimum(ratios * advantages, ratios.clamp(1 - self.clip, 1 + self.clip) * advantages)
-        terms = {"loss_policy": -gains.mean(), "loss_value": (values - returns).square().mean()}
-        loss = terms["loss_policy"] + self.value_weight * terms["loss_value"]
-        if self.entropy_weight:
-            terms["entropy"] = self.policy.head.entropies(parameters).mean()
-            loss = loss - self.entropy_weight * terms["entropy"]
-        terms["return"] = steps.rewards.sum(1).double().mean() * self.env.schema.limit / steps.length
-        self.log_terms("train", {"loss": loss, **terms}, batch_size=len(values))
-        return loss
-
-    @torch.no_grad()
-    def _play(self, batch: dict[str, Any]) -> tuple[Steps, Tensor, Tensor, Tensor]:
-        """Trials, log-probabilities of what was done in them, advantages and what the critic should have expected."""
-        if int(self.played) != batch["trial"]:  # else the run goes on in the middle of it
-            self.behaviour.load_state_dict(self.policy.state_dict())
-            self.played.fill_(batch["trial"])
-        with Player(self.behaviour, self.env, batch["tasks"], batch["seeds"], record=True) as player:
-            player.advance(self.episodes * self.env.schema.limit)
-        steps = Steps(*(field.clone() for field in Steps.cat(player.steps)))
-        parameters, values = self.behaviour(steps)
-        log_chances = -self.behaviour.head.losses(parameters, steps.actions)
-        advantages = self.advantages(self.reward_scale * steps.rewards.float(), values)
-        return steps, log_chances, self._standardised(advantages), advantages + values
-
-    def advantages(self, rewards: Tensor, values: Tensor) -> Tensor:
-        """Generalised advantage estimates (B, L) over whole trials, nothing being cut where episodes end."""
-        errors = rewards + self.discount * torch.nn.functional.pad(values[:, 1:], (0, 1)) - values
-        later, found = torch.zeros_like(errors[:, 0]), []
-        for error in reversed(errors.unbind(1)):
-            later = error + self.discount * self.trace * later
-            found.append(later)
-        return torch.stack(found[::-1], 1)
-
-    def _standardised(self, values: Tensor) -> Tensor:
-        """Less the mean and divided by the deviation over all processes."""
-        exact = values.double()
-        sums = torch.stack([torch.ones_like(exact).sum(), exact.sum(), exact.square().sum()])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(sums)
-        mean = sums[1] / sums[0]
-        std = (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()
-        return ((exact - mean) / (std + 1e-8)).to(values.dtype)
-
-    def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
-        """The returns of acting in held-out `tasks` with `seeds`."""
-        return self.acted(batch, stage)

@@ -166,7 +166,7 @@ def test_averaged_weights_are_what_goes_back(tmp_path):
     ("changes", "message"),
     [
         ({"latent_mask": "causal"}, "latent_mask causal, theirs full"),
-        ({"compressor": compression.KeepRecent(2)}, "no compressor like KeepRecent"),
+        ({"compressor": compression.Forget()}, "no compressor like Forget"),
         ({"type_embedding": False}, "type_embedding False"),
         (
             {"embedding": FactoredEmbedding(DIM, GRID), "arrangement": "fused", "latent_mask": "causal"},

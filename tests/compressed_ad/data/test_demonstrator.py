@@ -92,5 +92,3 @@ def test_who_explores_knows_nothing_before_the_goal_is_found():
 def test_who_explores_is_refused_where_there_is_nothing_to_explore():
     with pytest.raises(ValueError, match="explores needs a grid with unknown goals"):
         EpsilonCurriculum(DarkroomPermuted(3, 9), 2, explores=True)
-    with pytest.raises(ValueError, match="labels optimal needs explores false"):
-        EpsilonCurriculum(Darkroom(3, 4), 2, explores=True).labelled(torch.tensor([[0, 0]]), [0])

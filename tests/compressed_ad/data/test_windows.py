@@ -182,12 +182,3 @@ def test_mixed_histories_have_another_task_in_each_episode(store: HistoryStore) 
     assert sum(row.flatten().tolist() in whole for row in columns(batch)) < 10
     with pytest.raises(ValueError, match="offset must be start, not random"):
         HistoryItems(source, 4, "random", mix_tasks=True)
-
-
-def test_the_ends_of_regions_are_marked() -> None:
-    items = HistoryItems(demonstrated(), 7, "every", region_steps=3)
-    assert items[0]["markers"].tolist() == [[1, 0, 2, 1, 0, 2, 1]]
-    assert items[2]["markers"].tolist() == [[2, 1, 0, 2, 1, 0, 2]]
-    assert "markers" not in HistoryItems(demonstrated(), 7)[0]
-    with pytest.raises(ValueError, match="region_steps is at least 2"):
-        HistoryItems(demonstrated(), region_steps=1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.compressed_ad.envs.bandit import Bandit
+from zoo.compressed_ad.envs.baselines import oracle_return, random_return
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.evaluation.simple import DISCOUNT, Gram, Learner, Replay, simple_learners, simple_returns
@@ -46,13 +46,12 @@ def test_grams_take_what_paid_best_in_the_same_situation() -> None:
 
 
 def test_learners_learn_and_depend_on_their_own_seed_alone() -> None:
-    env = Bandit(3, 40, 5)
-    tasks = env.tasks()
-    random, best = env.random_returns(tasks).mean(), env.oracle_returns(tasks).mean()
-    returns = simple_returns(env, "bandit per state", tasks, range(40), 30)
-    assert returns[:, -10:].mean() > random + 0.6 * (best - random)
-    np.testing.assert_array_equal(simple_returns(env, "bandit per state", tasks[3:4], [3], 30)[0], returns[3])
     room = Darkroom(3, 6)
+    tasks = room.tasks()
+    random, best = random_return(room, tasks).mean(), oracle_return(room, tasks).mean()
+    returns = simple_returns(room, "bandit per state", tasks, range(9), 30)
+    assert returns[:, -10:].mean() > random + 0.6 * (best - random)
+    np.testing.assert_array_equal(simple_returns(room, "bandit per state", tasks[3:4], [3], 30)[0], returns[3])
     repeated = simple_returns(room, "best of history", room.tasks(), range(9), 20)
     assert (np.maximum.accumulate(repeated, 1)[:, 5:] == repeated[:, 5:]).mean() > 0.9  # deterministic, so kept
     assert repeated[:, -1].mean() > repeated[:, 0].mean() + 1

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
+from torch.distributions import Normal
 
 from zoo.common.draws import seeded_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.envs.schema import Schema, box
-from zoo.compressed_ad.nets.heads import BinsHead, BoxHead, CategoricalHead, GaussianHead
+from zoo.compressed_ad.nets.heads import BinsHead, CategoricalHead
 from zoo.compressed_ad.nets.steps import Statistics
 
 LOW, HIGH = [-1.0, 0.0, 2.0], [3.0, 0.5, 12.0]
@@ -26,32 +26,6 @@ def env(low: Any = LOW, high: Any = HIGH, shape: tuple[int, ...] = (3,)) -> Env:
 
 def random_parameters(head: Any, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, head.out_features, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("mixtures", [1, 4])
-def test_mixtures_are_those_of_torch(mixtures: int) -> None:
-    head = GaussianHead(env(), 8, mixtures)
-    parameters = random_parameters(head, 2, 5)
-    actions = torch.tensor([[0.3, 0.2, 7.0]]).expand(2, 5, 3) + 0.1 * torch.arange(5)[:, None]
-    weights, means, log_stds = parameters.split([mixtures, 3 * mixtures, 3 * mixtures], -1)
-    low, high = torch.tensor(LOW), torch.tensor(HIGH)
-    half = (high - low) / 2
-    means, log_stds = (each.unflatten(-1, (mixtures, 3)) for each in (means, log_stds))
-    parts = Independent(Normal((high + low) / 2 + half * means, half * log_stds.clamp(-5, 2).exp()), 1)
-    expected = -MixtureSameFamily(Categorical(logits=weights), parts).log_prob(actions)
-    torch.testing.assert_close(head.losses(parameters, actions), expected, atol=1e-4, rtol=1e-5)
-
-
-def test_deviations_are_clamped_and_labels_refused() -> None:
-    head = GaussianHead(env(), 8)
-    wild = torch.zeros(1, 1, 7)
-    wild[..., 4:] = torch.tensor([-50.0, 50.0, 0.0])
-    clamped = wild.clone()
-    clamped[..., 4:] = torch.tensor([-5.0, 2.0, 0.0])
-    actions = torch.tensor([[[1.0, 0.25, 7.0]]])
-    torch.testing.assert_close(head.losses(wild, actions), head.losses(clamped, actions))
-    with pytest.raises(ValueError, match="no labels"):
-        head.losses(wild, actions, 0.1)
 
 
 def test_many_bins_tend_to_the_gaussian() -> None:
@@ -68,9 +42,8 @@ def test_many_bins_tend_to_the_gaussian() -> None:
     assert errors[-1] < 0.01
 
 
-@pytest.mark.parametrize(("kind", "settings"), [(BinsHead, {"bins": 5}), (GaussianHead, {"mixtures": 3})])
-def test_draws_stay_within_bounds_and_follow_the_density(kind: type[BoxHead], settings: dict[str, int]) -> None:
-    head: Any = kind(env(), 8, **settings)
+def test_draws_stay_within_bounds_and_follow_the_density() -> None:
+    head = BinsHead(env(), 8, 5)
     parameters = random_parameters(head, 1)
     many = 20_000
     drawn = head.draw(parameters.expand(many, -1), seeded_uniforms(range(many), head.numbers))
@@ -79,11 +52,10 @@ def test_draws_stay_within_bounds_and_follow_the_density(kind: type[BoxHead], se
     wide = head.draw(100 * random_parameters(head, 300), seeded_uniforms(range(300), head.numbers))
     assert ((wide >= torch.tensor(LOW)) & (wide <= torch.tensor(HIGH))).all()
     assert head.best(parameters).shape == (1, 3)
-    if kind is BinsHead:
-        shares = parameters.view(3, 5).softmax(1)
-        for number in range(3):
-            counts = torch.histc(drawn[:, number], 5, LOW[number], HIGH[number]) / many
-            torch.testing.assert_close(counts, shares[number], atol=0.02, rtol=0)
+    shares = parameters.view(3, 5).softmax(1)
+    for number in range(3):
+        counts = torch.histc(drawn[:, number], 5, LOW[number], HIGH[number]) / many
+        torch.testing.assert_close(counts, shares[number], atol=0.02, rtol=0)
 
 
 def test_quantile_bins_hold_equally_many_and_cover_the_box() -> None:
@@ -108,5 +80,5 @@ def test_a_head_knows_its_space() -> None:
     with pytest.raises(ValueError, match=r"\"low\": \[-1.0\].*\"kind\": \"discrete\""):
         head.check(Darkroom())
     with pytest.raises(ValueError, match="Box with finite bounds"):
-        GaussianHead(Darkroom(), 8)
+        BinsHead(Darkroom(), 8)
     assert sorted(CategoricalHead(4, 3).state_dict()) == ["bias", "weight"]

@@ -14,13 +14,6 @@ COMPRESSORS = {
     "learned": lambda: compression.QueryCompressor(DIM, K, 1, 2),
     "encoder": lambda: compression.EncoderCompressor(DIM, K, 1, 2),
     "forget": compression.Forget,
-    "recent": lambda: compression.KeepRecent(K),
-    "uniform": lambda: compression.KeepUniform(K),
-    "decaying": lambda: compression.KeepDecaying(K),
-    "attended": lambda: compression.KeepAttended(K),
-    "adaptive": lambda: compression.KeepAdaptive(K),
-    "threshold": lambda: compression.KeepThreshold(K),
-    "regions": lambda: compression.KeepRegions(DIM, K),
 }
 
 
@@ -108,23 +101,10 @@ def test_gradients_flow_through_so_many_compressions(rounds: int | None) -> None
     assert trained is (rounds != 0)
 
 
-def test_gradients_decay_with_each_compression() -> None:
-    grads = []
-    for decay in (1.0, 0.5):
-        net, steps = policy("learned"), histories(1, 11 + 2 * 8)
-        output = net(steps, gradient_decay=decay)
-        for each in output.compressions:
-            each.latents.retain_grad()
-        output.logits[:, -1].sum().backward()
-        grads.append([each.latents.grad for each in output.compressions])
-    torch.testing.assert_close(grads[1][1], grads[0][1] * 0.5)
-    torch.testing.assert_close(grads[1][0], grads[0][0] * 0.25)
-
-
 def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="16 channels, the transformer has 8"):
         InContextPolicy(FactoredEmbedding(16), Transformer(8, 1, 2, 10))
     with pytest.raises(ValueError, match="no room for 9 latents"):
-        InContextPolicy(FactoredEmbedding(16), Transformer(16, 1, 2, 10), compression.KeepRecent(9))
+        InContextPolicy(FactoredEmbedding(16), Transformer(16, 1, 2, 10), compression.QueryCompressor(16, 9, 1, 2))
     with pytest.raises(ValueError, match="heads do not divide"):
         Transformer(16, 1, 3)

@@ -14,7 +14,9 @@ from torch import Tensor
 from zoo.compressed_ad.collecting.nets import initial_weights, raw_nets
 from zoo.compressed_ad.envs.base import tensor_dtype
 from zoo.compressed_ad.envs.schema import Box, Discrete, Schema
-from zoo.compressed_ad.nets.heads import LOG_2PI, choose
+from zoo.compressed_ad.nets.heads import choose
+
+LOG_2PI = math.log(2 * math.pi)
 
 CLIP = 10.0  # deviations from the mean that an observation or a reward may have
 EPSILON = 1e-8

@@ -17,7 +17,6 @@ from zoo.compressed_ad.data.windows import (
     DemonstratedSource,
     EvaluationBatches,
     HistoryItems,
-    Labels,
     Offset,
     Source,
     StoredSource,
@@ -60,10 +59,6 @@ class HistoryData(ZooDataModule):
         val_items: items for the loss in each evaluation.
         eval_seeds: seeds with which each held-out task is acted in; 0 for no acting.
         rollout_batch: pairs that act at once.
-        labels: what is predicted: the action "taken" (algorithm distillation), or the "optimal" one, whatever was done
-            (decision-pretrained transformer); that needs a demonstrator.
-        region_steps: steps of a region, for the compressor `KeepRegions`: what the source did between two updates, as
-            many as its `rollout_steps`, divided by the stride of what is kept; null for no regions.
         embedded_if_missing: demonstrate histories, with a message, when `root` does not exist.
 
     Attributes:
@@ -100,8 +95,6 @@ class HistoryData(ZooDataModule):
         embedded_if_missing: bool = False,
         num_workers: int = 0,
         seed: int = 42,
-        labels: Labels = "taken",
-        region_steps: int | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
         at_least(0, val_items=val_items, eval_seeds=eval_seeds)
@@ -123,8 +116,6 @@ class HistoryData(ZooDataModule):
         self.mix_tasks = mix_tasks
         self.terminal_next_state: TerminalState = terminal_next_state
         self.kept = (streams, history_steps)
-        self.labels: Labels = labels
-        self.region_steps = region_steps
         self.allow_missing = allow_missing
         self.val_items = val_items
         self.eval_seeds = eval_seeds
@@ -161,8 +152,6 @@ class HistoryData(ZooDataModule):
         common: dict[str, Any] = {
             "episode_stride": self.episode_stride,
             "terminal_next_state": self.terminal_next_state,
-            "labels": self.labels,
-            "region_steps": self.region_steps,
         }
         self.train_set = HistoryItems(
             train, self.length, self.offset, self.epoch_items, self.seed,

@@ -74,48 +74,28 @@ class EpsilonCurriculum:
 
     def histories(self, tasks: Tensor, seeds: Sequence[int]) -> Steps:
         """One history of `length` transitions for each task (B, F), by its task and its seed (0 to 2**64 - 1) alone."""
-        return self._histories(tasks, seeds, None)
-
-    def labelled(self, tasks: Tensor, seeds: Sequence[int]) -> tuple[Steps, Tensor]:
-        """The same histories, and what the demonstrator would have done at each step (B, length, *action)."""
-        if self.explores:
-            raise ValueError("who explores does not know the best actions: labels optimal needs explores false")
-        labels: list[Tensor] = []
-        return self._histories(tasks, seeds, labels), torch.stack(labels, dim=1)
-
-    def _histories(self, tasks: Tensor, seeds: Sequence[int], labels: list[Tensor] | None) -> Steps:
         fields: list[list[Tensor]] = [[], [], [], [], []]
-        for states, actions, step in self.play(tasks, seeds, labels):
+        for states, actions, step in self.play(tasks, seeds):
             for field, value in zip(fields, (states, actions, step.rewards, step.next_states, step.dones), strict=True):
                 field.append(value)
         return Steps(*(torch.stack(field, dim=1) for field in fields))
 
-    def play(
-        self, tasks: Tensor, seeds: Sequence[int], labels: list[Tensor] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Any]]:
-        """States, actions and what they led to, step after step of `length`.
-
-        Args:
-            labels: takes what the demonstrator would do at each step.
-        """
+    def play(self, tasks: Tensor, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Any]]:
+        """States, actions and what they led to, step after step of `length`."""
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")
         envs = self.env.start(tasks, seeds)
         explorer = Explorer(envs) if self.explores and isinstance(envs, BatchedEnv) else None
         show = (lambda: self._demonstrated(envs)) if explorer is None else explorer.actions
         act = self._choices if isinstance(self.env.schema.action, Discrete) else self._mixed
-        for actions, shown in act(envs, seeds, show):
+        for actions in act(envs, seeds, show):
             states = envs.states
-            if labels is not None:
-                labels.append(shown)
             step = envs.step(actions)
             if explorer is not None:
                 explorer.observe(step)
             yield states, actions, step
 
-    def _choices(
-        self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _choices(self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]) -> Iterator[Tensor]:
         space, device = self.env.schema.action, envs.tasks.device
         assert isinstance(space, Discrete)
         draws = seeded_uniforms(seeds, self.length).to(device)
@@ -123,18 +103,15 @@ class EpsilonCurriculum:
         # A draw below epsilon, divided by it, is uniform again: it chooses the random action.
         chosen = (draws / epsilons.clamp(min=1e-12) * space.n).clamp(max=space.n - 1).long().unbind()
         for random, choice in zip((draws < epsilons).unbind(), chosen, strict=True):
-            shown = show()
-            yield torch.where(random, choice, shown), shown
+            yield torch.where(random, choice, show())
 
-    def _mixed(
-        self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _mixed(self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]) -> Iterator[Tensor]:
         space = self.env.schema.action
         width = random_numbers(space)
         draws = seeded_uniforms(seeds, self.length * width).to(envs.tasks.device).unflatten(0, (-1, width))
         for epsilon, uniforms in zip(self.epsilons().tolist(), draws, strict=True):
-            random, shown = random_actions(space, uniforms), show()
-            yield (epsilon * random + (1 - epsilon) * shown).to(tensor_dtype(space)), shown
+            random = random_actions(space, uniforms)
+            yield (epsilon * random + (1 - epsilon) * show()).to(tensor_dtype(space))
 
     def _demonstrated(self, envs: Lockstep) -> Tensor:
         if self.demonstrator is None:

@@ -18,13 +18,11 @@ from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Box, Space
-from zoo.compressed_ad.nets.compression import MARKERS
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 from zoo.training.data import Key, item_seed
 
 Offset = Literal["start", "random", "every"]
 TerminalState = Literal["true", "reset"]
-Labels = Literal["taken", "optimal"]
 EVALUATION_EPOCH = -1  # of the keys of evaluation items
 MEASURED, MEASURING, SAMPLE = 256, -7, 100_000  # histories and actions that are looked at; epoch of their seeds
 HISTORY, DRAWS, MIXED = 0, 1, 2  # what an item's seed is for: its history; offset and order; other histories, from here
@@ -40,14 +38,6 @@ class Source(ABC):
     @abstractmethod
     def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
         """Read the steps (B, L), 0 to length - 1, of histories (B,); seeds (B,) are of what is random about them."""
-
-    def labelled(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> tuple[Steps, Tensor]:
-        """The same, and what who knows the task does at each step, (B, L, *action).
-
-        Raises:
-            ValueError: where nobody says so.
-        """
-        raise ValueError("labels optimal needs histories demonstrated on demand (data.init_args.demonstrator)")
 
     def episodes(self, history: int) -> np.ndarray:
         """First step and the one after the last (E, 2) of each whole episode, where their lengths differ.
@@ -91,12 +81,6 @@ class DemonstratedSource(Source):
         made = self.demonstrator.histories(self.tasks[list(histories)], seeds)
         rows = torch.arange(len(steps))[:, None]
         return Steps(*(field[rows, steps] for field in made))
-
-    def labelled(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> tuple[Steps, Tensor]:
-        """Make the histories and take steps of them, and what the demonstrator does there."""
-        made, labels = self.demonstrator.labelled(self.tasks[list(histories)], seeds)
-        rows = torch.arange(len(steps))[:, None]
-        return Steps(*(field[rows, steps] for field in made)), labels[rows, steps]
 
 
 class StoredSource(Source):
@@ -156,9 +140,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
         shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
         mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
         terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
-        labels: what is to be predicted: the action "taken", or the "optimal" one, `labels` of the items.
-        region_steps: the history, as it is read, is divided into regions of so many steps, whose ends are the items'
-            `markers`, see `zoo.compressed_ad.nets.compression.MARKERS`; none by default.
     """
 
     def __init__(
@@ -172,14 +153,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         shuffle_episodes: bool = False,
         mix_tasks: bool = False,
         terminal_next_state: TerminalState = "true",
-        labels: Labels = "taken",
-        region_steps: int | None = None,
     ) -> None:
-        at_least(2, region_steps=2 if region_steps is None else region_steps)
-        self.region_steps = region_steps
-        if labels == "optimal" and mix_tasks:
-            raise ValueError("labels optimal are of one task, mix_tasks is of many: leave one out")
-        self.labels: Labels = labels
         horizon = source.env.schema.limit
         at_least(1, episode_stride=episode_stride)
         if terminal_next_state == "reset" and (not isinstance(source.env, GridEnv) or source.env.random_start):
@@ -241,18 +215,13 @@ class HistoryItems(Dataset[dict[str, Any]]):
         times = starts[:, None] + torch.arange(length)
         histories = [item % self.source.count for item in items]
         made = [item_seed(seed, 0, HISTORY) for seed in seeds]
-        answers = {} if self.region_steps is None else {"markers": markers(times, self.region_steps)}
         if not self.regular:
-            return {"steps": self._rearranged(histories, made, times, draws[1:]), **answers}
-        steps = self._original(times, draws[1:])
-        if self.labels == "optimal":
-            read, answers["labels"] = self.source.labelled(histories, made, steps)
-        else:
-            read = self._read(histories, made, steps)
+            return {"steps": self._rearranged(histories, made, times, draws[1:])}
+        read = self._read(histories, made, self._original(times, draws[1:]))
         env = self.source.env
         if self.terminal_next_state == "reset" and isinstance(env, GridEnv):
             read = ending_at(read, env.start_cell)
-        return {"steps": read, **answers}
+        return {"steps": read}
 
     def _rearranged(self, histories: list[int], seeds: list[int], times: Tensor, draws: Tensor) -> Steps:
         """Steps (B, L) where episodes are of different lengths, and not in their order or not of one history."""
@@ -308,13 +277,6 @@ class HistoryItems(Dataset[dict[str, Any]]):
         if self.shuffle:
             episodes = draws.argsort(dim=0).T.gather(1, episodes)
         return episodes * self.stride * horizon + times % horizon
-
-
-def markers(times: Tensor, region_steps: int) -> Tensor:
-    """What steps at these times of a history are of regions of so many steps, int64, see `MARKERS`."""
-    place = times % region_steps
-    last = MARKERS.index("last") * (place == region_steps - 1)
-    return last + MARKERS.index("first") * (place == 0)
 
 
 def _moments(values: Tensor, space: Space) -> tuple[Tensor, Tensor]:

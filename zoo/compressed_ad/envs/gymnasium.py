@@ -16,7 +16,6 @@ from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
 from zoo.common.registry import imported
 from zoo.compressed_ad.envs.base import Env, Transition, tensor_dtype
-from zoo.compressed_ad.envs.gym_adapter import require_gymnasium
 from zoo.compressed_ad.envs.schema import Discrete, Schema, Space, box
 
 MAKE, SET, ACTIONS = "make.", "set.", "actions"
@@ -24,6 +23,19 @@ SEEDS = 2**31  # environments are reset with seeds below
 RESET_STREAM = np.uint64(0xD1B54A32D192ED03)  # keeps seeds of resets apart from the actions' draws of the same seed
 _TEXT = re.compile(r"[\w +-]{0,64}")  # no path, no dotted name, no address
 _NAME = re.compile(r"[A-Za-z]\w*")
+
+
+def require_gymnasium() -> Any:
+    """The package gymnasium.
+
+    Raises:
+        ImportError: without the extra `rl`.
+    """
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError("environments of gymnasium need the extra rl: pip install 'zoo[rl]'") from error
+    return gymnasium
 
 
 class GymnasiumEnv(Env):

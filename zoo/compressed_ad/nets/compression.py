@@ -1,21 +1,18 @@
-"""Compressors of old context: learned ones, and rules that learn nothing to compare them with."""
+"""Compressors of old context: learned ones, and one that forgets to compare them with."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least, positive, within
+from zoo.common.ranges import at_least
 from zoo.compressed_ad.nets.embedding import REWARDS
 from zoo.compressed_ad.nets.steps import Steps
-from zoo.compressed_ad.nets.transformer import Transformer
 
 STD = 0.02
-MARKERS = ("inside", "first", "last")  # of a region, what a transition is
 
 
 class Compressor(nn.Module, ABC):
@@ -25,21 +22,14 @@ class Compressor(nn.Module, ABC):
         num_latents: latents that are left, 0 or more.
     """
 
-    needs_attention: ClassVar[bool] = False
-    """Whether it is given how much the transformer attended to each token."""
-
     def __init__(self, num_latents: int) -> None:
         super().__init__()
         at_least(0, num_latents=num_latents)
         self.num_latents = num_latents
 
-    def look(self, transformer: Transformer, tokens: Tensor) -> Tensor | None:
-        """What it goes by besides the tokens (B, N, dim): the newest one's attention (B, N) where that is needed."""
-        return transformer.last_attention(tokens) if self.needs_attention else None
-
     @abstractmethod
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """Compress tokens (B, N, dim) to (B, num_latents, dim), by what `look` gave."""
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Compress tokens (B, N, dim) to (B, num_latents, dim)."""
 
 
 class Forget(Compressor):
@@ -48,164 +38,9 @@ class Forget(Compressor):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, dim) to (B, 0, dim)."""
         return tokens[:, :0]
-
-
-class KeepRecent(Compressor):
-    """Keeps the newest tokens."""
-
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """(B, N, dim) to (B, K, dim)."""
-        return tokens[:, tokens.shape[1] - self.num_latents :]
-
-
-class KeepUniform(Compressor):
-    """Keeps evenly spaced tokens, the newest among them."""
-
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """(B, N, dim) to (B, K, dim)."""
-        number = torch.arange(1, self.num_latents + 1, device=tokens.device)
-        return tokens[:, number * tokens.shape[1] // max(self.num_latents, 1) - 1]
-
-
-class KeepAttended(Compressor):
-    """Keeps the tokens that the newest one attends to most, in their order."""
-
-    needs_attention = True
-
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """(B, N, dim) to (B, K, dim)."""
-        if attention is None:
-            raise ValueError("KeepAttended needs the transformer's attention")
-        best = attention.topk(self.num_latents, dim=1).indices.sort(dim=1).values
-        return tokens.gather(1, best.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-
-
-class KeepDecaying(Compressor):
-    """Keeps many of the newest tokens and ever fewer of the older ones, the newest among them.
-
-    How densely tokens are kept falls by a half over each `half_life`.
-
-    Args:
-        num_latents: tokens that are left, 0 or more.
-        half_life: as a share of the sequence, above 0.
-    """
-
-    def __init__(self, num_latents: int, half_life: float = 0.25) -> None:
-        super().__init__(num_latents)
-        positive(half_life=half_life)
-        self.half_life = half_life
-
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """(B, N, dim) to (B, K, dim)."""
-        count, kept = tokens.shape[1], self.num_latents
-        shares = torch.arange(kept, dtype=torch.float64) / max(kept, 1)
-        left = 0.5 ** (1 / self.half_life)  # of the density, at the oldest token
-        ages = ((1 - shares * (1 - left)).log2() * -self.half_life * count).long()
-        number = torch.arange(kept)
-        ages = torch.minimum((ages - number).cummax(0).values + number, count - kept + number)  # all different
-        return tokens[:, (count - 1 - ages).flip(0).to(tokens.device)]
-
-
-class KeepAdaptive(Compressor):
-    """Keeps what suits each history's attention: the newest tokens, evenly spaced ones, or those attended to most.
-
-    The newest where the newer half of the tokens has over `recent` times the attention of the older half; else evenly
-    spaced ones where the attention is spread widely, its entropy being above `entropy` nats; else the most attended.
-
-    Args:
-        num_latents: tokens that are left, 0 or more.
-        recent: ratio of attention.
-        entropy: in nats.
-    """
-
-    needs_attention = True
-
-    def __init__(self, num_latents: int, recent: float = 2.5, entropy: float = 2.0) -> None:
-        super().__init__(num_latents)
-        at_least(0, recent=recent, entropy=entropy)
-        self.recent = recent
-        self.entropy = entropy
-
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """(B, N, dim) to (B, K, dim)."""
-        if attention is None:
-            raise ValueError("KeepAdaptive needs the transformer's attention")
-        count, kept = tokens.shape[1], self.num_latents
-        number = torch.arange(1, kept + 1, device=tokens.device)
-        newest, even = count - kept - 1 + number, number * count // max(kept, 1) - 1
-        attended = attention.topk(kept, dim=1).indices.sort(dim=1).values
-        older = attention[:, : count // 2].sum(1)
-        is_recent = attention[:, count // 2 :].sum(1) > self.recent * older
-        is_wide = -torch.xlogy(attention, attention).sum(1) > self.entropy
-        places = torch.where(is_recent[:, None], newest, torch.where(is_wide[:, None], even, attended))
-        return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-
-
-class KeepThreshold(Compressor):
-    """Keeps the tokens with at least a share of the newest one's attention; the room that is left goes to the newest.
-
-    Args:
-        num_latents: tokens that are left, 0 or more; the most attended where there are more above the threshold.
-        threshold: share of the attention, 0 to 1.
-        minimum: so many of the most attended are kept whatever their share, at most `num_latents`.
-    """
-
-    needs_attention = True
-
-    def __init__(self, num_latents: int, threshold: float = 0.1, minimum: int = 3) -> None:
-        super().__init__(num_latents)
-        within(0, 1, threshold=threshold)
-        at_least(0, minimum=minimum)
-        self.threshold = threshold
-        self.minimum = min(minimum, num_latents)
-
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """(B, N, dim) to (B, K, dim)."""
-        if attention is None:
-            raise ValueError("KeepThreshold needs the transformer's attention")
-        above = attention >= self.threshold
-        above.scatter_(1, attention.topk(self.minimum, dim=1).indices, value=True)
-        newness = torch.arange(1, tokens.shape[1] + 1, device=tokens.device) / tokens.shape[1]  # 0 to 1
-        order = torch.where(above, 2 + attention, newness.to(attention))
-        best = order.topk(self.num_latents, dim=1).indices.sort(dim=1).values
-        return tokens.gather(1, best.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-
-
-class KeepRegions(Compressor):
-    """Keeps the newest tokens of the last regions, pieces of a history whose ends it predicts; the others become zeros.
-
-    A region is what the source did between two updates of its weights, so what is kept comes from its newest policies.
-    A head tells of each transition whether it is inside, the first or the last of a region; it learns this from the
-    data's `markers` (`DistillationTask`, `region_weight`).
-
-    Args:
-        dim: width of the tokens, that of the policy's transformer.
-        num_latents: tokens that are left, 0 or more; those that are zeros among them.
-        regions: that are kept, 1 or more, the one that has not ended included.
-    """
-
-    def __init__(self, dim: int = 64, num_latents: int = 16, regions: int = 2) -> None:
-        super().__init__(num_latents)
-        at_least(1, regions=regions)
-        self.regions = regions
-        self.head = nn.Linear(dim, len(MARKERS))
-
-    def look(self, transformer: Transformer, tokens: Tensor) -> Tensor:
-        """Logits (B, N, 3) of the tokens' markers, see `MARKERS`."""
-        return self.head(transformer(tokens))
-
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
-        """(B, N, dim) to (B, K, dim), by the markers' logits (B, N, 3) in place of attention."""
-        if attention is None:
-            raise ValueError("KeepRegions needs the logits of its head (look)")
-        ends = attention.argmax(-1) == MARKERS.index("last")
-        ends = F.pad(ends[:, :-1], (0, 1))  # after the newest token nothing has begun yet
-        later = ends.flip(1).cumsum(1).flip(1)  # (B, N), regions begun after each token
-        kept = tokens * (later < self.regions).unsqueeze(-1)
-        return kept[:, tokens.shape[1] - self.num_latents :]
 
 
 class CrossAttention(nn.Module):
@@ -284,7 +119,7 @@ class QueryCompressor(Compressor):
         self.layers = nn.ModuleList(QueryLayer(dim, heads, hidden, dropout) for _ in range(depth))
         self.final_norm = nn.LayerNorm(dim)
 
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, dim) to (B, K, dim)."""
         context = tokens + _positions(self.context_pos_embedding, tokens)
         x = self.compress_queries.expand(len(tokens), -1, -1)  # (B, K, dim)
@@ -327,7 +162,7 @@ class EncoderCompressor(Compressor):
         self.transformer_encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.output_ln = nn.LayerNorm(dim)
 
-    def forward(self, tokens: Tensor, attention: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, dim) to (B, K, dim)."""
         x = torch.cat([self.input_ln(tokens), self.query_tokens.expand(len(tokens), -1, -1)], 1)  # (B, N + K, dim)
         x = self.transformer_encoder(x + _positions(self.pos_embedding, x))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -15,9 +14,6 @@ from zoo.common.ranges import at_least
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.schema import Box
 from zoo.compressed_ad.nets.steps import Statistics
-
-LOG_STD = (-5.0, 2.0)  # bounds of the logarithm of a deviation, in units of half the action's range
-LOG_2PI = math.log(2 * math.pi)
 
 
 class ActionHead(nn.Linear):
@@ -54,14 +50,6 @@ class ActionHead(nn.Linear):
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """How right (categorical) or how far off (else) the likeliest actions are, (B, L)."""
 
-    def entropies(self, parameters: Tensor) -> Tensor:
-        """Entropies (...), in nats, of distributions by parameters (..., P).
-
-        Raises:
-            ValueError: where there is no formula.
-        """
-        raise ValueError(f"the entropy of a {type(self).__name__} is not known: set entropy_weight 0")
-
     def check(self, env: Env) -> None:
         """Refuse an environment that takes other actions."""
 
@@ -95,10 +83,6 @@ class CategoricalHead(ActionHead):
         """The likeliest (...), int64."""
         return parameters.argmax(-1)
 
-    def entropies(self, parameters: Tensor) -> Tensor:
-        """Entropies (...), in nats."""
-        return _entropies(parameters.float())
-
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Whether the likeliest action is the right one (B, L), float32."""
         return (self.best(parameters) == actions).float()
@@ -108,12 +92,6 @@ def choose(weights: Tensor, numbers: Tensor) -> Tensor:
     """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
     sums = weights.cumsum(1)
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
-
-
-def _entropies(logits: Tensor) -> Tensor:
-    """Of distributions by logits (..., N), in nats."""
-    logs = logits.log_softmax(-1)
-    return -(logs.exp() * logs).sum(-1)
 
 
 class BoxHead(ActionHead):
@@ -232,12 +210,6 @@ class BinsHead(BoxHead):
         places = self._logits(parameters).argmax(-1)
         return self._action(self._inside(places, torch.full_like(places, 0.5, dtype=torch.float64)))
 
-    def entropies(self, parameters: Tensor) -> Tensor:
-        """Entropies (...) of the densities, in nats."""
-        logits = self._logits(parameters)
-        inside = (logits.softmax(-1) * self.edges.diff(dim=1).log()).sum(-1)
-        return (_entropies(logits) + inside).sum(-1)
-
     def _logits(self, parameters: Tensor) -> Tensor:
         """(..., A, bins) float32."""
         return parameters.float().unflatten(-1, (self.space.size, self.bins))
@@ -247,56 +219,3 @@ class BinsHead(BoxHead):
         edges = self.edges.expand(*places.shape, -1)
         low, high = (edges.gather(-1, (places + step)[..., None])[..., 0].double() for step in (0, 1))
         return low + shares * (high - low)
-
-
-class GaussianHead(BoxHead):
-    """A mixture of normal distributions with diagonal covariance; what is drawn outside the bounds is put on them.
-
-    Mean and deviation count from the middle of the bounds, in units of half their distance; the logarithm of a
-    deviation depends on the context and is clamped to -5 to 2.
-
-    Args:
-        env: whose actions they are.
-        dim: width of the tokens.
-        mixtures: number of distributions; 1 for a single one.
-    """
-
-    def __init__(self, env: Env, dim: int = 64, mixtures: int = 1) -> None:
-        at_least(1, mixtures=mixtures)
-        size = bounded(env).size
-        super().__init__(env, dim, mixtures * (1 + 2 * size))
-        self.mixtures = mixtures
-        self.numbers = 1 + size
-
-    def losses(self, parameters: Tensor, actions: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Negative logarithm of the density (B, L)."""
-        if label_smoothing:
-            raise ValueError(f"label_smoothing is {label_smoothing}: a GaussianHead has no labels")
-        weights, means, log_stds = self._split(parameters)
-        flat = self._flat(actions)[..., None, :]  # (B, L, 1, A)
-        errors = (flat - means) * (-log_stds).exp()
-        densities = -(0.5 * errors.square() + log_stds + 0.5 * LOG_2PI).sum(-1)  # (B, L, M)
-        return -(weights.log_softmax(-1) + densities).logsumexp(-1)
-
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Draw a distribution, then of it."""
-        weights, means, log_stds = self._split(parameters)
-        chosen = choose(weights.double().softmax(-1), uniforms[0])
-        row = torch.arange(len(chosen), device=chosen.device)
-        noise = torch.special.ndtri(uniforms[1:].T)  # (B, A)
-        return self._action(means[row, chosen] + log_stds[row, chosen].exp() * noise)
-
-    def best(self, parameters: Tensor) -> Tensor:
-        """Means of the heaviest distributions."""
-        weights, means, _ = self._split(parameters)
-        places = weights.argmax(-1)[..., None, None].expand(*means.shape[:-2], 1, self.space.size)
-        return self._action(means.gather(-2, places)[..., 0, :])
-
-    def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights (..., M) before the softmax, means and logarithms of deviations (..., M, A), of actions."""
-        values = parameters.float()
-        half, middle = (self.high - self.low) / 2, (self.high + self.low) / 2
-        size = self.mixtures * self.space.size
-        weights, means, log_stds = values.split([self.mixtures, size, size], -1)
-        means, log_stds = (each.unflatten(-1, (self.mixtures, self.space.size)) for each in (means, log_stds))
-        return weights, middle + half * means, log_stds.clamp(*LOG_STD) + half.log()

@@ -47,13 +47,12 @@ class Compression(NamedTuple):
     """One call of the compressor.
 
     `tokens` (B, N, dim) are what it was given: the old latents, then the embedded transitions `steps`; `latents`
-    (B, K, dim) are what it made of them, going by `seen`, see `Compressor.look`.
+    (B, K, dim) are what it made of them.
     """
 
     tokens: Tensor
     steps: Steps
     latents: Tensor
-    seen: Tensor | None = None
 
 
 class Output(NamedTuple):
@@ -187,7 +186,7 @@ class InContextPolicy(ActingPolicy):
             nn.init.trunc_normal_(self.latent_type, std=STD)
         if head is None:
             if embedding.num_actions is None:
-                raise ValueError("actions in a Box need a head: BinsHead or GaussianHead (policy.head)")
+                raise ValueError("actions in a Box need a head: BinsHead (policy.head)")
             head = CategoricalHead(embedding.dim, embedding.num_actions)
         if head.in_features != embedding.dim:
             raise ValueError(f"tokens have {embedding.dim} channels, the head takes {head.in_features}")
@@ -240,18 +239,14 @@ class InContextPolicy(ActingPolicy):
         self,
         steps: Steps,
         gradient_rounds: int | None = None,
-        gradient_decay: float = 1.0,
         last_only: bool = False,
-        target: Compressor | None = None,
     ) -> Output:
         """Predict the action of every step from what was before it.
 
         Args:
             steps: B histories of L steps; without a compressor L is at most the window.
             gradient_rounds: gradients flow through at most so many compressions in a row; all by default, 0 none.
-            gradient_decay: factor on a gradient for each compression that it flows through.
             last_only: predict the last step's action alone, as the original trains.
-            target: makes the latents of all compressions but the last, without gradients, in place of the compressor.
 
         Returns:
             Logits (B, L, actions), or (B, 1, actions) for the last only; of another head its parameters.
@@ -283,12 +278,10 @@ class InContextPolicy(ActingPolicy):
             if not last:
                 if latents is not None and gradient_rounds and number % gradient_rounds == 0:
                     latents = latents.detach()
-                compressions.append(self.compress(latents, part, target if number + 2 < len(cuts) else None))
+                compressions.append(self.compress(latents, part))
                 latents = compressions[-1].latents
                 if gradient_rounds == 0:
                     latents = latents.detach()
-                elif gradient_decay != 1.0:
-                    latents = gradient_decay * latents + (1 - gradient_decay) * latents.detach()
         return Output(torch.cat(logits, 1), compressions)
 
     def begin(self, cached: bool = True) -> State:
@@ -379,17 +372,13 @@ class InContextPolicy(ActingPolicy):
         """Latents as the transformer sees them."""
         return latents if self.latent_type is None else latents + self.latent_type
 
-    def compress(self, latents: Tensor | None, steps: Steps, target: Compressor | None = None) -> Compression:
-        """Turn latents (B, K, dim), if there are any, and transitions into new latents, by `target` if given."""
+    def compress(self, latents: Tensor | None, steps: Steps) -> Compression:
+        """Turn latents (B, K, dim), if there are any, and transitions into new latents."""
         assert self.compressor is not None
         tokens = self.embedding.transitions(steps)
         if latents is not None:
             tokens = torch.cat([latents, tokens], 1)  # (B, K + L, dim)
-        seen = self.compressor.look(self.transformer, tokens)
-        if target is None:
-            return Compression(tokens, steps, self.compressor(tokens, seen), seen)
-        with torch.no_grad():
-            return Compression(tokens, steps, target(tokens, seen), seen)
+        return Compression(tokens, steps, self.compressor(tokens))
 
     def _all_logits(self, latents: Tensor | None, steps: Steps) -> Tensor:
         """Logits (B, L, actions) of all steps of a segment."""

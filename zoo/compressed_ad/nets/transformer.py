@@ -162,14 +162,3 @@ class Transformer(nn.Module):
         for number, block in enumerate(self.blocks):
             x = block(x, mask, cache, number)
         return self.ln_f(x)
-
-    @torch.no_grad()
-    def last_attention(self, tokens: Tensor) -> Tensor:
-        """How much the last token attends to each token in the last block, mean over heads (B, N)."""
-        x = self.ln_in(tokens) + self.pos_embedding[:, : tokens.shape[1]]
-        for block in self.blocks[:-1]:
-            x = block(x, None)
-        last: Block = self.blocks[-1]  # type: ignore[assignment]
-        q, k, _ = last.attn.split(last.ln1(x))
-        weights = (q[:, :, -1:] @ k.transpose(2, 3)) / q.shape[-1] ** 0.5  # (B, heads, 1, N)
-        return weights.softmax(-1).mean(1)[:, 0]
