@@ -34,9 +34,6 @@ FLAGS = {
     "mixed_precision": Setting(default="no"),
     "num_workers": Setting("data.init_args.num_workers", default=4, least=0),
 }
-WITHOUT_COUNTERPART = {
-    "gpu": "devices are chosen by --trainer.devices=[0], CUDA_VISIBLE_DEVICES or the launcher; the fork ignored it too"
-}
 WITHOUT_CLASSES = {
     "model.init_args.net.init_args.num_classes": 0,
     "model.init_args.label_drop": 0.0,
