@@ -37,7 +37,7 @@ FLOORS = {
 ROOMS = {
     **dict.fromkeys("nets losses process diffusion envs aggregation rendering rollout".split(), 0),
     "data": 1,
-    **dict.fromkeys("task task_vae task_distill pretrain inference sequence collecting".split(), 2),
+    **dict.fromkeys("task task_vae task_distill pretrain inference collecting".split(), 2),
     "evaluation": 3,
     "convert": 4,
     "commands": 5,

@@ -122,7 +122,6 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     assert recipe.read_text().startswith("# ")
     model, spec = cli.model, cli.config["data"].as_dict()
     given = spec["init_args"]
-    given.pop("real", None), given.pop("real_share", None)
     given |= small
     if kind == "LatentData":  # latents made in code: the autoencoder has no weights
         spec["class_path"], kind = "zoo.flow.PairData", "PairData"

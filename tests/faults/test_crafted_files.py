@@ -114,9 +114,6 @@ NODES: dict[str, Node] = {
     "arguments beyond the signature": lambda place: {**NET, "dict_kwargs": {"command": "touch marker"}, "x": 1},
     "arguments that are a list": lambda place: {**NET, "init_args": [part("os.system")(place)]},
     "backbone from elsewhere": part("zoo.ci_llm.Backbone", source="ELSEWHERE"),
-    "TorchScript from elsewhere": part(
-        "zoo.flow.evaluation.extractors.TorchScriptExtractor", path="ELSEWHERE/secret.yaml"
-    ),
 }
 
 

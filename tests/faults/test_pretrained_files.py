@@ -23,7 +23,6 @@ from zoo.audio.evaluation.similarity import SpeakerSimilarity
 from zoo.ci_llm.convert.read import read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.backbone import Backbone as CausalBackbone
-from zoo.flow.evaluation.clip_score import ClipScore
 from zoo.flow.nets.autoencoder import FrozenAutoencoder
 from zoo.flow.nets.text import FrozenText
 from zoo.hifigan.nets.encodec import EncodecFeatures
@@ -221,10 +220,9 @@ def test_unknown_type_with_code_is_refused_without_a_question(tmp_path: Path, tr
 
 @pytest.mark.parametrize("load", [
     lambda folder: PretrainedTokenizer(folder).build(),
-    lambda folder: ClipScore(folder),
     lambda folder: EncodecFeatures(folder),
     lambda folder: SpeakerSimilarity(folder).load(),
-], ids=["tokenizer", "clip score", "encodec", "speaker"])  # fmt: skip
+], ids=["tokenizer", "encodec", "speaker"])  # fmt: skip
 def test_every_other_loader_checks_first(load: Callable[[str], Any], tmp_path: Path, traps: Path) -> None:
     folder = folder_of("text", tmp_path)
     put(folder, {"config.json": {"attn_implementation": KERNEL}}, traps)

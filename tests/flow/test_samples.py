@@ -119,10 +119,12 @@ def test_points_over_the_data(tmp_path: Path) -> None:
 def test_pairs_of_reflow(tmp_path: Path) -> None:
     data = PairData(str(tmp_path / "none"), 16, embedded_if_missing=True)
     assert fit(points(), data, tmp_path / "run", 1) == [["val_animation.gif", "val_samples.png"]]
-    data = PairData(str(tmp_path / "none"), 16, 0.004, digits(), 0.5, True, (1, 8, 8), 10)
+    data = PairData(
+        str(tmp_path / "none"), 16, 0.004, embedded_if_missing=True, embedded_shape=(1, 8, 8), embedded_classes=10
+    )
     task = images()
-    assert fit(task, data, tmp_path / "mixed", 1) == [["val_animation.gif", *PICTURES]]
-    assert torch.equal(task._real[0], data.train_set.pairs[0, 0]["x1"])
+    assert fit(task, data, tmp_path / "images", 1) == [["val_animation.gif", *PICTURES]]
+    assert torch.equal(task._real[0], data.train_set[0, 0]["x1"])
 
 
 def test_other_samples_are_not_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

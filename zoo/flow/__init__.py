@@ -5,7 +5,6 @@ from zoo.common.registry import public
 __getattr__, __all__ = public(
     __name__,
     {
-        "data.augmentation": "Augmentation",
         "data.datamodule": "FlowData ImageData PointData",
         "data.glyphs": "Glyphs",
         "data.latents": "LatentData",

@@ -186,18 +186,8 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError(f"model.net makes samples of shape {tuple(self.net.sample_shape)}, the data has {shape}")
         if self.coupling is not None and getattr(data, "pooled", None) is not None:
             raise ValueError("model.coupling and data.pooled would pair twice: set one of them to null")
-        self._check_augmentation(getattr(data, "augmentation", None))
         self._name_classes(classes)
         super().setup(stage)
-
-    def _check_augmentation(self, augmentation: Any) -> None:
-        """Refuse images that are augmented without the net's knowledge: samples would look like them."""
-        told = getattr(self.net, "augmentations", 0)
-        if augmentation is not None and told != augmentation.width:
-            raise ValueError(
-                f"data.init_args.augmentation tells a net {augmentation.width} numbers, model.net takes {told}: "
-                f"a zoo.flow.UNet of augmentations: {augmentation.width} does"
-            )
 
     def on_fit_start(self) -> None:
         """Take the scale of the latents from the training set, unless autoencoder or checkpoint brought one."""
@@ -277,8 +267,6 @@ class FlowTask(SingleOptimizerTask):
         batch = self.drawn(batch)
         x1, conditions = self._data(batch), self._conditions(batch)
         told = None if conditions is None else conditions.dropped(batch["told"])
-        if "augmentation" in batch:
-            told = {"augmentation": batch["augmentation"].to(x1)}
         loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"], told)
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss

@@ -44,7 +44,7 @@ MEMORY_KEYS = (
 # Extra of pyproject.toml -> a module of each of its packages.
 EXTRAS = {
     "metrics": ("pesq", "pystoi"),
-    "images": ("datasets", "torchvision"),
+    "images": ("datasets",),
     "ui": ("fastapi", "uvicorn", "nicegui", "prometheus_client", "psutil"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "rl": ("gymnasium", "h5py"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from zoo.common.build import build
 from zoo.convert.engine import NO_TRAINING
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
+from zoo.flow.convert.recipe import FLAGS, options, recipe_path
 from zoo.flow.nets.dit import DiT, sine_table
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
@@ -265,3 +267,32 @@ def test_sit_is_read(tmp_path):
     torch.save(sit_state(net) | {"pos_embed": torch.zeros(1, 16, 64)}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="pos_embed is not the table of sines of 4 x 4 patches"):
         describe(tmp_path / "other.pt")
+
+
+def test_the_recipe_has_the_defaults_of_the_flags() -> None:
+    recipe = yaml.safe_load(recipe_path().read_text())
+    for option, value in options({flag: setting.default for flag, setting in FLAGS.items()}, "defaults").items():
+        section = recipe
+        for key in option.split("."):
+            section = section[key]
+        assert section == value, option
+
+
+def test_micro_batches_become_updates() -> None:
+    counts = {"train_num_steps": 1001, "log_interval": 100, "sample_log_interval": 500, "warmup_steps": 8}
+    found = options({"gradient_accumulation_steps": 4, **counts}, "config.json")
+    assert found["trainer.max_steps"] == 251 and found["trainer.log_every_n_steps"] == 25
+    assert found["trainer.val_check_interval"] == 500  # Lightning counts batches here
+    assert found["checkpoints.every_n_batches"] == 125
+    assert found["model.init_args.scheduler.init_args.warmup_steps"] == 7
+    assert options({"gradient_accumulation_steps": 2}, "config.json")["trainer.max_steps"] == 50000
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"batch_size": 3.5}, {"batch_size": 0}, {"sigma_min": "small"}, {"seed": -1}, {"mixed_precision": "fp8"}],
+    ids=str,
+)
+def test_faulty_settings_are_named(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        options(given, "config.json")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from zoo.flow.data import pair_data
-from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.pair_data import EMBEDDED_PAIRS, PairData
 from zoo.flow.evaluation.tables import evaluate_straightness
 from zoo.flow.inference.pairs import make_pairs
@@ -159,34 +158,6 @@ def test_embedded_pairs_need_no_teacher(tmp_path: Path) -> None:
     batch = next(iter(data.train_dataloader()))
     torch.testing.assert_close(batch["x1"], 0.5 * batch["x0"].flip(-1))
     assert {int(data.val_set[i]["label"]) for i in range(3)} == {1, 2, 3}
-
-
-def test_real_data_is_mixed_in(tmp_path: Path) -> None:
-    def build(share: float, **kwargs: int) -> PairData:
-        real = ImageData(image_resolution=8, channels=1, max_per_class=20, cache=None)
-        shape = {"embedded_shape": [1, 8, 8], "embedded_classes": 10, **kwargs}
-        return PairData(
-            str(tmp_path / "none"), real=real, real_share=share, embedded_if_missing=True, val_share=0.2, **shape
-        )
-
-    data = build(0.4)
-    data.prepare_data()
-    data.setup("fit")
-
-    def is_real(epoch: int) -> list[bool]:
-        items = [data.train_set[epoch, index] for index in range(len(data.train_set))]
-        return [not torch.equal(item["x1"], 0.5 * item["x0"].flip(-1)) for item in items]
-
-    first = is_real(0)
-    assert abs(np.mean(first) - 0.4) < 0.1
-    assert first == is_real(0) != is_real(1)
-    item = data.val_set[0]
-    assert torch.equal(item["x1"], 0.5 * item["x0"].flip(-1))
-    with pytest.raises(ValueError, match=r"10 classes, the pairs have .* and 3"):
-        build(0.4, embedded_classes=3).setup("fit")
-    for kwargs in ({"real_share": 0.5}, {"real": ImageData()}, {"real": ImageData(), "real_share": 1.5}):
-        with pytest.raises(ValueError, match="real_share lies"):
-            PairData(str(tmp_path), **kwargs)
 
 
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:

@@ -118,15 +118,15 @@ def test_interval_covers_other_draws_about_as_often_as_it_says():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"extractor": "vgg"}, "extractor is one of digits, pixels, inception, fid, script, not 'vgg'"),
-        ({"extractor": "script"}, "needs its file: give --weights"),
+        ({"extractor": "vgg"}, "extractor is one of digits, pixels, fid, not 'vgg'"),
+        ({"extractor": "fid"}, "needs its file: give --weights"),
         ({"train": "g.npz"}, "--train without --reference"),
         ({"reference": "g.npz"}, "give --train, or another extractor"),
         ({"reference": "g.npz", "extractor": "pixels", "controls": True}, "--controls needs labelled images"),
         ({"reference": "f.npz"}, "one holds images, the other features"),
         ({"reference": "other.npz", "extractor": "pixels"}, "different classes"),
         ({"reference": "s.npz"}, 'of the Inception of the FID, not of "digits": take extractor "fid"'),
-        ({"reference": "s.npz", "extractor": "inception", "weights": "f.npz"}, 'not of "inception"'),
+        ({"reference": "s.npz", "extractor": "pixels"}, 'not of "pixels"'),
         ({"resolution": 32}, "at most 16 pixels, found 32"),
     ],
 )

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least, within
 from zoo.flow.data import image_sets, points
-from zoo.flow.data.augmentation import Augmentation
 from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet, without
@@ -111,7 +110,6 @@ class ImageData(FlowData):
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
         glyphs: `zoo.flow.Glyphs` in the place of `root` and `hub`: digits and letters in colour, which tell themselves
             how many of each there are.
-        augmentation: of training images, for a net that is told of it, e.g. a `zoo.flow.UNet` of `augmentations: 6`.
     """
 
     def __init__(
@@ -134,7 +132,6 @@ class ImageData(FlowData):
         captions: str | None = None,
         sources: str | None = None,
         glyphs: Glyphs | None = None,
-        augmentation: Augmentation | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
@@ -150,7 +147,6 @@ class ImageData(FlowData):
         )
         self.hub = hub
         self.glyphs = glyphs
-        self.augmentation = augmentation
         self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
@@ -216,9 +212,7 @@ class ImageData(FlowData):
         self, read: Reader, labels: Sequence[int], kept: Sequence[int] | None, told: ItemConditions | None
     ) -> Items:
         """The training set; `kept` are its items, all when None."""
-        if told is not None and self.augmentation is not None:
-            raise ValueError("data.init_args.augmentation is for images that nothing but their class is told of")
-        return Items(read, labels, kept, self.seed, self.flips, self.pooled, told, self.augmentation)
+        return Items(read, labels, kept, self.seed, self.flips, self.pooled, told)
 
     def _conditions(self, sets: Sequence[ImageSet]) -> list[ItemConditions | None]:
         """What the items of each set are conditioned on, by what the task asks for."""

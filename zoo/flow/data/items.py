@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.flow.data.augmentation import Augmentation
 from zoo.flow.data.item_conditions import ItemConditions
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.coupling import PooledTransport, Reader
@@ -45,10 +44,7 @@ class Items(Dataset[dict[str, Any]]):
         flips: mirror every other item along its last axis.
         pooled: which item's noise an item gets; its own by default.
         conditions: what the net is told besides the class; None for nothing.
-        augmentation: of images in training; None for none.
     """
-
-    augmentation: Augmentation | None = None
 
     def __init__(
         self,
@@ -59,7 +55,6 @@ class Items(Dataset[dict[str, Any]]):
         flips: bool = False,
         pooled: PooledTransport | None = None,
         conditions: ItemConditions | None = None,
-        augmentation: Augmentation | None = None,
     ) -> None:
         self.read = read
         self.indices = list(range(len(labels))) if indices is None else list(indices)
@@ -68,7 +63,6 @@ class Items(Dataset[dict[str, Any]]):
         self.flips = flips
         self.pooled = pooled
         self.conditions = conditions
-        self.augmentation = augmentation
         self._paired: tuple[int | None, list[int]] = (None, [])  # the last epoch and its pairing
 
     def __len__(self) -> int:
@@ -77,8 +71,7 @@ class Items(Dataset[dict[str, Any]]):
     def __getitem__(self, key: Key | int) -> dict[str, Any]:
         """One item: `x1` data, float32; `x0` noise like it; `label`; `seed` of the task's random numbers for it.
 
-        Where there are conditions, `conditions` by name; where there is augmentation, in training, `augmentation`
-        (6,), by how much.
+        Where there are conditions, `conditions` by name.
         """
         batch = self.__getitems__([key])
         item = {
@@ -89,8 +82,6 @@ class Items(Dataset[dict[str, Any]]):
         }
         if "conditions" in batch:
             item["conditions"] = {name: value[0] for name, value in batch["conditions"].items()}
-        if "augmentation" in batch:
-            item["augmentation"] = batch["augmentation"][0]
         return item
 
     def __getitems__(self, keys: Sequence[Key | int]) -> dict[str, Any]:
@@ -98,8 +89,6 @@ class Items(Dataset[dict[str, Any]]):
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         x1, seeds = self._data(places)
         batch: dict[str, Any] = {} if self.conditions is None else {"conditions": self._told(places, x1, seeds)}
-        if self.augmentation is not None and not self._evaluated(places):
-            batch["augmentation"] = self.augmentation.drawn(seeds)
         partners = places if self.pooled is None else [(epoch, self._pairing(epoch)[item]) for epoch, item in places]
         return {
             "x1": x1,
@@ -161,8 +150,6 @@ class Items(Dataset[dict[str, Any]]):
         if self.flips:
             mirrored = self.mirrored(seeds)
             x1[mirrored] = x1[mirrored].flip(-1)
-        if self.augmentation is not None and not self._evaluated(places):
-            x1 = self.augmentation(x1, self.augmentation.drawn(seeds))
         return x1, seeds
 
     def _pairing(self, epoch: int) -> list[int]:

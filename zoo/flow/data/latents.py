@@ -152,8 +152,6 @@ class LatentData(FlowData):
         at_least(1, shard_size=shard_size, chunk=chunk)
         if images.pooled is not None:
             raise ValueError("data.images.pooled pairs images, not latents: set data.init_args.pooled instead")
-        if images.augmentation is not None:
-            raise ValueError("data.images.augmentation changes images in each epoch, and latents are encoded once")
         self.images = images
         self.cache = Path(cache)
         self.shard_size = shard_size

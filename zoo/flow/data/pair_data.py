@@ -122,7 +122,6 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 # Epochs of the keys of a pair's randomness (see `item_seed`): training counts from 0, other data takes -1 and -2.
-CHOICE_INDEX = -4  # and below: whether an item is replaced by real data; above are the order (-1, -2) and pools (-3)
 EMBEDDED_PAIRS = 256
 
 PairReader = Callable[[int], tuple[Tensor, Tensor, int]]
@@ -212,32 +211,6 @@ class Pairs(Dataset[dict[str, Any]]):
         return samples, list(labels)
 
 
-@dataclass(eq=False)
-class WithReal(Dataset[dict[str, Any]]):
-    """Pairs, some of them replaced by real data with noise of its own; other ones in each epoch."""
-
-    pairs: Pairs
-    real: Dataset[dict[str, Any]]  # a training set of the same kind of items
-    share: float  # of the items that are replaced, 0 to 1
-    seed: int
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, key: Key) -> dict[str, Any]:
-        """One item, see `Pairs`."""
-        epoch, item = key
-        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, CHOICE_INDEX - item))
-        if float(torch.rand(1, generator=generator)) >= self.share:
-            return self.pairs[key]
-        size = len(self.real)  # type: ignore[arg-type]
-        return self.real[epoch, int(torch.randint(size, (1,), generator=generator))]
-
-    def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Those of the pairs."""
-        return self.pairs.examples(items)
-
-
 class PairData(FlowData):
     """Pairs that `zoo make-pairs` wrote: noise, the teacher's sample of it, and its label.
 
@@ -248,8 +221,6 @@ class PairData(FlowData):
         root: folder of the pairs.
         batch_size: pairs per batch and process.
         val_share: of the pairs, the last ones, that are for validation; 0 < val_share < 1.
-        real: real data to mix in, of the same shape and classes; validation has none of it.
-        real_share: of the training items that are real data, 0 to 1.
         embedded_if_missing: use pairs made in code, with a message, when `root` does not exist.
         embedded_shape: of one sample of those.
         embedded_classes: of those; 0 for none.
@@ -272,8 +243,6 @@ class PairData(FlowData):
         root: str,
         batch_size: int = 32,
         val_share: float = 0.02,
-        real: FlowData | None = None,
-        real_share: float = 0.0,
         embedded_if_missing: bool = False,
         embedded_shape: Sequence[int] = (2,),
         embedded_classes: int = 0,
@@ -285,24 +254,12 @@ class PairData(FlowData):
         self.cache = Path(cache)
         if not 0 < val_share < 1:
             raise ValueError(f"data.init_args.val_share lies between 0 and 1, not {val_share}")
-        if not 0 <= real_share <= 1 or (real is None) != (real_share == 0):
-            raise ValueError(
-                f"data.init_args.real_share lies in [0, 1] and goes with data.init_args.real: found {real_share} and "
-                f"{'no data' if real is None else type(real).__name__}"
-            )
         made = "pairs made in code, which train nothing of use"
         cure = f"write pairs there with `zoo make-pairs RUN {root}`"
         self.root = data_folder("root", root, embedded_if_missing, made, cure)
         self.val_share = val_share
-        self.real = real
-        self.real_share = real_share
         self.embedded_shape = tuple(embedded_shape)
         self.embedded_classes = embedded_classes
-
-    def prepare_data(self) -> None:
-        """Let the real data prepare itself."""
-        if self.real is not None:
-            self.real.prepare_data()
 
     def setup(self, stage: str) -> None:
         """Find the shards and split the pairs."""
@@ -313,19 +270,13 @@ class PairData(FlowData):
         if first < 1:
             raise ValueError(f"{count} pairs leave none for training beside validation: make more, or lower val_share")
         latents, told = self._latents(), self._told(read)
-        pairs = Pairs(read, range(first), self.seed, latents, told)
+        self.train_set = Pairs(read, range(first), self.seed, latents, told)
         self.val_set = Pairs(read, range(first, count), self.seed, latents, told)
-        self.train_set = pairs
         self.contents = (count, self.sample_shape)
-        if self.real is not None:
-            self.real.setup(stage)
-            self._check_real(self.real)
-            self.contents += tuple(self.real.contents)
-            self.train_set = WithReal(pairs, self.real.train_set, self.real_share, self.seed)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training pairs' latents, float64."""
-        pairs: Any = getattr(self.train_set, "pairs", self.train_set)  # without the real ones
+        pairs: Any = self.train_set
         values = torch.stack([pairs.read(index)[1] for index in pairs.indices]).double().transpose(0, 1).flatten(1)
         return values.mean(dim=1), values.std(dim=1, correction=0)
 
@@ -348,8 +299,6 @@ class PairData(FlowData):
                     )
         if prompts is None and shape is None:
             return None
-        if self.real is not None:
-            raise ValueError("data.init_args.real cannot be mixed into pairs that were given texts or images")
         rank, world = self._rank_and_world()
         states = None if text is None else encoded_prompts(task, prompts or [], self.cache, rank, world)
         assert isinstance(read, ShardReader)
@@ -384,14 +333,6 @@ class PairData(FlowData):
                 "make-pairs again, it writes only what is missing"
             )
         return ShardReader(paths, self.sample_shape, meta["shard_size"], meta.get("image_shape")), meta["count"]
-
-    def _check_real(self, real: FlowData) -> None:
-        theirs = (tuple(real.sample_shape), len(real.classes))
-        if theirs != (self.sample_shape, len(self.classes)):
-            raise ValueError(
-                f"data.init_args.real has samples of shape {theirs[0]} and {theirs[1]} classes, the pairs have "
-                f"{self.sample_shape} and {len(self.classes)}"
-            )
 
 
 def _names(num_classes: int) -> list[str]:

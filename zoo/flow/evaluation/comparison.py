@@ -55,9 +55,7 @@ def nearest_distances(points: Tensor, others: Tensor) -> Tensor:
 
 
 QUICK = ("frechet", "accuracy", "spread", "nearest")
-METRICS = (*QUICK, "kid", "manifold", "sliced_wasserstein")
-KID_SUBSETS = 50
-KID_ROWS = 1000  # of a subset; half of a smaller set, or the subsets would not differ
+METRICS = (*QUICK, "manifold")
 MANIFOLD_ROWS = 5000  # of each set, drawn; the distances of all pairs must fit into memory
 
 
@@ -161,8 +159,8 @@ class Comparison:
         """All figures that can be had, by name; the features of the samples may be given where they are known.
 
         Returns:
-            Those whose metric was asked for: `frechet`; `kid`, `kid_std`; `precision`, `recall`, `density`,
-            `coverage`; `sliced_wasserstein`; `accuracy`, the share of samples that the classifier takes for their
+            Those whose metric was asked for: `frechet`; `precision`, `recall`, `density`,
+            `coverage`; `accuracy`, the share of samples that the classifier takes for their
             label; `std_ratio`, the spread of features around their class's mean as a share of the reference's, averaged
             over classes; `nearest`, the median distance of a sample to the nearest training image in pixels (Euclidean,
             of values in [-1, 1]), and `nearest_ratio`, the same as a share of that of the reference: near 0 for copies.
@@ -179,15 +177,8 @@ class Comparison:
             found["nearest"] = float(near.median())
             if self._held_out_nearest is not None:
                 found["nearest_ratio"] = found["nearest"] / max(float(self._held_out_nearest.median()), distances.TINY)
-        if "kid" in self.metrics:
-            size = max(2, min(KID_ROWS, len(self.real) // 2, len(fake) // 2))
-            found["kid"], found["kid_std"] = distances.kernel_distance(
-                self.real, fake, KID_SUBSETS, size, seed=self.seed
-            )
         if "manifold" in self.metrics:
             found |= distances.manifold_scores(self._some(self.real), self._some(fake))
-        if "sliced_wasserstein" in self.metrics:
-            found["sliced_wasserstein"] = distances.sliced_wasserstein(self.real, fake, seed=self.seed)
         return found
 
     def right(self, samples: Samples, features: Tensor) -> np.ndarray | None:

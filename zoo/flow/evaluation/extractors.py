@@ -1,12 +1,10 @@
-"""Nets that turn images into features for the metrics: pixels as they are, a user's own net, feature files.
+"""Nets that turn images into features for the metrics: pixels as they are, feature files.
 
 Images always go to 8 bits first, as they would in a file: a metric must not tell floats from pixels.
 """
 
 from __future__ import annotations
 
-import hashlib
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
-from zoo.common.reading.archives import check_zip
-from zoo.common.reading.errors import UnsafeFileError
 from zoo.flow.data.image_sets import read_npz
 from zoo.flow.data.images import checksum, to_values
 
@@ -73,69 +69,6 @@ class Pixels(Extractor):
     def identity(self) -> str:
         """Its width."""
         return f"Pixels {self.dims}"
-
-
-class TorchScriptExtractor(Extractor):
-    """A net of the user's, saved with `torch.jit.save`.
-
-    It takes images (B, channels, resolution, resolution), float32 in [-1, 1], and returns features (B, dims). A
-    TorchScript file is a program: it cannot run Python, but take it only from those you trust. Files of
-    `torch.export` (.pt2) are refused, since torch reads them with pickle.
-
-    Args:
-        resolution: height and width that images are resized to (bilinear, antialiased), in pixels.
-        channels: 3 repeats grey images, 1 averages colours.
-    """
-
-    def __init__(self, path: Path, resolution: int, channels: int = 3) -> None:
-        super().__init__()
-        path = Path(path)
-        self.net = _load_script(path)
-        self.resolution = resolution
-        self.channels = channels
-        with path.open("rb") as file:
-            self.digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-        try:
-            with torch.no_grad():
-                shape = tuple(self.net(torch.zeros(2, channels, resolution, resolution)).shape)
-        except (RuntimeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} cannot be called on images of shape (2, {channels}, {resolution}, {resolution}): "
-                f"{str(error).strip().splitlines()[-1]}"
-            ) from error
-        if len(shape) != 2 or shape[0] != 2:
-            raise ValueError(f"{path}: expected features (B, dims) of 2 images, found shape {shape}")
-        self.dims = shape[1]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Features (B, dims) of images (B, C, H, W), float in [-1, 1]."""
-        return self.net(with_channels(resized(images, self.resolution), self.channels))
-
-    def identity(self) -> str:
-        """Hash of the file, and how images reach it."""
-        return f"TorchScript {self.digest} {self.resolution} px {self.channels} channels"
-
-
-def _load_script(path: Path) -> nn.Module:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a feature net saved with torch.jit.save")
-    try:
-        check_zip(path)
-        with zipfile.ZipFile(path) as archive:
-            script = any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except UnsafeFileError as error:
-        raise UnsafeFileError(f"{path}: {error}") from error
-    except ValueError:
-        script = False
-    if not script or path.suffix == ".pt2":
-        raise ValueError(
-            f"{path}: not a TorchScript file; save the net in evaluation mode with "
-            "torch.jit.save(torch.jit.trace(net, images), path)"
-        )
-    try:
-        return torch.jit.load(path, map_location="cpu").eval()
-    except RuntimeError as error:
-        raise ValueError(f"{path}: TorchScript file cannot be read ({str(error).strip().splitlines()[0]})") from error
 
 
 def resized(images: Tensor, resolution: int) -> Tensor:

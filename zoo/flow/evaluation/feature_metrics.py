@@ -16,15 +16,15 @@ from zoo.flow.process.quality import Draw, SampleMetrics
 from zoo.flow.process.sampling import SAMPLES
 from zoo.training.data import item_seed
 
-Metric = Literal["frechet", "accuracy", "spread", "nearest", "kid"]
-FIGURES = {"spread": ("std_ratio",), "nearest": ("nearest", "nearest_ratio"), "kid": ("kid", "kid_std")}
+Metric = Literal["frechet", "accuracy", "spread", "nearest"]
+FIGURES = {"spread": ("std_ratio",), "nearest": ("nearest", "nearest_ratio")}
 
 
 class FeatureMetrics(SampleMetrics):
     """Compares as many samples as asked for with the validation images, on features that need no download.
 
     Args:
-        metrics: "frechet", "accuracy" (of the digits classifier), "spread", "nearest", "kid"; see `zoo evaluate flow`.
+        metrics: "frechet", "accuracy" (of the digits classifier), "spread", "nearest"; see `zoo evaluate flow`.
         count: samples, of the validation images' classes in their proportions and always from the same noise.
         every: at which validations, the first and every n-th after it.
         extractor: "digits", a classifier of images of at most 16 x 16 pixels that is trained once, in seconds, on the

@@ -1,4 +1,4 @@
-"""How near generated samples are to real ones: Fréchet and kernel distances, manifolds, transport, Chamfer.
+"""How near generated samples are to real ones: Fréchet distance, manifolds, Chamfer distance.
 
 All compare features or points, real (N, D) with fake (M, D); none downloads a net. State N and the extractor beside
 every figure: with fewer samples than dimensions a Fréchet distance is biased upwards, and figures of different
@@ -8,11 +8,8 @@ ValueError is raised for sets of different widths, and for fewer rows than a fig
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
@@ -103,60 +100,6 @@ def moments(features: Statistics) -> Moments:
     return Moments(x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1]))
 
 
-def kernel_distance(
-    real: Tensor, fake: Tensor, subsets: int = 100, subset_size: int = 1000, standardise: bool = True, seed: int = 0
-) -> tuple[float, float]:
-    """Kernel distance (KID): unbiased squared MMD with the kernel (x y / D + 1)^3, over random subsets.
-
-    Args:
-        subset_size: features in each; all of the smaller set where it has fewer.
-        standardise: bring the real features to mean 0 and deviation 1 first; raw ones of other nets than Inception
-            give figures in the thousands.
-
-    Returns:
-        Mean and standard deviation over the subsets.
-
-    Source: Binkowski et al., "Demystifying MMD GANs" (2018), section 4.
-    """
-    real, fake = checked_pair(real, fake, 2)
-    if standardise:
-        mean, std = real.mean(dim=0), real.std(dim=0).clamp(min=TINY)
-        real, fake = (real - mean) / std, (fake - mean) / std
-    size = min(subset_size, len(real), len(fake))
-    generator = torch.Generator().manual_seed(seed)
-    values = []
-    for _ in range(subsets):
-        a = real[torch.randperm(len(real), generator=generator)[:size]]
-        b = fake[torch.randperm(len(fake), generator=generator)[:size]]
-        kernels = [(x @ y.T / x.shape[1] + 1) ** 3 for x, y in ((a, a), (b, b), (a, b))]
-        values.append(_mmd(*kernels))
-    spread = torch.tensor(values, dtype=torch.float64)
-    return float(spread.mean()), float(spread.std(correction=0))
-
-
-def rbf_mmd(real: Tensor, fake: Tensor, bandwidth: float | None = None) -> float:
-    """Unbiased squared MMD with the kernel exp(-|x - y|^2 / 2 b^2); it may be slightly negative where sets are alike.
-
-    Args:
-        bandwidth: b; the median distance of the real features by default.
-
-    Source: Gretton et al., "A Kernel Two-Sample Test" (2012), equation 3.
-    """
-    real, fake = checked_pair(real, fake, 2)
-    inner = _squared_distances(real, real)
-    if bandwidth is None:
-        off_diagonal = inner[~torch.eye(len(real), dtype=torch.bool)]
-        bandwidth = math.sqrt(max(float(off_diagonal.median()), TINY))
-    distances = (inner, _squared_distances(fake, fake), _squared_distances(real, fake))
-    return _mmd(*(torch.exp(-value / (2 * bandwidth**2)) for value in distances))
-
-
-def _mmd(aa: Tensor, bb: Tensor, ab: Tensor) -> float:
-    n, m = len(aa), len(bb)
-    within = (aa.sum() - aa.trace()) / (n * (n - 1)) + (bb.sum() - bb.trace()) / (m * (m - 1))
-    return float(within - 2 * ab.mean())
-
-
 def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str, float]:
     """Precision, recall, density and coverage: do samples lie among the real ones, and all over them?
 
@@ -178,34 +121,6 @@ def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str
         "density": float(in_real.double().sum() / (neighbours * len(fake))),
         "coverage": float(in_real.any(dim=1).double().mean()),
     }
-
-
-def sliced_wasserstein(real: Tensor, fake: Tensor, projections: int = 256, seed: int = 0) -> float:
-    """Sliced 2-Wasserstein distance: root mean square over fixed random directions of the distances on the line.
-
-    Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015).
-    """
-    real, fake = checked_pair(real, fake, 1)
-    generator = torch.Generator().manual_seed(seed)
-    directions = torch.randn(real.shape[1], projections, generator=generator, dtype=torch.float64)
-    directions = directions / directions.norm(dim=0)
-    a, b = ((x @ directions).sort(dim=0).values for x in (real, fake))
-    # both quantile functions are steps: exact between their merged jumps
-    jumps = np.unique(np.concatenate([np.arange(1, len(x) + 1) / len(x) for x in (a, b)]).round(12))
-    widths = np.diff(jumps, prepend=0.0)
-    middles = jumps - widths / 2
-    rows = [torch.from_numpy(np.minimum(np.floor(middles * len(x)), len(x) - 1).astype(np.int64)) for x in (a, b)]
-    squared = (a[rows[0]] - b[rows[1]]).square()
-    return float((torch.from_numpy(widths)[:, None] * squared).sum(dim=0).mean().sqrt())
-
-
-def wasserstein(real: Tensor, fake: Tensor) -> float:
-    """Exact 2-Wasserstein distance of two sets of as many points (N, D), by assignment; N up to a few thousand."""
-    real, fake = checked_pair(real, fake, 1)
-    if len(real) != len(fake):
-        raise ValueError(f"expected as many points in both sets, found {len(real)} and {len(fake)}")
-    cost = _squared_distances(real, fake).numpy()
-    return math.sqrt(cost[scipy.optimize.linear_sum_assignment(cost)].mean())
 
 
 def chamfer(first: Tensor, second: Tensor) -> float:

@@ -13,13 +13,12 @@ from zoo.common.ranges import one_of
 from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier
 from zoo.flow.evaluation.comparison import Comparison, Samples
-from zoo.flow.evaluation.extractors import Extractor, Pixels, TorchScriptExtractor
+from zoo.flow.evaluation.extractors import Extractor, Pixels
 from zoo.flow.evaluation.fid_inception import load_fid_inception
 from zoo.flow.evaluation.files import read_digits, read_samples
-from zoo.flow.evaluation.inception import load_inception
 from zoo.flow.evaluation.metrics import chamfer
 
-ExtractorName = Literal["digits", "pixels", "inception", "fid", "script"]
+ExtractorName = Literal["digits", "pixels", "fid"]
 Quality = Callable[[Tensor, list[int] | None], Mapping[str, float]]
 """Figures of samples (B, ...), float32 on the CPU, and their labels (None without classes)."""
 
@@ -50,7 +49,6 @@ def build_extractor(
     shape: Sequence[int],
     train: Samples | None,
     weights: Path | None = None,
-    weights_resolution: int = 299,
     seed: int = 0,
     cache: Path | None = None,
     statistics: bool = False,
@@ -61,10 +59,10 @@ def build_extractor(
         statistics: whether mean and covariance are all that is known of the real images.
     """
     one_of(get_args(ExtractorName), extractor=name)
-    if statistics and name not in ("fid", "script"):
+    if statistics and name != "fid":
         raise ValueError(
             f'the reference holds mean and covariance, which are of the Inception of the FID, not of "{name}": '
-            'take extractor "fid", or "script" for a file of that net'
+            'take extractor "fid"'
         )
     if name == "pixels":
         return Pixels(math.prod(shape))
@@ -74,14 +72,12 @@ def build_extractor(
         if shape[0] > SMALL_PIXELS:
             raise ValueError(
                 f'extractor "digits" is for images of at most {SMALL_PIXELS} pixels, found {shape[0]}: '
-                'take "inception", "fid", "script" or "pixels"'
+                'take "fid" or "pixels"'
             )
         return cached_digits_classifier(train.images(), train.labels, seed, cache)
     if weights is None:
         raise ValueError(f'extractor "{name}" needs its file: give --weights FILE')
-    if name == "script":
-        return TorchScriptExtractor(weights, weights_resolution)
-    return load_inception(weights) if name == "inception" else load_fid_inception(weights)
+    return load_fid_inception(weights)
 
 
 REFERENCE_SEED = 1  # of the points; training draws with the run's seed

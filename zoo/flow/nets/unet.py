@@ -134,8 +134,6 @@ class UNet(VelocityNet):
         time_scale: factor on the time before its sinusoids; 1 in the original.
         norm_groups: groups of every norm; null suits each block (see `group_norm`), 32 is the original's.
         attention_gain: gain of the attention's output weights at the start; the original ends up with 1.
-        augmentations: numbers by which training tells how an image was augmented (6 of `zoo.flow.Augmentation`); 0 for
-            none. They are left out in sampling, which means that nothing was done.
         checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
         channels_last: keep images and weights in channels-last order, faster on tensor cores.
 
@@ -157,7 +155,6 @@ class UNet(VelocityNet):
         attention_gain: float = NEARLY_ZERO,
         checkpointing: bool = False,
         channels_last: bool = False,
-        augmentations: int = 0,
     ) -> None:
         super().__init__()
         _check_levels(image_resolution, channel_mult, attention_levels, res_blocks)
@@ -172,7 +169,6 @@ class UNet(VelocityNet):
         self.norm_groups = norm_groups
         self.checkpointing = checkpointing
         self.channels_last = channels_last
-        self.augmentations = augmentations
         if norm_groups is not None and min(self.channel_mult) * channels <= norm_groups:
             log.warning("%d groups on %d channels: those blocks ignore time and class", norm_groups, channels)
         block = partial(
@@ -184,7 +180,6 @@ class UNet(VelocityNet):
         )
         self.time_embedding = TimeEmbedding(4 * channels, time_scale)
         self.class_embedding = nn.Embedding(num_classes + 1, 4 * channels) if num_classes else None
-        self.augmentation_embedding = nn.Linear(augmentations, 4 * channels, bias=False) if augmentations else None
         self.head = nn.Conv2d(in_channels, channels, 3, padding=1)
         _initialise(self.head)
         self.downblocks, skips = self._down(block)
@@ -230,18 +225,12 @@ class UNet(VelocityNet):
         label: Tensor | None = None,
         conditions: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Predict for images (B, C, H, W), which can be halved once per level; see `VelocityNet.forward`.
-
-        Args:
-            conditions: `augmentation` (B, augmentations), where the images were augmented.
-        """
+        """Predict for images (B, C, H, W), which can be halved once per level; see `VelocityNet.forward`."""
         check_size(x, 2 ** (len(self.channel_mult) - 1))
         embedding = self.time_embedding(expand_time(t, x))  # (B, E)
         if self.class_embedding is not None and label is not None:
             vectors = self.class_embedding(label.clamp(min=0))
             embedding = embedding + vectors * (label >= 0)[:, None]
-        if self.augmentation_embedding is not None and conditions is not None:
-            embedding = embedding + self.augmentation_embedding(conditions["augmentation"])
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         run = partial(maybe_checkpointed, self.checkpointing)
