@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ import yaml
 from tests.harness import REPOSITORY
 from zoo.cli.main import main
 from zoo.cli.recipes import compose_config, find_recipe, near, pairs, recipes_named
-from zoo.cli.tools import find_tools
+from zoo.cli.tools import find_tools, split_options
 from zoo.common.reading.configs import load_recipe, merge, read_config
 
 
@@ -186,6 +187,14 @@ def test_folders_are_no_recipes(tmp_path):
 def test_a_tools_summary_is_its_docstrings_first_line(name):
     tool = find_tools()[name]
     assert tool.load().__doc__.partition("\n")[0] == tool.summary
+
+
+def test_own_options_of_a_tool_and_those_of_fit():
+    given = "flow/smoke --search a=int(1,2) --prune trainer/gpu --trainer.max_steps 5 --trials=3 --search b=int(1,2)"
+    more = "--data.x=1 -c f.yaml --seed_everything 4 --trails 3"
+    own, fit = split_options([*given.split(), *more.split()], get_type_hints(find_tools()["tune"].load()))
+    assert own == ["--prune=true", "--trials=3", "--trails", "3", '--search=["a=int(1,2)", "b=int(1,2)"]']
+    assert fit == "flow/smoke trainer/gpu --trainer.max_steps 5 --data.x=1 -c f.yaml --seed_everything 4".split()
 
 
 MERGED = [

@@ -56,10 +56,10 @@ def test_environments_are_known_by_their_short_names(tmp_path: Path) -> None:
         collect = ("collect", name, "--env", name, "--episodes=1", "--streams=1", "--tasks", "[0]")
         assert "made 1," in good(harness.zoo(*collect, cwd=tmp_path)).stdout
     for name, said in (
-        ("PointMas", "no part PointMas fits here: did you mean PointMass?"),
+        ("PointMas", "no class PointMas fits here: did you mean PointMass?"),
         ("zoo.compressed_ad.PointMas", "did you mean zoo.compressed_ad.PointMass"),
-        ("UNet", "no part UNet fits here (parts: DarkKeyToDoor,"),
-        ("zoo.flow.UNet", "no part zoo.flow.UNet fits here"),
+        ("UNet", "no class UNet fits here (classes: DarkKeyToDoor,"),
+        ("zoo.flow.UNet", "no class zoo.flow.UNet fits here"),
     ):
         refused = forked("collect", "none", "--env", name, cwd=tmp_path)
         assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1

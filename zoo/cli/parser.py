@@ -235,7 +235,7 @@ class _KeyFinder:
     def _check_argument(self, place: str, key: str, origin: str) -> None:
         known: Collection[str] | None = None
         with contextlib.suppress(KeyError, ValueError):  # a short name, or a class of another package
-            known = registry.slots(registry.find(self.classes[key]))
+            known = registry.slots(registry.find(self.classes[key])).keys() - {"args", "kwargs"}
         self._check_key(place, known, self.classes.get(key, ""), origin)
 
     def _check_key(self, place: str, known: Collection[str] | None, owner: str, origin: str) -> None:

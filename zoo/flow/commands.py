@@ -19,6 +19,6 @@ COMMANDS = {
     ),
     "evaluate": (
         "zoo.flow.evaluation.evaluate:evaluate",
-        "Compare generated images with real ones: Fréchet and kernel distance, accuracy, variety, copying.",
+        "Compare generated images with real ones: Fréchet distance, accuracy, variety, copying.",
     ),
 }
