@@ -220,7 +220,7 @@ def check_part(name: str, option: str, slot: Any, args: Sequence[str]) -> None:
         if not value or given != f"--{option}" or not re.fullmatch(r"[A-Z]\w*|zoo\.[\w.]+", value):
             continue
         names = known if "." in value else [each.rpartition(".")[2] for each in known]
-        if known and not registry.admitted() and registry.current_name(value) not in names:
+        if known and not registry.admitted() and value not in names:
             said = f"no part {value} fits here{near(value, names)} (parts: {listed(names)})"
             raise WrongNameError(f"{name} {given}: {said}")
 
@@ -284,7 +284,7 @@ def _sections() -> dict[str, tuple[str, str] | None]:
 
 def _class(name: str, key: str, origin: str) -> str:
     """The public name of a class that a text names; one that nothing has is refused, a short one passes."""
-    public = registry.current_name(name)
+    public = name
     package, _, attribute = public.rpartition(".")
     known = registry.names(package) if package in registry.PACKAGES else []
     if known and public not in known:
@@ -307,7 +307,7 @@ def _choice(place: str, value: Any, argument: Argument, origin: str) -> None:
         choices = list(dict.fromkeys("null" if each is None else str(each) for each in argument.choices))
         if value not in choices:
             raise WrongNameError(f"{origin}{place} is {value!r}{near(value, choices)} (values: {', '.join(choices)})")
-    if isinstance(value, str) and registry.current_name(value).rpartition(".")[0] in registry.PACKAGES:
+    if isinstance(value, str) and value.rpartition(".")[0] in registry.PACKAGES:
         _class(value, place, origin)
 
 
@@ -320,4 +320,4 @@ def _value(text: str | None) -> Any:
 def _content(path: Path) -> dict[str, Any]:
     from zoo.common.reading.configs import read_mapping  # imports OmegaConf, which help and tools need not wait for
 
-    return registry.renamed(read_mapping(path))
+    return read_mapping(path)

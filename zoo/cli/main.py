@@ -37,7 +37,6 @@ FIT = "fit"  # `*fit` of a tool: recipe, fragments and flags of `zoo fit`
 MODEL_OPTIONS = "model_options"  # `*model_options` of a tool: `--model.KEY VALUE` of the model that it loads
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 FIRST_GROUP = "training and inference"  # of the help
-FORMER_NAMES = {"sweep": "compare-samplers"}  # still answer, and are not listed
 
 
 def entry() -> None:
@@ -117,7 +116,6 @@ def _take_verbosity(arguments: list[str]) -> list[str]:
 def run_tool(command: str, args: list[str]) -> int:
     """Parse the arguments of a tool's function and call it."""
     tools = find_tools()
-    command = FORMER_NAMES.get(command, command)
     if args and f"{command} {args[0]}" in tools:
         command, args = f"{command} {args[0]}", args[1:]
     if command not in tools:

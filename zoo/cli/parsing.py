@@ -12,15 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import (
     ActionConfigFile,
     ArgumentParser,
     DefaultHelpFormatter,
     Namespace,
     _loaders_dumpers,
-    get_loader,
-    set_loader,
     set_parsing_settings,
 )
 
@@ -116,8 +113,6 @@ def limit_names() -> None:
     """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
     _allow(tuple(registry.allowed_paths()))
     limit_resolvers()
-    load = get_loader("yaml")
-    set_loader(PARSER_MODE, lambda text: registry.renamed(load(text)), (yaml.YAMLError,))
 
 
 @functools.cache  # jsonargparse looks at each of the hundreds of paths again
@@ -204,7 +199,7 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
     cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
     if isinstance(cause, OSError | ImportError):
         return cause
-    classes = {*map(registry.current_name, _class_paths(config)), "lightning.pytorch.trainer.trainer.Trainer"}
+    classes = {*_class_paths(config), "lightning.pytorch.trainer.trainer.Trainer"}
     frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
     owners = [type(frame.f_locals.get("self")) for frame in frames]
     built = [registry.public_name(owner) for owner in owners]

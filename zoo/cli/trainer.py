@@ -397,7 +397,7 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
     return {
         "version": __version__,
         "task": registry.public_name(type(model)),
-        "inference": registry.current_name(model.inference_class),
+        "inference": model.inference_class,
         "parts": {part: init_args[part] for part in model.inference_parts},
         "options": {option: init_args[option] for option in model.inference_options},
     }
@@ -432,11 +432,11 @@ def full_help(command: str, args: Sequence[str]) -> int:
         named = [read_mapping(Path(file)).get(section) or {} for file in config_files(list(args))]
         paths = [part["class_path"] for part in named if "class_path" in part]
         if paths:
-            options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {registry.current_name(paths[-1])}")
+            options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {paths[-1]}")
             options.add_subclass_arguments(registry.find(paths[-1]), f"{section}")
             print()
             with contextlib.suppress(SystemExit):
-                options.parse_args([f"--{section}.help={registry.current_name(paths[-1])}"])
+                options.parse_args([f"--{section}.help={paths[-1]}"])
     return 0
 
 

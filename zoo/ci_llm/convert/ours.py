@@ -14,8 +14,8 @@ from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.reading.foreign import load_foreign
 from zoo.common.registry import public_name
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.checkpoints import loop_state, read_ours
 from zoo.convert.engine import AVERAGED, Converted
 from zoo.runs import frozen
@@ -154,7 +154,7 @@ def as_ours(adapters: Adapters, source: Path, backbone: Path | str | None) -> Co
     if isinstance(adapters.optimizer, Path):
         names = [f"{PART}.{name}" for name, weight in crowd.named_parameters() if weight.requires_grad]
         order = original_order(crowd.backbone, crowd.agents.names, crowd.agents.count)
-        converted, notes = our_optimizer(load_foreign(adapters.optimizer), order, names, crowd.agents.count)
+        converted, notes = our_optimizer(load_foreign_checkpoint(adapters.optimizer), order, names, crowd.agents.count)
         notes += ["schedule left out: it begins anew"]
         training |= {} if converted is None else {"optimizer_states": [converted]}
     recorded = {"parallel_mode": adapters.mode, "base": adapters.base, "progress": adapters.progress}

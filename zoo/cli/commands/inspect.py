@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ def _folder(path: Path) -> int:
 def _file(path: Path) -> int:
     if path.suffix == ".safetensors":
         return _safetensors(path)
-    from zoo.common.reading.foreign import Stub, UnsafeFileError, load_foreign
+    from zoo.common.safe_load import UnsafeFileError, iterate_contents, load_foreign_checkpoint
     from zoo.convert.engine import load_original
     from zoo.runs.checkpoints import folder_damage, is_folder, is_sound, load_checkpoint
 
@@ -93,7 +93,7 @@ def _file(path: Path) -> int:
         if is_folder(path):
             content = load_checkpoint(path, mapped=True)
         else:  # a .ckpt is compared with its checksums above
-            content = load_foreign(path, mapped=True) if path.suffix == ".ckpt" else load_original(path)
+            content = load_foreign_checkpoint(path, mmap=True) if path.suffix == ".ckpt" else load_original(path)
     except UnsafeFileError:
         raise
     except ValueError:
@@ -108,7 +108,7 @@ def _file(path: Path) -> int:
     facts = _original(path, content)
     if facts is None:
         facts = {"kind": "file of another project", "keys": _keys(content)}
-    classes = sorted({entry.path for entry in _walk(content, set()) if isinstance(entry, Stub)})
+    classes = sorted({entry.path for entry in iterate_contents(content) if hasattr(entry, "path")})
     if classes:
         facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
     _show(path, facts, grouped(content))
@@ -266,41 +266,19 @@ def grouped(content: Any) -> dict[str, Component]:
     """
     import torch
 
+    from zoo.common.safe_load import iterate_contents
+
     parts: dict[str, Component] = {}
     seen: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
         name = str(key).partition(".")[0]
-        for entry in _walk(value, seen):
+        for entry in iterate_contents(value, seen):
             if isinstance(entry, torch.Tensor):
                 tensors, values, dtypes = parts.get(name, Component(0, 0, ()))
                 dtype = str(entry.dtype).removeprefix("torch.")
                 kinds = dtypes if dtype in dtypes else tuple(sorted((*dtypes, dtype)))
                 parts[name] = Component(tensors + 1, values + entry.numel(), kinds)
     return parts
-
-
-def _walk(content: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the tensors and records of a nested object, each container once: parts may be shared and records circular.
-
-    Args:
-        content: dicts, lists and records of tensors.
-        seen: ids of the containers that were gone through; added to.
-    """
-    import torch
-
-    from zoo.common.reading.budget import children
-    from zoo.common.reading.values import Stub
-
-    pending = [content]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif id(value) not in seen and isinstance(value, Mapping | list | tuple | Stub):
-            seen.add(id(value))
-            if isinstance(value, Stub):
-                yield value
-            pending += children(value)
 
 
 def _keys(content: Any) -> str:

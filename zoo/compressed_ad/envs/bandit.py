@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env, Transition
 from zoo.compressed_ad.envs.schema import Discrete, Schema
 
@@ -44,7 +44,7 @@ class Bandit(Env):
 
     def chances(self, tasks: Tensor) -> Tensor:
         """How likely each arm pays (B, arms) float64, of tasks (B, 1)."""
-        return seeded_uniforms(tasks[:, 0].tolist(), self.arms).T.contiguous().to(tasks.device)
+        return sample_uniforms(tasks[:, 0].tolist(), self.arms).T.contiguous().to(tasks.device)
 
     def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> Pulls:
         """Bandits in lock-step; what a pull pays depends on the environment's seed and the number of the pull."""
@@ -75,8 +75,8 @@ class Pulls:
 
     def step(self, actions: Tensor) -> Transition:
         """Pull arms (B,) int64."""
-        drawn = seeded_uniforms(self._seeds.tolist(), 1)[0].to(self.tasks.device)
-        self._seeds = self._seeds + GOLDEN
+        drawn = sample_uniforms(self._seeds.tolist(), 1)[0].to(self.tasks.device)
+        self._seeds = self._seeds + SPLITMIX_INCREMENT
         self._time += 1
         paid = (drawn < self._chances.gather(1, actions[:, None])[:, 0]).float()
         over = torch.full_like(paid, self._time % self.env.horizon == 0, dtype=torch.bool)

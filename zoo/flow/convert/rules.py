@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
-from zoo.common.reading.foreign import Stub
+from zoo.common.safe_load import Record
 from zoo.convert.checkpoints import Ours
 from zoo.convert.engine import NO_TRAINING, Converted, Converter, Original, tally
 from zoo.convert.names import State, below, beneath, unwrapped_state
@@ -212,7 +212,7 @@ def _settings(records: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     settings = {key: value for key, value in records.items() if key in SETTINGS}
     network, scheduler = records.get("network"), records.get("fm_scheduler")
     for record, names in ((network, NETWORK_SETTINGS), (scheduler, SCHEDULER_SETTINGS)):
-        if isinstance(record, Stub):
+        if isinstance(record, Record):
             settings |= {name: record.get(name) for name in names if record.get(name) is not None}
     rates = [module.get("p") for module in _modules(network) if module.path.endswith(".Dropout")]
     if rates:
@@ -221,9 +221,9 @@ def _settings(records: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     return settings, any(not module.path.startswith("torch.") for module in modules)
 
 
-def _modules(record: Any) -> Iterator[Stub]:
+def _modules(record: Any) -> Iterator[Record]:
     """A pickled module and all below it."""
-    if isinstance(record, Stub):
+    if isinstance(record, Record):
         yield record
         children = record.get("_modules")
         for child in children.values() if isinstance(children, Mapping) else ():

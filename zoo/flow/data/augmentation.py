@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, one_of, within
+from zoo.common.tensors import sample_uniforms
 from zoo.training.data import item_seed
 
 AUGMENTATION = 5  # of the draws of an item's seed
@@ -58,7 +58,7 @@ class Augmentation:
 
     def drawn(self, seeds: Sequence[int]) -> Tensor:
         """What is done to items of these seeds: (B, 6), float32, each from -1 to 1; zeros for nothing."""
-        u = seeded_uniforms([item_seed(seed, 0, AUGMENTATION) for seed in seeds], 1 + self.width)
+        u = sample_uniforms([item_seed(seed, 0, AUGMENTATION) for seed in seeds], 1 + self.width)
         return torch.where(u[0] < self.probability, 2 * u[1:] - 1, 0.0).T.float()
 
     def __call__(self, images: Tensor, how: Tensor) -> Tensor:

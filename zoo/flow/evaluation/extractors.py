@@ -17,8 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
-from zoo.common.reading.archives import check_zip
-from zoo.common.reading.errors import UnsafeFileError
+from zoo.common.safe_load import UnsafeFileError, check_archive
 from zoo.flow.data.image_sets import read_npz
 from zoo.flow.data.images import checksum, to_values
 
@@ -120,7 +119,7 @@ def _load_script(path: Path) -> nn.Module:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; expected a feature net saved with torch.jit.save")
     try:
-        check_zip(path)
+        check_archive(path)
         with zipfile.ZipFile(path) as archive:
             script = any(name.endswith("/constants.pkl") for name in archive.namelist())
     except UnsafeFileError as error:

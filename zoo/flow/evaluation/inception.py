@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.common.reading.foreign import load_foreign, plain
+from zoo.common.safe_load import load_foreign_checkpoint, to_plain_values
 from zoo.flow.evaluation.extractors import Classifier, resized, with_channels
 
 RESOLUTION = 256  # pixels, that the net was trained at; not Inception's 299
@@ -81,7 +81,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     They stand at the top or under `state_dict`; a prefix `module.` of all names is dropped.
     """
-    content: Any = plain(load_foreign(path))
+    content: Any = to_plain_values(load_foreign_checkpoint(path))
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping):
