@@ -7,7 +7,6 @@ import pytest
 
 from zoo.common import registry
 from zoo.common.build import build
-from zoo.common.former_names import FORMER_NAMES
 
 
 @pytest.mark.parametrize("package", registry.PACKAGES)
@@ -19,11 +18,6 @@ def test_every_public_name_is_a_class_of_its_package(package: str) -> None:
         assert found.__module__.startswith(f"{package}.")
         assert registry.public_name(found) == name
         assert getattr(importlib.import_module(package), found.__name__) is found
-
-
-def test_former_paths_resolve() -> None:
-    for path, name in FORMER_NAMES.items():
-        assert registry.find(path) is registry.find(name), path
 
 
 @pytest.mark.parametrize("package", registry.FOREIGN)

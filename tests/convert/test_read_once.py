@@ -2,13 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.harness import REPOSITORY
 from zoo.cli.main import main
-from zoo.common.reading import foreign
 from zoo.flow.convert import convert
 from zoo.flow.nets.mlp import ToyNet
 
@@ -26,14 +26,14 @@ ORIGINALS = {
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the files of torch that are read, by name."""
     counts: Counter[str] = Counter()
-    read_torch = foreign.read_torch
+    load = torch.load
 
-    def count(path: Path, mapped: bool = False) -> object:
+    def count(path: Path, **options: Any) -> object:
         counts[path.name] += 1
-        assert mapped
-        return read_torch(path, mapped)
+        assert options["mmap"]
+        return load(path, **options)
 
-    monkeypatch.setattr(foreign, "read_torch", count)
+    monkeypatch.setattr(torch, "load", count)
     return counts
 
 

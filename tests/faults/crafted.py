@@ -25,7 +25,7 @@ import yaml
 from tests.faults.attempts import limited_memory
 from tests.harness import REPOSITORY
 
-SOUND = REPOSITORY / "tests" / "data" / "checkpoints_8e52760" / "flow" / "points" / "run"
+SOUND = REPOSITORY / "tests" / "data" / "runs" / "flow" / "points"
 CHECKPOINT = "step_00000003.ckpt"
 DECOY = "zoo_decoy"  # a module on sys.path that nobody admitted
 SECRET = "canary-3f1c"  # what stands in the file that no call may read, and in the variable that none may show

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.numeric import assert_agrees, exactly
 from zoo.audiosr.convert import convert, describe, from_original, is_original
 from zoo.audiosr.nets.vae import split
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.export import parts_state
 from zoo.runs.load import build_parts
@@ -68,7 +68,7 @@ def test_set_a_time_first_and_back(folder: Path, io: dict[str, Tensor], tmp_path
     for actual, expected in zip(turned, exactly(evaluate, model.vae, model.unet, mel, io["cond_mean"], x), strict=True):
         torch.testing.assert_close(actual.mT, expected, atol=1e-10, rtol=0.0)
     assert convert(ours, back)["layout"] == "modelV1"
-    theirs, again = load_foreign(source), load_foreign(back)
+    theirs, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
     assert again["ema"] == theirs["ema"] == {}
     assert set(again["state_dict"]) == set(theirs["state_dict"])
     for key, value in theirs["state_dict"].items():
@@ -78,9 +78,9 @@ def test_set_a_time_first_and_back(folder: Path, io: dict[str, Tensor], tmp_path
 @torch.no_grad()
 def test_audiosrs_layout(folder: Path, tmp_path: Path) -> None:
     """AudioSR's recorded UNet and vocoder with set_a's autoencoder, named as in its `.bin`."""
-    own = load_foreign(folder / "common" / "audiosr_unet.pt")
-    vocoder = load_foreign(folder / "common" / "vocoder.pt")
-    autoencoder = load_foreign(folder / "set_a" / "step_7.pt")["state_dict"]
+    own = load_foreign_checkpoint(folder / "common" / "audiosr_unet.pt")
+    vocoder = load_foreign_checkpoint(folder / "common" / "vocoder.pt")
+    autoencoder = load_foreign_checkpoint(folder / "set_a" / "step_7.pt")["state_dict"]
     named = {key: value for key, value in autoencoder.items() if key.startswith(("first_stage", "cond_stage"))}
     named |= {f"model.diffusion_model.{key}": value for key, value in own.items()}
     named |= {f"first_stage_model.vocoder.{key}": value for key, value in vocoder.items()}

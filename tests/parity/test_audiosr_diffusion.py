@@ -15,7 +15,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.unet import UNet
 from zoo.blocks import mix
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator
 
 pytestmark = pytest.mark.shared
@@ -55,7 +55,7 @@ def test_schedule_noising_and_target(folder):
 def unet(folder: Path) -> UNet:
     net = UNet(8, 4, 32, (1, 1), 1, (2,), 16, 2).eval()
     net.load_state_dict(
-        {key: value.float() for key, value in load_foreign(folder / "common" / "audiosr_unet.pt").items()}
+        {key: value.float() for key, value in load_foreign_checkpoint(folder / "common" / "audiosr_unet.pt").items()}
     )
     return net
 
@@ -97,7 +97,9 @@ def test_vocoder(folder, variant, last_slope, output_padding):
         last_slope=last_slope,
         output_padding=output_padding,
     ).fuse_()
-    generator.load_state_dict({key: value.float() for key, value in load_foreign(common / "vocoder.pt").items()})
+    generator.load_state_dict(
+        {key: value.float() for key, value in load_foreign_checkpoint(common / "vocoder.pt").items()}
+    )
     golden = arrays(common / "vocoder_io.npz")
     expected = golden[f"wav_{variant}"]
     with torch.no_grad():

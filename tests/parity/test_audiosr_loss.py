@@ -17,7 +17,7 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 
 pytestmark = pytest.mark.shared
 PREFIX = "model.diffusion_model."
@@ -26,7 +26,7 @@ PREFIX = "model.diffusion_model."
 def test_loss_and_gradients(shared: Path) -> None:
     folder = shared / "golden" / "audiosr" / "set_a"
     io, meta = np.load(folder / "io.npz"), json.loads((folder / "meta.json").read_text())
-    weights = load_foreign(folder / "step_7.pt")["state_dict"]
+    weights = load_foreign_checkpoint(folder / "step_7.pt")["state_dict"]
     unet = UNet(8, 4, 32, (1, 1), 1, (2,), 16, fusion="replace", context_channels=16)
     net = Denoiser(unet, GlobalEncoder(context_channels=16)).eval()
     theirs = {key.removeprefix(PREFIX): value.float() for key, value in weights.items() if key.startswith(PREFIX)}

@@ -13,7 +13,7 @@ from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet, timestep_embedding
 from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 
 pytestmark = pytest.mark.shared
 
@@ -30,7 +30,7 @@ UNET = {
 
 @pytest.fixture(scope="module")
 def state(shared: Path) -> dict[str, Tensor]:
-    weights = load_foreign(shared / "golden" / "audiosr" / "set_a" / "step_7.pt")["state_dict"]
+    weights = load_foreign_checkpoint(shared / "golden" / "audiosr" / "set_a" / "step_7.pt")["state_dict"]
     return {key: value.float() if value.dtype == torch.float16 else value for key, value in weights.items()}
 
 
@@ -138,7 +138,7 @@ def test_audiosrs_own_unet(shared):
         attention_factors=config["attention_resolutions"],
         head_channels=config["num_head_channels"],
     )
-    weights = load_foreign(folder / "audiosr_unet.pt")
+    weights = load_foreign_checkpoint(folder / "audiosr_unet.pt")
     loaded(net, {key: value.float() for key, value in weights.get("state_dict", weights).items()})
     with np.load(folder / "audiosr_unet_ddim.npz") as arrays:
         io = {key: torch.from_numpy(arrays[key]) for key in ("scale_factor", "cond", "x_T", "unet_t", "unet_out")}

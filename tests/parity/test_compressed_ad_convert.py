@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
 from zoo.compressed_ad.convert.rules import to_theirs
 from zoo.convert.engine import NO_TRAINING
@@ -31,7 +31,7 @@ def same(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> Non
 @pytest.mark.parametrize("name", KINDS)
 def test_there_and_back(folder, tmp_path, name):
     source = folder / f"{name}_ckpt-0.pt"
-    before = load_foreign(source)
+    before = load_foreign_checkpoint(source)
     to_original(from_original(source), tmp_path / "net.pt")
     convert(source, tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")

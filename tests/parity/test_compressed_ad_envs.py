@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.envs.grids import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
 
 pytestmark = pytest.mark.shared
@@ -94,7 +94,7 @@ def test_every_golden_sequence_was_replayed(golden):
 def test_the_originals_source_histories():
     h5py = pytest.importorskip("h5py")
     folder = reference_folder("compressed_ad") / "env"
-    goals = load_foreign(folder / "dataset_golden.pt")["hdf5_group_goals"]
+    goals = load_foreign_checkpoint(folder / "dataset_golden.pt")["hdf5_group_goals"]
     env = Darkroom(3, 5)
     # The original stored the tasks in shuffled order, under their number in it.
     assert env.tasks()[env.split(0, 1.0)[0]].tolist() == goals.tolist()

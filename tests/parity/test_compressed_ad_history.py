@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert.hdf5 import export_histories, import_histories
 from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
 from zoo.compressed_ad.envs.grids import Darkroom
@@ -27,7 +27,7 @@ def file(folder):
 
 @pytest.fixture(scope="module")
 def golden(folder):
-    return load_foreign(folder / "dataset_golden.pt")
+    return load_foreign_checkpoint(folder / "dataset_golden.pt")
 
 
 @pytest.fixture(scope="module")

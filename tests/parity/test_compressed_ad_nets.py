@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import reference_folder
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import from_original
 from zoo.compressed_ad.convert.original_agents import LegacyCAD, LegacyEncoder
 from zoo.compressed_ad.convert.rules import PolicyConverter, to_theirs
@@ -36,7 +36,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def golden(folder: Path) -> dict[str, dict]:
-    return {name: load_foreign(folder / f"{name}_io.pt") for name in KINDS}
+    return {name: load_foreign_checkpoint(folder / f"{name}_io.pt") for name in KINDS}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.flow.evaluation.metrics import FeatureStatistics, chamfer, frechet_distance
 
 pytestmark = pytest.mark.shared
@@ -20,5 +20,5 @@ def test_frechet_distance_equals_the_originals(shared):
 
 
 def test_chamfer_distance_equals_the_originals(shared):
-    golden = load_foreign(shared / "golden" / "flow" / "toy.pt")
+    golden = load_foreign_checkpoint(shared / "golden" / "flow" / "toy.pt")
     assert chamfer(golden["cd_a"], golden["cd_b"]) == pytest.approx(golden["cd"], rel=1e-6)

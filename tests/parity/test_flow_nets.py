@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
 from zoo.flow.nets.unet import UNet
 from zoo.flow.process.guidance import Guidance, velocity_field
@@ -25,7 +25,7 @@ def folder(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def golden(folder: Path) -> dict:
-    return load_foreign(folder / "golden.pt")
+    return load_foreign_checkpoint(folder / "golden.pt")
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_five_steps_of_adam(golden, net):
 
 
 def test_toy_net(folder):
-    golden = load_foreign(folder / "toy.pt")
+    golden = load_foreign_checkpoint(folder / "toy.pt")
     net = from_original(folder / "simplenet_fmsave.ckpt")
     with torch.no_grad():
         close(net(golden["x"], golden["t"]), golden["v"], 1e-5)
@@ -129,7 +129,7 @@ def test_toy_net(folder):
 @pytest.mark.parametrize("name", ["cfg", "nocfg", "simplenet"])
 def test_round_trip(folder, tmp_path, name):
     source = folder / f"{name}_fmsave.ckpt"
-    before = load_foreign(source)["state_dict"]
+    before = load_foreign_checkpoint(source)["state_dict"]
     to_original(from_original(source), tmp_path / "net.pt")
     convert(source, tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")

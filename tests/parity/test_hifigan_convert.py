@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import convert, convert_config, describe
 
 pytestmark = pytest.mark.shared
@@ -16,8 +16,8 @@ def test_golden_checkpoint_round_trip(tmp_path):
     folder = reference_folder("hifigan")
     convert(folder / "g_00000123", tmp_path / "ours.ckpt")
     convert(tmp_path / "ours.ckpt", tmp_path / "back")
-    before = load_foreign(folder / "g_00000123")["generator"]
-    after = load_foreign(tmp_path / "back" / "g_00000123")["generator"]
+    before = load_foreign_checkpoint(folder / "g_00000123")["generator"]
+    after = load_foreign_checkpoint(tmp_path / "back" / "g_00000123")["generator"]
     assert list(before) == list(after)
     for key in before:
         assert torch.equal(before[key], after[key]), key

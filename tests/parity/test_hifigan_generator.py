@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import from_original
 from zoo.hifigan.nets.conditioners import PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
@@ -31,7 +31,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def golden(folder: Path) -> dict:
-    return load_foreign(folder / "generator_io.pt")
+    return load_foreign_checkpoint(folder / "generator_io.pt")
 
 
 def test_waveform(folder, golden):
@@ -62,7 +62,7 @@ def test_exact_receptive_field_on_golden_mel(folder, golden):
 @pytest.mark.parametrize("case", ["vocoder_plain", "vocoder_conformer"])
 def test_ssl_vocoders(shared, case):
     case_folder = shared / "golden" / "miipher" / case
-    golden = load_foreign(case_folder / "io.pt")
+    golden = load_foreign_checkpoint(case_folder / "io.pt")
     generator = from_original(case_folder / "vocoder.ckpt", SSL_CONFIG).eval()
     assert (generator.conditioner is None) == (case == "vocoder_plain")
     with torch.no_grad():
@@ -72,14 +72,14 @@ def test_ssl_vocoders(shared, case):
 
 def test_older_prenet(shared):
     case_folder = shared / "golden" / "miipher" / "vocoder_prenet_mel"
-    state = load_foreign(case_folder / "checkpoint_96k.pt")["generator_modules"]
+    state = load_foreign_checkpoint(case_folder / "checkpoint_96k.pt")["generator_modules"]
     dropped = {"prenet.scale", "prenet.pos_enc.pe"}
     state = {key.replace("prenet.", "conditioner."): value for key, value in state.items() if key not in dropped}
     state = {key.removeprefix("generator."): value for key, value in state.items()}
     prenet = PrenetConditioner(8, 80, layers=2, heads=8)
     generator = Generator(in_channels=8, initial_channels=16, conditioner=prenet).eval()
     generator.load_state_dict(state)
-    golden = load_foreign(case_folder / "io.pt")
+    golden = load_foreign_checkpoint(case_folder / "io.pt")
     x = golden["input_feature"]
     with torch.no_grad():
         torch.testing.assert_close(prenet(x), golden["mel"], atol=1e-5, rtol=0)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from tests.conftest import reference_folder
 from tests.numeric import exactly
 from zoo.audio.analysis.mel import LogMel
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import from_original
 from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
@@ -117,7 +117,7 @@ def grad_norm(parameters) -> float:
 def start(folder: Path) -> tuple[dict, nn.Module, nn.Module]:
     """The recording with the golden segment, the generator and the front end of its loss."""
     loss_mel = LogMel(22050, 1024, 256, 1024, 80, 0.0, None)
-    return load_foreign(folder / "three_steps.pt"), from_original(folder / "g_00000123"), loss_mel
+    return load_foreign_checkpoint(folder / "three_steps.pt"), from_original(folder / "g_00000123"), loss_mel
 
 
 def three_steps(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.numeric import assert_agrees
-from zoo.common.reading.foreign import load_foreign, plain
+from zoo.common.safe_load import load_foreign_checkpoint, to_plain_values
 from zoo.miipher.convert import convert, describe, from_original, is_original, to_original, vocoder_from_original
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.cleaner import Cleaner
@@ -36,7 +36,7 @@ def golden(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def waveforms(golden: Path) -> dict[str, Tensor]:
-    return load_foreign(golden / "waveforms.pt")
+    return load_foreign_checkpoint(golden / "waveforms.pt")
 
 
 @pytest.mark.parametrize("case", ADAPTERS)
@@ -45,7 +45,9 @@ def test_features_and_losses(golden: Path, waveforms: dict[str, Tensor], case: s
     cleaner = from_original(golden / case / file, backbone=golden / case / backbone)
     assert isinstance(cleaner, Cleaner)
     assert not cleaner.training
-    features = {name: value.transpose(1, 2) for name, value in load_foreign(golden / case / "features.pt").items()}
+    features = {
+        name: value.transpose(1, 2) for name, value in load_foreign_checkpoint(golden / case / "features.pt").items()
+    }
     losses = json.loads((golden / "manifest.json").read_text())["cases"][case]["losses"]
 
     @torch.no_grad()
@@ -67,7 +69,7 @@ def test_features_and_losses(golden: Path, waveforms: dict[str, Tensor], case: s
 def test_waveforms(golden: Path, case: str) -> None:
     generator = vocoder_from_original(golden / case / VOCODERS[case])
     assert not generator.training
-    expected = load_foreign(golden / case / "io.pt")
+    expected = load_foreign_checkpoint(golden / case / "io.pt")
     features = expected["input_feature"] if "mel" in expected else expected["input_feature"].transpose(1, 2)
     with torch.no_grad():
         torch.testing.assert_close(generator(features), expected["waveform"], atol=1e-5, rtol=0)
@@ -83,7 +85,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 def cleaner_tensors(path: Path) -> dict[str, Tensor]:
     file = path / "model.safetensors" if path.is_dir() else path
-    content = plain(load_foreign(file))
+    content = to_plain_values(load_foreign_checkpoint(file))
     state = content.get("model_state_dict", content)
     return {key.replace("extractor.hubert.", "extractor.model."): value for key, value in state.items()}
 
@@ -102,7 +104,7 @@ def test_adapters_there_and_back(golden: Path, tmp_path: Path, case: str) -> Non
         path = tmp_path / written
         assert is_original(path)
         assert_same(cleaner_tensors(next(path.glob("*.pt")) if path.is_dir() else path), expected)
-    exported = load_foreign(tmp_path / "export" / "model.safetensors")
+    exported = load_foreign_checkpoint(tmp_path / "export" / "model.safetensors")
     assert all(key.startswith("encoder.adapters.") for key in exported)
 
 
@@ -111,7 +113,7 @@ def test_step_and_settings_there_and_back(golden: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "ours.ckpt")
     assert report["step"] == 199000
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
-    before, after = plain(load_foreign(source)), plain(load_foreign(tmp_path / "back.pt"))
+    before, after = (to_plain_values(load_foreign_checkpoint(path)) for path in (source, tmp_path / "back.pt"))
     assert (
         set(after) == set(before) - {"random_states"}
         and after["optimizer_state_dict"] == after["scheduler_state_dict"] == {}
@@ -125,8 +127,8 @@ def test_vocoders_there_and_back(golden: Path, tmp_path: Path, case: str) -> Non
     convert(source, tmp_path / "ours.ckpt")
     target = tmp_path / f"back{source.suffix}"
     convert(tmp_path / "ours.ckpt", target)
-    content = plain(load_foreign(source))
-    back = load_foreign(target)
+    content = to_plain_values(load_foreign_checkpoint(source))
+    back = load_foreign_checkpoint(target)
     if "generator_modules" in content:
         nets = {f"{net}.{key}": value for net in ("prenet", "generator") for key, value in back[net].items()}
         assert_same(nets, content["generator_modules"])

@@ -14,7 +14,7 @@ from zoo.audio.io import files
 from zoo.runs.inference import without_figures
 from zoo.runs.interactive import FILE_PARTS, checked, field_of, part_of, to_row
 
-RUNS = sorted(path.parent for path in REPOSITORY.glob("tests/data/checkpoints_*/*/*/run/config.yaml"))
+RUNS = sorted(path.parent for path in REPOSITORY.glob("tests/data/runs/*/*/config.yaml"))
 RATE = 16000
 
 
@@ -58,7 +58,7 @@ def ask(run: Path, folder: Path, **given):
 
 
 def run_of(name: str) -> Path:
-    (found,) = (run for run in RUNS if "/".join(run.parts[-3:-1]) == name)
+    (found,) = (run for run in RUNS if "/".join(run.parts[-2:]) == name)
     return found
 
 
@@ -66,7 +66,7 @@ def kinds(parts):
     return [part.kind for part in parts]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: "/".join(run.parts[-3:-1]))
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: "/".join(run.parts[-2:]))
 def test_every_system_answers_with_its_defaults(run, tmp_path):
     parts = ask(run, tmp_path)
     assert kinds(parts)[0] in ("audio", "image", "animation", "text")

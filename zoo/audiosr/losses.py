@@ -21,8 +21,8 @@ from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import kl
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.common.tensors import sample_uniforms
 
 Distance = Literal["l1", "l2"]
 Known = Sequence[tuple[int, float]]
@@ -258,7 +258,7 @@ class Draws(NamedTuple):
 
 def draws(seeds: Sequence[int], shape: Sequence[int], steps: int, dropout: float) -> Draws:
     """Draw what one training step needs, on the CPU, for items with latents of this shape."""
-    time, drop, place = seeded_uniforms(seeds, 3)
+    time, drop, place = sample_uniforms(seeds, 3)
     noises = row_noise(seeds, shape)
     return Draws((time * steps).long(), next(noises), next(noises), drop >= dropout, place.float())
 

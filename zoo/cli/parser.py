@@ -96,7 +96,7 @@ def _load_value(text: str) -> Any:
     value = safe_load(text)
     if isinstance(value, dict) and value and all(each is None for each in value.values()):
         return text  # "{a, b}" and "a:" are words
-    return registry.renamed(value)
+    return value
 
 
 @functools.cache  # jsonargparse looks at each of the hundreds of paths again
@@ -124,7 +124,7 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
     cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
     if isinstance(cause, OSError | ImportError):
         return cause
-    classes = {*map(registry.current_name, _class_paths(config)), "lightning.pytorch.trainer.trainer.Trainer"}
+    classes = {*_class_paths(config), "lightning.pytorch.trainer.trainer.Trainer"}
     frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
     owners = [type(frame.f_locals.get("self")) for frame in frames]
     built = [registry.public_name(owner) for owner in owners]

@@ -171,7 +171,7 @@ def check_class(command: str, option: str, slot: Any, args: Sequence[str]) -> No
         if not value or given != f"--{option}" or not re.fullmatch(r"[A-Z]\w*|zoo\.[\w.]+", value):
             continue
         names = known if "." in value else [each.rpartition(".")[2] for each in known]
-        if known and not registry.admitted() and registry.current_name(value) not in names:
+        if known and not registry.admitted() and value not in names:
             said = f"no class {value} fits here{near(value, names)} (classes: {listed(names)})"
             raise WrongNameError(f"{command} {given}: {said}")
 

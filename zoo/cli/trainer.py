@@ -427,7 +427,7 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
     return {
         "version": __version__,
         "task": registry.public_name(type(model)),
-        "inference": registry.current_name(model.inference_class),
+        "inference": model.inference_class,
         "parts": {part: init_args[part] for part in model.inference_parts},
         "options": {option: init_args[option] for option in model.inference_options},
     }

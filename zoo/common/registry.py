@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from zoo.common.former_names import FORMER_NAMES
-
 # Packages of the zoo that register parts; nothing below the others (cli, ui, runs, …) can be named.
 PACKAGES = tuple(f"zoo.{name}" for name in "audio audiosr ci_llm compressed_ad flow hifigan miipher training".split())
 
@@ -44,20 +42,15 @@ FOREIGN = {
 }
 
 _modules: dict[str, dict[str, str]] = {}  # package -> public name -> module
-_former: dict[str, str] = {}  # former path -> public name, of the packages imported so far
 _admitted: list[str] = []
 
 
-def public(
-    package: str, modules: Mapping[str, str], former: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], list[str]]:
+def public(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
     """Register a package's parts and base classes.
 
     Args:
         package: its dotted name, `__name__` in its `__init__.py`.
         modules: module below the package ("" for the package itself) -> names of its classes, separated by spaces.
-        former: the same of modules where classes stood before, so that recipes and checkpoints that name them by these
-            paths go on.
 
     Returns:
         `__getattr__` and `__all__` of the package: a name is imported on its first use.
@@ -72,8 +65,6 @@ def public(
                 raise ValueError(f"{package}: {name} is listed twice, in {places[name]} and {module}")
             places[name] = f"{package}.{module}" if module else package
     _modules[package] = places
-    for module, names in (former or {}).items():
-        _former.update({f"{package}.{module}.{name}": f"{package}.{name}" for name in names.split()})
 
     def attribute(name: str) -> Any:
         if places.get(name, package) == package:  # its own are there already
@@ -112,7 +103,7 @@ def package_of(cls: type) -> str:
 
 
 def find(name: str, base: Any = object) -> type:
-    """The class of a public or former name; the only way from a text to a class.
+    """The class of a public name; the only way from a text to a class.
 
     Args:
         name: as a file or a command line gives it, `zoo.flow.UNet`.
@@ -149,28 +140,10 @@ def imported(path: str) -> Any:
 
 def public_name(cls: type) -> str:
     """The name under which a class is registered, its dotted path where it is not."""
-    return current_name(f"{cls.__module__}.{cls.__qualname__}")
-
-
-def current_name(name: str) -> str:
-    """The public name that a former one, or the path of a registered class, stands for; any other text as it is."""
-    if name in FORMER_NAMES:
-        return FORMER_NAMES[name]
-    module, _, attribute = name.rpartition(".")
-    package = _owner(name)
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    package = _owner(path)
     listed = (_table(package) if package else None) or {}
-    return f"{package}.{attribute}" if listed.get(attribute) == module else _former.get(name, name)
-
-
-def renamed(value: Any) -> Any:
-    """A tree of plain values in which every former name of a part is the public one."""
-    if isinstance(value, str):
-        return current_name(value) if value.count(".") > 1 else value
-    if isinstance(value, Mapping):
-        return {key: renamed(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [renamed(entry) for entry in value]
-    return value
+    return f"{package}.{cls.__qualname__}" if listed.get(cls.__qualname__) == cls.__module__ else path
 
 
 def names(package: str) -> list[str]:
@@ -256,13 +229,13 @@ def _title(cls: type) -> str:
 
 def is_part(name: str) -> bool:
     """Whether a name stands for a part of the zoo or of an admitted package; the part's module is not imported."""
-    package, _, attribute = current_name(name).rpartition(".")
+    package, _, attribute = name.rpartition(".")
     return package == _owner(name) and attribute in (_table(package) or {})
 
 
 def _listed(name: str) -> tuple[str, Mapping[str, str]]:
     """The registering package that a name belongs to, "" without one, and its names with their modules."""
-    package = current_name(name).rpartition(".")[0]
+    package = name.rpartition(".")[0]
     if package in FOREIGN:
         return package, dict.fromkeys(FOREIGN[package].split(), package)
     package = _owner(name) or ""
@@ -270,7 +243,6 @@ def _listed(name: str) -> tuple[str, Mapping[str, str]]:
 
 
 def _registered(name: str) -> type:
-    name = current_name(name)
     package, listed = _listed(name)
     attribute = name.rpartition(".")[2]
     if name == f"torch.nn.{attribute}":

@@ -10,8 +10,8 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env, Lockstep
 from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Step
 from zoo.compressed_ad.nets.heads import choose
@@ -138,8 +138,8 @@ class Player:
         """Numbers (n, B) in (0, 1) of this step; drawn in blocks, each a function of seed and step."""
         place, width = self.time % DRAWN_STEPS, self.policy.head.numbers
         if place == 0 or not self._numbers:
-            shifted = self._seeds + np.array((self.time - place) * width, dtype=np.uint64) * GOLDEN
-            drawn = seeded_uniforms(shifted.tolist(), DRAWN_STEPS * width).to(self.device)
+            shifted = self._seeds + np.array((self.time - place) * width, dtype=np.uint64) * SPLITMIX_INCREMENT
+            drawn = sample_uniforms(shifted.tolist(), DRAWN_STEPS * width).to(self.device)
             self._numbers = list(drawn.unflatten(0, (DRAWN_STEPS, width)))
         return self._numbers[place]
 

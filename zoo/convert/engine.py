@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.common.build import build_whole
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.runs import frozen
 from zoo.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -307,14 +307,14 @@ class Converter(ABC, Generic[File]):
 
 
 def load_original(path: Path) -> Any:
-    """Read a file of another project as plain data; see `load_foreign`.
+    """Read a file of another project as plain data; see `load_foreign_checkpoint`.
 
     The tensors of a zip file stay on the disk until they are used; its checksums are compared.
 
     Raises:
         ValueError: when the file is damaged, or asks to run code.
     """
-    content = load_foreign(path, mapped=True)
+    content = load_foreign_checkpoint(path, mmap=True)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -328,7 +328,7 @@ def is_zoo_source(source: Path) -> bool:
     if source.is_dir():
         return is_export(source) or any(source.glob("*.ckpt"))
     try:
-        content = load_foreign(source, mapped=True)
+        content = load_foreign_checkpoint(source, mmap=True)
     except (ValueError, OSError):
         return False
     return isinstance(content, Mapping) and "zoo" in content

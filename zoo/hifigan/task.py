@@ -13,7 +13,7 @@ from zoo.audio.analysis.figures import plot_mels
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.adversarial import Discriminator
@@ -105,7 +105,7 @@ class HiFiGANTask(GANTask):
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Compare whole clips."""
         fake, real = self.generate(batch)
-        fake = at_least_float32(fake)
+        fake = promote_to_float32(fake)
         values: dict[str, Tensor | float] = {
             "mel_l1": mel_l1(self._shown_mel, fake, real),
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),

@@ -8,13 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.common.registry import find, renamed
+from zoo.common.registry import find
 
 KINDS = {"inference": str, "parts": dict, "options": dict, "frozen": dict, "fused": list}
 
 
+class OutdatedDescriptionError(ValueError):
+    """A description that zoo 0.2 or earlier wrote and that cannot be read."""
+
+
 def described(found: Any) -> dict[str, Any]:
-    """A description as it was read, its parts under their public names.
+    """A description as it was read.
 
     Raises:
         ValueError: when it is not of the form that runs and exports write.
@@ -24,12 +28,13 @@ def described(found: Any) -> dict[str, Any]:
     for key, kind in KINDS.items():
         if not isinstance(found.get(key, kind()), kind):
             raise ValueError(f"its description: {key} is {found[key]!r:.60}, expected a {kind.__name__}")
+    _check_name(found.get("inference", ""))
     _check_specs({**found.get("parts", {}), **found.get("options", {})}, "parts")
     parts = found.get("parts", {})
     strange = [name for name in found.get("fused", []) if not isinstance(name, str) or name not in parts]
     if strange:
         raise ValueError(f"its description: fused is {strange[0]!r:.60}, expected names of its parts")
-    return renamed(found)
+    return found
 
 
 def _check_specs(node: Any, place: str) -> None:
@@ -39,6 +44,8 @@ def _check_specs(node: Any, place: str) -> None:
             raise ValueError(f"its description: {place} has a key that is no text")
         if "class_path" in node and not isinstance(node["class_path"], str):
             raise ValueError(f"its description: {place}.class_path is no name of a part")
+        if "class_path" in node:
+            _check_name(node["class_path"])
         if "class_path" in node and not isinstance(node.get("init_args") or {}, Mapping):
             raise ValueError(f"its description: {place}.init_args are no mapping of arguments")
         for key, value in node.items():
@@ -46,6 +53,15 @@ def _check_specs(node: Any, place: str) -> None:
     elif isinstance(node, list | tuple):
         for value in node:
             _check_specs(value, place)
+
+
+def _check_name(name: str) -> None:
+    """Refuse the path of a module, by which zoo 0.2 and earlier named parts."""
+    if name.startswith("zoo.") and name.count(".") > 2:
+        raise OutdatedDescriptionError(
+            f"it was written by zoo 0.2 or earlier and names {name!r:.80}: load it with zoo 0.2, export it there and "
+            "start from that with --init_from"
+        )
 
 
 def check_whole(specs: Mapping[str, Any], given: Iterable[str] = ()) -> None:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from zoo import __version__
 from zoo.common.atomic import replacing
 from zoo.common.reading.text import load_json
-from zoo.common.registry import current_name, renamed
 from zoo.runs import frozen
-from zoo.runs.descriptions import described
+from zoo.runs.descriptions import OutdatedDescriptionError, described
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 WEIGHTS_NAME = "model.safetensors"
@@ -191,7 +190,7 @@ def write_export(
     parts = {name: part for name, part in parts.items() if name in specs["parts"]}
     fused = fuse(parts)
     modules = frozen.frozen_modules(parts)
-    described, recorded = self_contained(renamed(specs["parts"]), frozen.records(modules))
+    described, recorded = self_contained(specs["parts"], frozen.records(modules))
     left_out = frozen.frozen_keys(modules)
     weights: dict[str, Tensor] = {
         f"{name}.{key}": value.detach().cpu().contiguous()
@@ -203,16 +202,16 @@ def write_export(
         weights = {name: value.clone() for name, value in weights.items()}
     config = {
         "zoo": __version__,
-        "inference": current_name(specs["inference"]),
-        "task": renamed(specs.get("task")),
+        "inference": specs["inference"],
+        "task": specs.get("task"),
         "parts": described,
-        "options": renamed(specs.get("options", {})),
+        "options": specs.get("options", {}),
         "frozen": recorded,
         "fused": fused,
         "source": source,
         "step": step,
     }
-    package, _, name = current_name(specs["inference"]).rpartition(".")
+    package, _, name = specs["inference"].rpartition(".")
     system = package.rpartition(".")[2]
     classes = config["options"].get("classes")
     card = CARD.format(
@@ -261,6 +260,8 @@ def is_export(path: Path) -> bool:
         return False
     try:
         config = export_config(path)
+    except OutdatedDescriptionError:
+        return True
     except ValueError:
         return False
     return isinstance(config, dict) and {"zoo", "inference", "parts"} <= set(config)

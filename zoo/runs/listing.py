@@ -22,7 +22,6 @@ import yaml
 
 from zoo.common.locks import LOCK_NAME, is_held
 from zoo.common.reading.text import safe_load
-from zoo.common.registry import renamed
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_sound, score_of, step_of
 
 CONFIG_NAME = "config.yaml"
@@ -285,12 +284,12 @@ def size_of(path: Path) -> int:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """A run's config as plain values, its parts under their public names; {} where there is none that can be read."""
+    """A run's config as plain values; {} where there is none that can be read."""
     try:
         content = safe_load(_text(folder / CONFIG_NAME))
     except (ValueError, yaml.YAMLError):
         return {}
-    return renamed(content) if isinstance(content, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def flatten(config: Any, key: str = "") -> dict[str, Any]:

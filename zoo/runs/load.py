@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from zoo import __version__
 from zoo.common import registry
 from zoo.common.build import build
-from zoo.common.draws import seeded
+from zoo.common.tensors import seeded_rng
 from zoo.runs import export, frozen
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.descriptions import check_whole
@@ -240,7 +240,7 @@ class FrozenNet(frozen.FrozenModule):
         else:
             found = NetOfRun(self.described(config or {}), {}, False, {})
         self.spec, self.recorded = found.spec, found.recorded
-        with seeded(seed):
+        with seeded_rng(seed):
             net: nn.Module = build(self.spec, self.net_base)
         fuse = getattr(net, "fuse_", None)
         if fuse is not None and found.fused:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 
 Output = tuple[Tensor, list[Tensor]]
 """What one sub-discriminator returns: scores (B, N) and its feature maps, the post-convolution output last."""
@@ -41,7 +41,7 @@ def discriminator_loss(real: Sequence[Output], fake: Sequence[Output]) -> Tensor
     Source: HiFi-GAN, equation 1 (Kong et al., 2020).
     """
     terms = [
-        (1 - at_least_float32(on_real)).square().mean() + at_least_float32(on_fake).square().mean()
+        (1 - promote_to_float32(on_real)).square().mean() + promote_to_float32(on_fake).square().mean()
         for (on_real, _), (on_fake, _) in zip(real, fake, strict=True)
     ]
     return torch.stack(terms).sum()
@@ -58,7 +58,7 @@ def adversarial_loss(fake: Sequence[Output]) -> Tensor:
 
     Source: HiFi-GAN, equation 2 (Kong et al., 2020).
     """
-    return torch.stack([(1 - at_least_float32(scores)).square().mean() for scores, _ in fake]).sum()
+    return torch.stack([(1 - promote_to_float32(scores)).square().mean() for scores, _ in fake]).sum()
 
 
 def feature_matching_loss(real: Sequence[Output], fake: Sequence[Output]) -> Tensor:
@@ -74,7 +74,7 @@ def feature_matching_loss(real: Sequence[Output], fake: Sequence[Output]) -> Ten
     Source: HiFi-GAN, equation 4 (Kong et al., 2020).
     """
     terms = [
-        (at_least_float32(map_real.detach()) - at_least_float32(map_fake)).abs().mean()
+        (promote_to_float32(map_real.detach()) - promote_to_float32(map_fake)).abs().mean()
         for (_, maps_real), (_, maps_fake) in zip(real, fake, strict=True)
         for map_real, map_fake in zip(maps_real, maps_fake, strict=True)
     ]
@@ -87,7 +87,7 @@ def hinge_discriminator_loss(real: Sequence[Output], fake: Sequence[Output]) -> 
     Source: Lim and Ye, "Geometric GAN" (2017); Vocos, section 3.4 (Siuzdak, 2023).
     """
     terms = [
-        (1 - at_least_float32(on_real)).clamp(min=0).mean() + (1 + at_least_float32(on_fake)).clamp(min=0).mean()
+        (1 - promote_to_float32(on_real)).clamp(min=0).mean() + (1 + promote_to_float32(on_fake)).clamp(min=0).mean()
         for (on_real, _), (on_fake, _) in zip(real, fake, strict=True)
     ]
     return torch.stack(terms).sum()
@@ -98,7 +98,7 @@ def hinge_adversarial_loss(fake: Sequence[Output]) -> Tensor:
 
     Source: Vocos, section 3.4 (Siuzdak, 2023).
     """
-    return torch.stack([(1 - at_least_float32(scores)).clamp(min=0).mean() for scores, _ in fake]).sum()
+    return torch.stack([(1 - promote_to_float32(scores)).clamp(min=0).mean() for scores, _ in fake]).sum()
 
 
 LOSSES = {

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from zoo.common.draws import KeyedPermutation
 from zoo.common.ranges import at_least
+from zoo.common.tensors import KeyedPermutation
 from zoo.training.signals import ignore_signals_in_worker
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
 from zoo.common.ranges import at_least, one_of
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.training.adversarial import (
     LOSSES,
     Discriminator,
@@ -331,7 +331,7 @@ class GANTask(ZooTask):
                 fake, real = generate(part)
             if fake.shape != real.shape:
                 raise ValueError(f"generate() returned {tuple(fake.shape)} for real audio of {tuple(real.shape)}")
-            pairs.append((at_least_float32(fake), at_least_float32(real)))
+            pairs.append((promote_to_float32(fake), promote_to_float32(real)))
         size = sum(len(real) for _, real in pairs)
         return [_Chunk(*pair, part, len(pair[1]) / size) for pair, part in zip(pairs, parts, strict=True)]
 

@@ -24,7 +24,7 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.nets.vae import Autoencoder
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import to_original as write_hifigan
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import load_checkpoint
@@ -84,7 +84,7 @@ def test_there_and_back(tmp_path: Path, layout: str) -> None:
     assert report["step"] == 40
     back = tmp_path / "back" / ("step_40.bin" if layout == "audiosr" else "step_40.pt")
     convert(ours, back)
-    theirs, again = load_foreign(source), load_foreign(back)
+    theirs, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
     expected = {key.replace("module._orig_mod.", ""): value for key, value in theirs["state_dict"].items()}
     left_out = ("clap.", "model_ema.dec", "vae.vocoder.")
     if layout != "audiosr":
@@ -97,7 +97,7 @@ def test_there_and_back(tmp_path: Path, layout: str) -> None:
             assert torch.equal(again["ema"][key], value), key
     copy = tmp_path / "copy" / back.name
     to_original(from_original(back, ema=False), copy)
-    copied = load_foreign(copy)["state_dict"]
+    copied = load_foreign_checkpoint(copy)["state_dict"]
     assert all(torch.equal(copied[key], value) for key, value in expected.items() if not key.startswith("model_ema"))
 
 
@@ -180,7 +180,7 @@ def test_two_autoencoders_stay_two(tmp_path: Path, layout: str) -> None:
     assert set(frozen) == {"autoencoder", "condition_autoencoder", "vocoder"}
     for source, target in ((ours, back), (model, tmp_path / "again" / back.name)):
         convert(source, target.with_suffix(".bin") if layout == "audiosr" else target)
-        written = load_foreign(next(target.parent.glob("step_40.*")))["state_dict"]
+        written = load_foreign_checkpoint(next(target.parent.glob("step_40.*")))["state_dict"]
         assert all(torch.equal(written[prefix + key], value) for key, value in own.state_dict().items())
         assert torch.equal(written["first_stage_model.quant_conv.bias"], made["vae"].quant_conv.bias)
     if layout == "modelV1":

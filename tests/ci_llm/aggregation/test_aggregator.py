@@ -17,7 +17,7 @@ from zoo.ci_llm.aggregation.aggregator import (
     aggregate,
     uniform_log_weights,
 )
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 
 
 def log_probs(agents=3, rows=2, vocabulary=5):
@@ -58,7 +58,7 @@ def test_every_rule_gives_probabilities_in_single_precision(rule):
 
 
 def test_drawn_weights_belong_to_the_row():
-    uniforms = seeded_uniforms([7, 8, 9], 3)
+    uniforms = sample_uniforms([7, 8, 9], 3)
     all_rows = Dirichlet(0.5).start(3, 3, uniforms)
     torch.testing.assert_close(Dirichlet(0.5).start(3, 1, uniforms[:, 1:2]), all_rows[1:2], rtol=0, atol=0)
     assert not torch.allclose(all_rows[0], all_rows[1])

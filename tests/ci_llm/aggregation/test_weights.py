@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from zoo.ci_llm.aggregation.aggregator import BayesianAverage, draw_dirichlet, fit_dirichlet
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 
 
 def spoiled(tokens=400, seed=0):
@@ -47,7 +47,7 @@ def test_fitting_refuses_what_it_cannot_use():
 
 @pytest.mark.parametrize("alpha", [0.001, 0.5, 4.0])
 def test_drawn_weights_have_the_distributions_mean_and_spread(alpha):
-    drawn = draw_dirichlet(torch.full((3,), alpha), seeded_uniforms(range(4000), 3)).exp()
+    drawn = draw_dirichlet(torch.full((3,), alpha), sample_uniforms(range(4000), 3)).exp()
     torch.testing.assert_close(drawn.sum(1), torch.ones(4000))
     assert drawn.mean(0).tolist() == pytest.approx([1 / 3] * 3, abs=0.03)
     assert drawn.var(0).mean().item() == pytest.approx((1 / 3) * (2 / 3) / (3 * alpha + 1), rel=0.07)

@@ -48,11 +48,6 @@ def test_nothing_else_is_resolved(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value) and str(config) in str(error.value)
 
 
-def test_former_names_become_public_ones(tmp_path: Path) -> None:
-    config = written(tmp_path, net={"class_path": "zoo.flow.nets.unet.UNet"}, other="torch.optim.AdamW")
-    assert read_config(config) == {"net": {"class_path": "zoo.flow.UNet"}, "other": "torch.optim.AdamW"}
-
-
 @pytest.mark.parametrize(
     "config",
     [

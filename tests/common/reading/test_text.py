@@ -1,9 +1,7 @@
 import pytest
 import yaml
 
-from tests.faults.bombs import yaml_laughs
 from tests.harness import REPOSITORY
-from zoo.common.reading.errors import UnsafeFileError
 from zoo.common.reading.text import YAMLBombError, load_json, safe_load
 
 
@@ -22,7 +20,6 @@ def test_aliases_are_kept():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (yaml_laughs(), "aliases written out"),
         ("[" * 101 + "]" * 101, "deeper"),
         ("\n".join(" " * i + "a:" for i in range(102)), "deeper"),
         ("a: &a [*a]", "within what it means"),
@@ -35,7 +32,7 @@ def test_aliases_are_kept():
 def test_bombs_are_refused(content, reason):
     with pytest.raises(YAMLBombError, match=reason) as caught:
         safe_load(content)
-    assert isinstance(caught.value, yaml.YAMLError | UnsafeFileError)
+    assert isinstance(caught.value, yaml.YAMLError)
 
 
 def test_a_long_quoted_text_is_read():
@@ -51,10 +48,10 @@ def test_no_yaml():
 def test_json(monkeypatch):
     assert load_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
     assert load_json(b"[]") == []
-    with pytest.raises(UnsafeFileError, match="deeply"):
+    with pytest.raises(ValueError, match="deeply"):
         load_json("[" * 200_000)
     with pytest.raises(ValueError, match="Expecting"):
         load_json("{")
     monkeypatch.setattr("zoo.common.reading.text.MAX_JSON", 5)
-    with pytest.raises(UnsafeFileError, match="at most 5"):
+    with pytest.raises(ValueError, match="at most 5"):
         load_json("[1, 2]")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zoo.common import registry
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.collecting.collect import collect
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
@@ -120,7 +120,7 @@ def test_resets_share_no_number_with_actions(name: str, monkeypatch: pytest.Monk
     for _ in range(9):
         envs.step(torch.zeros(40, *space.shape, dtype=tensor_dtype(space)))
     assert len(used) >= 120 and len(set(used)) == len(used)
-    of_actions = (seeded_uniforms(seeds, 64) * 2**31).long().flatten().tolist()
+    of_actions = (sample_uniforms(seeds, 64) * 2**31).long().flatten().tolist()
     assert not set(used) & set(of_actions)
 
 
@@ -132,5 +132,5 @@ def test_resets_of_a_vector_share_no_number_with_actions() -> None:
     envs._vector.reset = lambda *, seed, **options: (used.append(seed), reset(seed=seed, **options))[1]
     for _ in range(12):
         envs.step(torch.zeros(2, 2))
-    of_actions = (seeded_uniforms([0, 1], 64) * 2**31).long().flatten().tolist()
+    of_actions = (sample_uniforms([0, 1], 64) * 2**31).long().flatten().tolist()
     assert used and not {seed for seeds in used for seed in seeds} & set(of_actions)

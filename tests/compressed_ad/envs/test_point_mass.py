@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.base import random_actions
 from zoo.compressed_ad.envs.point_mass import PointMass
 
@@ -23,7 +23,7 @@ def test_the_straight_line_earns_what_the_closed_form_says(env: PointMass) -> No
 def test_random_walks_earn_the_same_by_another_route() -> None:
     env = PointMass(goals=2, horizon=5, speed=0.4)
     action = random_actions(
-        env.schema.action, seeded_uniforms(range(100_000), 10).view(5, 2, -1).transpose(0, 1).flatten(1)
+        env.schema.action, sample_uniforms(range(100_000), 10).view(5, 2, -1).transpose(0, 1).flatten(1)
     )
     moves = action.view(5, -1, 2).double()
     moves = env.speed * moves / moves.norm(dim=2, keepdim=True).clamp(min=1)

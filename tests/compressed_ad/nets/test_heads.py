@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
@@ -46,10 +46,10 @@ def test_draws_stay_within_bounds_and_follow_the_density() -> None:
     head = BinsHead(env(), 8, 5)
     parameters = random_parameters(head, 1)
     many = 20_000
-    drawn = head.draw(parameters.expand(many, -1), seeded_uniforms(range(many), head.numbers))
+    drawn = head.draw(parameters.expand(many, -1), sample_uniforms(range(many), head.numbers))
     assert drawn.shape == (many, 3)
     assert ((drawn >= torch.tensor(LOW)) & (drawn <= torch.tensor(HIGH))).all()
-    wide = head.draw(100 * random_parameters(head, 300), seeded_uniforms(range(300), head.numbers))
+    wide = head.draw(100 * random_parameters(head, 300), sample_uniforms(range(300), head.numbers))
     assert ((wide >= torch.tensor(LOW)) & (wide <= torch.tensor(HIGH))).all()
     assert head.best(parameters).shape == (1, 3)
     shares = parameters.view(3, 5).softmax(1)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 from zoo.flow.process import time_samplers as ts
 
 ALL = [
@@ -17,7 +17,7 @@ ALL = [
 
 
 def draw(sampler: ts.TimeSampler, count: int = 20000) -> torch.Tensor:
-    return sampler(seeded_uniforms(range(count), 1)[0])
+    return sampler(sample_uniforms(range(count), 1)[0])
 
 
 @pytest.mark.parametrize("sampler", [*ALL, ts.LogitNormalTimes(30.0)], ids=lambda s: type(s).__name__)

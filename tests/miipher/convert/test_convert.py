@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import zoo
 from tests.miipher.parts import CONFIGS, backbone, cleaner
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert.rules import to_legacy_keys
 from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
@@ -194,7 +194,7 @@ def test_the_files_own_frozen_tensors_count(
     assert not torch.allclose(features(model), expected, atol=1e-3)
     assert "1 frozen tensors differ" in caplog.text
     to_original(model, tmp_path / "back.pt", folder)
-    back = load_foreign(tmp_path / "back.pt")["model_state_dict"]
+    back = load_foreign_checkpoint(tmp_path / "back.pt")["model_state_dict"]
     assert torch.equal(back[key], other)
     convert(path, tmp_path / "exported", backbone=folder)
     again = zoo.load(tmp_path / "exported").encoder
@@ -294,7 +294,7 @@ def test_open_miipher(tmp_path: Path) -> None:
             assert isinstance(model.adapters, OpenMiipherAdapters)
             assert model.adapters.scales[0].item() == (1.5 if scales else 1.0)
             to_original(model, tmp_path / "back.pth")
-            back = load_foreign(tmp_path / "back.pth")
+            back = load_foreign_checkpoint(tmp_path / "back.pth")
             for part, wanted in content.items():
                 assert sorted(back[part]) == sorted(wanted)
                 assert all(torch.equal(back[part][key], value) for key, value in wanted.items())
@@ -497,7 +497,7 @@ def test_true_wavlm(tmp_path: Path) -> None:
     torch.testing.assert_close(
         features(from_original(tmp_path / "true.pt", tmp_path / "wavlm")), features(model.eval())
     )
-    content = load_foreign(tmp_path / "true.pt")
+    content = load_foreign_checkpoint(tmp_path / "true.pt")
     content["model_state_dict"] = {
         key: value
         for key, value in content["model_state_dict"].items()

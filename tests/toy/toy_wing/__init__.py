@@ -13,5 +13,4 @@ __getattr__, __all__ = public(
         "nets": "Gain",
         "task": "GainTask",
     },
-    former={"restore": "Amplifier"},
 )

@@ -20,7 +20,7 @@ from zoo.ui.places import Places
 from zoo.ui.warm.pool import MIB, Failed, Finished, Workers
 from zoo.ui.warm.worker import Worker
 
-FORMER = REPOSITORY / "tests" / "data" / "checkpoints_8e52760"
+RUNS = REPOSITORY / "tests" / "data" / "runs"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def run(places: Places) -> str:
 
 
 def new_run(places: Places, name: str) -> str:
-    shutil.copytree(FORMER / name / "run", places.runs / name / "t")
+    shutil.copytree(RUNS / name, places.runs / name / "t")
     return f"{name}/t"
 
 
@@ -72,7 +72,7 @@ def test_a_real_run_answers_twice(places, run, monkeypatch):
 
 def test_it_dies_with_the_server_while_it_computes(places):
     """Whatever ends the server closes the pipe, kill -9 included."""
-    order = {"path": str(FORMER / "flow" / "points" / "run"), "temp": str(places.temp), "allow_import": []}
+    order = {"path": str(RUNS / "flow" / "points"), "temp": str(places.temp), "allow_import": []}
     child = subprocess.Popen(
         [sys.executable, "-m", "zoo.ui.warm.worker"],
         env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,

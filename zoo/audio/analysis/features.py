@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from zoo.common.atomic import replacing
-from zoo.common.reading.torch_files import read_torch
+from zoo.common.safe_load import load_foreign_checkpoint
 
 FEATURE_SUFFIXES = (".npy", ".pt")
 MAX_FRAME_DIFFERENCE = 1  # front ends round the number of frames differently
@@ -22,7 +22,7 @@ def load_features(path: Path) -> np.ndarray:
         if path.suffix.lower() == ".npy":
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
-            array = read_torch(path, mapped=True).numpy()
+            array = load_foreign_checkpoint(path, mmap=True).numpy()
     except Exception as error:  # numpy and torch raise many types on damaged files and pickled objects
         raise ValueError(f"{path}: not an array or tensor without pickled objects ({error})") from error
     array = array[0] if array.ndim == 3 and len(array) == 1 else array

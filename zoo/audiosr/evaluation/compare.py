@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.common import report
 from zoo.common.atomic import write_atomic
-from zoo.common.reading.foreign import load_foreign
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.tensor_names import strip_wrappers
 from zoo.runs import export
 from zoo.runs.checkpoints import load_checkpoint
@@ -100,7 +100,7 @@ def read_tensors(path: Path, ema: bool = False) -> dict[str, Tensor]:
     elif path.is_dir() or path.suffix == ".ckpt":
         content = load_checkpoint(find_checkpoint(path))
     else:
-        content = load_foreign(path)
+        content = load_foreign_checkpoint(path)
     outer = content if isinstance(content, Mapping) else {}
     wrapper = next((key for key in WRAPPERS if any(_tensors(outer.get(key)))), None)
     state = dict(_tensors(content if wrapper is None else outer[wrapper]))

@@ -17,8 +17,8 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.nets.agents import LINEAR_LAYERS, PEFT_PREFIX, Agents, fits, matching
 from zoo.ci_llm.nets.backbone import ALL_LINEAR
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.reading.foreign import load_foreign
 from zoo.common.reading.text import load_json
+from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.engine import OriginalFile
 
 log = logging.getLogger(__name__)
@@ -358,7 +358,7 @@ def _read_agents(folder: Path, count: int, allow_partial: bool) -> list[Weights]
     result = []
     for number in range(count):
         if number in numbers:
-            content = load_foreign(numbers[number])
+            content = load_foreign_checkpoint(numbers[number])
             if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
                 raise ValueError(f"{numbers[number]} holds no tensors by name")
             result.append(adapter_weights(content, agent_name(number), str(numbers[number])))
@@ -472,7 +472,7 @@ def _number(folder: Path) -> int:
 def _read_weights(folder: Path) -> dict[str, Any]:
     for name in PEFT_WEIGHTS:
         if (folder / name).is_file():
-            return load_foreign(folder / name)
+            return load_foreign_checkpoint(folder / name)
     raise FileNotFoundError(f"{folder} has {CONFIG}, but no {PEFT_WEIGHTS[0]}")
 
 

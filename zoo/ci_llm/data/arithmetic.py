@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import sample_uniforms
 from zoo.training.data import item_seed
 
 Split = Literal["train", "val", "test"]
@@ -88,7 +88,7 @@ class Arithmetic:
     def _problem(self, drawn: tuple[str, int, int], seed: int) -> Problem:
         operation, a, b = drawn
         choices = (TEMPLATES[operation], NAMES, THINGS)
-        shares = seeded_uniforms([seed], len(choices))[:, 0].tolist()
+        shares = sample_uniforms([seed], len(choices))[:, 0].tolist()
         template, name, thing = (each[int(share * len(each))] for each, share in zip(choices, shares, strict=True))
         sign, result = ("+", a + b) if operation == "add" else ("-", a - b)
         question = template.format(name=name, thing=thing, a=a, b=b)

@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.ci_llm.aggregation.aggregator import Aggregator
 from zoo.ci_llm.losses.metrics import taken
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 
 Pair = tuple[Sequence[int], Sequence[int]]
 
@@ -105,7 +105,7 @@ def _scored(
         log_probs = crowd.outputs(ids, mask, logits_at=at).logits.float().log_softmax(-1)  # (K, M, V)
     agents = taken(log_probs, wanted)  # (K, M)
     by_agent = (log_probs.argmax(-1) == wanted).split(sizes, 1)
-    uniforms = seeded_uniforms(seeds, crowd.count)
+    uniforms = sample_uniforms(seeds, crowd.count)
     parts: dict[str, tuple[Tensor, ...]] = {}
     start: dict[str, Tensor] = {}
     for name, rule in rules.items():

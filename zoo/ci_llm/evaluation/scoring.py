@@ -25,7 +25,7 @@ from zoo.ci_llm.losses.likelihood import IGNORED, learned, target_losses, token_
 from zoo.ci_llm.losses.metrics import CrowdScores, token_scores
 from zoo.ci_llm.losses.objective import targets
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 from zoo.training.data import item_seed
 
 CLOUDS: tuple[Strategy, ...] = ("last_token", "answer_mean")  # whose distance is measured
@@ -102,7 +102,7 @@ def score(
     follows = torch.where(mask.bool(), ids, IGNORED)
     token_log_probs = -token_losses(output.logits, follows)
     scored = learned(follows) != IGNORED
-    uniforms = seeded_uniforms(seeds, crowd.count)
+    uniforms = sample_uniforms(seeds, crowd.count)
     tokens = {}
     for name, rule in aggregators.items():
         weights = rule.start(crowd.count, len(ids), uniforms).to(ids.device)

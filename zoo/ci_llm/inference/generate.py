@@ -16,8 +16,8 @@ from zoo.ci_llm.losses.metrics import taken
 from zoo.ci_llm.nets.agents import SEEDS
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import sample_uniforms
 
 
 @torch.no_grad()
@@ -173,8 +173,8 @@ def uniform_numbers(seeds: Sequence[int] | None, count: int, rows: int, steps: i
     if len(seeds) != rows:
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one per prompt")
     if not joint:
-        seeds = (seeded_uniforms(seeds, count) * SEEDS).long().flatten().tolist()
-    return seeded_uniforms(seeds, count + 2 * steps)
+        seeds = (sample_uniforms(seeds, count) * SEEDS).long().flatten().tolist()
+    return sample_uniforms(seeds, count + 2 * steps)
 
 
 def check_prompts(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int) -> None:

@@ -13,8 +13,8 @@ from zoo.ci_llm.inference.generate import Reader, check_prompts, evaluating, win
 from zoo.ci_llm.nets.agents import SEEDS
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling, draw
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import sample_uniforms
 
 
 class Speculated(NamedTuple):
@@ -79,7 +79,7 @@ def speculate(
     sampling = sampling or Sampling()
     seed = int(torch.randint(SEEDS, (), device="cpu")) if seed is None else seed
     device, end = input_ids.device, input_ids.shape[1] + max_new_tokens
-    numbers = iter(seeded_uniforms([seed], crowd.count + 2 * (ahead + 1) * (max_new_tokens + 1))[:, 0].to(device))
+    numbers = iter(sample_uniforms([seed], crowd.count + 2 * (ahead + 1) * (max_new_tokens + 1))[:, 0].to(device))
     start = torch.stack([next(numbers) for _ in range(crowd.count)])[:, None]
     log_weights = aggregator.start(crowd.count, 1, start.cpu()).to(device)
     everyone, alone = Reader(crowd, mask), Reader(crowd, mask)

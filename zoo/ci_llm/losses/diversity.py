@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
 from zoo.ci_llm.losses.distances import pairwise_divergences, random_directions, sliced_wasserstein
-from zoo.common.draws import host_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import sample_uniforms_numpy
 
 Strategy = Literal["last_token", "mean_pool", "first_token", "answer_mean", "answer_tokens"]
 Space = Literal["hidden", "logits", "probs"]
@@ -251,7 +251,7 @@ class Diversity:
         if self.kind != "swd" or agents < 2:
             return None
         # torch's generator heeds 32 bits of its seed
-        mixed = int(host_uniforms([(self.seed << 32) + step], 1)[0, 0] * 2**32)
+        mixed = int(sample_uniforms_numpy([(self.seed << 32) + step], 1)[0, 0] * 2**32)
         pairs = None if self.shared else agents * (agents - 1) // 2
         return random_directions(dims, self.projections, torch.Generator().manual_seed(mixed), pairs)
 

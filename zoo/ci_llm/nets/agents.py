@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.ci_llm.nets.backbone import Backbone
-from zoo.common.draws import host_uniforms, seeded_uniforms
 from zoo.common.ranges import at_least, below
+from zoo.common.tensors import sample_uniforms, sample_uniforms_numpy
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."  # of peft's key names; what follows is the layer's name in the causal LM
 _STREAMS = 3  # independent masks per agent and layer: of the input, of A, of B
-SEEDS = 2**52  # as many as seeded_uniforms tells apart
+SEEDS = 2**52  # as many as sample_uniforms tells apart
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Agents(nn.Module):
                 raise ValueError(
                     f"agents: the pattern {key!r} fits none of the adapted layers, such as {self.names[0]}"
                 )
-        seeds = seeded_uniforms([self.seed], self.count)[:, 0] * SEEDS
+        seeds = sample_uniforms([self.seed], self.count)[:, 0] * SEEDS
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
         for index, (name, layer) in enumerate(layers.items()):
             inputs, outputs = backbone.sizes(layer)
@@ -254,7 +254,7 @@ class Agents(nn.Module):
         if not self.training or self.dropout == self.dropconnect == 0:
             return None
         key = int(torch.randint(2**62, (), device="cpu"))
-        draws = host_uniforms([key], self.count * len(self.names) * _STREAMS)[:, 0]
+        draws = sample_uniforms_numpy([key], self.count * len(self.names) * _STREAMS)[:, 0]
         return (draws * SEEDS).astype(np.int64).tolist()
 
     @contextmanager

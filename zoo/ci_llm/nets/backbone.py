@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from zoo.blocks import keep_masks_on_the_device
-from zoo.common.draws import seeded
+from zoo.common.tensors import seeded_rng
 from zoo.runs.frozen import FrozenModule, build_config, newest_backbone, pretrained, quiet_loading
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -248,7 +248,7 @@ def _build(
 
     if source is not None:
         return pretrained(AutoModelForCausalLM, source, revision, **how)
-    with seeded(seed):
+    with seeded_rng(seed):
         exact = {**how, "dtype": torch.float32}
         model = AutoModelForCausalLM.from_config(build_config(config or {}), trust_remote_code=False, **exact)
     for weight in model.parameters():  # and not the buffers: rotary frequencies stay float32, as when loaded

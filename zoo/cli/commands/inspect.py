@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def inspect_folder(path: Path) -> int:
 
 def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
-    from zoo.common.reading.foreign import Stub, UnsafeFileError, load_foreign
+    from zoo.common.safe_load import UnsafeFileError, iterate_contents, load_foreign_checkpoint
     from zoo.convert.engine import load_original
     from zoo.runs.checkpoints import is_sound
 
@@ -77,7 +77,7 @@ def inspect_file(path: Path) -> int:
         return 1
     try:
         # a .ckpt is compared with its checksums above
-        content: Any = load_foreign(path, mapped=True) if path.suffix == ".ckpt" else load_original(path)
+        content: Any = load_foreign_checkpoint(path, mmap=True) if path.suffix == ".ckpt" else load_original(path)
     except UnsafeFileError:
         raise
     except ValueError:
@@ -94,7 +94,7 @@ def inspect_file(path: Path) -> int:
         keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
         more = f", … ({len(keys)} in all)" if len(keys) > MAX_KEYS else ""
         facts = {"kind": "file of another project", "keys": ", ".join(keys[:MAX_KEYS]) + more}
-    classes = sorted({entry.path for entry in walk(content, set()) if isinstance(entry, Stub)})
+    classes = sorted({entry.path for entry in iterate_contents(content) if hasattr(entry, "path")})
     if classes:
         facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
     print_facts(path, facts, count_tensors(content))
@@ -190,37 +190,16 @@ def count_tensors(content: Any) -> dict[str, list[tuple[int, str]]]:
     """
     import torch
 
+    from zoo.common.safe_load import iterate_contents
+
     components: dict[str, list[tuple[int, str]]] = {}
     visited: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
-        for tensor in walk(value, visited):
+        for tensor in iterate_contents(value, visited):
             if isinstance(tensor, torch.Tensor):
                 entry = (tensor.numel(), str(tensor.dtype).removeprefix("torch."))
                 components.setdefault(str(key).partition(".")[0], []).append(entry)
     return components
-
-
-def walk(content: Any, visited: set[int]) -> Iterator[Any]:
-    """Yield the tensors and foreign records of a nested object, which may be circular.
-
-    Args:
-        visited: ids of the containers that were gone through; added to.
-    """
-    import torch
-
-    from zoo.common.reading.budget import children
-    from zoo.common.reading.values import Stub
-
-    pending = [content]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif id(value) not in visited and isinstance(value, Mapping | list | tuple | Stub):
-            visited.add(id(value))
-            if isinstance(value, Stub):
-                yield value
-            pending += children(value)
 
 
 def format_size(path: Path) -> str:

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zoo.common.reading.text import find_duplicate_key, safe_load
-from zoo.common.registry import renamed
 from zoo.common.systems import recipe_paths
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
@@ -38,7 +37,7 @@ class ConfigFileError(ValueError):
 
 
 def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
-    """Read a recipe or a run's config, its interpolations resolved and its parts under their public names.
+    """Read a recipe or a run's config, its interpolations resolved.
 
     Args:
         brought: it came with a run and was not named by the user: the places that it names are checked.
@@ -56,7 +55,7 @@ def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
         resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
-    config = renamed(resolved)
+    config: Any = resolved
     if brought:
         check_places(config, path.parent)
     return config

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import yaml
 
-from zoo.common.reading.errors import UnsafeFileError
-
 MAX_CHARACTERS = 2**20  # of a YAML file, which takes seconds to read
 MAX_DEPTH = 100  # of lists and tables in one another
 MAX_NODES = 50_000  # values, lists and tables, with every alias written out
@@ -55,7 +53,7 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
-class YAMLBombError(yaml.YAMLError, UnsafeFileError):
+class YAMLBombError(yaml.YAMLError, ValueError):
     """A YAML text that stands for far more than its own size."""
 
 
@@ -147,12 +145,12 @@ def load_json(text: str | bytes) -> Any:
     """Read JSON like `json.loads`, within bounds.
 
     Raises:
-        UnsafeFileError: it is too long, or lists and tables nest deeper than Python's recursion goes.
+        ValueError: it is too long, or lists and tables nest deeper than Python's recursion goes.
         ValueError: it is no JSON.
     """
     if len(text) > MAX_JSON:
-        raise UnsafeFileError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
+        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise UnsafeFileError("lists and tables nest too deeply (a bomb?)") from error
+        raise ValueError("lists and tables nest too deeply (a bomb?)") from error

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import positive, within
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Discrete
@@ -131,11 +131,13 @@ class StepDraws:
     def __init__(self, seeds: Sequence[int], count: int) -> None:
         self._states = np.array(seeds, dtype=np.uint64)
         self._count = count
-        self._ahead = np.array([count], dtype=np.uint64) * GOLDEN  # an array may overflow silently, which is meant
+        self._ahead = (
+            np.array([count], dtype=np.uint64) * SPLITMIX_INCREMENT
+        )  # an array may overflow silently, which is meant
 
     def next(self) -> Tensor:
         """Of the next step, (count, B) float64 in (0, 1)."""
-        uniforms = seeded_uniforms(self._states.tolist(), self._count)
+        uniforms = sample_uniforms(self._states.tolist(), self._count)
         self._states += self._ahead
         return uniforms
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
+from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.collecting.base import Algorithm, Request
 from zoo.compressed_ad.collecting.nets import clip_norms, initial_weights, raw_nets
 from zoo.compressed_ad.collecting.spaces import Scales, SpaceNets
@@ -202,7 +202,7 @@ class PPO(Algorithm):
         observer = Observer(env.grid_size, (len(tasks), streams), self.frames, self.minibatch)
         histories = np.zeros((len(tasks), streams, steps, len(COLUMNS)), dtype=np.int8)
         for number, start in enumerate(range(0, steps, self.rollout_steps)):
-            draws = seeded_uniforms([item_seed(seed, ACTIONS, number) for seed in seeds], self.rollout_steps * streams)
+            draws = sample_uniforms([item_seed(seed, ACTIONS, number) for seed in seeds], self.rollout_steps * streams)
             uniforms = draws.view(self.rollout_steps, streams, len(tasks)).transpose(1, 2)
             piece = histories[:, :, start : start + self.rollout_steps]
             rollout = self._play(Policy(weights.detach(), observer.cells), envs, observer, uniforms, piece)
@@ -257,7 +257,7 @@ class PPO(Algorithm):
         scales = Scales(space, shape, self.discount)
         for number, start in enumerate(range(0, steps, self.rollout_steps)):
             count = self.rollout_steps * streams * space.numbers
-            draws = seeded_uniforms([item_seed(seed, ACTIONS, number) for seed in seeds], count)
+            draws = sample_uniforms([item_seed(seed, ACTIONS, number) for seed in seeds], count)
             uniforms = draws.view(self.rollout_steps, space.numbers, streams, len(tasks)).transpose(2, 3)
             rollout = self._play_open(weights.detach(), space, envs, scales, uniforms, recorder, start)
             if start + self.rollout_steps < steps:

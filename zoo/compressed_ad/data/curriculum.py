@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import sample_uniforms
 from zoo.training.data import ResumableBatches, item_seed
 
 CATEGORIES = ("short", "medium", "long", "very_long", "extended")
@@ -88,7 +88,7 @@ class Curriculum:
     def steps(self, step: int, seed: int, available: int) -> int:
         """Draw how many steps the items of a batch have: one more than the length, for the last action."""
         stage = self.stage(step)
-        category, place = seeded_uniforms([seed], 2)[:, 0].tolist()
+        category, place = sample_uniforms([seed], 2)[:, 0].tolist()
         chosen, total = 0, self.shares[stage][0]
         while category >= total and chosen + 1 < len(self.shares[stage]):
             chosen += 1

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive, within
 from zoo.common.registry import imported
+from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.base import Env, Lockstep, random_actions, random_numbers, tensor_dtype
 from zoo.compressed_ad.envs.baselines import Explorer, can_explore
 from zoo.compressed_ad.envs.grids import BatchedEnv
@@ -98,7 +98,7 @@ class EpsilonCurriculum:
     def _choices(self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]) -> Iterator[Tensor]:
         space, device = self.env.schema.action, envs.tasks.device
         assert isinstance(space, Discrete)
-        draws = seeded_uniforms(seeds, self.length).to(device)
+        draws = sample_uniforms(seeds, self.length).to(device)
         epsilons = self.epsilons().to(device)[:, None]
         # A draw below epsilon, divided by it, is uniform again: it chooses the random action.
         chosen = (draws / epsilons.clamp(min=1e-12) * space.n).clamp(max=space.n - 1).long().unbind()
@@ -108,7 +108,7 @@ class EpsilonCurriculum:
     def _mixed(self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]) -> Iterator[Tensor]:
         space = self.env.schema.action
         width = random_numbers(space)
-        draws = seeded_uniforms(seeds, self.length * width).to(envs.tasks.device).unflatten(0, (-1, width))
+        draws = sample_uniforms(seeds, self.length * width).to(envs.tasks.device).unflatten(0, (-1, width))
         for epsilon, uniforms in zip(self.epsilons().tolist(), draws, strict=True):
             random = random_actions(space, uniforms)
             yield (epsilon * random + (1 - epsilon) * show()).to(tensor_dtype(space))

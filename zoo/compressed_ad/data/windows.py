@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
 from zoo.compressed_ad.envs.base import Env
@@ -205,7 +205,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         room = self.available - length + 1
         items = [place[1] for place in places]
         seeds = [item_seed(self.seed, *place[:2]) for place in places]
-        draws = seeded_uniforms([item_seed(seed, 0, DRAWS) for seed in seeds], 1 + self.shuffle * self.episodes)
+        draws = sample_uniforms([item_seed(seed, 0, DRAWS) for seed in seeds], 1 + self.shuffle * self.episodes)
         if self.offset == "every":
             pieces = self.available - self.length + 1
             starts = torch.tensor([item % pieces for item in items])

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from zoo.common.build import build
-from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import within
 from zoo.common.registry import public_name
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.schema import Box, Discrete, Schema, Space
 
 NAMES = {
@@ -151,8 +151,8 @@ class Env(ABC):
         totals, finished = torch.zeros(len(rows), dtype=torch.float64), torch.zeros(len(rows), dtype=torch.int64)
         width, time = random_numbers(self.schema.action), 0
         while int(finished.min()) < EPISODES:
-            shifted = [(seed + (time * width + 1) * int(GOLDEN)) % 2**64 for seed in seeds]
-            taken = envs.step(random_actions(self.schema.action, seeded_uniforms(shifted, width)))
+            shifted = [(seed + (time * width + 1) * int(SPLITMIX_INCREMENT)) % 2**64 for seed in seeds]
+            taken = envs.step(random_actions(self.schema.action, sample_uniforms(shifted, width)))
             totals += torch.where(finished < EPISODES, taken.rewards.double(), 0)
             finished += taken.dones
             time += 1

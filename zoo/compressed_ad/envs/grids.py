@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.schema import Box, Discrete, Schema
 
@@ -115,9 +115,9 @@ class BatchedEnv:
             self._starts = self.tasks.new_tensor(self.env.start_cell).expand(len(self.tasks), 2)
         else:
             size = self.env.grid_size
-            cells = (seeded_uniforms(self._seeds.tolist(), 1)[0] * size**2).long()
+            cells = (sample_uniforms(self._seeds.tolist(), 1)[0] * size**2).long()
             self._starts = torch.stack([cells // size, cells % size], dim=1).to(self.tasks.device)
-            self._seeds = self._seeds + GOLDEN
+            self._seeds = self._seeds + SPLITMIX_INCREMENT
         self.time = 0
         self.states = self._starts.clone()
         self._code = self._grid.encode(self._starts)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
 from zoo.common.registry import imported
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env, Transition, tensor_dtype
 from zoo.compressed_ad.envs.schema import Discrete, Schema, Space, box
 
@@ -276,9 +276,9 @@ class Loop(_Batch):
         self.states = self._tensor(np.stack([self._reset(number) for number in range(len(self._envs))]))
 
     def _reset(self, number: int) -> Any:
-        seed = (self._seeds[number] + self._episodes[number] * int(GOLDEN)) % 2**64
+        seed = (self._seeds[number] + self._episodes[number] * int(SPLITMIX_INCREMENT)) % 2**64
         self._episodes[number] += 1
-        observation, _ = self._envs[number].reset(seed=int(seeded_uniforms([seed], 1)[0, 0] * SEEDS))
+        observation, _ = self._envs[number].reset(seed=int(sample_uniforms([seed], 1)[0, 0] * SEEDS))
         return np.array(observation)
 
     def step(self, actions: Tensor) -> Transition:
@@ -316,7 +316,7 @@ class Vector(_Batch):
 
     def _reset(self, ended: np.ndarray) -> Any:
         """Begin an episode where one ended; returns all observations."""
-        drawn = seeded_uniforms((self._seeds + self._episodes * GOLDEN).tolist(), 1)[0]
+        drawn = sample_uniforms((self._seeds + self._episodes * SPLITMIX_INCREMENT).tolist(), 1)[0]
         seeds = [int(each * SEEDS) for each in drawn.tolist()]
         self._episodes[ended] += np.uint64(1)
         if ended.all():

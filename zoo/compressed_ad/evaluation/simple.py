@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.draws import GOLDEN, seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env, random_actions, random_numbers, tensor_dtype
 from zoo.compressed_ad.envs.schema import Discrete
 
@@ -147,8 +147,8 @@ def simple_returns(env: Env, name: str, tasks: Tensor, seeds: Sequence[int], epi
     earned, finished = np.zeros(len(seeds)), [[] for _ in seeds]  # type: ignore[var-annotated]
     shifted, width = np.array(seeds, dtype=np.uint64), random_numbers(space)
     while min(map(len, finished)) < episodes:
-        drawn = random_actions(space, seeded_uniforms(shifted.tolist(), width)).numpy()
-        shifted = shifted + np.array(width, dtype=np.uint64) * GOLDEN
+        drawn = random_actions(space, sample_uniforms(shifted.tolist(), width)).numpy()
+        shifted = shifted + np.array(width, dtype=np.uint64) * SPLITMIX_INCREMENT
         states = envs.states.numpy()
         chosen = [learner.act(state) for learner, state in zip(learners, states, strict=True)]
         actions = np.stack([drawn[row] if each is None else each for row, each in enumerate(chosen)])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
-from zoo.common.reading.foreign import Stub
+from zoo.common.safe_load import Record
 from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint, count_tensors
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
 from zoo.convert.tensor_names import State, add_prefix, select_prefix, strip_state_wrappers
@@ -215,7 +215,7 @@ def _settings(records: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     settings = {key: value for key, value in records.items() if key in SETTINGS}
     network, scheduler = records.get("network"), records.get("fm_scheduler")
     for record, names in ((network, NETWORK_SETTINGS), (scheduler, SCHEDULER_SETTINGS)):
-        if isinstance(record, Stub):
+        if isinstance(record, Record):
             settings |= {name: record.get(name) for name in names if record.get(name) is not None}
     rates = [module.get("p") for module in _modules(network) if module.path.endswith(".Dropout")]
     if rates:
@@ -224,9 +224,9 @@ def _settings(records: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     return settings, any(not module.path.startswith("torch.") for module in modules)
 
 
-def _modules(record: Any) -> Iterator[Stub]:
+def _modules(record: Any) -> Iterator[Record]:
     """A pickled module and all below it."""
-    if isinstance(record, Stub):
+    if isinstance(record, Record):
         yield record
         children = record.get("_modules")
         for child in children.values() if isinstance(children, Mapping) else ():

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import math
+import struct
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -18,8 +19,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from zoo.common.reading.archives import check_zip, data_start, open_checked
 from zoo.common.reading.text_files import read_lines
+from zoo.common.safe_load import check_archive
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", "
 CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes
 IMAGENET_BATCHES = "train_data_batch_*.npz"
 IMAGENET_CLASSES = 1000
+_LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")  # of an entry of a zip file
 SHAPES_AFTER_SIZE = ((), (1,), (3,), (4,))  # of the channels of an array of images
 
 
@@ -361,18 +363,29 @@ class PackedImages(ImageSource):
 def mapped_rows(path: Path) -> np.ndarray:
     """The array `data` (N, D), uint8, of a NumPy file of a stranger: memory-mapped, where it is not compressed."""
     try:
-        with path.open("rb") as file, open_checked(file, stored=False) as archive:
+        check_archive(path)
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             entry = archive.NameToInfo.get("data.npy")
             if entry is None or entry.compress_type != zipfile.ZIP_STORED:
                 rows = read_npz(path, "data").get("data")
             else:
-                file.seek(data_start(file, entry))
+                file.seek(_data_start(file, entry))
                 rows = _mapped(file, file.tell() + entry.file_size)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path}: cannot be read as npz ({error})") from error
     if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or not rows.size:
         raise ValueError(f"{path}: expected data (N, 3 * side * side) uint8, found {_facts(rows)}")
     return rows
+
+
+def _data_start(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
+    """Find where the bytes of a zip entry begin, after its local header."""
+    file.seek(entry.header_offset)
+    header = file.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
+        raise ValueError(f"the entry {entry.filename[:80]!r} is not where its zip directory says")
+    *_, name_length, extra_length = _LOCAL_HEADER.unpack(header)
+    return entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
 
 
 def _mapped(file: BinaryIO, end: int) -> np.ndarray:
@@ -396,7 +409,7 @@ def holds(path: Path, name: str) -> bool:
 def read_npz(path: Path, *names: str) -> dict[str, np.ndarray]:
     """The arrays of these names, as far as a NumPy file of a stranger has them."""
     try:
-        check_zip(path)
+        check_archive(path)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names if name in file}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:

@@ -16,8 +16,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.common.atomic import write_atomic
-from zoo.common.draws import seeded
 from zoo.common.reading.text import load_json
+from zoo.common.tensors import seeded_rng
 from zoo.flow.data.images import checksum
 from zoo.flow.evaluation.extractors import Classifier, resized, with_channels
 
@@ -97,7 +97,7 @@ def train_digits_classifier(
         raise ValueError(f"labels lie between 1 and {classes}, found {min(labels)} to {max(labels)}")
     x = with_channels(resized(images.float().cpu(), RESOLUTION), 1)
     y = torch.tensor(list(labels)) - 1
-    with seeded(seed):
+    with seeded_rng(seed):
         net = DigitsClassifier(classes)
         _fit(net, x, y, epochs)
     return net.eval().requires_grad_(False)

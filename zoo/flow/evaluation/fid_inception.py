@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.reading.foreign import load_foreign, plain
+from zoo.common.safe_load import load_foreign_checkpoint, to_plain_values
 from zoo.flow.evaluation.extractors import Extractor, with_channels
 from zoo.flow.rendering import to_pixels
 
@@ -176,7 +176,7 @@ def load_fid_inception(path: Path) -> FIDInception:
     Raises:
         ValueError: when the file's tensors are not this net's.
     """
-    content: Any = plain(load_foreign(path))
+    content: Any = to_plain_values(load_foreign_checkpoint(path))
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: expected tensors by name, found {type(content).__name__}")
     state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zoo.blocks import check_size, doubled
-from zoo.common.draws import seeded
 from zoo.common.ranges import at_least
+from zoo.common.tensors import seeded_rng
 from zoo.runs.export import is_export
 from zoo.runs.frozen import FrozenModule
 from zoo.runs.load import read_net, run_of
@@ -254,7 +254,7 @@ class FrozenAutoencoder(FrozenModule):
         if source is not None:
             config, state = read_autoencoder(source, revision)
         self.config: dict[str, Any] = {**dict(config or {})}
-        with seeded(seed):
+        with seeded_rng(seed):
             self.net = AutoencoderKL(**net_arguments(self.config, str(source)))
         if state is not None:
             _load(self.net, state, str(source))

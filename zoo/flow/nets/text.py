@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from zoo.common.draws import seeded
 from zoo.common.ranges import at_least
+from zoo.common.tensors import seeded_rng
 from zoo.runs.frozen import FrozenModule, build_config, load_config, load_tokenizer, pretrained, quiet_loading
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class FrozenText(FrozenModule):
             self.model = pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
         else:
             settings = build_config(config or {})
-            with seeded(seed):
+            with seeded_rng(seed):
                 kind = _encoder(settings, "config")
                 automatic = kind is AutoModel
                 self.model = kind.from_config(settings, trust_remote_code=False) if automatic else kind(settings)

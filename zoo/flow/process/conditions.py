@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 from zoo.flow.nets.velocity import NULL_LABEL, VelocityNet
 
 GROUPS = {"text": ("tokens", "mask", "pooled"), "image": ("image",)}
@@ -98,7 +98,7 @@ def drawn_drops(drops: Mapping[str, float], joint: float, seeds: Sequence[int]) 
         drops: probability by kind that it is dropped, each for itself.
         joint: that all are.
     """
-    u = seeded_uniforms(seeds, 3 + len(GROUPS))[2:]  # the first two are the time and the label's own
+    u = sample_uniforms(seeds, 3 + len(GROUPS))[2:]  # the first two are the time and the label's own
     kept = {LABEL: (u[0] >= joint).long()}
     for number, kind in enumerate(GROUPS, start=1):
         kept[kind] = kept[LABEL] * (u[number] >= drops.get(kind, 0.0)).long()

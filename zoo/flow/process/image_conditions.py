@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least
+from zoo.common.tensors import sample_uniforms
 
 
 class ImageCondition(ABC):
@@ -79,7 +79,7 @@ class Inpainting(ImageCondition):
         return torch.cat([masks, images * (1 - masks)], dim=1)
 
     def _holes(self, shape: Sequence[int], seeds: Sequence[int]) -> Tensor:
-        u = seeded_uniforms(seeds, 4).float()
+        u = sample_uniforms(seeds, 4).float()
         inside = []
         for axis, length in enumerate(shape):
             size = ((self.least + (self.most - self.least) * u[axis]) * length).round().clamp(1, length)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zoo.common.draws import seeded_uniforms
+from zoo.common.tensors import sample_uniforms
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import Conditions
 from zoo.flow.process.guidance import Guidance
@@ -41,7 +41,7 @@ def drawn_intervals(times: TimeSampler, drop: float, share: float, seeds: Sequen
 
     A share of the items has two times, in order; the others have a span of 0, which is plain flow matching.
     """
-    u = seeded_uniforms(seeds, 4)
+    u = sample_uniforms(seeds, 4)
     first, second = times(u[0]), times(u[2])
     apart = u[3] < share
     begin, end = torch.minimum(first, second), torch.maximum(first, second)

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from zoo.common.draws import seeded_uniforms
 from zoo.common.ranges import at_least, positive
+from zoo.common.tensors import sample_uniforms
 
 # Largest float32 below 1: at t = 1 a path may have no finite velocity.
 BELOW_ONE = 1 - 2**-24
@@ -25,7 +25,7 @@ class TimeSampler(ABC):
         """Turn numbers that are evenly spread over (0, 1), of any shape, into times between 0 and 1."""
 
     def __call__(self, u: Tensor) -> Tensor:
-        """Turn random numbers (B,), float64, as `seeded_uniforms` draws them, into times (B,), float32, 0 <= t < 1."""
+        """Turn random numbers (B,), float64, as `sample_uniforms` draws them, into times (B,), float32, 0 <= t < 1."""
         return self.quantile(u).float().clamp(0, BELOW_ONE)
 
 
@@ -112,7 +112,7 @@ def seeded_draws(times: TimeSampler, drop: float, seeds: Sequence[int]) -> tuple
     Returns:
         Times (B,), float32, and (B,), int64: 0 where the condition is dropped, with probability `drop`; on the CPU.
     """
-    u = seeded_uniforms(seeds, 2)
+    u = sample_uniforms(seeds, 2)
     return times(u[0]), (u[1] >= drop).long()
 
 

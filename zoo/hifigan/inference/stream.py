@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.interface import WaveformGenerator
 
 
@@ -80,7 +80,7 @@ class VocoderStream:
         samples = self._generator(known)[0, 0, self._given * hop : end * hop]
         kept = max(end - context, 0)
         self._frames, self._given, self._closed = known[..., kept:].clone(), end - kept, False
-        return at_least_float32(samples).cpu().numpy()
+        return promote_to_float32(samples).cpu().numpy()
 
 
 def look_ahead(generator: WaveformGenerator) -> int:

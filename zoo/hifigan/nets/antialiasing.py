@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.causal import Past
 
 TAPS, RATIO = 12, 2
@@ -95,7 +95,7 @@ class AntiAliased(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Activate (B, C, T)."""
         with torch.autocast(x.device.type, enabled=False):
-            return self.down(self.act(self.up(at_least_float32(x)))).to(x.dtype)
+            return self.down(self.act(self.up(promote_to_float32(x)))).to(x.dtype)
 
     def up(self, x: Tensor) -> Tensor:
         """Raise the rate: (B, C, T) to (B, C, T * ratio)."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.draws import seeded
 from zoo.common.ranges import within
+from zoo.common.tensors import seeded_rng
 from zoo.runs.frozen import FrozenModule, build_config, pretrained
 
 
@@ -51,7 +51,7 @@ class EncodecFeatures(FrozenModule):
         if source is not None:
             self.model = pretrained(EncodecModel, source, revision, dtype=torch.float32)
         else:
-            with seeded(seed):
+            with seeded_rng(seed):
                 self.model = EncodecModel(build_config({**(config or {}), "model_type": "encodec"}))
                 for layer in self.model.quantizer.layers:  # transformers leaves them zero, and all codes equal
                     layer.codebook.embed.normal_()

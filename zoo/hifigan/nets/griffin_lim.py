@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.audio.analysis.griffin_lim import Spectra, Transform, find_phase, invert_mel_kl, synthesize
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.ranges import at_least
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.nets.vocos import ConvNeXtBackbone, magnitude_of
 
@@ -94,9 +94,9 @@ class GriffinLimVocos(PhaseSearch):
 
     def magnitudes(self, x: Tensor) -> Tensor:
         """Magnitudes (B, n_fft // 2 + 1, F), at most 100, of log-mels (B, n_mels, F); float32 behind the net."""
-        correction = at_least_float32(self.out(self.backbone(x))).transpose(1, 2)  # (B, n_fft / 2 + 1, F)
+        correction = promote_to_float32(self.out(self.backbone(x))).transpose(1, 2)  # (B, n_fft / 2 + 1, F)
         with torch.autocast(x.device.type, enabled=False):
-            inverted = invert_mel_kl(at_least_float32(x).exp(), self.mel, self.updates)
+            inverted = invert_mel_kl(promote_to_float32(x).exp(), self.mel, self.updates)
             return magnitude_of(inverted.clamp(min=_LEAST_MAGNITUDE).log() + correction)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class MagnitudeVocos(PhaseSearch):
     def magnitudes(self, x: Tensor) -> Tensor:
         """Magnitudes (B, n_fft // 2 + 1, F * steps), at most 100, of features (B, C, F); float32 behind the net."""
         straight = self.shortcut(x.transpose(1, 2)).unflatten(2, (self.steps, -1)).flatten(1, 2)
-        return magnitude_of(at_least_float32(straight + self._bent(x)).transpose(1, 2))
+        return magnitude_of(promote_to_float32(straight + self._bent(x)).transpose(1, 2))
 
     def _bent(self, x: Tensor) -> Tensor:
         """What the backbone adds to the logarithms, (B, F * steps, n_fft // 2 + 1)."""
@@ -184,7 +184,9 @@ class MagnitudeVocos(PhaseSearch):
         moments: list[Tensor] = []
         for x, audio in pairs:
             inner = slice(self.steps, -self.steps)
-            wanted = (self._logarithms(audio) - at_least_float32(self._bent(x)))[:, inner]  # (B, (F - 2) * steps, bins)
+            wanted = (self._logarithms(audio) - promote_to_float32(self._bent(x)))[
+                :, inner
+            ]  # (B, (F - 2) * steps, bins)
             rows = torch.nn.functional.pad(x[..., 1:-1].transpose(1, 2).flatten(0, 1).double(), (0, 1), value=1.0)
             found = [rows.T @ rows, rows.T @ wanted.unflatten(1, (-1, self.steps)).flatten(2).flatten(0, 1).double()]
             moments = [a + b for a, b in zip(moments, found, strict=True)] if moments else found
@@ -200,7 +202,7 @@ class MagnitudeVocos(PhaseSearch):
     def _logarithms(self, audio: Tensor) -> Tensor:
         """Of the magnitudes of audio (B, T), (B, T / hop of the transform, n_fft // 2 + 1)."""
         t = self.transform
-        padded = torch.nn.functional.pad(at_least_float32(audio), (t.padding_samples, t.padding_samples))
+        padded = torch.nn.functional.pad(promote_to_float32(audio), (t.padding_samples, t.padding_samples))
         spectra = torch.stft(padded, t.n_fft, t.hop_length, window=t.window, center=False, return_complex=True)
         return spectra.abs().clamp(min=_LEAST_MAGNITUDE).log().transpose(1, 2)
 

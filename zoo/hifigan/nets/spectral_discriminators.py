@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import at_least, positive
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.constant_q import ConstantQ
 from zoo.hifigan.nets.discriminators import SLOPE, ConvolutionStack, spectral_norm, weight_norm
 from zoo.training.adversarial import Discriminator, Output
@@ -47,7 +47,7 @@ class ResolutionDiscriminator(ConvolutionStack):
         n_fft, hop, window = self.resolution
         with torch.autocast(x.device.type, enabled=False):
             padding = (n_fft - hop) // 2
-            padded = F.pad(at_least_float32(x), (padding, padding), mode="reflect")[:, 0]
+            padded = F.pad(promote_to_float32(x), (padding, padding), mode="reflect")[:, 0]
             rectangle = torch.ones(window, device=x.device, dtype=padded.dtype)
             spectrum = torch.stft(padded, n_fft, hop, window, rectangle, center=False, return_complex=True)
             magnitude = torch.linalg.vector_norm(torch.view_as_real(spectrum), dim=-1)  # with a gradient of 0 at 0
@@ -134,7 +134,7 @@ class BandDiscriminator(nn.Module):
         """Complex spectrum (B, 2, F, window / 2 + 1) of waveforms (B, 1, T) without offset and of one peak."""
         with torch.autocast(x.device.type, enabled=False):
             hop = self.n_fft // 4
-            x = same_peak(at_least_float32(x))[:, 0]
+            x = same_peak(promote_to_float32(x))[:, 0]
             if self.match_stride:
                 padding = (self.n_fft - hop) // 2
                 x = F.pad(x[:, None], (padding, padding - x.shape[-1] % -hop), mode="reflect")[:, 0]
@@ -224,7 +224,7 @@ class OctaveDiscriminator(nn.Module):
     def forward(self, x: Tensor) -> Output:
         """Score waveforms (B, 1, T)."""
         with torch.autocast(x.device.type, enabled=False):
-            x = at_least_float32(x)
+            x = promote_to_float32(x)
             found = self.transform(self.resample(same_peak(x) if self.normalize else x)[:, 0])  # (B, bins, F, 2)
         octaves = found.permute(0, 3, 2, 1).split(self.bins_per_octave, -1)  # each (B, 2, F, bins_per_octave)
         hidden = torch.cat([conv(octave) for conv, octave in zip(self.conv_pres, octaves, strict=True)], -1)

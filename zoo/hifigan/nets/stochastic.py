@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.ranges import at_least
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.nets.vocos import ConvNeXtBackbone, InverseSTFT, magnitude_of
 
@@ -65,9 +65,9 @@ class StochasticVocos(WaveformGenerator):
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length) from log-mels (B, n_mels, F); in float32 behind the backbone."""
-        level, phase, noise_level = at_least_float32(self.out(self.backbone(x))).chunk(3, 2)  # (B, F, n_fft / 2 + 1)
+        level, phase, noise_level = promote_to_float32(self.out(self.backbone(x))).chunk(3, 2)  # (B, F, n_fft / 2 + 1)
         with torch.autocast(x.device.type, enabled=False):
-            frames = at_least_float32(x).transpose(1, 2)  # (B, F, n_mels)
+            frames = promote_to_float32(x).transpose(1, 2)  # (B, F, n_mels)
             envelope = frames @ self.envelope
             # no gradient: it would be that of chaos
             real, imaginary = (frames.detach() @ self.projection).sin().chunk(2, 2)

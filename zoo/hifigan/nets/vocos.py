@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from zoo.common.ranges import at_least, one_of
-from zoo.common.reading.unpickle import at_least_float32
+from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.causal import Overlap, conv1d
 from zoo.hifigan.nets.interface import WaveformGenerator
 
@@ -174,7 +174,7 @@ class ISTFTHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn frames (B, F, dim) into (B, F * hop_length); computed in float32 behind the layer."""
-        magnitude, phase = at_least_float32(self.out(x)).chunk(2, 2)  # (B, F, n_fft / 2 + 1)
+        magnitude, phase = promote_to_float32(self.out(x)).chunk(2, 2)  # (B, F, n_fft / 2 + 1)
         with torch.autocast(x.device.type, enabled=False):
             magnitude = magnitude_of(magnitude)
             return self.istft(magnitude * phase.cos(), magnitude * phase.sin())
@@ -204,7 +204,7 @@ class IMDCTHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn frames (B, F, dim) into (B, F * hop_length); computed in float32 behind the layer."""
-        x = at_least_float32(self.out(x))
+        x = promote_to_float32(self.out(x))
         with torch.autocast(x.device.type, enabled=False):
             if self.kind == "symexp":
                 magnitude = x.abs().clamp(max=_ENOUGH).exp() - 1

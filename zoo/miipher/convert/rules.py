@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.reading.foreign import plain
 from zoo.common.reading.text import load_json
+from zoo.common.safe_load import to_plain_values
 from zoo.convert.engine import OriginalFile, load_original
 from zoo.convert.tensor_names import (
     NameRule,
@@ -190,7 +190,7 @@ def read(path: Path, content: Any = None) -> MiipherFile:
 
 
 def _file(path: Path, content: Any = None) -> MiipherFile:
-    content = plain(load_original(path) if content is None else content)
+    content = to_plain_values(load_original(path) if content is None else content)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a dict of tensors")
     state = content.get("model_state_dict")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import keep_masks_on_the_device
-from zoo.common.draws import seeded
 from zoo.common.ranges import one_of, within
+from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
 from zoo.runs.frozen import FrozenModule, build_config, load_config, newest_backbone, pretrained, quiet_loading
 
@@ -229,5 +229,5 @@ def _configuration(source: str | None, revision: str | None, config: dict[str, A
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
     if source is not None:
         return pretrained(model, source, revision, config=settings, dtype=torch.float32)
-    with seeded(seed):
+    with seeded_rng(seed):
         return model(settings)

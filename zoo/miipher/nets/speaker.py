@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.draws import seeded
+from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import SAMPLE_RATE, standardise
 from zoo.runs.frozen import FrozenModule, build_config, load_config, pretrained
 
@@ -51,7 +51,7 @@ class SpeakerEncoder(FrozenModule):
         if settings.model_type not in WAVEFORM_MODELS:
             raise ValueError(f"speaker: expected one of {', '.join(WAVEFORM_MODELS)}, found {settings.model_type}")
         if source is None:
-            with seeded(seed):
+            with seeded_rng(seed):
                 self.model = AutoModelForAudioXVector.from_config(settings, trust_remote_code=False)
         else:
             self.model = pretrained(AutoModelForAudioXVector, source, revision, dtype=torch.float32)

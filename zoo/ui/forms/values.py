@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from zoo.common.registry import current_name
 from zoo.ui.checks import read_yaml
 
 MAX_LINES = 2**16
@@ -102,15 +101,13 @@ def merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values mean the same to a parser: 1 and 1.0 do, a path and its text, former and public names."""
+    """Whether two values mean the same to a parser: 1 and 1.0 do, a path and its text."""
     if isinstance(one, bool) or isinstance(other, bool) or one is None or other is None:
         return one is other
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, str) and isinstance(other, str):
-        return current_name(one) == current_name(other)
     return one is not ABSENT and other is not ABSENT and (one == other or str(one) == str(other))
 
 
