@@ -17,6 +17,7 @@ from zoo.cli.main import main
 from zoo.cli.recipes import compose_config, find_recipe, near, pairs, recipes_named
 from zoo.cli.tools import find_tools, split_options
 from zoo.common.reading.configs import load_recipe, merge, read_config
+from zoo.runs.load import load
 
 
 def say(*args):
@@ -195,6 +196,14 @@ def test_own_options_of_a_tool_and_those_of_fit():
     own, fit = split_options([*given.split(), *more.split()], get_type_hints(find_tools()["tune"].load()))
     assert own == ["--prune=true", "--trials=3", "--trails", "3", '--search=["a=int(1,2)", "b=int(1,2)"]']
     assert fit == "flow/smoke trainer/gpu --trainer.max_steps 5 --data.x=1 -c f.yaml --seed_everything 4".split()
+
+
+@pytest.mark.parametrize("name", ["zoo.flow.ToyNet", "ToyNet", "zoo.flow.nets.mlp.ToyNet"])
+def test_a_run_names_its_classes_publicly(name, tmp_path):
+    limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0", f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["fit", "flow/demo_swissroll", "--model.net", name, *limits]) == 0
+    assert "class_path: zoo.flow.ToyNet" in (tmp_path / "config.yaml").read_text()
+    assert load(tmp_path).dry_run()
 
 
 MERGED = [

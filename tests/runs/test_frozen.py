@@ -29,9 +29,9 @@ HERE = {"config": {"seed": 3}}
 
 
 def recipe(folder: Path, **backbone: object) -> Path:
-    spec = {"class_path": "toy_wing.backbone.Scale", "init_args": backbone}
+    spec = {"class_path": "toy_wing.Scale", "init_args": backbone}
     model = {
-        "net": {"class_path": "toy_wing.backbone.Scaled", "init_args": {"backbone": spec}},
+        "net": {"class_path": "toy_wing.Scaled", "init_args": {"backbone": spec}},
         "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.1}},
     }
     content = {
@@ -45,7 +45,7 @@ def recipe(folder: Path, **backbone: object) -> Path:
             "enable_model_summary": False,
         },
         "checkpoints": {"every_n_batches": 2},
-        "model": {"class_path": "toy_wing.backbone.FrozenTask", "init_args": model},
+        "model": {"class_path": "toy_wing.FrozenTask", "init_args": model},
         "data": {"class_path": "toy_wing.data.PairData"},
     }
     path = folder / "recipe.yaml"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_dumper, set_loader, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_dumper, set_loader, set_parsing_settings
 
 from zoo.cli.quiet import printable
 from zoo.cli.recipes import CLASS_KEYS, CLASSES, WrongNameError, listed, near, pairs, read_files
@@ -102,6 +102,17 @@ def _load_value(text: str) -> Any:
 @functools.cache  # jsonargparse looks at each of the hundreds of paths again
 def _allow(paths: tuple[str, ...]) -> None:
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=list(paths))
+
+
+def use_public_names(config: Any) -> None:
+    """Name the registered classes of a parsed config publicly; the parser names some by their modules."""
+    values = vars(config) if isinstance(config, Namespace) else config
+    if isinstance(values, dict):
+        if isinstance(values.get("class_path"), str):
+            values["class_path"] = registry.public_path(values["class_path"])
+        values = list(values.values())
+    for value in values if isinstance(values, list) else ():
+        use_public_names(value)
 
 
 class ConfigError(ValueError):

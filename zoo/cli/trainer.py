@@ -33,6 +33,7 @@ from zoo.cli.parser import (
     explain_refusal,
     fail,
     limit_names,
+    use_public_names,
 )
 from zoo.cli.quiet import filter_warnings, quietly, show_records
 from zoo.cli.recipes import CLASSES, GROUPS, WrongNameError, compose_arguments, compose_config
@@ -360,6 +361,7 @@ class ZooCLI(LightningCLI):
             raise ConfigError(str(error) or type(error).__name__) from error
         if self.brought is not None:
             check_places(self.config.as_dict(), self.brought, args)
+        use_public_names(self.config)
         check_positive(self.config.as_dict())
         strategy = self.config["trainer.strategy"]
         if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):

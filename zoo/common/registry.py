@@ -140,10 +140,15 @@ def imported(path: str) -> Any:
 
 def public_name(cls: type) -> str:
     """The name under which a class is registered, its dotted path where it is not."""
-    path = f"{cls.__module__}.{cls.__qualname__}"
+    return public_path(f"{cls.__module__}.{cls.__qualname__}")
+
+
+def public_path(path: str) -> str:
+    """The public name of a registered class that stands at a dotted path; any other path as it is."""
+    module, _, attribute = path.rpartition(".")
     package = _owner(path)
     listed = (_table(package) if package else None) or {}
-    return f"{package}.{cls.__qualname__}" if listed.get(cls.__qualname__) == cls.__module__ else path
+    return f"{package}.{attribute}" if listed.get(attribute) == module else path
 
 
 def names(package: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from zoo.cli.parser import PARSER_MODE, OneLineParser, limit_names
+from zoo.cli.parser import PARSER_MODE, OneLineParser, limit_names, use_public_names
 from zoo.cli.quiet import show_records
 from zoo.cli.recipes import WrongNameError, listed, near, pairs
 from zoo.common import registry
@@ -144,6 +144,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
         given.append(key)
         words.append(f"{option}={value}")
     values = parser.parse_args(words).as_dict().get("model", {})
+    use_public_names(values)
     return {key: values[key] for key in given}
 
 
