@@ -18,7 +18,7 @@ import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from zoo.cli.helps import TRAINER_COMMANDS
+from zoo.cli.help_text import TRAINER_COMMANDS
 from zoo.cli.recipes import Recipe, recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry

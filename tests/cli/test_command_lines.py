@@ -14,7 +14,7 @@ import yaml
 
 from tests.harness import REPOSITORY
 from zoo.cli.main import main
-from zoo.cli.recipes import compose_config, find_recipe, near, pairs, recipes_named
+from zoo.cli.recipes import compose_config, find_recipe, nearest_names, replace_recipe_names, split_arguments
 from zoo.cli.tools import find_tools, split_options
 from zoo.common.reading.configs import load_recipe, merge, read_config
 from zoo.runs.load import load
@@ -173,8 +173,15 @@ def test_zero_is_refused_by_key(key, value, tmp_path):
 def test_words_of_their_own_are_recipes():
     flow, gpu = find_recipe("flow/smoke"), find_recipe("trainer/gpu")
     given = ["--trainer.max_steps", "-1", "flow/smoke", "--config=trainer/gpu", "--help"]
-    assert recipes_named(given) == ["--trainer.max_steps", "-1", "--config", str(flow), f"--config={gpu}", "--help"]
-    assert list(pairs(["-c", "x", "--a=b=c", "--flag", "--b"])) == [
+    assert replace_recipe_names(given) == [
+        "--trainer.max_steps",
+        "-1",
+        "--config",
+        str(flow),
+        f"--config={gpu}",
+        "--help",
+    ]
+    assert list(split_arguments(["-c", "x", "--a=b=c", "--flag", "--b"])) == [
         ("-c", "x", False), ("--a", "b=c", True), ("--flag", None, False), ("--b", None, False)]  # fmt: skip
 
 
@@ -270,8 +277,8 @@ def test_files_win_over_files_before_them_and_options_over_all(tmp_path):
 
 
 def test_near():
-    assert near("x", ["abc"]) == ""
-    assert near("flow", ["flow/a", "flow/b", "flaw"]) == ": did you mean flow/a or flow/b?"
+    assert nearest_names("x", ["abc"]) == ""
+    assert nearest_names("flow", ["flow/a", "flow/b", "flaw"]) == ": did you mean flow/a or flow/b?"
 
 
 @pytest.mark.parametrize("recipe", ["ci_llm/base", "miipher/adapter_layer_6"])

@@ -29,7 +29,7 @@ from zoo.ci_llm.data.tokenizers import ByteTokenizer, PretrainedTokenizer
 from zoo.ci_llm.inference.generate import Reader
 from zoo.ci_llm.inference.writer import Writer
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.cli.trainer import ZooCLI, limit_names
+from zoo.cli.trainer import ZooCLI, restrict_imports
 from zoo.common.build import build
 from zoo.compressed_ad.envs.base import tensor_dtype
 from zoo.compressed_ad.inference import Agent
@@ -115,7 +115,7 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
         options.append("--data.init_args.embedded_if_missing=true")
     if "root" in given.get("images", {}).get("init_args", {}):
         options.append("--data.init_args.images.init_args.embedded_if_missing=true")
-    limit_names()
+    restrict_imports()
     with weightless():
         cli = ZooCLI("fit", ["--config", str(recipe), "--config", str(folder / "small.yaml"), *options])
     assert set(cli.model.specs["parts"]) == set(cli.model.inference_parts)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
 from zoo.cli.main import main
-from zoo.cli.trainer import settle
+from zoo.cli.trainer import choose_run_folder
 from zoo.common.locks import LOCK_NAME, is_rank_zero, locked
 from zoo.runs.load import load
 
@@ -101,7 +101,7 @@ def test_a_run_that_another_process_trains_meanwhile_is_still_the_run_that_is_me
     found = iter([tmp_path / "step_00000001.ckpt", tmp_path / "step_00000002.ckpt"])
     monkeypatch.setattr("zoo.runs.folder.find_checkpoint", lambda path: next(found))
     config: Any = {"trainer.default_root_dir": None, "ckpt_path": str(tmp_path)}
-    assert settle("fit", config, "toy/smoke") == (tmp_path / "step_00000001.ckpt", tmp_path)
+    assert choose_run_folder("fit", config, "toy/smoke") == (tmp_path / "step_00000001.ckpt", tmp_path)
 
 
 TOOLS = [

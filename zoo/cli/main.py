@@ -13,9 +13,9 @@ import traceback
 from collections.abc import Sequence
 
 import zoo
-from zoo.cli.helps import TRAINER_COMMANDS, aligned, asks_for_help, short_help
-from zoo.cli.quiet import filter_warnings, printable
-from zoo.cli.recipes import read_files, recipes_named
+from zoo.cli.help_text import TRAINER_COMMANDS, aligned, asks_for_help, short_help
+from zoo.cli.log_filters import filter_warnings, printable
+from zoo.cli.recipes import read_files, replace_recipe_names
 from zoo.cli.tools import find_tools, run_tool, without_collector
 from zoo.common.options import VERBOSITY_VARIABLE, take_option
 from zoo.common.registry import admit
@@ -25,7 +25,7 @@ FIRST_GROUP = "training and inference"  # of the help
 
 
 def entry() -> None:
-    """Console script; who reads its output, such as `head`, may leave before the end."""
+    """Console script; a reader of its output, such as `head`, may exit first."""
     try:
         code = main()
         sys.stdout.flush()
@@ -70,7 +70,7 @@ def _run(arguments: list[str]) -> int:
             if asks_for_help(rest) == "short":
                 print(short_help(command))
                 return 0
-            rest = recipes_named(rest)
+            rest = replace_recipe_names(rest)
             read_files(rest)  # a wrong file or section is answered before torch is imported
             with without_collector():
                 from zoo.cli.trainer import run
@@ -87,7 +87,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _reader_left() -> bool:
-    """Whether standard output is a pipe that nobody reads any more."""
+    """Whether standard output is a closed pipe."""
     if sys.platform == "win32":
         return False
     import select
@@ -98,7 +98,7 @@ def _reader_left() -> bool:
 
 
 def _take_verbosity(arguments: list[str]) -> list[str]:
-    """Take `-q` and `-v` out; whoever prints reads them from the environment, also in processes of this one."""
+    """Remove `-q` and `-v`, and set the environment variable that this process and its children read."""
     for level, options in {"quiet": ("-q", "--quiet"), "verbose": ("-v", "--verbose")}.items():
         if any(option in arguments for option in options):
             os.environ[VERBOSITY_VARIABLE] = level

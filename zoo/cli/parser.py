@@ -14,8 +14,16 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_dumper, set_loader, set_parsing_settings
 
-from zoo.cli.quiet import printable
-from zoo.cli.recipes import CLASS_KEYS, CLASSES, WrongNameError, listed, near, pairs, read_files
+from zoo.cli.log_filters import printable
+from zoo.cli.recipes import (
+    CLASS_KEYS,
+    CLASSES,
+    WrongNameError,
+    nearest_names,
+    read_files,
+    shorten_list,
+    split_arguments,
+)
 from zoo.common import registry
 from zoo.common.reading.configs import limit_resolvers
 from zoo.common.reading.text import dump_yaml, safe_load
@@ -43,17 +51,17 @@ def _plainly(message: str) -> str:
         text = _CLASS.sub(r"\1", text)
         return " or ".join(_COMMA.split(text)).replace("NoneType", "null")
 
-    def union(found: re.Match[str]) -> str:
-        expected = types(found["types"])
-        for name, limits in _LIMITED.findall(found["errors"]):
+    def union(match: re.Match[str]) -> str:
+        expected = types(match["types"])
+        for name, limits in _LIMITED.findall(match["errors"]):
             expected = expected.replace(name, f"{name} ({limits})")
-        return f"expected {expected}, got {found['value']}"
+        return f"expected {expected}, got {match['value']}"
 
     message = _SINGLE_LIMITED.sub(r"expected \1 (\3), got \2", _UNION.sub(union, message))
-    return _SINGLE.sub(lambda found: f"expected {types(found['type'])}, got {found['value']}", message)
+    return _SINGLE.sub(lambda match: f"expected {types(match['type'])}, got {match['value']}", message)
 
 
-def fail(prog: str, message: str) -> NoReturn:
+def exit_with_error(prog: str, message: str) -> NoReturn:
     """Exit with code 2 and one line on standard error."""
     message = _plainly(message)
     message = message.replace(
@@ -69,8 +77,8 @@ class _HelpFormatter(DefaultHelpFormatter):
     """Names a type as a user writes it."""
 
     def _get_type_str(self, action: Action) -> str | None:
-        found = super()._get_type_str(action)
-        return None if found is None else _CLASS.sub(r"\1", found)
+        match = super()._get_type_str(action)
+        return None if match is None else _CLASS.sub(r"\1", match)
 
 
 class OneLineParser(ArgumentParser):
@@ -81,10 +89,10 @@ class OneLineParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Report a wrong option."""
-        fail(self.prog, message)
+        exit_with_error(self.prog, message)
 
 
-def limit_names() -> None:
+def restrict_imports() -> None:
     """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
     _allow(tuple(registry.allowed_paths()))
     limit_resolvers()
@@ -129,7 +137,7 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
         config: as nested mappings with `class_path` entries.
 
     Returns:
-        What to raise: the constructor's own error where the machine is at fault (a missing file or package),
+        What to raise: the constructor's own error for a missing file or package,
         a ConfigError otherwise.
     """
     cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
@@ -140,8 +148,8 @@ def explain_build(error: Exception, config: Mapping[str, Any]) -> Exception:
     owners = [type(frame.f_locals.get("self")) for frame in frames]
     built = [registry.public_name(owner) for owner in owners]
     place = next((path for path in reversed(built) if path in classes), "the config")
-    said = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
-    return ConfigError(f"{place}: {said}")
+    reason = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
+    return ConfigError(f"{place}: {reason}")
 
 
 def _class_paths(config: Any) -> Iterator[str]:
@@ -169,14 +177,14 @@ def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequ
         for path, content in files:
             for key, value in content.items():
                 finder.check_section(str(key), value, f"{path}: ")
-        for option, value, _ in pairs(options):
+        for option, value, _ in split_arguments(options):
             finder.check_option(option, value)
     except WrongNameError as error:
         return str(error)
-    if found := re.match(r'\s*Parser key "([\w.]+)":', message):
-        places = [place for place in finder.places if f".{place[1]}".endswith(f".{found[1]}")]
+    if match := re.match(r'\s*Parser key "([\w.]+)":', message):
+        places = [place for place in finder.places if f".{place[1]}".endswith(f".{match[1]}")]
         if len({key for _, key in places}) == 1:  # the last one won
-            return f"{''.join(places[-1])}:{message[found.end() :]}"
+            return f"{''.join(places[-1])}:{message[match.end() :]}"
     return message
 
 
@@ -198,13 +206,13 @@ class _KeyFinder:
 
     def check_option(self, option: str, value: str | None) -> None:
         section, *path = option.removeprefix("--").removesuffix("+").split(".")
-        given = None if value is None else _load_value(value)
+        parsed = None if value is None else _load_value(value)
         if section in CLASSES and path:
-            self._descend(section, path, given)
+            self._descend(section, path, parsed)
         elif path:
             self._check_key(f"{section}.{path[0]}", self.groups.get(section, ()), section, "")
         elif section in CLASSES:
-            self._check_class({"class_path": value} if isinstance(given, str) else given, section, "")
+            self._check_class({"class_path": value} if isinstance(parsed, str) else parsed, section, "")
 
     def _descend(self, key: str, path: Sequence[str], value: Any) -> None:
         """Follow the keys of an option; `init_args` may be left out where a class stands."""
@@ -244,15 +252,15 @@ class _KeyFinder:
             self._check_class(entry, place, origin)
 
     def _check_argument(self, place: str, key: str, origin: str) -> None:
-        known: Collection[str] | None = None
+        allowed: Collection[str] | None = None
         with contextlib.suppress(KeyError, ValueError):  # a short name, or a class of another package
-            known = registry.slots(registry.find(self.classes[key])).keys() - {"args", "kwargs"}
-        self._check_key(place, known, self.classes.get(key, ""), origin)
+            allowed = registry.slots(registry.find(self.classes[key])).keys() - {"args", "kwargs"}
+        self._check_key(place, allowed, self.classes.get(key, ""), origin)
 
-    def _check_key(self, place: str, known: Collection[str] | None, owner: str, origin: str) -> None:
+    def _check_key(self, place: str, allowed: Collection[str] | None, owner: str, origin: str) -> None:
         place = place.removesuffix("+")
         self.places.append((origin, place))
         name = place.rpartition(".")[2]
-        if known is not None and name not in known:
-            keys = listed(sorted(known))
-            raise WrongNameError(f"{origin}unknown key {place}{near(name, known)} (keys of {owner}: {keys})")
+        if allowed is not None and name not in allowed:
+            keys = shorten_list(sorted(allowed))
+            raise WrongNameError(f"{origin}unknown key {place}{nearest_names(name, allowed)} (keys of {owner}: {keys})")

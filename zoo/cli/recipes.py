@@ -1,4 +1,4 @@
-"""What a command line says before it is parsed: names of recipes, files that are laid over one another, options.
+"""Recipes on a command line: find them by name, merge their files, split options from values.
 
 Nothing here imports torch, so a wrong name, file or section is answered at once.
 """
@@ -19,7 +19,7 @@ CLASSES = ("model", "data")  # a class and its arguments
 VALUES = ("seed_everything", "loggers", "init_from", "init_from_min_matched", "ckpt_path")
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 FLAGS = ("-h", "--help", "--print_config")  # take no value
-SHOWN = 12  # names in an error
+MAX_NAMES = 12  # names in an error
 
 
 class WrongNameError(ValueError):
@@ -38,7 +38,7 @@ class Recipe(NamedTuple):
     """A file of settings that has a name.
 
     Args:
-        name: `hifigan/smoke`; `trainer/gpu` for settings to be laid over a recipe.
+        name: `hifigan/smoke`; `trainer/gpu` for an override file.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
 
 
 def recipes() -> list[Recipe]:
-    """All recipes of the zoo and of the admitted packages, then the settings that are laid over them."""
+    """List all recipes of the zoo and of the admitted packages, then the override files."""
     return [Recipe(name, path) for name, path in recipe_paths().items()]
 
 
@@ -64,25 +64,25 @@ def find_recipe(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    known = recipe_paths()
-    if name in known:
-        return known[name]
+    candidates = recipe_paths()
+    if name in candidates:
+        return candidates[name]
     if path.is_dir():
         raise NoRecipeError(f"{name} is a folder, expected a recipe or a YAML file; --ckpt_path takes runs")
     if path.suffix in SETTINGS_SUFFIXES:
-        beside = [str(file) for file in path.parent.glob("*") if file.suffix in SETTINGS_SUFFIXES]
-        raise NoRecipeError(f"{name}: no such file{near(name, [*beside, *known])}")
-    raise NoRecipeError(f"no recipe {name!r}{near(name, known)} (`zoo list` shows all)")
+        siblings = [str(file) for file in path.parent.glob("*") if file.suffix in SETTINGS_SUFFIXES]
+        raise NoRecipeError(f"{name}: no such file{nearest_names(name, [*siblings, *candidates])}")
+    raise NoRecipeError(f"no recipe {name!r}{nearest_names(name, candidates)} (`zoo list` shows all)")
 
 
-def recipes_named(args: list[str]) -> list[str]:
-    """Put the files of recipes in the place of their names: `hifigan/smoke`, `--config hifigan/smoke`.
+def replace_recipe_names(args: list[str]) -> list[str]:
+    """Replace names of recipes by their files: `hifigan/smoke`, `--config hifigan/smoke`.
 
     Raises:
         NoRecipeError: with the nearest names.
     """
     named = []
-    for option, value, joined in pairs(args):
+    for option, value, joined in split_arguments(args):
         if option in ("", *CONFIG_OPTIONS) and value is not None:
             path = str(find_recipe(value))
             named += [f"{option}={path}"] if joined else [option or CONFIG_OPTIONS[0], path]
@@ -91,8 +91,8 @@ def recipes_named(args: list[str]) -> list[str]:
     return named
 
 
-def pairs(args: Sequence[str]) -> Iterator[tuple[str, str | None, bool]]:
-    """The options of a command line with their values: option ("" for a word of its own), value, written with "="."""
+def split_arguments(args: Sequence[str]) -> Iterator[tuple[str, str | None, bool]]:
+    """Split a command line into (option, value, whether they are joined by "="); the option of a lone word is ""."""
     pending = list(args)
     while pending:
         word = pending.pop(0)
@@ -110,26 +110,26 @@ def pairs(args: Sequence[str]) -> Iterator[tuple[str, str | None, bool]]:
             yield option, pending.pop(0), False
 
 
-def near(name: str, known: Collection[str]) -> str:
+def nearest_names(name: str, candidates: Collection[str]) -> str:
     """The question whether the nearest of the known names was meant, "" where none is near."""
-    found = [each for each in known if each.startswith((f"{name}/", f"{name} "))] or difflib.get_close_matches(
-        name, known, n=3, cutoff=0.6
+    matches = [each for each in candidates if each.startswith((f"{name}/", f"{name} "))] or difflib.get_close_matches(
+        name, candidates, n=3, cutoff=0.6
     )
-    return f": did you mean {' or '.join(found)}?" if found else ""
+    return f": did you mean {' or '.join(matches)}?" if matches else ""
 
 
-def listed(known: Collection[str]) -> str:
+def shorten_list(candidates: Collection[str]) -> str:
     """Some names for an error, the rest counted."""
-    shown = list(known)[:SHOWN]
-    more = len(known) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    listed = list(candidates)[:MAX_NAMES]
+    more = len(candidates) - len(listed)
+    return ", ".join(listed) + (f" and {more} more" if more else "")
 
 
 def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], list[str]]:
     """Read the files of settings that a command line names: by `--config`, or for a section by `--data FILE.yaml`.
 
     Args:
-        args: after `recipes_named`.
+        args: after `replace_recipe_names`.
 
     Returns:
         The files in their order with what they say, and the other arguments.
@@ -143,7 +143,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
 
     files: list[tuple[Path, dict[str, Any]]] = []
     options: list[str] = []
-    for option, value, joined in pairs(args):
+    for option, value, joined in split_arguments(args):
         section = option.removeprefix("--")
         if option in CONFIG_OPTIONS and value is not None:
             path = find_recipe(value)
@@ -159,7 +159,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
 
 
 def compose_config(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Lay all files of a command line over one another; see `read_files`.
+    """Merge all files of a command line; see `read_files`.
 
     Returns:
         One config, empty without files, and the other arguments.
@@ -188,23 +188,26 @@ def check_option(option: str) -> None:
     if not option.startswith("--") or first in (*GROUPS, *CLASSES):
         return
     if rest or first not in (*VALUES, "config", "print_config", "help"):
-        known = [".".join([f"--{name}", *rest]) for name in (*GROUPS, *CLASSES, *(() if rest else VALUES))]
-        raise WrongNameError(f"unknown option {option}{near(option, known)} (`--help all` shows every option)")
+        candidates = [".".join([f"--{name}", *rest]) for name in (*GROUPS, *CLASSES, *(() if rest else VALUES))]
+        raise WrongNameError(
+            f"unknown option {option}{nearest_names(option, candidates)} (`--help all` shows every option)"
+        )
 
 
 def check_layout(content: Mapping[str, Any], path: Path) -> None:
     """Refuse what the parser would pass over or report as something else.
 
-    Unknown sections, also empty ones; a text in the place of a section; keys beside a `class_path` that belong below
-    its `init_args`.
+    That is: unknown sections, also empty ones; text where a section is expected; keys next to `class_path` that belong
+    in `init_args`.
 
     Raises:
         WrongNameError: naming the file and the key.
     """
-    known = (*GROUPS, *CLASSES, *VALUES)
+    candidates = (*GROUPS, *CLASSES, *VALUES)
     for key, value in content.items():
-        if key not in known:
-            raise WrongNameError(f"{path}: unknown key {key}{near(str(key), known)} (keys: {listed(sorted(known))})")
+        if key not in candidates:
+            keys = shorten_list(sorted(candidates))
+            raise WrongNameError(f"{path}: unknown key {key}{nearest_names(str(key), candidates)} (keys: {keys})")
         if key in GROUPS and not isinstance(value, Mapping):
             raise WrongNameError(f'{path}: "{key}" is {value!r}, expected a mapping; name other files by --config')
     pending: list[tuple[str, Any]] = [("", content)]
@@ -215,7 +218,7 @@ def check_layout(content: Mapping[str, Any], path: Path) -> None:
         stray = [str(key) for key in node if key not in CLASS_KEYS]
         if "class_path" in node and stray:
             raise WrongNameError(
-                f'{path}: unknown key "{place}{stray[0]}" beside class_path; arguments of a class go below init_args'
+                f'{path}: unknown key "{place}{stray[0]}" next to class_path; arguments of a class belong in init_args'
             )
         for key, value in node.items():
             pending += [(f"{place}{key}.", item) for item in (value if isinstance(value, list) else [value])]

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
-from zoo.cli.helps import TRAINER_COMMANDS
-from zoo.cli.recipes import CLASSES, GROUPS, VALUES, WrongNameError, listed, near, pairs
+from zoo.cli.help_text import TRAINER_COMMANDS
+from zoo.cli.recipes import CLASSES, GROUPS, VALUES, WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
 from zoo.common.hardware import process_rank
 from zoo.common.locks import locked_arguments
@@ -76,19 +76,21 @@ def run_tool(command: str, args: list[str]) -> int:
         command, args = f"{command} {args[0]}", args[1:]
     if command not in tools:
         of_systems = [name for name in tools if name.startswith(f"{command} ")]
-        known = of_systems or [*TRAINER_COMMANDS, *tools]
-        given = " ".join([command, *args[:1]]) if of_systems else command
-        raise WrongNameError(f"no command {given!r}{near(given, known)} (commands: {', '.join(known)})")
+        candidates = of_systems or [*TRAINER_COMMANDS, *tools]
+        requested = " ".join([command, *args[:1]]) if of_systems else command
+        raise WrongNameError(
+            f"no command {requested!r}{nearest_names(requested, candidates)} (commands: {', '.join(candidates)})"
+        )
     tool = tools[command]
     with without_collector():
         function = tool.load()
     parameters = inspect.signature(function).parameters
     many = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
     hints = get_type_hints(function)
-    own, rest = (args, []) if many is None else split_options(args, hints)
-    check_options(command, parameters, own)
+    own_args, rest = (args, []) if many is None else split_options(args, hints)
+    check_options(command, parameters, own_args)
     for option, slot in hints.items():
-        check_class(command, option, slot, own)
+        check_class(command, option, slot, own_args)
 
     from zoo.cli.parser import OneLineParser
 
@@ -98,7 +100,7 @@ def run_tool(command: str, args: list[str]) -> int:
     positional = getattr(function, "positional", True)
     parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip=set(NO_OPTIONS))
     flags = [name for name, hint in hints.items() if hint is bool]
-    values = dict(parser.instantiate(parser.parse_args(files_first(with_values(own, flags)))))
+    values = dict(parser.instantiate(parser.parse_args(files_first(with_values(own_args, flags)))))
     if many is not None:
         values.pop(many)
     find_models(values, getattr(function, "writes_into", ()))
@@ -125,25 +127,27 @@ def without_collector() -> Iterator[None]:
 
 
 def split_options(args: Sequence[str], hints: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Split the arguments of a tool that hands some on into its own and those: words, keys of a config, dotted ones.
+    """Split off the arguments that a tool passes on: words, config keys, options with a dot.
 
-    Of its own an option given several times becomes a list.
+    A repeated option of the tool becomes a list.
 
     Args:
-        hints: the types of its own options.
+        hints: types of the tool's options.
     """
-    own: list[str] = []
+    own_args: list[str] = []
     rest: list[str] = []
     lists: dict[str, list[str]] = {}
-    for option, value, joined in pairs(with_values(list(args), [name for name in hints if hints[name] is bool])):
+    for option, value, joined in split_arguments(
+        with_values(list(args), [name for name in hints if hints[name] is bool])
+    ):
         name = option.lstrip("-").replace("-", "_")
         if option and get_origin(hints.get(name)) is list and value is not None:
             lists.setdefault(option, []).append(value)
             continue
         words = [f"{option}={value}"] if joined else [word for word in (option, value) if word]
         is_passed = not option or "." in name or (name in FIT_OPTIONS and name not in hints)
-        (rest if is_passed else own).extend(words)
-    return [*own, *(f"{option}={json.dumps(values)}" for option, values in lists.items())], rest
+        (rest if is_passed else own_args).extend(words)
+    return [*own_args, *(f"{option}={json.dumps(values)}" for option, values in lists.items())], rest
 
 
 def check_options(command: str, parameters: Iterable[str], args: Sequence[str]) -> None:
@@ -153,10 +157,10 @@ def check_options(command: str, parameters: Iterable[str], args: Sequence[str]) 
         WrongNameError: with the nearest.
     """
     options = [f"--{name}" for name in parameters if name not in NO_OPTIONS] + ["--help", "-h"]
-    for option, _, _ in pairs(args):
+    for option, _, _ in split_arguments(args):
         if option.startswith("--") and option.partition(".")[0].rstrip("+") not in options:
             raise WrongNameError(
-                f"{command} has no option {option}{near(option, options)} (options: {listed(options)})"
+                f"{command} has no option {option}{nearest_names(option, options)} (options: {shorten_list(options)})"
             )
 
 
@@ -166,24 +170,24 @@ def check_class(command: str, option: str, slot: Any, args: Sequence[str]) -> No
     Raises:
         WrongNameError: for a name that no class in this slot has, with the nearest.
     """
-    known = registry.load_beside(slot)
-    for given, value, _ in pairs(args):
-        if not value or given != f"--{option}" or not re.fullmatch(r"[A-Z]\w*|zoo\.[\w.]+", value):
+    candidates = registry.load_beside(slot)
+    for requested, value, _ in split_arguments(args):
+        if not value or requested != f"--{option}" or not re.fullmatch(r"[A-Z]\w*|zoo\.[\w.]+", value):
             continue
-        names = known if "." in value else [each.rpartition(".")[2] for each in known]
-        if known and not registry.admitted() and value not in names:
-            said = f"no class {value} fits here{near(value, names)} (classes: {listed(names)})"
-            raise WrongNameError(f"{command} {given}: {said}")
+        names = candidates if "." in value else [each.rpartition(".")[2] for each in candidates]
+        if candidates and not registry.admitted() and value not in names:
+            message = f"no class {value} fits here{nearest_names(value, names)} (classes: {shorten_list(names)})"
+            raise WrongNameError(f"{command} {requested}: {message}")
 
 
 def parameter_help(function: Any, parameter: str) -> str:
     """What the docstring of a function says of a parameter in its first line."""
-    found = re.search(rf"^ *\*?{parameter}: (.*)", function.__doc__ or "", re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^ *\*?{parameter}: (.*)", function.__doc__ or "", re.MULTILINE)
+    return match[1] if match else ""
 
 
 def find_models(values: dict[str, Any], written: Sequence[str]) -> None:
-    """Put folders in the place of names in a tool's arguments: `hf://user/name` of a hub, `last` of the newest run."""
+    """Replace names in a tool's arguments by folders: `hf://user/name` of a hub, `last` for the newest run."""
     for name, value in values.items():
         if not isinstance(value, Path):
             continue
@@ -199,7 +203,7 @@ def find_models(values: dict[str, Any], written: Sequence[str]) -> None:
 
 
 def newest_run() -> Path:
-    """The newest run with a checkpoint, which is told."""
+    """Find the newest run with a checkpoint and print its name."""
     from zoo.runs import folder
 
     newest = folder.newest_run(folder.RUNS_ROOT)

@@ -24,18 +24,18 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
-from zoo.cli.helps import asks_for_help
+from zoo.cli.help_text import asks_for_help
+from zoo.cli.log_filters import configure_logging, filter_warnings, quiet_output
 from zoo.cli.parser import (
     PARSER_MODE,
     ConfigError,
     OneLineParser,
+    exit_with_error,
     explain_build,
     explain_refusal,
-    fail,
-    limit_names,
+    restrict_imports,
     use_public_names,
 )
-from zoo.cli.quiet import filter_warnings, quietly, show_records
 from zoo.cli.recipes import CLASSES, GROUPS, WrongNameError, compose_arguments, compose_config
 from zoo.common import registry
 from zoo.common.atomic import write_atomic
@@ -84,7 +84,7 @@ class ZooParser(LightningArgumentParser):
 
 
 def explain_arguments(message: str, args: Sequence[str], parser: LightningArgumentParser) -> str:
-    """What is wrong with a command line, by what the parser said of it and by the keys that are known."""
+    """Explain a refused command line by the parser's message and the known keys."""
     if any(name in message for name in SHARDED_BY_LIGHTNING):
         return STRATEGY_ERROR
     keys = list(parser.get_defaults().keys())
@@ -94,29 +94,29 @@ def explain_arguments(message: str, args: Sequence[str], parser: LightningArgume
 
 def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
     """A config as YAML that any of the three commands reads."""
-    kept = config.clone()
-    kept["trainer.default_root_dir"] = None
-    kept["ckpt_path"] = None
-    kept.pop("config", None)
-    return parser.dump(kept, skip_unset=False)
+    portable = config.clone()
+    portable["trainer.default_root_dir"] = None
+    portable["ckpt_path"] = None
+    portable.pop("config", None)
+    return parser.dump(portable, skip_unset=False)
 
 
-def settle(command: str, config: Namespace, recipe: str) -> tuple[Path | None, Path]:
+def choose_run_folder(command: str, config: Namespace, recipe: str) -> tuple[Path | None, Path]:
     """Find the checkpoint that a command means and the folder that it writes to.
 
-    A resumed run goes on in its own folder, unless it starts from an older checkpoint than the newest there.
+    A resumed run continues in its folder, unless it starts from an older checkpoint than the newest there.
 
     Raises:
         ValueError: when a fresh run would write into the folder of another.
     """
     chosen = config["trainer.default_root_dir"]
-    given = config["ckpt_path"]
-    checkpoint = None if given is None else runs.find_checkpoint(Path(given))
+    path = config["ckpt_path"]
+    checkpoint = None if path is None else runs.find_checkpoint(Path(path))
     if command != "fit":
         folder = Path(chosen) if chosen else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
         return checkpoint, folder
     if checkpoint is not None:
-        named = checkpoint == Path(given)
+        named = checkpoint == Path(path)
         if not named or checkpoint == runs.find_checkpoint(checkpoint.parent):
             return checkpoint, checkpoint.parent
     folder = Path(chosen) if chosen else runs.new_run_folder(recipe)
@@ -144,7 +144,7 @@ def recipe_of(configs: Sequence[str]) -> str:
     return f"{folder.name}/{first.stem}"
 
 
-def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
+def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path | None]:
     """Fill in what a `--ckpt_path` says already: `last` and `auto` become a run, a run brings its config.
 
     Returns:
@@ -174,11 +174,11 @@ def complete(command: str, args: list[str]) -> tuple[list[str], Path | None]:
         value = str(newest)
     if not Path(value).exists():
         raise FileNotFoundError(f"--ckpt_path: nothing at {value}")
-    brought = None
+    source_run = None
     if not configs:
         config = runs.find_config(Path(value))
-        rest, brought = ["--config", str(config), *rest], config.parent
-    return [*rest, "--ckpt_path", value], brought
+        rest, source_run = ["--config", str(config), *rest], config.parent
+    return [*rest, "--ckpt_path", value], source_run
 
 
 log = logging.getLogger(__name__)
@@ -275,16 +275,20 @@ class ZooCLI(LightningCLI):
     """One Trainer command: parses, builds model, data and trainer; `run` below calls the trainer.
 
     Args:
-        brought: the run whose own config is among them, where no command line named it.
-        held: takes the lock of a fit's run folder, for as long as it is open; no lock when not given.
+        source_run: the run whose own config is among them, where no command line named it.
+        lock_stack: takes the lock of a fit's run folder, for as long as it is open; no lock when not given.
     """
 
     def __init__(
-        self, command: str, args: list[str], brought: Path | None = None, held: contextlib.ExitStack | None = None
+        self,
+        command: str,
+        args: list[str],
+        source_run: Path | None = None,
+        lock_stack: contextlib.ExitStack | None = None,
     ) -> None:
         self.command = command
-        self.brought = brought
-        self.held = held
+        self.source_run = source_run
+        self.lock_stack = lock_stack
         self.recipe = recipe_of(config_files(args))
         self.folder = Path()
         self.checkpoint: Path | None = None
@@ -354,29 +358,29 @@ class ZooCLI(LightningCLI):
         try:
             self.config = parser.parse_args(compose_arguments(args))
         except RefusedError as error:
-            fail(self.parser.prog, explain_arguments(error.message, args, self.parser))
+            exit_with_error(self.parser.prog, explain_arguments(error.message, args, self.parser))
         except WrongNameError:
             raise
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
-        if self.brought is not None:
-            check_places(self.config.as_dict(), self.brought, args)
+        if self.source_run is not None:
+            check_places(self.config.as_dict(), self.source_run, args)
         use_public_names(self.config)
         check_positive(self.config.as_dict())
         strategy = self.config["trainer.strategy"]
         if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
-            fail(parser.prog, STRATEGY_ERROR)
+            exit_with_error(parser.prog, STRATEGY_ERROR)
         seed = self.config["seed_everything"]
         if seed is not None and not 0 <= seed < 2**32:
-            fail(parser.prog, f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')
+            exit_with_error(parser.prog, f'Parser key "seed_everything": expected 0 to {2**32 - 1}, not {seed}')
 
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""
-        self.checkpoint, self.folder = settle(self.command, self.config, self.recipe)
+        self.checkpoint, self.folder = choose_run_folder(self.command, self.config, self.recipe)
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
-        if self.command == "fit" and self.held is not None:
-            self.held.enter_context(locked(self.folder, "fit"))
+        if self.command == "fit" and self.lock_stack is not None:
+            self.lock_stack.enter_context(locked(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)
         self.trainer_defaults["callbacks"] = self._callbacks()
 
@@ -412,10 +416,10 @@ class ZooCLI(LightningCLI):
         evaluated = None if self.command == "fit" or self.checkpoint is None else step_of(self.checkpoint)
         self.csv = RunCSV(self.folder, name, evaluated)
         configured = settings.get("logger") or []
-        own = configured if isinstance(configured, list) else [configured] if configured is not True else []
+        own_loggers = configured if isinstance(configured, list) else [configured] if configured is not True else []
         names, wandb = self.config["loggers"], self.config_init["wandb"]
         trained = None if self.checkpoint is None else step_of(self.checkpoint)
-        made = make_loggers(names, wandb, self.folder, own, self.recipe, evaluated, trained)
+        made = make_loggers(names, wandb, self.folder, own_loggers, self.recipe, evaluated, trained)
         loggers = [self.csv, *made]
         if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
             kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
@@ -435,23 +439,23 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
     }
 
 
-def run(command: str, args: list[str], brought: Path | None = None) -> int:
+def run(command: str, args: list[str], source_run: Path | None = None) -> int:
     """Run one of the three commands.
 
     Args:
-        brought: the run that a config among them came with; that of `--ckpt_path` is known without.
+        source_run: the run that a config among them came with; that of `--ckpt_path` is known without.
 
     Returns:
         The exit code.
     """
     filter_warnings()
-    show_records()
-    limit_names()
+    configure_logging()
+    restrict_imports()
     if asks_for_help(args):
         return full_help(command, args)
-    with contextlib.ExitStack() as held:
-        args, own = complete(command, args)
-        cli = ZooCLI(command, args, brought or own, held)
+    with contextlib.ExitStack() as lock_stack:
+        args, resumed_run = resolve_checkpoint(command, args)
+        cli = ZooCLI(command, args, source_run or resumed_run, lock_stack)
         return _execute(command, cli)
 
 
@@ -503,7 +507,7 @@ def _leave_process_group() -> None:
 
 
 def explained_error(error: Exception, cli: ZooCLI) -> Exception:
-    """What the user is told of an error: itself, or one of ours that says what to do."""
+    """Return the error to report: itself, or one of ours that names the remedy."""
     if lost_contact(error):
         return LostContactError(
             "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of them "
@@ -522,9 +526,9 @@ def fit(cli: ZooCLI) -> None:
         if cli.checkpoint is not None:
             cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
             return
-        given = cli.config["init_from"]
-        if given:
-            paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+        source = cli.config["init_from"]
+        if source:
+            paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
             init_from(cli.model, paths, cli.config["init_from_min_matched"])
         cli.trainer.fit(cli.model, cli.datamodule)
 
@@ -536,13 +540,13 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
         (check, passed, detail) for each stage that was reached.
     """
     results: list[tuple[str, bool, str]] = []
-    brought = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
-    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quietly():
+    source_run = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
+    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
         stages = {
             "build, one step, save": lambda: run(
-                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits], brought
+                "fit", ["--config", str(config), f"--trainer.default_root_dir={root}", *limits], source_run
             ),
             "load": lambda: type(load(root)).__name__,
             "predict": lambda: load(root).dry_run(),
@@ -551,7 +555,7 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
             try:
                 detail = stage()
             except (Exception, SystemExit) as error:
-                said = "see the error above" if isinstance(error, SystemExit) else " ".join(str(error).split())
-                return [*results, (name, False, said or type(error).__name__)]
+                detail = "see the error above" if isinstance(error, SystemExit) else " ".join(str(error).split())
+                return [*results, (name, False, detail or type(error).__name__)]
             results.append((name, True, str(detail or "ok")))
     return results

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.cli.quiet import quietly, show_records
-from zoo.cli.recipes import pairs, recipes_named
-from zoo.cli.trainer import ZooCLI, complete
+from zoo.cli.log_filters import configure_logging, quiet_output
+from zoo.cli.recipes import replace_recipe_names, split_arguments
+from zoo.cli.trainer import ZooCLI, resolve_checkpoint
 from zoo.common.options import CONFIG_OPTIONS
 from zoo.runs import folder as runs
 from zoo.runs.checkpoints import step_of
@@ -33,15 +33,15 @@ class _Trial(ZooCLI):
 
     def before_instantiate_classes(self) -> None:
         """Leave a run's folder alone."""
-        given = self.config["ckpt_path"]
-        self.checkpoint = None if given is None else runs.find_checkpoint(Path(given))
+        source = self.config["ckpt_path"]
+        self.checkpoint = None if source is None else runs.find_checkpoint(Path(source))
         self.folder = Path(self.config["trainer.default_root_dir"])
         self.trainer_defaults["callbacks"] = self._callbacks()
 
 
 @contextlib.contextmanager
 def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
-    """Build a training in a temporary folder, which goes with the block; what it tells but warnings is not shown.
+    """Build a training in a temporary folder that is deleted at the end; only warnings are shown.
 
     Args:
         words: a recipe, fragments, `KEY=VALUE` and options of `zoo fit`; or `--ckpt_path RUN` alone, which brings its
@@ -56,27 +56,27 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
         WrongNameError: for a key, class or choice that nothing has.
     """
     options: list[str] = []
-    for option, value, _ in pairs(words):
+    for option, value, _ in split_arguments(words):
         bare = value or ""
         options += [f"{option}={value}" if value else option] if option else [f"--{bare}" if "=" in bare else bare]
-    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quietly():
+    with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
-        arguments = recipes_named([*options, *(f"--trainer.{key}={value}" for key, value in settings.items())])
-        arguments, brought = complete("fit", arguments)
+        arguments = replace_recipe_names([*options, *(f"--trainer.{key}={value}" for key, value in settings.items())])
+        arguments, source_run = resolve_checkpoint("fit", arguments)
         if not any(each.partition("=")[0] in CONFIG_OPTIONS for each in arguments):
             raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")
-        show_records()
-        yield _Trial("fit", arguments, brought)
+        configure_logging()
+        yield _Trial("fit", arguments, source_run)
 
 
 def train(cli: ZooCLI) -> None:
     """Train with fresh optimizers: from the weights of the checkpoint or of `init_from`, where one is named."""
-    given = cli.config["init_from"]
+    source = cli.config["init_from"]
     if cli.checkpoint is not None:
         init_from(cli.model, cli.checkpoint, 1.0)
         if hasattr(cli.model, "discriminator_start"):  # which counts batches of the run
             cli.model.discriminator_start = max(0, cli.model.discriminator_start - step_of(cli.checkpoint))
-    elif given:
-        paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+    elif source:
+        paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
         init_from(cli.model, paths, cli.config["init_from_min_matched"])
     cli.trainer.fit(cli.model, cli.datamodule)

@@ -209,7 +209,7 @@ def train_batches(
     results: Connection, fit: Sequence[str], steps: int, target: float, free: int, packages: Sequence[str]
 ) -> None:
     """Train some steps, as the process that `run_batch_trial` starts; sends `RecipeFacts` and a `BatchTrial`."""
-    from zoo.cli.quiet import filter_warnings
+    from zoo.cli.log_filters import filter_warnings
     from zoo.cli.trials import ENDLESS, trial
     from zoo.common.registry import admit
     from zoo.training import errors

@@ -86,17 +86,17 @@ def system_checks() -> Iterator[Check]:
 
 def version_checks() -> Iterator[Check]:
     """Installed versions; torchaudio must be of torch's minor version, whose private libraries it loads."""
-    found = {}
+    detected = {}
     for name in VERSIONS:
         try:
-            found[name] = importlib.metadata.version(name)
+            detected[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield Check(name, "FAILED", "not installed")
             continue
         status, note = "ok", ""
-        if name == "torchaudio" and _minor(found[name]) != _minor(found.get("torch", "")):
-            status, note = "FAILED", f"; torch is {found.get('torch', 'missing')}, the minor versions must be equal"
-        yield Check(name, status, found[name] + note)
+        if name == "torchaudio" and _minor(detected[name]) != _minor(detected.get("torch", "")):
+            status, note = "FAILED", f"; torch is {detected.get('torch', 'missing')}, the minor versions must be equal"
+        yield Check(name, status, detected[name] + note)
 
 
 def device_checks() -> Iterator[Check]:
@@ -133,10 +133,10 @@ def backend_checks() -> Iterator[Check]:
         yield Check("distributed", "warning", "this torch is built without it: one process only")
         return
     gloo, nccl = dist.is_gloo_available(), dist.is_nccl_available()
-    wanted = nccl if torch.cuda.is_available() else gloo
+    expected = nccl if torch.cuda.is_available() else gloo
     library = "rccl" if torch.version.hip else "nccl"
     detail = f"gloo (CPU) {'yes' if gloo else 'no'}, {library} (GPU) {'yes' if nccl else 'no'}"
-    yield Check("distributed", "ok" if wanted else "warning", detail)
+    yield Check("distributed", "ok" if expected else "warning", detail)
 
 
 def audio_check() -> Check:
@@ -145,9 +145,9 @@ def audio_check() -> Check:
         import soundfile
     except (ImportError, OSError) as error:
         return Check("libsndfile", "FAILED", str(error))
-    wanted = ("WAV", "FLAC", "OGG", "MP3")
-    missing = [name for name in wanted if name not in soundfile.available_formats()]
-    detail = f"{soundfile.__libsndfile_version__}: {', '.join(name for name in wanted if name not in missing)}"
+    expected = ("WAV", "FLAC", "OGG", "MP3")
+    missing = [name for name in expected if name not in soundfile.available_formats()]
+    detail = f"{soundfile.__libsndfile_version__}: {', '.join(name for name in expected if name not in missing)}"
     if missing:
         return Check("libsndfile", "warning", f"{detail}; missing {', '.join(missing)}")
     return Check("libsndfile", "ok", detail)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.cli.quiet import printable
+from zoo.cli.log_filters import printable
 from zoo.common.systems import systems
 
 MAX_KEYS = 12  # of an unknown file that are printed

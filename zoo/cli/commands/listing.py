@@ -7,7 +7,7 @@ import shutil
 import sys
 from typing import Any, Literal
 
-from zoo.cli.helps import OPTIONS, TRAINER_COMMANDS, aligned
+from zoo.cli.help_text import OPTIONS, TRAINER_COMMANDS, aligned
 from zoo.cli.recipes import recipes
 from zoo.cli.tools import find_tools
 from zoo.common.systems import OVERRIDES, systems
@@ -24,9 +24,9 @@ FILE_OPTIONS = ("--init_from", "--trainer.default_root_dir")
 def list_recipes() -> None:
     """List systems and recipes by name, a line each.
 
-    The settings at the end are laid over a recipe: `zoo fit hifigan/base trainer/gpu`.
+    The override files at the end change a recipe: `zoo fit hifigan/base trainer/gpu`.
     """
-    titles = {system.name: system.title for system in systems()} | {OVERRIDES: "settings to lay over a recipe"}
+    titles = {system.name: system.title for system in systems()} | {OVERRIDES: "override files"}
     entries = recipes()
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     width = max(len(recipe.name) for recipe in entries)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from zoo.cli.parser import PARSER_MODE, OneLineParser, limit_names, use_public_names
-from zoo.cli.quiet import show_records
-from zoo.cli.recipes import WrongNameError, listed, near, pairs
+from zoo.cli.log_filters import configure_logging
+from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
+from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
 from zoo.common.hardware import own_device
 from zoo.common.locks import writes_into
@@ -72,7 +72,7 @@ def main(
         rank: of this process, as torchrun, accelerate or SLURM say.
         world_size: number of processes.
     """
-    show_records()
+    configure_logging()
     check_arguments(model_options, ckpt_path, input, output)
     assert ckpt_path is not None and input is not None and output is not None
     ranks = parse_shard(shard, rank, world_size)
@@ -103,7 +103,7 @@ def check_arguments(model_options: Sequence[str], *required: Path | None) -> Non
     Raises:
         WrongNameError: saying what to type.
     """
-    for option, value, _ in pairs(model_options):
+    for option, value, _ in split_arguments(model_options):
         section, _, key = option.removeprefix("--").partition(".")
         if not option:
             raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
@@ -127,25 +127,25 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     Raises:
         WrongNameError: for an option that the system has not, with the nearest.
     """
-    limit_names()
+    restrict_imports()
     cls = registry.find(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
-    known = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
-    keys = [name.removeprefix("model.") for name in known]
+    option_names = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
+    keys = [name.removeprefix("model.") for name in option_names]
     defaults = {f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys}
     parser.set_defaults(defaults)
-    words, given = [], []
-    for option, value, _ in pairs(args):
+    words, chosen_keys = [], []
+    for option, value, _ in split_arguments(args):
         option = option.replace("--model.init_args.", "--model.", 1)
         key = option.removeprefix("--model.").partition(".")[0].removesuffix("+")
         if key not in keys:
-            options = f"options: {listed(keys)}" if keys else "it has none"
-            raise WrongNameError(f"{cls.__name__} has no option {key}{near(key, keys)} ({options})")
-        given.append(key)
+            options = f"options: {shorten_list(keys)}" if keys else "it has none"
+            raise WrongNameError(f"{cls.__name__} has no option {key}{nearest_names(key, keys)} ({options})")
+        chosen_keys.append(key)
         words.append(f"{option}={value}")
     values = parser.parse_args(words).as_dict().get("model", {})
     use_public_names(values)
-    return {key: values[key] for key in given}
+    return {key: values[key] for key in chosen_keys}
 
 
 def parse_shard(shard: str | None, rank: int, world_size: int) -> tuple[int, int]:
@@ -163,7 +163,7 @@ def parse_shard(shard: str | None, rank: int, world_size: int) -> tuple[int, int
 
 
 def choose_device(device: str) -> torch.device:
-    """The device of a name; of several processes each has a GPU of its own."""
+    """Return the device of a name; each of several processes gets another GPU."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     return own_device(device)

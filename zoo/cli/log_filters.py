@@ -21,12 +21,12 @@ LIBRARIES = "torch|torchvision|torchaudio|torchmetrics|lightning|lightning_utili
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
-class Noise(NamedTuple):
+class SuppressedMessage(NamedTuple):
     """A known message of a library.
 
     Args:
         pattern: regular expression that matches anywhere in the text.
-        reason: why nobody misses it.
+        reason: why it is not shown.
         category: of a warning.
         module: regular expression of the names of modules that a warning is about.
     """
@@ -38,36 +38,40 @@ class Noise(NamedTuple):
 
 
 WARNINGS = (
-    Noise("LeafSpec", "Lightning's use of torch"),
-    Noise("dataloader is not resumable", "said of loaders that do resume: zoo.training.data"),
-    Noise("does not have many workers", "num_workers of a recipe is meant"),
-    Noise("sync_dist=True", "said of values that are reduced already"),
-    Noise("in eval mode at the start of training", "frozen backbones rest"),
-    Noise("overridden `on_before_batch_transfer`", "by the tasks, and meant"),
-    Noise("is smaller than the logging interval", "steps are counted over epochs, so values are logged all the same"),
-    Noise("GPU available but not used", "the line of the devices says so"),
-    Noise("`srun` command is available", "a process started without it is meant to be one"),
-    Noise("Detected call of `lr_scheduler.step", "discriminators that start later share the generator's schedule"),
-    Noise("Failed to load image Python extension", "torchvision's, which reads no images here"),
-    Noise("", "between libraries", FutureWarning, rf"({LIBRARIES})(\.|$)"),
-    Noise("", "between libraries", DeprecationWarning, rf"({LIBRARIES})(\.|$)"),
+    SuppressedMessage("LeafSpec", "Lightning's use of torch"),
+    SuppressedMessage("dataloader is not resumable", "said of loaders that do resume: zoo.training.data"),
+    SuppressedMessage("does not have many workers", "num_workers of a recipe is meant"),
+    SuppressedMessage("sync_dist=True", "said of values that are reduced already"),
+    SuppressedMessage("in eval mode at the start of training", "frozen backbones rest"),
+    SuppressedMessage("overridden `on_before_batch_transfer`", "by the tasks, and meant"),
+    SuppressedMessage(
+        "is smaller than the logging interval", "steps are counted over epochs, so values are logged all the same"
+    ),
+    SuppressedMessage("GPU available but not used", "the line of the devices says so"),
+    SuppressedMessage("`srun` command is available", "a process started without it is meant to be one"),
+    SuppressedMessage(
+        "Detected call of `lr_scheduler.step", "discriminators that start later share the generator's schedule"
+    ),
+    SuppressedMessage("Failed to load image Python extension", "torchvision's, which reads no images here"),
+    SuppressedMessage("", "between libraries", FutureWarning, rf"({LIBRARIES})(\.|$)"),
+    SuppressedMessage("", "between libraries", DeprecationWarning, rf"({LIBRARIES})(\.|$)"),
 )
 MESSAGES = (
-    Noise("litlogger|litmodels", "an advertisement"),
-    Noise("^(GPU|TPU|HPU|IPU) available", "the line of the devices says so"),
-    Noise("^LOCAL_RANK: ", "the lines of the devices say so"),
-    Noise("^Initializing distributed|^-+\ndistributed_backend=", "the line of the processes says so"),
-    Noise("`max_(steps|epochs)=.*` reached", "the end of the run is told with its results"),
-    Noise("^Restor(ing|ed) ", "the run's first lines name the checkpoint"),
-    Noise("^Loaded model weights from ", "the command names the checkpoint"),
-    Noise("Loading `train_dataloader` to estimate", "of no consequence"),
-    Noise("^Time limit reached", "the end of the run is told with its results"),
-    Noise(r"^(\[rank: \d+\] )?Seed set to ", "config.yaml says so"),
+    SuppressedMessage("litlogger|litmodels", "an advertisement"),
+    SuppressedMessage("^(GPU|TPU|HPU|IPU) available", "the line of the devices says so"),
+    SuppressedMessage("^LOCAL_RANK: ", "the lines of the devices say so"),
+    SuppressedMessage("^Initializing distributed|^-+\ndistributed_backend=", "the line of the processes says so"),
+    SuppressedMessage("`max_(steps|epochs)=.*` reached", "the end of the run is told with its results"),
+    SuppressedMessage("^Restor(ing|ed) ", "the run's first lines name the checkpoint"),
+    SuppressedMessage("^Loaded model weights from ", "the command names the checkpoint"),
+    SuppressedMessage("Loading `train_dataloader` to estimate", "of no consequence"),
+    SuppressedMessage("^Time limit reached", "the end of the run is told with its results"),
+    SuppressedMessage(r"^(\[rank: \d+\] )?Seed set to ", "config.yaml says so"),
 )
-OF_ALL_RANKS = (Noise("saving at the next step boundary", "each process notes the signal"),)
+OF_ALL_RANKS = (SuppressedMessage("saving at the next step boundary", "each process notes the signal"),)
 
 
-class Terminal(logging.StreamHandler[TextIO]):
+class TerminalHandler(logging.StreamHandler[TextIO]):
     """Shows records on standard error as it is at the time, which a progress bar may have replaced.
 
     Records with `terminal=False` are for files. Processes other than the first show warnings and errors only, with
@@ -90,9 +94,9 @@ class Terminal(logging.StreamHandler[TextIO]):
         first = _rank() == 0
         if not first and record.levelno < logging.WARNING:
             return False
-        known = [] if verbosity() == "verbose" else [*MESSAGES] if record.name.startswith("lightning") else []
+        suppressed = [] if verbosity() == "verbose" else [*MESSAGES] if record.name.startswith("lightning") else []
         text = record.getMessage()
-        return not any(re.search(noise.pattern, text) for noise in [*known, *(() if first else OF_ALL_RANKS)])
+        return not any(re.search(noise.pattern, text) for noise in [*suppressed, *(() if first else OF_ALL_RANKS)])
 
     def format(self, record: logging.LogRecord) -> str:
         """The text, with the process's number where it is not the first."""
@@ -102,22 +106,22 @@ class Terminal(logging.StreamHandler[TextIO]):
 
 def _rank() -> int:
     """This process's number; Lightning knows it of processes that it forked."""
-    told = sys.modules.get("lightning_utilities.core.rank_zero")
-    rank = getattr(getattr(told, "rank_zero_only", None), "rank", None)
+    rank_zero_module = sys.modules.get("lightning_utilities.core.rank_zero")
+    rank = getattr(getattr(rank_zero_module, "rank_zero_only", None), "rank", None)
     if rank is not None:
         return int(rank)
     return int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0"))
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def quiet_output() -> Iterator[None]:
     """Let a run within another command tell nothing but warnings, unless the user asked for a verbosity."""
-    asked = os.environ.get(VERBOSITY_VARIABLE)
-    os.environ[VERBOSITY_VARIABLE] = asked or "quiet"
+    previous = os.environ.get(VERBOSITY_VARIABLE)
+    os.environ[VERBOSITY_VARIABLE] = previous or "quiet"
     try:
         yield
     finally:
-        if asked is None:
+        if previous is None:
             del os.environ[VERBOSITY_VARIABLE]
 
 
@@ -130,14 +134,14 @@ def filter_warnings() -> None:
         warnings.filterwarnings("ignore", message=anywhere, category=noise.category, module=noise.module)
 
 
-def show_records() -> None:
-    """Send records to the terminal, Lightning's by the same way; a program that has handlers of its own keeps them."""
+def configure_logging() -> None:
+    """Send log records to the terminal, Lightning's included; handlers of a host program stay."""
     root = logging.getLogger()
     if not root.handlers:
-        root.addHandler(Terminal())
+        root.addHandler(TerminalHandler())
         root.setLevel(logging.INFO)
     for handler in root.handlers:
-        if isinstance(handler, Terminal):
+        if isinstance(handler, TerminalHandler):
             handler.setLevel(logging.WARNING if verbosity() == "quiet" else logging.INFO)
     for name in LIGHTNING:
         logger = logging.getLogger(name)
