@@ -128,7 +128,7 @@ def usable_cores() -> int:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as far as the system tells it."""
+    """Return the processor's name as the system reports it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

@@ -22,7 +22,7 @@ from zoo.common.hardware import process_rank
 LOCK_NAME = ".zoo.lock"
 OWNER_NAME = ".zoo.lock.json"
 _PATIENCE_SECONDS = 1.0  # a predecessor may just be leaving
-# Lightning tells the processes that it starts itself no more than these.
+# Lightning sets only these for the processes that it starts itself.
 _LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
 Function = TypeVar("Function", bound=Callable[..., object])

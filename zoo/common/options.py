@@ -14,7 +14,7 @@ SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def verbosity() -> Verbosity:
-    """How much a command tells, by the variable that its options set: `quiet` leaves warnings and errors only.
+    """Return how much a command prints, as set by its options: `quiet` leaves warnings and errors only.
 
     Raises:
         ValueError: for another word.

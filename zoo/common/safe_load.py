@@ -267,7 +267,7 @@ def _recorded_content(record: Record) -> Any:
 
 
 def iterate_contents(content: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield the tensors and records inside a loaded object, also classes that stand there uncalled.
+    """Yield the tensors and records inside a loaded object, including classes that were not called.
 
     Args:
         content: dicts, lists and records.

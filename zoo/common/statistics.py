@@ -74,7 +74,7 @@ def bootstrap_mean(
 
 
 def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile intervals of a mean over groups and their members: groups are drawn anew, and for each its members.
+    """Percentile intervals of a mean over groups and their members: groups are resampled, and in each its members.
 
     Args:
         values: (groups, members, N) float, finite.
@@ -117,7 +117,7 @@ def summarise(
         rows: one per file and system: `name`, `system`, and values by measure; NaN or a missing key is undefined.
         systems: in the order of the result; rows of others are left out.
         measures: in the order of the result.
-        baseline: system over which gains are told, or None.
+        baseline: system that gains are relative to, or None.
 
     Returns:
         Rows with system, measure, unit, better ("higher" or "lower"), files (of the system), count (defined values),

@@ -72,7 +72,7 @@ def systems() -> list[System]:
 
 
 def recipe_paths() -> dict[str, Path]:
-    """All recipes by name (`hifigan/smoke`), then the settings to be laid over one (`trainer/gpu`)."""
+    """All recipes by name (`hifigan/smoke`), then the override files (`trainer/gpu`)."""
     found = {f"{system.name}/{path.stem}": path for system in systems() for path in system.recipes}
     shared = sorted((recipe_root() / OVERRIDES).glob("*.yaml"))
     return found | {f"{OVERRIDES}/{path.stem}": path for path in shared}

@@ -198,7 +198,7 @@ def shown(value: Any) -> str:
 
 
 def values_of(comparison: Comparison, metrics: Sequence[str]) -> Mapping[str, list[str]]:
-    """Best and last value of each run, as text, by metric with an arrow that tells which values count as best."""
+    """Best and last value of each run, as text, by metric with an arrow for the better direction."""
     table = {}
     for metric in metrics:
         pairs = zip(comparison.best(metric), comparison.last(metric), strict=True)

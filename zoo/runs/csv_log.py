@@ -162,7 +162,7 @@ class RunCSV(Logger):
     def _write(self) -> None:
         columns = self._columns or list(FIXED_COLUMNS)
         new = list(dict.fromkeys(key for row in self._waiting for key in row if key not in columns))
-        exists = self.path.is_file()  # where somebody deleted it, it needs its header again
+        exists = self.path.is_file()  # a deleted file needs its header again
         if exists and not new:
             _append(self.path, _lines(self._waiting, columns))
         else:

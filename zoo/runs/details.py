@@ -1,4 +1,4 @@
-"""All that can be told of one run, and how runs differ; reads files only, without torch or Lightning."""
+"""Describe one run from its files, without torch or Lightning."""
 
 from __future__ import annotations
 

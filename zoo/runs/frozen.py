@@ -128,7 +128,7 @@ def quiet_loading(source: str | None = None) -> Iterator[None]:
 
 
 def pretrained(model: Any, source: str, revision: str | None, **options: Any) -> Any:
-    """Load a model of transformers, each of its tensors at the beginning of memory of its own.
+    """Load a model of transformers, each tensor in separate memory.
 
     Where tensors read from a file begin depends on the file's header, and by where they begin the processor's kernels
     add up in another order: a resumed run, which reads its copy, would not be the run that read the source.

@@ -101,7 +101,7 @@ class Inference(ABC):
         Args:
             values: of all `fields`, as `interactive.checked` gives them.
             folder: for the files of the answer; it is there and empty.
-            report: told the share that is done, 0 to 1, and a word on it, now and then.
+            report: called now and then with the finished share, 0 to 1, and a message.
 
         Returns:
             What is to be shown, the most important first.

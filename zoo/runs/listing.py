@@ -47,7 +47,7 @@ class Run:
 
     Args:
         name: its folder below the root.
-        recipe: `<system>/<recipe>`, the system alone where nothing tells the recipe.
+        recipe: `<system>/<recipe>`, the system alone where the recipe is unknown.
         state: "running", "finished", "stopped" (asked to), "failed", "killed", "torn" (its newest checkpoint is), or
             "empty" (no batch trained).
         step: batches trained.
@@ -114,7 +114,7 @@ def find_run(name: str, root: Path) -> Path:
         name: a path, a name below the root or the end of one, or `last`.
 
     Raises:
-        ValueError: there is none, or there are several; the nearest names are told.
+        ValueError: there is none, or there are several; the message lists the nearest names.
     """
     for path in (Path(name), root / name):
         if path.exists() and path.suffix == ".ckpt":

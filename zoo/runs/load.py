@@ -44,7 +44,7 @@ def load(
         device: where to compute.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose registered parts this process may build from now on.
-        options: values of the Inference's constructor in the place of those of the recipe, such as a chunk length (an
+        options: values of the Inference's constructor instead of the recipe's, such as a chunk length (an
             object may be given as its `class_path` and `init_args`); what it was trained with (its parts) stays.
 
     Returns:

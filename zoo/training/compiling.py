@@ -17,7 +17,7 @@ def compile_in_place(module: nn.Module, mode: Mode = "default", fullgraph: bool 
     """Let a module run compiled; names in checkpoints stay as they are.
 
     Where the first call cannot be compiled (no C++ compiler, an unsupported operation) the reason is logged once and
-    the module goes on as it was.
+    the module stays uncompiled.
 
     Args:
         fullgraph: refuse breaks of the graph; one then counts as a failure.

@@ -107,7 +107,7 @@ class _Saved(saved_tensors_hooks):
         return _Kept(self, tensor)
 
     def change(self, tensor: Tensor, users: int) -> None:
-        """Note a tensor that is kept (1) or let go (-1)."""
+        """Count a tensor that is saved (1) or released (-1)."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
         before = self._users.get(place, 0)

@@ -68,7 +68,7 @@ def explain(exception: BaseException, config: Mapping[str, Any]) -> str | None:
     """Explain an exception that the user can act on.
 
     Args:
-        exception: what was raised; its causes are looked at as well.
+        exception: what was raised; its causes are checked too.
         config: the run's configuration as nested mappings; empty when there is none.
 
     Returns:

@@ -72,7 +72,7 @@ def split_batch(batch: Any, chunks: int) -> list[Any]:
         Chunks of the same structure, in order, of sizes that differ by at most one.
 
     Raises:
-        ValueError: when no tensor tells the batch size.
+        ValueError: when no tensor has a batch size.
     """
     size = _size(batch)
     if not size:
@@ -278,7 +278,7 @@ class GANTask(ZooTask):
         chunks = self._chunks(batch)
         logs: dict[str, Tensor] = {}
         for opt_d in others:
-            # Lightning would count both steps; it sets these hooks anew for every batch
+            # Lightning would count both steps; it sets these hooks again for every batch
             opt_d._on_before_step = opt_d._on_after_step = do_nothing_closure
             if not adversarial or not any(self.loss_weights[f"d/{name}"] for name in self.discriminator_names):
                 continue
@@ -324,7 +324,7 @@ class GANTask(ZooTask):
         generate = self.generate if run_sharded is None else partial(run_sharded, self.generator, self.generate)
         for part in parts:
             if len(parts) > 1:
-                # the parameter tells checkpoint() which device's dropout generator to rewind
+                # checkpoint() rewinds the dropout generator of the parameter's device
                 device_hint = next(self.generator.parameters())
                 fake, real = checkpoint(lambda part, _: generate(part), part, device_hint, use_reentrant=False)
             else:

@@ -106,7 +106,7 @@ def _options(group: dict[str, Any]) -> set[str]:
 
 
 def _class_marks(group: dict[str, Any]) -> tuple[frozenset[str], Any]:
-    """What tells optimizer classes apart in a state dict; Adam and AdamW have the same options."""
+    """What distinguishes optimizer classes in a state dict; Adam and AdamW have the same options."""
     return frozenset(_options(group)), group.get("decoupled_weight_decay")
 
 

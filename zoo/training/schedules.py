@@ -201,7 +201,7 @@ class StageCosine(_ClosedForm):
 
 
 def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
-    """Let a schedule without a length of its own end with the training.
+    """End a schedule without a length with the training.
 
     Raises:
         ValueError: when the training has no number of steps either.

@@ -27,12 +27,12 @@ def write_rows(
     rank: int = 0,
     world_size: int = 1,
 ) -> int:
-    """Write the shards that are missing; the same call goes on after a kill.
+    """Write the missing shards; the same call continues after a kill.
 
     Of `world_size` processes each makes every world_size-th shard.
 
     Args:
-        stem: of the shards' names, which tells all that decides the rows.
+        stem: of the shards' names, which identifies everything that the rows depend on.
         rows: (n, ...) of so many neighbours.
 
     Returns:

@@ -252,7 +252,7 @@ class ZooTask(L.LightningModule):
     def _save_frozen(self, unless_resuming: bool = False) -> dict[str, Any]:
         """Copy local frozen modules into the run folder, once; returns all their records.
 
-        Whether they belong to a run that goes on is known only when its checkpoint was read.
+        Whether the run is resumed is known only after its checkpoint was read.
         """
         modules = frozen.frozen_modules({"": self})
         recorded = frozen.records(modules)
@@ -304,7 +304,7 @@ class ZooTask(L.LightningModule):
             log.info("before step 1: %s", ", ".join(f"{key}={value:.4f}" for key, value in values.items()))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Describe the system and its parts in the checkpoint; put records in the place of frozen weights."""
+        """Describe the system and its parts in the checkpoint; replace frozen weights by records."""
         configs = self.trainer.lr_scheduler_configs
         checkpoint["scheduler_classes"] = [type(config.scheduler).__name__ for config in configs]
         if self.specs is not None:
@@ -363,7 +363,7 @@ class ZooTask(L.LightningModule):
         """The object that turns arrays or files into results, built from this task's own parts.
 
         Args:
-            changes: options in the place of the task's; with any, the object is a new one.
+            changes: options that replace the task's; with any, the object is a new one.
         """
         if changes or self._inference is None:
             arguments = {key: getattr(self, key) for key in (*self.inference_parts, *self.inference_options)}

@@ -442,7 +442,7 @@ def train(trial: Trial, config: StudyConfig, run: Path, values: Sequence[str]) -
 
 
 def start_fit(config: StudyConfig, run: Path, values: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start `zoo fit` for a trial, from the newest valid checkpoint of its run folder or anew."""
+    """Start `zoo fit` for a trial, from the newest valid checkpoint of its run folder or from the start."""
     words = [*config.fit, *config.flags, *values]
     if any(word.partition("=")[0] == "--allow-import" for word in words):  # is never taken from a study's database
         raise ValueError(f"{run.parent}: the study's command admits packages; give --allow-import yourself")

@@ -88,7 +88,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
-    """Read a recipe laid over those that it extends: `extends: base` (a file beside it) or `extends: hifigan/base`.
+    """Read a recipe merged into those that it extends: `extends: base` (a file beside it) or `extends: hifigan/base`.
 
     Args:
         path: of the recipe.
@@ -124,9 +124,9 @@ def _extended(name: Any, path: Path) -> Path:
 
 
 def merge(before: Any, after: Any) -> Any:
-    """Lay a part of a config over another: mappings join key by key, `key+` adds to a list, all else is replaced.
+    """Merge a part of a config into another: mappings join key by key, `key+` adds to a list, all else is replaced.
 
-    Another class (`class_path`) or `model_type` starts anew, as the arguments of the former are not its own.
+    Another class (`class_path`) or `model_type` discards the arguments of the former one.
     """
     if not isinstance(after, Mapping):
         return after
@@ -170,7 +170,7 @@ def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = 
     """Refuse a config that came with a run and names places outside.
 
     Args:
-        config: plain values, those of the command line laid over the run's.
+        config: plain values, the run's with those of the command line.
         args: the command line; what it names itself may lie anywhere.
 
     Raises:

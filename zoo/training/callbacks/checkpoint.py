@@ -76,7 +76,7 @@ def count_batch_as_open(progress: dict[str, Any]) -> None:
     """Make a checkpoint that was saved after a validation look like one saved before it.
 
     From the first, Lightning decides by the resume's own `val_check_interval` whether the batch is done, and with
-    another interval trains a batch twice. From the second it always goes on with the next batch.
+    another interval trains a batch twice. From the second on it continues with the next batch.
 
     Args:
         progress: the loop's counts of batches; changed in place.

@@ -1,4 +1,4 @@
-"""What loggers are told of a run beside its values: config, code, machine; results and checkpoints when it ends."""
+"""What loggers record of a run besides its values: config, code, machine; results and checkpoints when it ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LoggedRun(L.Callback):
 
     Args:
         recipe: `<system>/<recipe>`.
-        read_config: tells the config as YAML when the fit begins.
+        read_config: returns the config as YAML when the fit begins.
     """
 
     def __init__(self, recipe: str, read_config: Callable[[], str]) -> None:
@@ -178,7 +178,7 @@ def write_hparams(
 ) -> None:
     """Write what TensorBoard's page of hyperparameters shows of a run, in place of what was written before.
 
-    TensorBoard keeps the first of several such records, so that there is one file for them, written anew.
+    TensorBoard keeps the first of several such records, so one file for them is rewritten.
 
     Args:
         folder: of the run's events.

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 class LossScale(L.Callback):
     """Sets how the loss is scaled in float16, where small gradients would vanish otherwise.
 
-    A resumed run goes on with its own scale. `train/amp_scale` shows it; it falls by itself while gradients overflow.
+    A resumed run continues with its own scale. `train/amp_scale` shows it; it falls by itself while gradients overflow.
     In precisions that need no scale (the CPU takes bf16 in place of fp16) nothing is set.
 
     Args:

@@ -203,7 +203,7 @@ def _add_encoded(writer: Any, name: str, encoded: bytes, pixels: np.ndarray, ste
 def _folder(task: L.LightningModule) -> Path | None:
     """The run's media folder, or None when this rank or this moment writes nothing."""
     trainer = task.trainer
-    folder = run_folder(trainer) / "media"  # before the rank is looked at: the first call is collective
+    folder = run_folder(trainer) / "media"  # before the rank check: the first call is collective
     shortened = trainer.sanity_checking and not math.isinf(float(trainer.num_sanity_val_steps))
     return folder if trainer.is_global_zero and not shortened else None
 
@@ -216,7 +216,7 @@ def _keep(
     on_wandb: Callable[[Any, Path, int], object],
     on_tensorboard: Callable[[Any, int], object],
 ) -> None:
-    """Write the file on rank zero, then offer it to each logger; whoever cannot take it is named once.
+    """Write the file on rank zero, then pass it to each logger; one that fails is named once.
 
     Args:
         on_wandb: shows it by a logger of that kind, given the file and the step.

@@ -88,7 +88,7 @@ class Count:
     """How far something has come.
 
     Args:
-        total: where it ends; infinite when nobody knows.
+        total: number of steps; infinite when unknown.
         done: so far.
     """
 
@@ -117,7 +117,7 @@ class Count:
 
     @property
     def share(self) -> float:
-        """Done of all, 0 to 1; 0 when nobody knows."""
+        """Finished share, 0 to 1; 0 when unknown."""
         return self.done / self.total if 0 < self.total < math.inf else 0.0
 
     @property
@@ -191,7 +191,7 @@ class Progress(ProgressBar):
         self._evaluation = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin where the run begins, or goes on."""
+        """Start at the first step of the run or of the resume."""
         checkpoints = self._checkpoints
         if checkpoints is not None and checkpoints.monitor is not None:
             scores = [score_of(path) for path in run_folder(trainer).glob("best-step_*.ckpt")]
@@ -281,7 +281,7 @@ class Progress(ProgressBar):
         console = Console(stderr=True)
         animated = sys.stderr.isatty() and not console.is_dumb_terminal and verbosity() != "quiet"
         if animated and self._live is None:
-            # no thread of its own, whose locks a forked loader process would inherit
+            # no thread, whose locks a forked loader process would inherit
             self._live = Live(
                 console=console,
                 get_renderable=self._rows,

@@ -1,4 +1,4 @@
-"""What a run tells of itself: what is trained when it begins, what came of it when it ends."""
+"""The first and last lines of a run: what is trained, and the results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEDIA_NAME = "media"
 
 
 class Banner(Callback):
-    """Tells what is trained, on what, with which data and where, when a fit starts.
+    """Prints what is trained, with which data and where, when a fit starts.
 
     Args:
         recipe: its name, e.g. `hifigan/smoke`.

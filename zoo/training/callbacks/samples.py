@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Samples(L.Callback):
     """Lets a task show what it makes at its validations: files in `media/` of the run folder, and in the loggers.
 
-    The task draws from the first validation batches and a seed of its own, so that the pictures of two validations
+    The task samples from the first validation batches with a fixed seed, so that the pictures of two validations
     differ by the weights alone; the averaged weights where the validation has them. The first and the last validation
     always show samples, the others as long as `share` allows; an animation, which only the last one shows, belongs to
     the end of the run and not to that validation. Neither the training's random numbers nor an error in
@@ -95,7 +95,7 @@ class Samples(L.Callback):
             self._validated.append(time.perf_counter() - self._started - self._spent[-1])
 
     def run(self, draw: Callable[[], object]) -> None:
-        """Draw something with random numbers of its own; an error is reported once and ends nothing."""
+        """Make samples with separate random numbers; an error is reported once and stops nothing."""
         started, state = time.perf_counter(), capture_rng()
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)

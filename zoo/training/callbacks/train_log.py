@@ -113,7 +113,7 @@ class TrainLog(L.Callback):
         """Write what ended the run, and close: Lightning calls no teardown hook after an exception."""
         if isinstance(exception, Exception):
             self._write(logging.ERROR, __name__, f"ended by {type(exception).__name__}", exception)
-        else:  # a signal or Ctrl-C: asked for, so its traceback tells nothing
+        else:  # a signal or Ctrl-C: its traceback is of no use
             self._write(logging.WARNING, __name__, f"ended by {type(exception).__name__} {exception}")
         self.close()
 
