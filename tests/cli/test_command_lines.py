@@ -32,6 +32,7 @@ EARLY = [
     (["fit", "flow/smoek"], "no recipe 'flow/smoek': did you mean flow/smoke"),
     (["fit", "flow"], "no recipe 'flow': did you mean flow/"),
     (["fit", "--config", "flow/smoek"], "did you mean flow/smoke"),
+    (["fit", "flow/smoke", "data.batch_size=8"], "an option begins with two dashes: --data.batch_size=8"),
     (["fit", "--config=configs/flow/smok.yaml"], "smok.yaml: no such file: did you mean configs/flow/smoke"),
     (["fit", "flow/smoke", "--chekpoints.monitor=x"], "did you mean --checkpoints.monitor"),
     (["fit", "flow/smoke", "--loger", "wandb"], "unknown option --loger: did you mean --loggers?"),
@@ -49,6 +50,15 @@ WRONG = [
     (["fit", "flow/smoke", "--model", "zoo.flow.FlowTsk"], "model.class_path: zoo.flow registers no part"),
     (["fit", "flow/smoke", "--trainer.precision", "bf16-mixd"], "error: trainer.precision: expected"),
     (["fit", "flow/smoke", "--data.batch_size", "eight"], "error: data.init_args.batch_size: expected int, got eight"),
+    (
+        ["fit", "flow/smoke", "--model.net.channels", "abc"],
+        "error: model.init_args.net.init_args.channels: expected int",
+    ),
+    (
+        ["fit", "flow/smoke", "--trainer.callbacks=[{class_path: zoo.training.EMA, init_args: {decay: x}}]"],
+        "error: trainer.callbacks.0.init_args.decay: expected float, got x",
+    ),
+    (["fit", "--trainer.max_steps", "3"], "fit needs a recipe"),
     (["inspect", "x", "--pth", "y"], "inspect has no option --pth: did you mean --path?"),
 ]
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 from argparse import Action
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_dumper, set_loader, set_parsing_settings
@@ -181,11 +181,20 @@ def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequ
             finder.check_option(option, value)
     except WrongNameError as error:
         return str(error)
-    if match := re.match(r'\s*Parser key "([\w.]+)":', message):
-        places = [place for place in finder.places if f".{place[1]}".endswith(f".{match[1]}")]
-        if len({key for _, key in places}) == 1:  # the last one won
-            return f"{''.join(places[-1])}:{message[match.end() :]}"
+    if match := re.match(r'\s*Parser key "([\w.]+)":(.*[Gg]ot (?:value: )?(.*))', _plainly(message), re.DOTALL):
+        places = [place for place in finder.places if f".{place.key}".endswith(f".{match[1]}")]
+        places = [place for place in places if str(place.value) == match[3].strip()]
+        if len({place.key for place in places}) == 1:  # the last one won
+            return f"{places[-1].origin}{places[-1].key}:{match[2]}"
     return message
+
+
+class _Place(NamedTuple):
+    """A key of a config or an option: the file that it is in ("x.yaml: "; "" for an option), its name, its value."""
+
+    origin: str
+    key: str
+    value: Any
 
 
 class _KeyFinder:
@@ -194,14 +203,14 @@ class _KeyFinder:
     def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
         self.groups = groups
         self.classes: dict[str, str] = {}
-        self.places: list[tuple[str, str]] = []  # where each key comes from, and the key
+        self.places: list[_Place] = []
 
     def check_section(self, key: str, value: Any, origin: str) -> None:
         if key in CLASSES:
             self._check_class(value, key, origin)
         elif isinstance(value, Mapping):
             for name, entry in value.items():
-                self._check_key(f"{key}.{name}", self.groups.get(key, ()), key, origin)
+                self._check_key(_Place(origin, f"{key}.{name}", entry), self.groups.get(key, ()), key)
                 self._check_class(entry, f"{key}.{name}", origin)
 
     def check_option(self, option: str, value: str | None) -> None:
@@ -210,7 +219,9 @@ class _KeyFinder:
         if section in CLASSES and path:
             self._descend(section, path, parsed)
         elif path:
-            self._check_key(f"{section}.{path[0]}", self.groups.get(section, ()), section, "")
+            place = f"{section}.{path[0]}"
+            self._check_key(_Place("", place, parsed), self.groups.get(section, ()), section)
+            self._check_class(parsed, place, "")
         elif section in CLASSES:
             self._check_class({"class_path": value} if isinstance(parsed, str) else parsed, section, "")
 
@@ -223,7 +234,7 @@ class _KeyFinder:
             self._check_class({"class_path": value}, key, "")
             return
         place = f"{key}.init_args.{path[0]}"
-        self._check_argument(place, key, "")
+        self._check_argument(_Place("", place, value), key)
         if len(path) > 1:
             self._descend(place, path[1:], value)
         else:
@@ -248,19 +259,20 @@ class _KeyFinder:
         for name, entry in arguments.items() if isinstance(arguments, Mapping) else ():
             place = f"{key}.init_args.{name}"
             if "init_args" in value:
-                self._check_argument(place, key, origin)
+                self._check_argument(_Place(origin, place, entry), key)
             self._check_class(entry, place, origin)
 
-    def _check_argument(self, place: str, key: str, origin: str) -> None:
+    def _check_argument(self, place: _Place, key: str) -> None:
         allowed: Collection[str] | None = None
         with contextlib.suppress(KeyError, ValueError):  # a short name, or a class of another package
             allowed = registry.slots(registry.find(self.classes[key])).keys() - {"args", "kwargs"}
-        self._check_key(place, allowed, self.classes.get(key, ""), origin)
+        self._check_key(place, allowed, self.classes.get(key, ""))
 
-    def _check_key(self, place: str, allowed: Collection[str] | None, owner: str, origin: str) -> None:
-        place = place.removesuffix("+")
-        self.places.append((origin, place))
-        name = place.rpartition(".")[2]
+    def _check_key(self, place: _Place, allowed: Collection[str] | None, owner: str) -> None:
+        place = place._replace(key=place.key.removesuffix("+"))
+        self.places.append(place)
+        name = place.key.rpartition(".")[2]
         if allowed is not None and name not in allowed:
             keys = shorten_list(sorted(allowed))
-            raise WrongNameError(f"{origin}unknown key {place}{nearest_names(name, allowed)} (keys of {owner}: {keys})")
+            nearest = nearest_names(name, allowed)
+            raise WrongNameError(f"{place.origin}unknown key {place.key}{nearest} (keys of {owner}: {keys})")

@@ -67,6 +67,8 @@ def find_recipe(name: str) -> Path:
     candidates = recipe_paths()
     if name in candidates:
         return candidates[name]
+    if "=" in name:
+        raise NoRecipeError(f"no recipe {name!r}; an option begins with two dashes: --{name}")
     if path.is_dir():
         raise NoRecipeError(f"{name} is a folder, expected a recipe or a YAML file; --ckpt_path takes runs")
     if path.suffix in SETTINGS_SUFFIXES:

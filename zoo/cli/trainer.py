@@ -355,6 +355,10 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, then settle where this command writes."""
+        if not any(arg.startswith(("--config", "-c", "--model", "--print_config", "--help", "-h")) for arg in args):
+            raise WrongNameError(
+                f"{self.command} needs a recipe (`zoo list`) or --ckpt_path RUN: zoo {self.command} RECIPE"
+            )
         try:
             self.config = parser.parse_args(compose_arguments(args))
         except RefusedError as error:
