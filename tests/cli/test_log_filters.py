@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from zoo.cli import quiet
+from zoo.cli import log_filters
 
 
 def record(text, name="lightning.pytorch.utilities.rank_zero", level=logging.INFO, **extra):
@@ -16,7 +16,7 @@ def record(text, name="lightning.pytorch.utilities.rank_zero", level=logging.INF
 
 @pytest.fixture
 def first(monkeypatch):
-    for name in quiet.RANK_VARIABLES:
+    for name in log_filters.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", None)
 
@@ -36,14 +36,14 @@ def first(monkeypatch):
     ],
 )
 def test_known_messages_of_lightning_are_left_out(first, monkeypatch, text):
-    assert not quiet.Terminal().filter(record(text))
-    assert quiet.Terminal().filter(record(text, name="zoo.training.task"))  # never ours
+    assert not log_filters.TerminalHandler().filter(record(text))
+    assert log_filters.TerminalHandler().filter(record(text, name="zoo.training.task"))  # never ours
     monkeypatch.setenv("ZOO_VERBOSITY", "verbose")
-    assert quiet.Terminal().filter(record(text))
+    assert log_filters.TerminalHandler().filter(record(text))
 
 
 def test_unknown_messages_are_shown(first):
-    terminal = quiet.Terminal()
+    terminal = log_filters.TerminalHandler()
     assert terminal.filter(record("`Trainer.fit` stopped: No training batches."))
     assert terminal.filter(record("Metric val/loss improved", name="lightning.pytorch.callbacks.early_stopping"))
     assert terminal.filter(record("anything", name="somebody"))
@@ -52,7 +52,7 @@ def test_unknown_messages_are_shown(first):
 
 def test_other_ranks_show_warnings_with_their_number(first, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    terminal = quiet.Terminal()
+    terminal = log_filters.TerminalHandler()
     assert not terminal.filter(record("anything", name="zoo"))
     warning = record("anything", name="zoo", level=logging.WARNING)
     assert terminal.filter(warning) and terminal.format(warning) == "rank 1: anything"
@@ -62,7 +62,7 @@ def test_other_ranks_show_warnings_with_their_number(first, monkeypatch):
 def warned(text, category, module):
     with warnings.catch_warnings(record=True) as caught:
         warnings.resetwarnings()
-        quiet.filter_warnings()
+        log_filters.filter_warnings()
         warnings.warn_explicit(text, category, "file.py", 1, module=module)
     return bool(caught)
 
@@ -80,7 +80,7 @@ def test_warnings_of_the_table_are_left_out_and_no_others(monkeypatch):
 
 
 def test_every_filter_has_a_reason_and_none_matches_everything():
-    for noise in (*quiet.WARNINGS, *quiet.MESSAGES, *quiet.OF_ALL_RANKS):
+    for noise in (*log_filters.WARNINGS, *log_filters.MESSAGES, *log_filters.OF_ALL_RANKS):
         assert noise.reason
         assert not re.search(noise.pattern, "a text") if noise.pattern else noise.module
 
@@ -88,26 +88,26 @@ def test_every_filter_has_a_reason_and_none_matches_everything():
 def test_a_program_with_handlers_keeps_them(monkeypatch):
     root, kept = logging.getLogger(), logging.NullHandler()
     monkeypatch.setattr(root, "handlers", [kept])
-    quiet.show_records()
+    log_filters.configure_logging()
     assert root.handlers == [kept]
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setenv("ZOO_VERBOSITY", "quiet")
-    quiet.show_records()
+    log_filters.configure_logging()
     (handler,) = root.handlers
     assert handler.level == logging.WARNING
-    quiet.show_records()
+    log_filters.configure_logging()
     assert root.handlers == [handler]
 
 
 def test_a_run_within_another_command_is_quiet_unless_asked_otherwise(monkeypatch):
     monkeypatch.delenv("ZOO_VERBOSITY", raising=False)
-    with quiet.quietly():
-        assert quiet.verbosity() == "quiet"
-    assert quiet.verbosity() == "normal"
+    with log_filters.quiet_output():
+        assert log_filters.verbosity() == "quiet"
+    assert log_filters.verbosity() == "normal"
     monkeypatch.setenv("ZOO_VERBOSITY", "verbose")
-    with quiet.quietly():
-        assert quiet.verbosity() == "verbose"
-    assert quiet.verbosity() == "verbose"
+    with log_filters.quiet_output():
+        assert log_filters.verbosity() == "verbose"
+    assert log_filters.verbosity() == "verbose"
     monkeypatch.setenv("ZOO_VERBOSITY", "loud")
     with pytest.raises(ValueError, match="ZOO_VERBOSITY is 'loud', expected one of quiet, normal, verbose"):
-        quiet.verbosity()
+        log_filters.verbosity()

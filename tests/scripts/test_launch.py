@@ -67,4 +67,7 @@ def run_script(repository, tmp_path, script, *args, **environment):
 def test_launch_script(repository, tmp_path):
     stand_in(tmp_path, "python", 'echo python "$@"')
     done = run_script(repository, tmp_path, "launch.sh", "r.yaml", "2", "--seed_everything=1")
-    assert done.stdout == "python -m zoo.training.launcher r.yaml 2 --seed_everything=1\n"
+    assert done.stdout == (
+        "python -m torch.distributed.run --standalone --nproc-per-node=2 --max-restarts=3 -m zoo fit --config r.yaml "
+        "--config trainer/ddp --trainer.devices=2 --ckpt_path auto --seed_everything=1\n"
+    )

@@ -485,12 +485,7 @@ def _execute(command: str, cli: ZooCLI) -> int:
         raise ValueError(f"{command} needs --ckpt_path, a run or a checkpoint: the recipe alone has no trained weights")
     try:
         if command == "fit":
-            try:
-                fit(cli)
-            finally:  # Lightning calls no teardown after an exception
-                for checkpoints in cli.trainer.checkpoint_callbacks:
-                    if isinstance(checkpoints, Checkpoints):
-                        checkpoints.stop.uninstall()
+            fit(cli)
         else:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Exception as error:
@@ -526,15 +521,17 @@ def fit(cli: ZooCLI) -> None:
     done = step_of(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
     if cli.checkpoint is None:
         cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
-    with told_at_end(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
-        if cli.checkpoint is not None:
-            cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
-            return
-        source = cli.config["init_from"]
-        if source:
-            paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
-            init_from(cli.model, paths, cli.config["init_from_min_matched"])
-        cli.trainer.fit(cli.model, cli.datamodule)
+    try:
+        with told_at_end(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
+            if cli.checkpoint is None and (source := cli.config["init_from"]):
+                paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
+                init_from(cli.model, paths, cli.config["init_from_min_matched"])
+            resumed = None if cli.checkpoint is None else str(cli.checkpoint)
+            cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resumed, weights_only=True)
+    finally:  # Lightning calls no teardown after an exception
+        for callback in cli.trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):
+                callback.stop.uninstall()
 
 
 def dry_run(config: Path) -> list[tuple[str, bool, str]]:

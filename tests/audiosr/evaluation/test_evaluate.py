@@ -39,11 +39,11 @@ def export(tmp_path: Path) -> Path:
         return {"class_path": f"zoo.audiosr.{name}", "init_args": arguments}
 
     parts = {
-        "net": spec("denoiser.Denoiser", unet=spec("unet.UNet", **UNET)),
-        "autoencoder": spec("parts.FrozenAutoencoder", config=AUTOENCODER),
-        "vocoder": spec("parts.FrozenVocoder", config=VOCODER),
-        "features": spec("features.MelFeatures", **front),
-        "diffusion": spec("diffusion.CosineDiffusion"),
+        "net": spec("Denoiser", unet=spec("UNet", **UNET)),
+        "autoencoder": spec("FrozenAutoencoder", config=AUTOENCODER),
+        "vocoder": spec("FrozenVocoder", config=VOCODER),
+        "features": spec("MelFeatures", **front),
+        "diffusion": spec("CosineDiffusion"),
     }
     built = {
         "net": denoiser(),

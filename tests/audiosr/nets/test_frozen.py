@@ -9,6 +9,7 @@ from tests.audiosr.task_parts import AUTOENCODER, VOCODER, features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import Autoencoder, split
+from zoo.common.registry import public_name
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.stochastic import StochasticVocos
 from zoo.runs.checkpoints import save_checkpoint
@@ -16,8 +17,8 @@ from zoo.runs.export import write_export
 
 
 def checkpoint(folder: Path, name: str, part: torch.nn.Module, config: dict[str, object]) -> Path:
-    spec = {"class_path": f"{type(part).__module__}.{type(part).__name__}", "init_args": config}
-    described = {"inference": "zoo.x.y.Z", "parts": {name: spec, "sample_rate": 16000}}
+    spec = {"class_path": public_name(type(part)), "init_args": config}
+    described = {"inference": "mine.Z", "parts": {name: spec, "sample_rate": 16000}}
     state = {f"{name}.{key}": value for key, value in part.state_dict().items()}
     path = folder / "runs" / "a" / "step_00000007.ckpt"
     path.parent.mkdir(parents=True)
@@ -52,7 +53,7 @@ def test_vocoder_is_folded_once_whatever_its_source(tmp_path: Path) -> None:
     copy.mkdir()
     frozen.save_source(copy)
     spec = {"class_path": "zoo.hifigan.Generator", "init_args": VOCODER}
-    write_export(exported, {"inference": "zoo.x.y.Z", "parts": {"generator": spec}}, {"generator": net}, "test")
+    write_export(exported, {"inference": "mine.Z", "parts": {"generator": spec}}, {"generator": net}, "test")
     for source in (copy, exported):
         assert FrozenVocoder(str(source)).fingerprint() == frozen.fingerprint()
 

@@ -19,7 +19,7 @@ def recipe(path, encoder):
 
 def described(name="Backbone", **changes):
     arguments = {"layer": "${data.dim}", "config": CONFIGS["hubert"]}
-    return {"class_path": f"zoo.miipher.nets.backbone.{name}", "init_args": arguments | changes}
+    return {"class_path": f"zoo.miipher.{name}", "init_args": arguments | changes}
 
 
 def test_features_of_a_folder_by_the_encoder_of_a_recipe(tmp_path, capsys):

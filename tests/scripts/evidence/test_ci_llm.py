@@ -33,17 +33,15 @@ def make_run(folder: Path, weight: float = 0.03, strategy: str = "answer_mean", 
     """Untrained agents, with the config of a training."""
     settings = {"count": 2, "rank": 2, "alpha": 4, "init": "normal", "std": 0.1, "dropout": 0.0, "seed": seed, **agents}
     crowd = Crowd(Backbone(config=LLAMA), Agents(**settings))
-    described = spec(
-        "crowd.Crowd", backbone=spec("backbone.Backbone", config=LLAMA), agents=spec("agents.Agents", **settings)
-    )
-    tokenizer = spec("tokenizers.ByteTokenizer")
+    described = spec("Crowd", backbone=spec("Backbone", config=LLAMA), agents=spec("Agents", **settings))
+    tokenizer = spec("ByteTokenizer")
     specs = {"inference": "zoo.ci_llm.Writer", "parts": {"crowd": described, "tokenizer": tokenizer}}
     write_export(folder, {**specs, "options": {"max_new_tokens": 2}}, {"crowd": crowd}, "test")
     data = {
         "tokenizer": tokenizer,
         "root": None,
         "template": "{prompt}",
-        "corpus": spec("arithmetic.Arithmetic", **CORPUS),
+        "corpus": spec("Arithmetic", **CORPUS),
     }
     config = {
         "seed_everything": seed,
@@ -51,7 +49,7 @@ def make_run(folder: Path, weight: float = 0.03, strategy: str = "answer_mean", 
         "model": {
             "init_args": {
                 "crowd": described,
-                "diversity": spec("diversity.Diversity", weight=weight, strategy=strategy, target=None),
+                "diversity": spec("Diversity", weight=weight, strategy=strategy, target=None),
             }
         },
         "data": {"init_args": {**data, "batch_size": 4}},

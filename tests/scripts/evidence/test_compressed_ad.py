@@ -45,20 +45,20 @@ def make_run(
     known = {"grid_size": env.grid_size} if isinstance(env, Darkroom) else {"env": env}
     embedding = FactoredEmbedding if isinstance(env, Darkroom) else SpaceEmbedding
     net = InContextPolicy(embedding(dim=8, **known), Transformer(8, 1, 2, window), compressor)
-    name = f"{PARTS}.compression.{type(compressor).__name__}"
+    name = f"{PARTS}.{type(compressor).__name__}"
     policy = {
         "embedding": {
             "class_path": f"{PARTS}.{embedding.__name__}",
             "init_args": {"dim": 8, **({"env": described} if "env" in known else known)},
         },
-        "transformer": {"class_path": f"{PARTS}.transformer.Transformer", "init_args": {**SIZES, "context": window}},
+        "transformer": {"class_path": f"{PARTS}.Transformer", "init_args": {**SIZES, "context": window}},
         "compressor": None if compressor is None else {"class_path": name, "init_args": arguments},
     }
-    parts = {"policy": {"class_path": f"{PARTS}.policy.InContextPolicy", "init_args": policy}, "env": described}
-    specs = {"inference": f"{PARTS}.agent.Agent", "parts": parts, "options": {"episodes": 4}}
+    parts = {"policy": {"class_path": f"{PARTS}.InContextPolicy", "init_args": policy}, "env": described}
+    specs = {"inference": f"{PARTS}.Agent", "parts": parts, "options": {"episodes": 4}}
     write_export(folder, specs, {"policy": net}, "test")
     demonstrator = {
-        "class_path": f"{PARTS}.demonstrator.EpsilonCurriculum",
+        "class_path": f"{PARTS}.EpsilonCurriculum",
         "init_args": {"env": described, "episodes": 4, "best": 1.0, "greedy_after": 0.9},
     }
     usual = {"root": None, "demonstrator": demonstrator, "shuffle_episodes": False, "split_seed": 0, "train_share": 0.8}
