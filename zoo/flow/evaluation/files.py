@@ -108,7 +108,7 @@ def _listed(folder: Path) -> tuple[list[Path], list[int] | None]:
     if not files:
         raise ValueError(f"{source} names no picture")
     if files[0].suffix == ".npy":
-        raise ValueError(f"{folder} holds samples that are no images; points are judged by `zoo compare-samplers --point_set`")
+        raise ValueError(f"{folder} holds no images; `zoo compare-samplers --point_set` judges points")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ValueError(
