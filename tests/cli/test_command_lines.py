@@ -59,6 +59,8 @@ WRONG = [
         "error: trainer.callbacks.0.init_args.decay: expected float, got x",
     ),
     (["fit", "--trainer.max_steps", "3"], "fit needs a recipe"),
+    (["find-lr", "flow/smoke", "--stepps", "5"], "has no option --stepps (options: --min_lr"),
+    (["find-lr", "--fit", "flow/smoke"], "find-lr has no option --fit"),
     (["inspect", "x", "--pth", "y"], "inspect has no option --pth: did you mean --path?"),
 ]
 

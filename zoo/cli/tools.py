@@ -88,7 +88,7 @@ def run_tool(command: str, args: list[str]) -> int:
     many = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
     hints = get_type_hints(function)
     own_args, rest = (args, []) if many is None else split_options(args, hints)
-    check_options(command, parameters, own_args)
+    check_options(command, [name for name in parameters if name != many], own_args)
     for option, slot in hints.items():
         check_class(command, option, slot, own_args)
 

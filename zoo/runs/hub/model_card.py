@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from zoo import __version__
@@ -16,6 +16,9 @@ from zoo.common.report import markdown_table, panels, write_figure
 from zoo.runs import listing
 from zoo.runs.details import SUMMARY
 from zoo.runs.frozen import described
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
 
 UNKNOWN = "unknown"  # the hub's word for a licence that is not stated
 AUDIO, IMAGES = (".wav", ".flac", ".ogg", ".mp3"), (".png", ".gif", ".jpg")
@@ -279,44 +282,19 @@ def write_model_card(
         address: of the files on the hub.
         **texts: what else the template shows: about, inference, usage, name, step, adapters, onnx, curve, values.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard
 
     known = SYSTEMS.get(system)
     flat = listing.flatten(config)
     corpora = find_sources((str(value) for key, value in flat.items() if key.startswith("data.")), CORPORA)
     backbones = find_sources((str(record["source"]) for record in frozen.values()), BACKBONES)
-    begun = config.get("init_from") or []
-    names = [each for each in ([begun] if isinstance(begun, str) else begun) if each.startswith("hf://")]
-    bases = [record["source"] for record in frozen.values() if record["source"] and not record["folder"]]
-    bases += [name.removeprefix("hf://").partition("@")[0] for name in names]
-    card_data = ModelCardData(
-        library_name="zoo",
-        license=licence,
-        tags=["zoo", system, *([recipe.replace("/", "-")] if recipe else [])],
-        pipeline_tag=known.task if known else None,
-        base_model=list(dict.fromkeys(bases)) or None,
-        datasets=[source.hub for source in corpora if source.hub] or None,
-        model_name=repo,
-        eval_results=[
-            EvalResult(
-                task_type=known.task if known else "other",
-                dataset_type=recipe or system,
-                dataset_name=(recipe or system) if metric.where == "this run" else metric.where,
-                metric_type=re.sub(r"[^\w]+", "_", metric.name).strip("_"),
-                metric_name=metric.name,
-                metric_value=metric.value,
-            )
-            for metric in metrics
-        ]
-        or None,
-    )
     rows = [("recipe", f"`{recipe}`")] * bool(recipe)
     rows += [(name, f"`{flat[key]}`") for name, key in SUMMARY.items() if flat.get(key, "null") != "null"]
     rows += [("values", f"{texts['values']:,}")]
     rows += [(f"frozen `{path}`", described(record)) for path, record in frozen.items()]
     results = [(metric.name, metric.text, metric.where) for metric in metrics]
     card = ModelCard.from_template(
-        card_data,
+        card_metadata(repo, system, recipe, metrics, licence, base_models(config, frozen), corpora),
         template_str=TEMPLATE,
         version=__version__,
         title=repo.rpartition("/")[2],
@@ -335,6 +313,52 @@ def write_model_card(
         **texts,
     )
     (folder / "README.md").write_text(card.content, encoding="utf-8")
+
+
+def base_models(config: Mapping[str, Any], frozen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """List the hub's models that a run is built on or began with."""
+    initial = config.get("init_from") or []
+    names = [initial] if isinstance(initial, str) else initial
+    models = [record["source"] for record in frozen.values() if record["source"] and not record["folder"]]
+    models += [name.removeprefix("hf://").partition("@")[0] for name in names if name.startswith("hf://")]
+    return list(dict.fromkeys(models))
+
+
+def card_metadata(
+    repo: str,
+    system: str,
+    recipe: str | None,
+    metrics: Sequence[Metric],
+    licence: str,
+    bases: Sequence[str],
+    corpora: Sequence[Source],
+) -> ModelCardData:
+    """Return the YAML header of a card."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    known, data = SYSTEMS.get(system), recipe or system
+    task = known.task if known else None
+    results = [
+        EvalResult(
+            task_type=task or "other",
+            dataset_type=data,
+            dataset_name=data if metric.where == "this run" else metric.where,
+            metric_type=re.sub(r"[^\w]+", "_", metric.name).strip("_"),
+            metric_name=metric.name,
+            metric_value=metric.value,
+        )
+        for metric in metrics
+    ]
+    return ModelCardData(
+        library_name="zoo",
+        license=licence,
+        tags=["zoo", system, *([recipe.replace("/", "-")] if recipe else [])],
+        pipeline_tag=task,
+        base_model=list(bases) or None,
+        datasets=[source.hub for source in corpora if source.hub] or None,
+        model_name=repo,
+        eval_results=results or None,
+    )
 
 
 def _show_sample(name: str, address: str) -> str:
