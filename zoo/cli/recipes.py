@@ -141,7 +141,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
         ConfigFileError: for a file that is no mapping, or holds a key twice.
         FileNotFoundError: for a file that is not there.
     """
-    from zoo.common.reading.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
+    from zoo.common.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
 
     files: list[tuple[Path, dict[str, Any]]] = []
     options: list[str] = []
@@ -166,7 +166,7 @@ def compose_config(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Returns:
         One config, empty without files, and the other arguments.
     """
-    from zoo.common.reading.configs import merge
+    from zoo.common.configs import merge
 
     files, options = read_files(args)
     return functools.reduce(merge, [content for _, content in files], {}), options

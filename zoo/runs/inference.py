@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from zoo.common.report import plain
+from zoo.common.reports import replace_non_finite
 from zoo.runs.export import CALL_USAGE, OnnxForm
 from zoo.runs.interactive import Field, Part, Report
 
@@ -46,7 +46,7 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
 
 def facts_table(facts: Mapping[str, Any], title: str = "Facts") -> Part:
     """What is known of a result, as a table of two columns."""
-    rows = [[name.replace("_", " "), _cell(value)] for name, value in plain(facts).items()]
+    rows = [[name.replace("_", " "), _cell(value)] for name, value in replace_non_finite(facts).items()]
     return Part("table", title, data={"columns": ["", ""], "rows": rows})
 
 

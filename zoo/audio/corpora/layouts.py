@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.io import files
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.common.reading.text_files import read_lines, read_text
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
@@ -80,7 +80,7 @@ def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", wit
         ValueError: unknown kind, a malformed list, no audio, or two files of one name.
     """
     root = Path(root)
-    one_of(get_args(CorpusKind), kind=kind)
+    check_one_of(get_args(CorpusKind), kind=kind)
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
     kind = detect_layout(root) if kind == "auto" else kind

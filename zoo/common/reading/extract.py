@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 _TAR_BLOCK = 512  # bytes; a tar ends with blocks of zeros
@@ -41,7 +41,7 @@ def extract_archive(archive: Path, folder: Path) -> int:
             target = folder / name
             if content is None or not target.resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{archive}: {name!r} is not a plain file below the folder; extracting stops here")
-            with replacing(target) as temporary, temporary.open("wb") as file:
+            with replace_atomically(target) as temporary, temporary.open("wb") as file:
                 shutil.copyfileobj(content, file)
             count += 1
     except _FAULTS as error:

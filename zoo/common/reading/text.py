@@ -57,7 +57,7 @@ class YAMLBombError(yaml.YAMLError, ValueError):
     """A YAML text that stands for far more than its own size."""
 
 
-def safe_load(text: str) -> Any:
+def load_yaml(text: str) -> Any:
     """Read YAML of plain values like `yaml.safe_load`, within bounds.
 
     Raises:

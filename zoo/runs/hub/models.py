@@ -222,7 +222,7 @@ def _check_description(path: Path, name: HubName) -> None:
             raise ValueError(f"its {CONFIG_NAME} is another project's")
         config = described(config)
         for component in (config["inference"], *_class_paths([config["parts"], config.get("options", {})])):
-            registry.find(component)
+            registry.get_class(component)
         for record in config.get("frozen", {}).values():
             copy = record.get("folder", "") if isinstance(record, dict) else ""
             if copy is not None and not _FROZEN_COPY.fullmatch(str(copy)):

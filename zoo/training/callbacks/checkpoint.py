@@ -17,8 +17,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
-from zoo.common.atomic import sweep_temporaries
-from zoo.common.ranges import at_least, one_of
+from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.runs import checkpoints as files
 from zoo.runs.checkpoints import score_of
 from zoo.runs.csv_log import RunCSV
@@ -151,8 +151,8 @@ class Checkpoints(Checkpoint):
         save_best: int = 1,
         keep_last: int = 2,
     ) -> None:
-        one_of(("min", "max"), mode=mode)
-        at_least(1, keep_last=keep_last, every_n_batches=1 if every_n_batches is None else every_n_batches)
+        check_one_of(("min", "max"), mode=mode)
+        check_at_least(1, keep_last=keep_last, every_n_batches=1 if every_n_batches is None else every_n_batches)
         self.every_n_batches = every_n_batches
         self.every_minutes = every_minutes
         self.monitor = monitor
@@ -175,7 +175,7 @@ class Checkpoints(Checkpoint):
         self.stop.install()
         if trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in sweep_temporaries(folder):
+            for path in delete_temporary_files(folder):
                 log.info("removed %s, left by a killed process", path.name)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -16,7 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from zoo.common.reading.text import find_duplicate_key, safe_load
+from zoo.common.reading.text import find_duplicate_key, load_yaml
 from zoo.common.systems import recipe_paths
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
@@ -36,7 +36,7 @@ class ConfigFileError(ValueError):
     exit_code = 2
 
 
-def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
+def load_run_config(path: Path, brought: bool = False) -> dict[str, Any]:
     """Read a recipe or a run's config, its interpolations resolved.
 
     Args:
@@ -50,14 +50,14 @@ def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
         ValueError: it is no mapping, or names what a config may not.
     """
     content = read_mapping(path) if brought else load_recipe(path)
-    limit_resolvers()
+    restrict_resolvers()
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
     config: Any = resolved
     if brought:
-        check_places(config, path.parent)
+        check_config_paths(config, path.parent)
     return config
 
 
@@ -72,7 +72,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such recipe or config")
     try:
         text = path.read_text(encoding="utf-8")
-        content = safe_load(text)
+        content = load_yaml(text)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigFileError(f"{path}{line}: no YAML: {error.problem}") from error
@@ -149,7 +149,7 @@ def _is_same_class(before: Any, after: Any) -> bool:
     return old == new if "." in old and "." in new else old.rpartition(".")[2] == new.rpartition(".")[2]
 
 
-def limit_resolvers() -> None:
+def restrict_resolvers() -> None:
     """Let interpolations read other keys and variables whose names begin with ZOO_, and nothing else."""
     OmegaConf.clear_resolvers()
     for name in REFUSED_RESOLVERS:
@@ -166,7 +166,7 @@ def _variable(name: str, default: Any = ...) -> Any:
     return value
 
 
-def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
+def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
     """Refuse a config that came with a run and names places outside.
 
     Args:

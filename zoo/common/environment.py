@@ -31,7 +31,7 @@ class Device:
     memory_bytes: int
 
 
-def devices() -> list[Device]:
+def list_devices() -> list[Device]:
     """List the CPU and every accelerator that torch sees."""
     import torch
 
@@ -122,7 +122,7 @@ def free_memory_bytes() -> int:
     return free
 
 
-def usable_cores() -> int:
+def available_cores() -> int:
     """Return the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -139,14 +139,14 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What the figures depend on: processor, cores, threads, memory, load, versions."""
     import lightning
     import torch
 
     return {
         "processor": cpu_name(),
-        "cores": usable_cores(),
+        "cores": available_cores(),
         "torch_threads": torch.get_num_threads(),
         "memory_gib": round(total_memory_bytes() / 2**30, 1),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
@@ -186,7 +186,7 @@ def process_rank() -> tuple[int, int]:
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
-def own_device(device: str) -> torch.device:
+def local_device(device: str) -> torch.device:
     """The device of that name; `cuda` is each process's own where several were started."""
     import torch
 

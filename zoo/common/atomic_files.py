@@ -16,13 +16,13 @@ REPLACED_MARK = ".replaced"
 BINARY = getattr(os, "O_BINARY", 0)  # for os.open; without it Windows translates ends of lines
 
 
-def temporary_beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """The hidden name, in the same folder and of this process, under which `path` is written first."""
     return path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}")
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path) -> Iterator[Path]:
     """Write a file or a folder aside and rename it over `path` when the block ends well.
 
     Args:
@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     restore_replaced(path.parent, path.name)
-    temporary = temporary_beside(path)
+    temporary = temporary_path(path)
     try:
         yield temporary
         if temporary.is_dir() and not path.is_file():
@@ -44,9 +44,9 @@ def replacing(path: Path) -> Iterator[Path]:
         else:
             sync_content(temporary)
             os.replace(temporary, path)
-            sync_folder(path.parent)
+            fsync_folder(path.parent)
     except BaseException:
-        remove(temporary)
+        delete_path(temporary)
         raise
 
 
@@ -65,7 +65,7 @@ def replace_folder(folder: Path, path: Path) -> None:
         if os.path.lexists(path):
             os.replace(path, replaced_path(path))
         os.replace(folder, path)
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
     finally:
         restore_replaced(path.parent, path.name)
 
@@ -86,7 +86,7 @@ def restore_replaced(folder: Path, name: str = "*") -> None:
     for old in folder.glob(f".{pattern}{REPLACED_MARK}"):
         path = old.with_name(old.name[1:].removesuffix(REPLACED_MARK))
         if path.exists():
-            remove(old)
+            delete_path(old)
         else:
             os.replace(old, path)
 
@@ -101,7 +101,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: when the disk is full or the folder is not writable; the old file is untouched.
     """
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replace_atomically(path) as temporary, temporary.open("wb") as file:
         write(file)
 
 
@@ -112,10 +112,10 @@ def sync_content(path: Path) -> None:
             os.fsync(opened.fileno())
     for folder in [path, *path.rglob("*")] if path.is_dir() else []:
         if folder.is_dir():
-            sync_folder(folder)
+            fsync_folder(folder)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make renames in a folder durable, where the system and its file system have that notion."""
     if sys.platform == "win32":
         return
@@ -127,7 +127,7 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def remove(path: Path) -> None:
+def delete_path(path: Path) -> None:
     """Delete a file, a folder or a link, if it is there and can be."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -136,7 +136,7 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def sweep_temporaries(folder: Path) -> list[Path]:
+def delete_temporary_files(folder: Path) -> list[Path]:
     """Delete what killed processes left half-written anywhere below a folder, and restore what they were replacing.
 
     Returns:
@@ -154,7 +154,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
                 elif entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
     for path in stale:
-        remove(path)
+        delete_path(path)
     return stale
 
 
