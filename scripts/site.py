@@ -22,10 +22,10 @@ from zoo.cli.help_text import TRAINER_COMMANDS
 from zoo.cli.recipes import Recipe, recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments
 from zoo.common.systems import OVERRIDES, list_systems
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.recipes import comment_of
+from zoo.ui.forms.signatures import arguments
 from zoo.ui.forms.values import flatten
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from scripts.bench.audio_peers_others import MaskNet, OurRestorer, SpectralGate, TransformersPackage, VocosPackage
 from scripts.bench.tools import Finding, command, interleave, median, times_as_fast
 from zoo.common.build import build
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.hifigan.convert.rules import to_our_keys
 

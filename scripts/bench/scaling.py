@@ -16,7 +16,7 @@ import lightning as L
 import torch
 
 from scripts.bench.tools import Finding, machine, save, show
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.runs.csv_log import read_metrics
 from zoo.runs.folder import find_config

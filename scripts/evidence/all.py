@@ -29,9 +29,9 @@ import zoo
 from scripts.bench.tools import cost_of, train_once
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, Claim, Demo, Figures, Unit
 from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_yaml
 from zoo.common.environment import describe_machine, die_with_parent
 from zoo.common.locks import lock_folder
-from zoo.common.reading.text import load_yaml
 from zoo.common.reports import markdown_table, replace_non_finite
 from zoo.common.systems import recipe_root
 
@@ -95,7 +95,7 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     demo = DEMOS[name]
-    with lock_folder(root, f"evidence {name}", patience_seconds=30 * 86400):
+    with lock_folder(root, f"evidence {name}", timeout_seconds=30 * 86400):
         plan = list(demo.plan(root, seed, quick))
         digests = {unit.name: _digest(unit, root, quick) for unit in plan}
         found = _result(root, quick)

@@ -19,7 +19,7 @@ from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.common.atomic_files import write_atomic
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.reports import new_figure, replace_non_finite, write_figure
 from zoo.common.systems import recipe_root
 from zoo.runs.folder import find_config

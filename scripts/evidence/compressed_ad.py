@@ -11,7 +11,7 @@ import numpy as np
 
 from scripts.bench.tools import Finding, evidence, save
 from zoo.common.build import build
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.reports import write_figure
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.collecting.collect import env_of

@@ -23,7 +23,7 @@ from scripts.evidence import (
 )
 from zoo.audio.io import files
 from zoo.common.build import build
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import Clips, VocoderData
 from zoo.runs.folder import find_config

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from scripts.bench.tools import Finding, evidence, save
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.flow import rendering
 from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier

@@ -11,7 +11,7 @@ from torch import Tensor
 from scripts.bench.tools import Finding, evidence, save
 from scripts.evidence.flow import FEW_SAMPLES, SAMPLES, Digits, digits_of, figures_of
 from zoo.common.build import build
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
 from zoo.flow.evaluation.classifier import train_digits_classifier

@@ -21,7 +21,7 @@ from zoo.audio.evaluation.measures import AudioPair, compute_metrics
 from zoo.audio.io import files
 from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.hifigan.data import Clips, Crops, VocoderData
 from zoo.hifigan.inference.vocoder import Vocoder
 from zoo.hifigan.task import mel_l1

@@ -16,7 +16,7 @@ from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.io import files
 from zoo.common.atomic_files import replace_atomically
 from zoo.common.build import build
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.statistics import MetricColumn
 from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments

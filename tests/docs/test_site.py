@@ -13,8 +13,8 @@ from scripts.site import docstring
 from zoo.cli.recipes import recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments, described
 from zoo.ui.forms.explain import explain
+from zoo.ui.forms.signatures import arguments, described
 from zoo.ui.forms.values import flatten
 
 pytest.importorskip("mkdocs")

@@ -16,7 +16,7 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from tests.ui.browser import NARROW, PATIENCE, WIDE, barriers, busy, enter, keep, kill_trainings, too_wide
 from tests.ui.serving import Server, started
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.systems import first_comment, list_systems, recipe_root
 from zoo.ui.forms.controls import CONTROLS
 from zoo.ui.forms.draft import Draft, key_of
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.browser
 SERVER = """
 import sys, types, yaml
 from pathlib import Path
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import safe_load
 from zoo.ui.forms.values import merged
 from zoo.ui.jobs.commands import Commands
 from zoo.ui.jobs import trainings
@@ -54,7 +54,7 @@ sys.exit(main(sys.argv[1:]))
 STAND_IN = """
 import sys
 from pathlib import Path
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import safe_load
 from zoo.ui.forms.values import merged
 import yaml
 args, config = sys.argv[1:], {}

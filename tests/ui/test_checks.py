@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.harness import REPOSITORY
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.ui.checks import MAX_DEPTH, Rules, read_yaml
 from zoo.ui.forms.draft import Draft
 from zoo.ui.jobs.trainings import Trainings

@@ -25,8 +25,7 @@ from zoo.cli.recipes import (
     split_arguments,
 )
 from zoo.common import registry
-from zoo.common.configs import restrict_resolvers
-from zoo.common.reading.text import dump_yaml, load_yaml
+from zoo.common.configs import dump_yaml, load_yaml, restrict_resolvers
 
 PARSER_MODE = "omegaconf+"
 

@@ -174,7 +174,7 @@ def compose_config(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def compose_arguments(args: Sequence[str]) -> list[str]:
     """Put one `--config` with the text of all files before the other options, which win wherever they stand."""
-    from zoo.common.reading.text import dump_yaml
+    from zoo.common.configs import dump_yaml
 
     config, options = compose_config(args)
     return [f"--config={dump_yaml(config)}", *options] if config else options

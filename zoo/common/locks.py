@@ -21,7 +21,7 @@ from zoo.common.environment import process_rank
 
 LOCK_NAME = ".zoo.lock"
 LOCK_INFO_NAME = ".zoo.lock.json"
-_PATIENCE_SECONDS = 1.0  # a predecessor may just be leaving
+_TIMEOUT_SECONDS = 1.0  # a predecessor may just be leaving
 # Lightning sets only these for the processes that it starts itself.
 _LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
@@ -34,13 +34,13 @@ def is_rank_zero() -> bool:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, command: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
+def lock_folder(folder: Path, command: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> Iterator[None]:
     """Keep other commands from writing into a folder until the block ends; ranks but the first lock nothing.
 
     Args:
         folder: made when missing, and removed again when nothing was written.
         command: that writes, for the message of those that are refused.
-        patience_seconds: to wait for one that writes there.
+        timeout_seconds: to wait for one that writes there.
 
     Raises:
         ValueError: when another process writes there; it is named.
@@ -55,7 +55,7 @@ def lock_folder(folder: Path, command: str, patience_seconds: float = _PATIENCE_
         raise ValueError(f"{folder} is a file; name a folder")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock, owner = FileLock(folder / LOCK_NAME, timeout=patience_seconds), folder / LOCK_INFO_NAME
+    lock, owner = FileLock(folder / LOCK_NAME, timeout=timeout_seconds), folder / LOCK_INFO_NAME
     try:
         lock.acquire()
     except Timeout as error:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from zoo.common.reading.text import load_json, load_yaml
+from zoo.common.configs import load_json, load_yaml
 
 Number = TypeVar("Number", int, float)
 

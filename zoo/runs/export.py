@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.common.atomic_files import replace_atomically
-from zoo.common.reading.text import load_json
+from zoo.common.configs import load_json
 from zoo.runs import frozen
 from zoo.runs.descriptions import OutdatedDescriptionError, described
 

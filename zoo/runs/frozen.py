@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic_files import replace_atomically
-from zoo.common.reading.pretrained_files import check_pretrained, check_settings
+from zoo.common.pretrained_files import check_pretrained, check_settings
 from zoo.runs.checkpoints import load_checkpoint
 
 FOLDER = "frozen"

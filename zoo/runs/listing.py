@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
+from zoo.common.configs import load_yaml
 from zoo.common.locks import LOCK_NAME, is_locked
-from zoo.common.reading.text import load_yaml
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_sound, score_of, step_of
 
 CONFIG_NAME = "config.yaml"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from zoo.common.reading.text import PlainLoader, YAMLBombError, check_yaml
+from zoo.common.configs import PlainLoader, YAMLBombError, check_yaml
 from zoo.common.registry import is_component
 
 MAX_DEPTH = 32

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.harness import REPOSITORY
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.velocity import VelocityNet

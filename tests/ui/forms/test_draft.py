@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.systems import list_systems, recipe_root
 from zoo.ui.checks import RESERVED, Rules
 from zoo.ui.forms.controls import CONTROLS, OPTIONAL, Control

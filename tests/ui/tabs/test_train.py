@@ -19,7 +19,7 @@ from nicegui import ui
 from nicegui.testing.user_simulation import user_simulation
 
 from tests.ui.conftest import shared_of
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.ui.board import Board
 from zoo.ui.forms.values import as_text, merged
 from zoo.ui.jobs.records import read_record

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.checks import check_one_of
-from zoo.common.reading.text_files import read_lines, read_text
+from zoo.common.text_files import read_lines, read_text
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (

@@ -26,9 +26,9 @@ from zoo.audio.io.resample import resample_array
 from zoo.common.journal import Table, format_error
 from zoo.common.locks import writes_into
 from zoo.common.parallel import map_in_processes
-from zoo.common.reading.text_files import read_lines
 from zoo.common.reports import Row, failure_lines, plot_boxes, summary_table, write_report
 from zoo.common.statistics import LEVEL, MetricColumn, summarize
+from zoo.common.text_files import read_lines
 
 log = logging.getLogger(__name__)
 

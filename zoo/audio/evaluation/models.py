@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zoo.common.reading.pretrained_files import check_pretrained
+from zoo.common.pretrained_files import check_pretrained
 from zoo.common.statistics import MetricColumn
 
 _MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is quadratic, and models learned on clips

@@ -311,9 +311,9 @@ def default_cutoffs(sample_rate: int) -> tuple[float, ...]:
     return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= top(sample_rate))
 
 
-def read_data(config: Path, brought: bool = False) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone; nothing is decoded yet. See `read_config` for `brought`."""
-    spec = load_run_config(config, brought=brought).get("data")
+def read_data(config: Path, from_run: bool = False) -> SuperResolutionData:
+    """Build the datamodule of a recipe alone; nothing is decoded yet. See `load_run_config` for `from_run`."""
+    spec = load_run_config(config, from_run=from_run).get("data")
     data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):
         raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")

@@ -210,7 +210,7 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
     if not named:
         raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
     try:
-        data = read_data(find_config(run), brought=True)
+        data = read_data(find_config(run), from_run=True)
         data.prepare_data()
         data.setup("fit")
     except FileNotFoundError as error:

@@ -13,7 +13,7 @@ from zoo.ci_llm.convert.read import BACKBONE, META, adapters_of, read_json
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.task import CrowdTask
 from zoo.common.atomic_files import delete_path
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.runs.checkpoints import step_of
 from zoo.runs.folder import CONFIG_NAME, run_folder
 from zoo.training.callbacks.checkpoint import is_trial

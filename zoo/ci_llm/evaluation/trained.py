@@ -46,7 +46,7 @@ def load_crowd(run: Path, device: str | torch.device = "cpu") -> tuple[TrainedCr
         raise ValueError(f"{run}: its weights are not finite: the training diverged; use an earlier checkpoint")
     config: dict[str, Any] = {}
     if has_config(Path(run)):
-        config = load_run_config(find_config(Path(run)), brought=True)
+        config = load_run_config(find_config(Path(run)), from_run=True)
     described = dict((config.get("data") or {}).get("init_args") or {})
     described.pop("tokenizer", None)
     kinds = constructor_annotations(TextData)

@@ -241,7 +241,7 @@ def split_of(
     if split == "all" or split_seed is not None or train_share is not None:
         chosen = (SPLIT_SEED if split_seed is None else split_seed, TRAIN_SHARE if train_share is None else train_share)
         return tasks_of(env, split, *chosen), "all tasks" if split == "all" else f"seed {chosen[0]}, share {chosen[1]}"
-    config = load_run_config(find_config(Path(run)), brought=True) if has_config(Path(run)) else {}
+    config = load_run_config(find_config(Path(run)), from_run=True) if has_config(Path(run)) else {}
     data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
     root = data.get("root")
     if root is not None and Path(root).is_dir():

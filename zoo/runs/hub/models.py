@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zoo
 from zoo.common import registry
+from zoo.common.configs import MAX_JSON, load_json
 from zoo.common.options import verbosity
-from zoo.common.reading.text import MAX_JSON, load_json
 from zoo.runs.descriptions import described
 from zoo.runs.export import CONFIG_NAME, WEIGHTS_NAME
 

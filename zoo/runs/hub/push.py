@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.common.reading.text import dump_yaml, load_json
+from zoo.common.configs import dump_yaml, load_json
 from zoo.common.registry import package_of
 from zoo.common.systems import list_systems
 from zoo.runs import listing

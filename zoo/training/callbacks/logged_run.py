@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 
 from zoo import __version__
 from zoo.common.atomic_files import TEMPORARY_MARK
+from zoo.common.configs import load_yaml
 from zoo.common.environment import describe_device
-from zoo.common.reading.text import load_yaml
 from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.ui.checks import Rules, strings
 from zoo.ui.jobs.trainings import Trainings
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments, described
+from zoo.ui.forms.signatures import arguments, described
 
 SECTIONS = {
     "trainer": ("lightning.pytorch.trainer.trainer", "Trainer"),

@@ -16,7 +16,7 @@ from typing import IO, Any
 import yaml
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.common.registry import allowed_packages
 from zoo.ui.checks import Rules
 from zoo.ui.jobs.groups import ask_to_end, own_group

@@ -12,7 +12,7 @@ from typing import Any
 
 from nicegui import ui
 
-from zoo.common.reading.text import load_yaml
+from zoo.common.configs import load_yaml
 from zoo.ui.checks import strings
 from zoo.ui.forms.controls import CONTROLS, GROUPS, OPTIONAL
 from zoo.ui.forms.draft import LINES, Difference, Draft, blamed

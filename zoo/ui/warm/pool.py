@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import psutil
 
-from zoo.common.reading.text import load_json
+from zoo.common.configs import load_json
 from zoo.common.registry import allowed_packages
 from zoo.runs.interactive import FILE_PARTS, FILES, Field, Part, checked, field_of, part_of
 from zoo.ui.jobs.commands import child_environment

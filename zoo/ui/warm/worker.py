@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from zoo.common.reading.text import load_json
+from zoo.common.configs import load_json
 from zoo.runs.interactive import FILES, checked, to_row
 
 REPORT_SECONDS = 0.2  # between two lines of progress

@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from tests.harness import REPOSITORY
-from zoo.common.reading.text import YAMLBombError, load_json, load_yaml
+from zoo.common.configs import YAMLBombError, load_json, load_yaml
 
 
 def test_reads_every_recipe_as_yaml_does():
@@ -52,6 +52,6 @@ def test_json(monkeypatch):
         load_json("[" * 200_000)
     with pytest.raises(ValueError, match="Expecting"):
         load_json("{")
-    monkeypatch.setattr("zoo.common.reading.text.MAX_JSON", 5)
+    monkeypatch.setattr("zoo.common.configs.MAX_JSON", 5)
     with pytest.raises(ValueError, match="at most 5"):
         load_json("[1, 2]")

@@ -1,6 +1,6 @@
 import pytest
 
-from zoo.common.reading.text_files import read_lines, read_text
+from zoo.common.text_files import read_lines, read_text
 
 SEPARATORS = "a\u2028b\u0085c\x0cd\x0be\x1cf"  # str.splitlines() splits at each of them
 
