@@ -126,7 +126,7 @@ def exit_at_line(number):
 KILLED = """
 import os, sys
 from pathlib import Path
-from tests.common.test_atomic import exit_at_line, write
+from tests.common.test_atomic_files import exit_at_line, write
 for number in range(1, 200):
     path = Path(sys.argv[1], str(number), "folder")
     write(path, "old")

@@ -20,8 +20,8 @@ from zoo.runs.load import load
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from zoo.common.locks import locked
-with locked(Path(sys.argv[1]), "collect"):
+from zoo.common.locks import lock_folder
+with lock_folder(Path(sys.argv[1]), "collect"):
     child = os.fork()  # as a data worker is
     if child == 0:
         time.sleep(60)

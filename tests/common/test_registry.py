@@ -95,9 +95,9 @@ def test_refuses_odd_descriptions(spec: dict, message: str) -> None:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "shapes.py").write_text(
-        "from subprocess import Popen\nfrom zoo.common.registry import public\n\n\n"
+        "from subprocess import Popen\nfrom zoo.common.registry import register_components\n\n\n"
         "class Circle: pass\n\n\nclass Hidden: pass\n\n\n"
-        "__getattr__, __all__ = public(__name__, {'': 'Circle Absent Popen'})\n"
+        "__getattr__, __all__ = register_components(__name__, {'': 'Circle Absent Popen'})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield "shapes"

@@ -2,7 +2,7 @@
 
 A package lists its public names in its `__init__.py`:
 
-    __getattr__, __all__ = public(__name__, {"nets.unet": "UNet", "process.paths": "AffinePath ConditionalOT Cosine"})
+    __getattr__, __all__ = register_components(__name__, {"nets.unet": "UNet", "process.paths": "Cosine"})
 
 `zoo.flow.UNet` is then the name of the part everywhere, wherever its file lies. Nothing else can be built: no function,
 no class that a package merely imports, nothing of a package that is not admitted. What is admitted besides the zoo, the
