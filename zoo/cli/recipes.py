@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
+from zoo.cli.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
 from zoo.common.systems import first_comment, recipe_paths
 
 GROUPS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # mappings of a config

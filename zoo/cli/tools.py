@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from zoo.cli.help_text import TRAINER_COMMANDS
+from zoo.cli.options import files_first, with_values
 from zoo.cli.recipes import CLASSES, GROUPS, VALUES, WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
 from zoo.common.environment import process_rank
 from zoo.common.locks import lock_arguments
-from zoo.common.options import files_first, with_values
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`

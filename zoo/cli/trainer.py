@@ -26,6 +26,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from zoo import __version__
 from zoo.cli.help_text import asks_for_help
 from zoo.cli.log_filters import configure_logging, filter_warnings, quiet_output
+from zoo.cli.options import take_option
 from zoo.cli.parser import (
     PARSER_MODE,
     ConfigError,
@@ -41,7 +42,6 @@ from zoo.common import registry
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import check_config_paths, load_run_config
 from zoo.common.locks import lock_folder
-from zoo.common.options import take_option
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.checkpoints import step_of

@@ -360,3 +360,26 @@ def _texts(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
             yield from _texts(value, (*path, str(number)))
     elif isinstance(node, str):
         yield path, node
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    r"""Read a UTF-8 file line by line, with or without a byte order mark.
+
+    Yields:
+        The lines without their ends: `\n` or `\r\n`; U+2028, U+0085 and form feeds are text.
+
+    Raises:
+        ValueError: a line is not UTF-8; the message names the file and the line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read all lines of a UTF-8 file, see `iterate_lines`."""
+    return list(iterate_lines(path))

@@ -9,10 +9,13 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
+
+Verbosity = Literal["quiet", "normal", "verbose"]
+VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
 
 
 @dataclass(frozen=True)
@@ -194,3 +197,16 @@ def local_device(device: str) -> torch.device:
         return torch.device(device)
     rank = int(next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0"))
     return torch.device("cuda", rank % max(1, torch.cuda.device_count()))  # a task of srun may see its own GPU alone
+
+
+def verbosity() -> Verbosity:
+    """Return how much a command prints, as set by its options: `quiet` leaves warnings and errors only.
+
+    Raises:
+        ValueError: for another word.
+    """
+    word = os.environ.get(VERBOSITY_VARIABLE) or "normal"
+    for known in get_args(Verbosity):
+        if word == known:
+            return known
+    raise ValueError(f"{VERBOSITY_VARIABLE} is {word!r}, expected one of {', '.join(get_args(Verbosity))}")

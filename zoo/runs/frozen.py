@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.atomic_files import replace_atomically
-from zoo.common.pretrained_files import check_pretrained, check_settings
 from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.pretrained_files import check_pretrained, check_settings
 
 FOLDER = "frozen"
 _HASH_DIGITS = 16  # of a copy's name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.options import verbosity
+from zoo.common.environment import verbosity
 from zoo.common.reports import new_figure, print_table, terminal_table, write_report
 from zoo.runs.details import duration
 from zoo.tuning.search_space import decode_value, to_fragment

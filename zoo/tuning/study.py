@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from zoo.cli.options import SETTINGS_SUFFIXES
 from zoo.common.checks import check_at_least
+from zoo.common.environment import verbosity
 from zoo.common.locks import lock_folder
-from zoo.common.options import SETTINGS_SUFFIXES, verbosity
 from zoo.common.registry import allowed_packages
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.listing import CSV_NAME, read_curves, size_of

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.checks import check_one_of
-from zoo.common.text_files import read_lines, read_text
+from zoo.common.configs import read_lines
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (
@@ -208,7 +208,7 @@ def _read_transcript_file(audio: Path, unreadable: list[str]) -> str:
     texts = (audio.with_suffix(suffix) for suffix in TEXT_SUFFIXES)
     path = next((path for path in texts if path.is_file()), None)
     try:
-        return "" if path is None else " ".join(read_text(path).split())
+        return "" if path is None else " ".join(" ".join(read_lines(path)).split())
     except ValueError as error:
         unreadable.append(str(error))
         return ""

@@ -13,9 +13,8 @@ from zoo.cli.log_filters import configure_logging
 from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
 from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.environment import local_device
+from zoo.common.environment import local_device, verbosity
 from zoo.common.locks import writes_into
-from zoo.common.options import verbosity
 from zoo.common.reports import Row
 from zoo.runs import export
 from zoo.runs.folder import find_checkpoint

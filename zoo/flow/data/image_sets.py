@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from zoo.common.configs import read_lines
 from zoo.common.safe_load import check_archive
-from zoo.common.text_files import read_lines
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)

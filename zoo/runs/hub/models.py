@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import zoo
 from zoo.common import registry
 from zoo.common.configs import MAX_JSON, load_json
-from zoo.common.options import verbosity
+from zoo.common.environment import verbosity
 from zoo.runs.descriptions import described
 from zoo.runs.export import CONFIG_NAME, WEIGHTS_NAME
 

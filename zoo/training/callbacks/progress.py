@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zoo.common.checks import check_above
-from zoo.common.options import verbosity
+from zoo.common.environment import verbosity
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.checkpoint import Checkpoints, score_of
 
