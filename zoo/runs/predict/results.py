@@ -27,7 +27,7 @@ from zoo.common.hardware import peak_memory_bytes
 from zoo.common.locks import LOCK_NAME, OWNER_NAME, locked
 from zoo.common.report import Row, write_report
 from zoo.common.work import Journal, cause, json_line
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 from zoo.runs.predict.input_files import RESERVED_NAMES, InputFile
 
 log = logging.getLogger(__name__)
