@@ -24,7 +24,7 @@ from zoo.training.task import ZooTask
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
 FRAGMENTS = [path for path in RECIPES if path.parent.name == "trainer"]
 SMOKE = [path for path in RECIPES if path.name.startswith("smoke")]
-LIMITS = ["--trainer.val_check_interval=3", "--checkpoints.every_n_batches=3", "--trainer.log_every_n_steps=1"]
+LIMITS = ["--trainer.val_check_interval=3", "--checkpoints.every_n_steps=3", "--trainer.log_every_n_steps=1"]
 
 
 def name(path: Path) -> str:
