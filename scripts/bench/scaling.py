@@ -113,7 +113,7 @@ def _train(config: Path, count: int, run: Path, steps: int, accelerator: str, ex
         sys.executable, "-m", "zoo", "fit", f"--config={config}", *fragment, f"--trainer.devices={count}",
         f"--trainer.accelerator={accelerator}", f"--trainer.default_root_dir={run}", "--trainer.limit_val_batches=0",
         "--trainer.num_sanity_val_steps=0", f"--trainer.log_every_n_steps={max(1, steps // WINDOWS)}",
-        "--trainer.enable_progress_bar=false", "--checkpoints.every_n_batches=1000000",
+        "--trainer.enable_progress_bar=false", "--checkpoints.every_n_steps=1000000",
         "--trainer.callbacks+=scripts.bench.scaling.StopAfter", f"--trainer.callbacks.steps={steps}", *extra,
     ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": "1"} if accelerator == "cpu" else {}

@@ -94,7 +94,7 @@ ENDLESS = (
     "--trainer.max_steps=1000000",
     "--trainer.limit_val_batches=0",
     "--trainer.num_sanity_val_steps=0",
-    "--checkpoints.every_n_batches=1000000",
+    "--checkpoints.every_n_steps=1000000",
 )
 
 

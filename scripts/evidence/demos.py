@@ -333,7 +333,7 @@ def _plan_magnitudes(root: Path, seed: int, quick: bool) -> list[Unit]:
     """The demo of Vocos' backbone, and that of HiFi-GAN in at least as much processor time."""
     seeded = {"data__init_args__seed": seed}
     steps = 2 if quick else 220
-    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_batches": steps}
+    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_steps": steps}
     return [
         _fit(root, "run", "hifigan/demo_vocos", seed, **seeded),
         _fit(root, "hifigan", "hifigan/demo", seed, **seeded, **cut),

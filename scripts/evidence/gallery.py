@@ -59,7 +59,7 @@ def plan(root: Path) -> dict[Path, list[str]]:
         arguments = ["fit", f"--config={recipe_root() / training.recipe}.yaml"]
         arguments += [f"--trainer.default_root_dir={root / name}", f"--trainer.max_steps={training.batches}"]
         arguments += [
-            f"--{key}={training.batches}" for key in ("trainer.val_check_interval", "checkpoints.every_n_batches")
+            f"--{key}={training.batches}" for key in ("trainer.val_check_interval", "checkpoints.every_n_steps")
         ]
         arguments += ["--trainer.num_sanity_val_steps=0"]
         if name == "miipher":

@@ -153,7 +153,7 @@ def test_unknown_section_is_refused_also_when_empty(content, tmp_path):
 
 
 POSITIVE = [
-    ("checkpoints.every_n_batches", "0"),
+    ("checkpoints.every_n_steps", "0"),
     ("trainer.accumulate_grad_batches", "0"),
     ("trainer.val_check_interval", "0"),
     ("trainer.val_check_interval", "0.0"),

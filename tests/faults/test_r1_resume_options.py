@@ -18,7 +18,7 @@ from zoo.training.resume import advance
 SMOKE = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 FAST = ("hifigan/smoke", "flow/smoke", "ci_llm/smoke")
 LIMITS = ["--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
-LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_batches=3"]
+LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_steps=3"]
 
 
 def fit(run: Path, *args: object, recipe: object | None = None) -> int:

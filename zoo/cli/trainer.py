@@ -185,7 +185,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SEED = 1234
 POSITIVE = {  # numbers that Lightning and the loaders divide by
-    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_batches", "val_check_interval",
+    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_steps", "val_check_interval",
 }  # fmt: skip
 # They read checkpoints by pickle.
 SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")

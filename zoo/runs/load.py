@@ -26,7 +26,7 @@ from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.descriptions import check_whole
 from zoo.runs.folder import find_checkpoint, newest_run
 from zoo.runs.hub.models import resolve_path
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 
 
 def load(

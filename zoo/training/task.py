@@ -20,7 +20,7 @@ from zoo.common.build import completed
 from zoo.common.registry import constructor_annotations, get_class
 from zoo.runs import frozen
 from zoo.runs.folder import run_folder
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 from zoo.training.callbacks.samples import Samples
 from zoo.training.resume import apply_hyperparameters
 from zoo.training.schedules import LrScaling, set_total_steps

@@ -16,7 +16,7 @@ from zoo.common.atomic_files import delete_path
 from zoo.common.configs import load_yaml
 from zoo.runs.checkpoints import step_of
 from zoo.runs.folder import CONFIG_NAME, run_folder
-from zoo.training.callbacks.checkpoint import is_trial
+from zoo.training.callbacks.checkpoint import is_fast_dev_run
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class AdapterFolders(L.Callback):
             raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
         if is_sharded(trainer):
             return False
-        return trainer.is_global_zero and not is_trial(trainer)
+        return trainer.is_global_zero and not is_fast_dev_run(trainer)
 
     def _write(self, trainer: L.Trainer, pl_module: Any, name: str, peft_name: str, completed: bool) -> None:
         folder = run_folder(trainer)

@@ -104,7 +104,7 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
     model = load(path, ema=ema)
     form = model.onnx_form() if onnx else None  # refused before anything is written
     source, step = specs.get("source") or path.name, specs.get("step")
-    differences = write_export(output, specs, model.parts(), source, step, model.usage, form)
+    differences = write_export(output, specs, model.modules(), source, step, model.usage, form)
     print(f"wrote {output}")
     for name, difference in differences.items():
         print(f"wrote {output / name}: largest difference from torch {difference:.1e}")

@@ -18,7 +18,7 @@ from zoo.common.locks import writes_into
 from zoo.common.reports import Row
 from zoo.runs import export
 from zoo.runs.folder import find_checkpoint
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 from zoo.runs.load import build_inference, read_parts
 from zoo.runs.predict.input_files import describe_left_out, list_input_files
 from zoo.runs.predict.run import content_digest, predict_files, result_settings

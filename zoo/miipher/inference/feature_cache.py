@@ -34,7 +34,7 @@ def read_encoder(path: Path) -> Encoder:
     """
     if path.suffix not in (".yaml", ".yml"):
         inference = load(path)
-        encoder = inference.parts().get("encoder")
+        encoder = inference.modules().get("encoder")
         if encoder is None:
             raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
         return encoder  # type: ignore[return-value]

@@ -154,7 +154,7 @@ def prepare_folder(
     model = load(path)
     usage, step = model.usage.replace("PATH_OF_THIS_FOLDER", str(name)), specs.get("step")
     source, form = specs.get("source") or path.name, model.onnx_form() if onnx else None
-    graphs = write_export(folder, specs, model.parts(), source, step, usage, form)
+    graphs = write_export(folder, specs, model.modules(), source, step, usage, form)
     check_portable(folder, path)
     found = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
     run = found if (found / listing.CONFIG_NAME).is_file() else None
@@ -192,7 +192,7 @@ def prepare_folder(
         adapters=_publish(model, package, folder, name),
         onnx=list(graphs),
         curve=run is not None and model_card.draw_curve(run, folder / model_card.CURVE_NAME),
-        values=sum(tensor.numel() for part in model.parts().values() for tensor in part.state_dict().values()),
+        values=sum(tensor.numel() for part in model.modules().values() for tensor in part.state_dict().values()),
     )
     return f"{recipe or system}{f', {step} steps' if step else ''}"
 

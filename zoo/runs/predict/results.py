@@ -26,7 +26,7 @@ from zoo.common.environment import peak_memory_bytes
 from zoo.common.journal import Journal, begin_output, format_error, json_line
 from zoo.common.locks import LOCK_INFO_NAME, LOCK_NAME, lock_folder
 from zoo.common.reports import Row, write_report
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 from zoo.runs.predict.input_files import RESERVED_NAMES, InputFile
 
 log = logging.getLogger(__name__)

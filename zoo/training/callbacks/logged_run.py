@@ -21,7 +21,7 @@ from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints,
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.listing import CONFIG_NAME, FINISHED_MARK, flatten
-from zoo.training.callbacks.checkpoint import Checkpoints, is_trial
+from zoo.training.callbacks.checkpoint import Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.loggers import MLFLOW_ID_FILE, ZooWandbLogger, warn_once
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class LoggedRun(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Hand over config and facts."""
         folder = run_folder(trainer)
-        if not trainer.is_global_zero or is_trial(trainer):
+        if not trainer.is_global_zero or is_fast_dev_run(trainer):
             return
         self._began = True
         if all(isinstance(logger, RunCSV) for logger in trainer.loggers):
