@@ -1,7 +1,7 @@
 """Work lists that may be killed at any point and called again: what is done is kept, what is missing or failed is made.
 
 `Journal` and `Table` keep a row per item, `Share` tells a process its part of items whose results are files, `spread`
-hands items to processes of this one. `zoo.common.folders.begin_output` refuses a folder that other settings began.
+hands items to processes of this one. `begin_output` refuses a folder that other settings began.
 """
 
 from __future__ import annotations
