@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TextIO
 
-from zoo.common.options import VERBOSITY_VARIABLE, verbosity
+from zoo.common.environment import VERBOSITY_VARIABLE, verbosity
 
 LIGHTNING = ("lightning", "lightning.pytorch", "lightning.fabric")  # loggers with handlers of their own
 LIBRARIES = "torch|torchvision|torchaudio|torchmetrics|lightning|lightning_utilities|transformers|peft|huggingface_hub"
@@ -102,7 +102,7 @@ def quiet_output() -> Iterator[None]:
 
 
 def filter_warnings() -> None:
-    """Suppress the warnings of the table, and those between libraries; before libraries are imported, which warn then."""
+    """Suppress the warnings of the table and those between libraries; call it before libraries are imported."""
     if verbosity() == "verbose":
         return
     for pattern in WARNINGS:

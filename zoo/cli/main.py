@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import zoo
 from zoo.cli.help_text import TRAINER_COMMANDS, align_rows, short_help
 from zoo.cli.log_filters import filter_warnings, printable
-from zoo.cli.recipes import read_files, replace_recipe_names
+from zoo.cli.recipes import read_files, replace_recipe_names, take_option
 from zoo.cli.tools import find_tools, run_tool, without_collector
-from zoo.common.options import VERBOSITY_VARIABLE, take_option
-from zoo.common.registry import admit
+from zoo.common.environment import VERBOSITY_VARIABLE
+from zoo.common.registry import allow_packages
 
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 FIRST_GROUP = "training and inference"  # of the help
@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
             arguments = [argument for argument in arguments if argument not in options]
     try:
         filter_warnings()
-        admit(packages)
+        allow_packages(packages)
         return run_command(*(arguments or ["--help"]))
     except SystemExit as stop:  # a signal's exit code, or a parser's
         if message := getattr(stop, "message", None):

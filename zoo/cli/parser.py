@@ -13,8 +13,7 @@ from jsonargparse import ArgumentParser, Namespace, set_dumper, set_loader, set_
 
 from zoo.cli.recipes import iterate_keys, nearest_names, read_files, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.reading.configs import limit_resolvers
-from zoo.common.reading.text import dump_yaml, safe_load
+from zoo.common.configs import dump_yaml, load_yaml, restrict_resolvers
 
 PARSER_MODE = "omegaconf+"
 
@@ -60,8 +59,8 @@ class ConfigError(ValueError):
 
 def restrict_imports() -> None:
     """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
-    _allow_paths(tuple(registry.allowed_paths()))
-    limit_resolvers()
+    _allow_paths(tuple(registry.allowed_import_paths()))
+    restrict_resolvers()
     set_loader(PARSER_MODE, _load_value, (yaml.YAMLError,))
     set_dumper("yaml", dump_yaml)
 
@@ -72,7 +71,7 @@ def _allow_paths(paths: tuple[str, ...]) -> None:
 
 
 def _load_value(text: str) -> Any:
-    value = safe_load(text)
+    value = load_yaml(text)
     if isinstance(value, dict) and value and all(each is None for each in value.values()):
         return text  # "{a, b}" and "a:" are words
     return value
@@ -103,7 +102,7 @@ def explain_build(error: Exception) -> Exception:
         return cause
     frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
     names = [registry.public_name(type(frame.f_locals.get("self"))) for frame in frames]
-    owner = next((name for name in reversed(names) if registry.is_part(name)), "the config")
+    owner = next((name for name in reversed(names) if registry.is_component(name)), "the config")
     reason = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
     return ConfigError(f"{owner}: {reason}")
 
@@ -162,7 +161,7 @@ def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequ
 
 def _explain_class(name: str) -> str:
     try:
-        return f"{registry.public_name(registry.find(name))} does not fit here"
+        return f"{registry.public_name(registry.get_class(name))} does not fit here"
     except ValueError as error:
         return str(error)
 
@@ -171,13 +170,13 @@ def _explain_key(entry: _Entry, entries: Sequence[_Entry], groups: Mapping[str, 
     """Name the nearest keys that the section or class of a key has; "" where it has that key."""
     parent, _, name = entry.path.rpartition(".")
     keys: Collection[str]
-    values = {each.path.removesuffix(".class_path"): each.value for each in entries}
-    owner = parent if parent in groups else values.get(parent)
+    classes = {each.path.removesuffix(".class_path"): each.value for each in entries if isinstance(each.value, str)}
+    owner = parent if parent in groups else classes.get(parent, "")
     try:
         keys = (
             groups[parent]
             if parent in groups
-            else registry.slots(registry.find(str(owner))).keys() - {"args", "kwargs"}
+            else registry.constructor_annotations(registry.get_class(str(owner))).keys() - {"args", "kwargs"}
         )
     except ValueError:  # a short name, or a class of another package
         return f" (of {owner})"

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
 from zoo.common.systems import recipe_paths
 
 GROUPS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # mappings of a config
@@ -20,6 +19,8 @@ VALUES = ("seed_everything", "loggers", "init_from", "init_from_min_matched", "c
 SECTIONS = (*GROUPS, *CLASSES, *VALUES)
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 FLAGS = ("-h", "--help", "--print_config")  # take no value
+CONFIG_OPTIONS = ("--config", "-c")
+SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_NAMES = 12  # names in an error
 
 
@@ -77,6 +78,26 @@ def split_arguments(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield option, pending.pop(0)
 
 
+def take_option(args: Sequence[str], option: str) -> tuple[list[str], list[str]]:
+    """Split off every `option VALUE` and `option=VALUE`.
+
+    Returns:
+        The values, and the other arguments.
+    """
+    values: list[str] = []
+    rest: list[str] = []
+    pending = list(args)
+    while pending:
+        word = pending.pop(0)
+        if word == option and pending:
+            values.append(pending.pop(0))
+        elif word.startswith(f"{option}="):
+            values.append(word.removeprefix(f"{option}="))
+        else:
+            rest.append(word)
+    return values, rest
+
+
 def nearest_names(name: str, candidates: Collection[str]) -> str:
     """Ask whether the nearest of some names was meant; "" where none is near."""
     matches = [each for each in candidates if each.startswith((f"{name}/", f"{name} "))]
@@ -110,7 +131,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
         ConfigFileError: for a file that is no mapping, or holds a key twice.
         FileNotFoundError: for a file that is not there.
     """
-    from zoo.common.reading.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
+    from zoo.common.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
 
     files: list[tuple[Path, dict[str, Any]]] = []
     options: list[str] = []
@@ -131,8 +152,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
 
 def compose_arguments(args: Sequence[str]) -> list[str]:
     """Put one `--config` with the text of all files before the other options, which win wherever they stand."""
-    from zoo.common.reading.configs import merge
-    from zoo.common.reading.text import dump_yaml
+    from zoo.common.configs import dump_yaml, merge
 
     files, options = read_files(args)
     config = functools.reduce(merge, [content for _, content in files], {})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.options import take_option
+from zoo.cli.recipes import take_option
 from zoo.runs import folder as runs
 from zoo.runs.hub.models import is_hub_name
 from zoo.runs.listing import recorded_recipe
@@ -14,7 +14,7 @@ from zoo.runs.listing import recorded_recipe
 
 def config_files(args: Sequence[str]) -> list[str]:
     """List the config files that a command line names."""
-    return [*take_option(list(args), "--config")[0], *take_option(list(args), "-c")[0]]
+    return [*take_option(args, "--config")[0], *take_option(args, "-c")[0]]
 
 
 def recipe_name(configs: Sequence[str]) -> str:

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 from zoo.cli.help_text import TRAINER_COMMANDS
 from zoo.cli.recipes import SECTIONS, WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.hardware import process_rank
-from zoo.common.locks import locked_arguments
+from zoo.common.environment import process_rank
+from zoo.common.locks import lock_arguments
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
@@ -91,7 +91,7 @@ def run_tool(command: str, args: list[str]) -> int:
     if rank > 0 and not ranks and not getattr(function, "shared", True):
         print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
         return 0
-    with locked_arguments(function, values, command):
+    with lock_arguments(function, values, command):
         result = function(*words, **values, **ranks)
     if isinstance(result, Mapping):
         return show_counts(result, values.get((*folders, "output")[0]))
@@ -122,7 +122,7 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
 
     hints, parameters = get_type_hints(function), inspect.signature(function).parameters
     for slot in hints.values():
-        registry.load_beside(slot)  # the parser knows the short names of classes that are imported
+        registry.import_candidates(slot)  # the parser knows the short names of classes that are imported
     takes_words = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
     words, options = split_options(args, hints, takes_words)
     parser = OneLineParser(prog=f"zoo {command}", description=tool.summary)
@@ -141,7 +141,7 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
 
 
 def split_options(args: Sequence[str], hints: Mapping[str, Any], takes_words: bool) -> tuple[list[str], list[str]]:
-    """Split off what a tool passes on (words, options of `zoo fit`), and write its own options as the parser takes them.
+    """Split off what a tool passes on (words, options of `zoo fit`), and write its own options in full.
 
     Args:
         args: the tool's arguments.

@@ -1,7 +1,6 @@
 """fit, validate, test: LightningCLI in subclass mode, with our callbacks and run folders.
 
-Every command takes the same flat config, so that the config.yaml of a run serves all of them. (This module is apart from
-`zoo/cli/main.py`, because help and tools must answer without importing Lightning.)
+Every command takes the same flat config, so that the config.yaml of a run serves all of them.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from zoo.cli.parser import (
 from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, iterate_keys
 from zoo.cli.resume import choose_run_folder, config_files, recipe_name, resolve_checkpoint
 from zoo.common import registry
-from zoo.common.atomic import write_atomic
-from zoo.common.locks import locked
-from zoo.common.reading.configs import check_places
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import check_config_paths
+from zoo.common.locks import lock_folder
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.checkpoints import step_of
@@ -59,7 +58,7 @@ from zoo.training.task import ZooTask
 
 DEFAULT_SEED = 1234
 POSITIVE = {  # numbers that Lightning and the loaders divide by
-    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_batches", "val_check_interval",
+    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_steps", "val_check_interval",
 }  # fmt: skip
 # They read checkpoints by pickle.
 SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
@@ -120,7 +119,7 @@ class SaveConfig(SaveConfigCallback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the config of a new run."""
         if trainer.ckpt_path is None:
-            self._write(trainer)
+            self._write(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove what a resumed run has logged beyond its checkpoint."""
@@ -131,17 +130,21 @@ class SaveConfig(SaveConfigCallback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Write the config of a resumed run after its first step."""
-        self._write(trainer)
+        self._write(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write it also where a checkpoint comes before the first step."""
-        self._write(trainer)
+        self._write(trainer, pl_module)
 
-    def _write(self, trainer: L.Trainer) -> None:
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and not self.already_saved:
             self.already_saved = True
-            text = config_text(self.parser, self.config)
-            write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text.encode()))
+            self.save_config(trainer, pl_module, "fit")
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write config.yaml atomically."""
+        text = config_text(self.parser, self.config)
+        write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text.encode()))
 
 
 class ZooCLI(LightningCLI):
@@ -226,7 +229,7 @@ class ZooCLI(LightningCLI):
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
         if self.source_run is not None:
-            check_places(self.config.as_dict(), self.source_run, args)
+            check_config_paths(self.config.as_dict(), self.source_run, args)
         use_public_names(self.config)
         check_values(self.config.as_dict())
 
@@ -243,7 +246,7 @@ class ZooCLI(LightningCLI):
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
         if self.command == "fit" and self.lock_stack is not None:
-            self.lock_stack.enter_context(locked(self.folder, "fit"))
+            self.lock_stack.enter_context(lock_folder(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)
         self.trainer_defaults["callbacks"] = self.callbacks()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from zoo.common.hardware import cpu_name, devices, total_memory_bytes, usable_cores
+from zoo.common.environment import available_cores, cpu_name, list_devices, total_memory_bytes
 from zoo.training.errors import EXTRAS
 
 GIB = 2**30
@@ -62,7 +62,7 @@ def check_machine() -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
     memory = f"{total_memory_bytes() / GIB:.1f} GiB"
-    yield Check("cpu", "ok", f"{usable_cores()} usable cores, {memory}, OMP_NUM_THREADS {threads}, {cpu_name()}")
+    yield Check("cpu", "ok", f"{available_cores()} usable cores, {memory}, OMP_NUM_THREADS {threads}, {cpu_name()}")
 
 
 def check_versions() -> Iterator[Check]:
@@ -85,7 +85,7 @@ def check_devices() -> Iterator[Check]:
     """Compute a small matrix product on each device."""
     import torch
 
-    for device in devices():
+    for device in list_devices():
         detail = f"{device.description}, {device.backend}, {device.memory_bytes / GIB:.1f} GiB"
         try:
             ones = torch.ones(4, 4, device=device.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from zoo.common.systems import find_system
+from zoo.common.systems import get_system
 
 
 def convert(
@@ -59,7 +59,7 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
         FileNotFoundError: there is no such file.
         ValueError: the system is unknown or translates no configurations.
     """
-    from zoo.common.atomic import write_atomic
+    from zoo.common.atomic_files import write_atomic
 
     translate = find_converter(system, "convert_config")
     if not file.is_file():
@@ -83,7 +83,7 @@ def find_converter(system: str, name: str) -> Any:
     Raises:
         ValueError: the system is unknown, or its converter has no such function.
     """
-    selected = find_system(system)
+    selected = get_system(system)
     module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
     if not hasattr(module, name):
         raise ValueError(f"system {selected.name!r} has no converter: {selected.package}.convert.{name} does not exist")
@@ -109,7 +109,7 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
     model = load(path, ema=ema)
     form = model.onnx_form() if onnx else None  # refused before anything is written
     source, step = specs.get("source") or path.name, specs.get("step")
-    differences = write_export(output, specs, model.parts(), source, step, model.usage, form)
+    differences = write_export(output, specs, model.modules(), source, step, model.usage, form)
     print(f"wrote {output}")
     for name, difference in differences.items():
         print(f"wrote {output / name}: largest difference from torch {difference:.1e}")

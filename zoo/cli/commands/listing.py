@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from zoo.cli.help_text import OPTIONS, TRAINER_COMMANDS, align_rows
 from zoo.cli.tools import find_tools
-from zoo.common.systems import OVERRIDES, first_comment, recipe_paths, systems
+from zoo.common.systems import OVERRIDES, first_comment, list_systems, recipe_paths
 
 RUNS = {
     "bash": '_zoo_runs() { compgen -W last -- "$1"; compgen -d -- "${1:-runs/}"; }',
@@ -23,7 +23,7 @@ def list_recipes() -> None:
 
     The override files at the end change a recipe: `zoo fit hifigan/base trainer/gpu`.
     """
-    titles = {system.name: system.title for system in systems()} | {OVERRIDES: "override files"}
+    titles = {system.name: system.title for system in list_systems()} | {OVERRIDES: "override files"}
     recipes = {name: first_comment(path) for name, path in recipe_paths().items()}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     width = max(map(len, recipes))
@@ -53,8 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     for command, title in TRAINER_COMMANDS.items():
         sub = commands.add_parser(command, help=title.partition(":")[0])
         sub.add_argument("recipe", nargs="*", choices=names)
-        for text, _ in OPTIONS[command]:
-            option: Any = sub.add_argument(text.split()[0].rstrip(","))
+        for name in (text.split()[0] for text, _ in OPTIONS[command] if text.startswith("--") and "help" not in text):
+            option: Any = sub.add_argument(name)
             if option.dest in ("ckpt_path", "init_from"):
                 option.complete = COMPLETE_RUN
     groups: dict[str, Any] = {}
