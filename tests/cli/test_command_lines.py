@@ -154,7 +154,7 @@ def test_unreadable_config_is_named(option, text, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("checkpoints.every_n_batches", "0"),
+        ("checkpoints.every_n_steps", "0"),
         ("trainer.accumulate_grad_batches", "-1"),
         ("trainer.val_check_interval", "0.0"),
         ("trainer.check_val_every_n_epoch", "0"),

@@ -63,8 +63,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else (0 if stop.code is None else _fail(str(stop.code)))
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
+    except BrokenPipeError as error:
+        print(flush=True)  # fails again where it is the reader of standard output that has left
+        return _report(error)
     except Exception as error:
-        sys.stdout.flush()  # fails again where its reader has left
         return _report(error)
     finally:
         os.environ.pop(VERBOSITY_VARIABLE, None)

@@ -155,7 +155,7 @@ def compose_arguments(args: Sequence[str]) -> list[str]:
     from zoo.common.configs import dump_yaml, merge
 
     files, options = read_files(args)
-    config = functools.reduce(merge, [content for _, content in files], {})
+    config: dict[str, Any] = functools.reduce(merge, [content for _, content in files], {})
     return [f"--config={dump_yaml(config)}", *options] if config else options
 
 

@@ -26,7 +26,7 @@ from zoo.common.locks import lock_arguments
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
-NO_OPTIONS = {*RANKS, "progress"}
+NO_OPTIONS: set[str | int] = {*RANKS, "progress"}
 TRUTH_VALUES = ("true", "false", "yes", "no")
 
 

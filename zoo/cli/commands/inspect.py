@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def main(path: Path) -> int:
         raise FileNotFoundError(f"{path}: no such file or folder")
     try:
         return inspect_folder(path) if path.is_dir() else inspect_file(path)
-    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, re.error) as error:
         raise ValueError(f"{path}: its description makes no sense ({type(error).__name__}: {error})") from error
 
 

@@ -11,7 +11,7 @@ from zoo.cli.help_text import OPTIONS, TRAINER_COMMANDS, align_rows
 from zoo.cli.tools import find_tools
 from zoo.common.systems import OVERRIDES, first_comment, list_systems, recipe_paths
 
-RUNS = {
+RUNS: Any = {
     "bash": '_zoo_runs() { compgen -W last -- "$1"; compgen -d -- "${1:-runs/}"; }',
     "zsh": "_zoo_runs() { _alternative 'names:name:(last)' 'runs:run:_path_files -/' }",
 }
