@@ -28,7 +28,7 @@ from zoo.audio.corpora.corpus import (
 )
 from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, unique_stems, without_suffix
 from zoo.common.folders import data_folder
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.training.data import Key, ZooDataModule, item_seed
 
 
