@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.hifigan.nets.antialiasing import AntiAliased, Snake
 from zoo.hifigan.nets.base import StagedGenerator, edge_convolution, same_conv1d
 
@@ -93,7 +93,7 @@ class BigVGAN(StagedGenerator):
         last_bias: bool = False,
         output_padding: Literal[0, 1] | None = None,
     ) -> None:
-        one_of(("snakebeta", "snake"), activation=activation)
+        check_one_of(("snakebeta", "snake"), activation=activation)
 
         def periodic(channels: int) -> AntiAliased:
             return AntiAliased(Snake(channels, activation == "snakebeta", log_scale))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.hifigan.nets.base import PaddingMode, StagedGenerator, edge_convolution, same_conv1d
 from zoo.hifigan.nets.conditioners import Conditioner
 
@@ -98,7 +98,7 @@ class Generator(StagedGenerator):
         last_slope: float = LAST_SLOPE,
         output_padding: Literal[0, 1] | None = None,
     ) -> None:
-        one_of(("default", "normal"), init=init)
+        check_one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
         super().__init__(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.audio.analysis.griffin_lim import Spectra, find_phase, synthesize
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.vocos import ConvNeXtBackbone, clipped_exp
@@ -56,10 +56,12 @@ class MagnitudeVocos(WaveformGenerator):
         iterations: int = 32,
         training_iterations: int = 8,
     ) -> None:
-        at_least(1, in_channels=in_channels, steps=steps, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
+        check_at_least(
+            1, in_channels=in_channels, steps=steps, dim=dim, intermediate_dim=intermediate_dim, layers=layers
+        )
         if hop_length % steps:
             raise ValueError(f"steps {steps} must divide hop_length {hop_length}")
-        at_least(0, iterations=iterations, training_iterations=training_iterations)
+        check_at_least(0, iterations=iterations, training_iterations=training_iterations)
         super().__init__()
         self.iterations, self.training_iterations = iterations, training_iterations
         self.transform, self.steps = Spectra(n_fft, hop_length // steps), steps

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.base import EDGE_KERNEL, WaveformGenerator
 
@@ -161,8 +161,8 @@ class Vocos(WaveformGenerator):
         conditions: int | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, in_channels=in_channels, dim=dim, layers=layers, hop_length=hop_length)
-        one_of(("same", "center"), padding=padding)
+        check_at_least(1, in_channels=in_channels, dim=dim, layers=layers, hop_length=hop_length)
+        check_one_of(("same", "center"), padding=padding)
         if n_fft % 2 or n_fft < hop_length or (padding == "same" and (n_fft - hop_length) % 2):
             raise ValueError(
                 f"n_fft {n_fft} must be even, at least hop_length {hop_length}, and with padding same differ from it "
