@@ -21,8 +21,8 @@ from typing import Literal
 import numpy as np
 import soundfile
 
-from zoo.common.atomic import temporary_beside
-from zoo.common.ranges import positive
+from zoo.common.atomic_files import temporary_path
+from zoo.common.checks import check_positive
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def _resample(audio: np.ndarray, source_rate: int, target_rate: int) -> np.ndarr
 def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
     """Stream a file in blocks (C, n) float32, the last of which may be shorter, with the same checks as `read`."""
     path = Path(path)
-    positive(block_samples=block_samples)
+    check_positive(block_samples=block_samples)
     with _open(path) as handle:
         for start in range(0, handle.frames, block_samples):
             block = _decode(handle, path, start, min(block_samples, handle.frames - start))
@@ -157,7 +157,7 @@ class AudioWriter:
         self._channels = channels
         self._samples = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = temporary_beside(self.path)
+        self._temporary = temporary_path(self.path)
         try:
             self._handle = soundfile.SoundFile(
                 self._temporary, "w", sample_rate, channels, self._subtype, format=container
