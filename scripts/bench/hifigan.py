@@ -38,7 +38,7 @@ from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import VocoderData
-from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
+from zoo.hifigan.inference import Vocoder, export_onnx
 from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050

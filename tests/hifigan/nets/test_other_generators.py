@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from zoo.audio.analysis.mel import LogMel
-from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
+from zoo.hifigan.inference import Vocoder, export_onnx
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.constant_q import ConstantQ
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos

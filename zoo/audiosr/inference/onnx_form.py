@@ -20,7 +20,7 @@ from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.features import LOG_FLOOR, MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import split
-from zoo.hifigan.inference.vocoder import generator_graph
+from zoo.hifigan.inference import generator_graph
 from zoo.runs.export import Graph, OnnxForm
 
 MOST_STEPS = 50  # that the numpy sampler takes by itself
