@@ -224,7 +224,7 @@ def _generator(recipe: str, **options: Any) -> Any:
     config = yaml.safe_load((recipe_root() / "hifigan" / f"{recipe}.yaml").read_text(encoding="utf-8"))
     torch.manual_seed(0)
     spec = config["model"]["init_args"]["generator"]
-    return build({**spec, "init_args": spec["init_args"] | options}).eval().fuse_()
+    return build({**spec, "init_args": spec["init_args"] | options}).eval().remove_weight_norm_()
 
 
 def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
