@@ -31,7 +31,7 @@ from zoo.audio.corpora.corpus import (
     without_suffix,
 )
 from zoo.common.checks import find_data_folder
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.training.data import Key, ZooDataModule, item_seed
 
 
