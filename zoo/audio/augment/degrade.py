@@ -153,7 +153,8 @@ class Degrader:
         if "codec" in self.steps:
             check_at_least(1, codecs=len(ranges.codec_settings))
             for codec, settings in ranges.codec_settings.items():
-                for setting in settings or [None]:
+                coding.validate_codec(codec)
+                for setting in settings:
                     coding.validate_codec(codec, setting)
 
     @classmethod
