@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from zoo.common.configs import PlainLoader, YAMLBombError, check_yaml
+from zoo.common.configs import PlainLoader
 from zoo.common.registry import is_component
 
 MAX_DEPTH = 32
@@ -30,14 +30,30 @@ def read_yaml(text: str) -> Any:
         ValueError: it is no YAML, has tags, anchors or aliases, or is nested deeper than 32 levels.
     """
     try:
-        marked = check_yaml(text, MAX_DEPTH)
+        marked = _find_mark(text)
         if not marked:
             return yaml.load(text, PlainLoader)
-    except YAMLBombError:
-        raise
     except yaml.YAMLError as error:
         raise ValueError(f"the value is no YAML ({' '.join(str(error).split())[:120]})") from error
     raise ValueError(f"YAML's {marked} is not taken here; write the value itself")
+
+
+def _find_mark(text: str) -> str:
+    """Name what a YAML text holds beside plain values: alias, anchor or tag; "" for nothing.
+
+    Raises:
+        ValueError: it is nested deeper than 32 levels.
+    """
+    depth, marks = 0, set()
+    for event in yaml.parse(text, Loader=PlainLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"lists and tables nest deeper than {MAX_DEPTH}")
+        if getattr(event, "anchor", None):
+            marks.add("alias" if isinstance(event, yaml.AliasEvent) else "anchor")
+        if getattr(event, "tag", None):
+            marks.add("tag")
+    return min(marks, default="")
 
 
 def strings(tree: Any) -> Iterator[str]:
@@ -166,10 +182,8 @@ def _read_again(place: str, text: str) -> list[Any]:
         ValueError: it is nested too deeply or repeats itself by aliases.
     """
     try:
-        marked = check_yaml(text, MAX_DEPTH)
+        marked = _find_mark(text)
         yaml.compose(text, PlainLoader)  # an alias of nothing is no YAML
-    except YAMLBombError:
-        raise
     except yaml.YAMLError:
         return []
     if marked == "alias":
