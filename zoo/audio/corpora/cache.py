@@ -236,12 +236,13 @@ def _decode_files(
     partial.mkdir(exist_ok=True)
     audio = partial / "audio.i16"
     audio.touch()
-    journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
+    journal = Journal(partial / JOURNAL_NAME)
     rows: list[Row] = journal.read()
+    rows = rows[1:] if rows[:1] == [[key]] else []  # else of another build
     samples = sum(row[0] for row in rows if len(row) > 1)
     if audio.stat().st_size < 2 * samples:
         rows, samples = [], 0
-    journal.write(rows)
+    journal.write([[key], *rows])
     unreadable = [row[0] for row in rows if len(row) == 1]
     cancelled: list[str] = []
     with audio.open("r+b") as handle:
