@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from zoo.common.configs import PlainLoader
-from zoo.common.registry import is_component
+from zoo.common.registry import defining_module
 
 MAX_DEPTH = 32
 MAX_NODES = 20_000
@@ -74,7 +74,7 @@ def check_class(name: Any) -> None:
     Raises:
         ValueError: it is no registered part.
     """
-    if not isinstance(name, str) or not is_component(name):
+    if not isinstance(name, str) or defining_module(name) is None:
         raise ValueError(f"{str(name)[:80]!r} is no part of the zoo")
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -20,7 +21,6 @@ from rich.progress import track
 
 from zoo.audio.corpora.selection import MAX_EXAMPLES, relative_name
 from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mixed
-from zoo.common.atomic_files import BINARY, read_at
 from zoo.common.checks import check_unreadable_share
 from zoo.common.journal import Journal
 
@@ -81,7 +81,7 @@ class CorpusCache:
         path = self.folder / "channels.npy"
         self.channels = np.load(path, mmap_mode="r") if path.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
-        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
+        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._audio).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class CorpusCache:
         if not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
         count = length - start if samples == -1 else min(samples, length - start)
-        content = read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
+        content = _read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
         if len(content) != 2 * count:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
         return from_int16(np.frombuffer(content, dtype="<i2"), int(self.exponents[index]))
@@ -339,3 +339,11 @@ def _replace_folder(partial: Path, folder: Path) -> None:
         os.replace(folder, old)
     os.replace(partial, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_at(descriptor: int, count: int, start: int) -> bytes:
+    """Read from a position of an open file; on Windows, which has no pread, no two threads at a time."""
+    if sys.platform != "win32":
+        return os.pread(descriptor, count, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, count)

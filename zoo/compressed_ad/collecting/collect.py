@@ -12,6 +12,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from zoo.common.atomic_files import delete_temporary_files
 from zoo.common.build import build
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.configs import load_run_config
@@ -122,6 +123,8 @@ def collect(
         output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share,
         episode_stride,
     )  # fmt: skip
+    if world_size == 1:
+        delete_temporary_files(writer.folder)
     shards = list(enumerate(writer.shards))
     pending = pending_items(shards, lambda shard: writer.finished(shard[0]), rank, world_size)
     made = sum(len(part) for _, part in pending)

@@ -78,7 +78,7 @@ def make_pairs(
         settings |= {"images": [path.name for path in files[0]], "masks": [path.name for path in files[1]]}
     elif prompts is not None or any(files):
         raise ValueError("the net takes no prompts and no images: leave them out")
-    begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED)
+    begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED, sweep=world_size == 1)
     indices = [range(start, min(start + shard_size, count)) for start in range(0, count, shard_size)]
     shards = list(zip(shard_paths(output, count, shard_size), indices, strict=True))
     pending = pending_items(shards, lambda shard: shard[0].is_file(), rank, world_size)
