@@ -46,18 +46,30 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         OSError: when the disk is full or the folder is not writable; what was at `path` is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, replaced = temporary_path(path), replaced_path(path)
-    _restore(replaced)
+    _restore(replaced_path(path))
+    temporary = temporary_path(path)
     try:
         yield temporary
-        _sync(temporary)
-        if temporary.is_dir() and os.path.lexists(path) and not path.is_file():
-            os.replace(path, replaced)
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        if temporary.is_dir() and not path.is_file():
+            replace_folder(temporary, path)
+        else:
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
     except BaseException:
         delete_path(temporary)
         raise
+
+
+def replace_folder(folder: Path, path: Path) -> None:
+    """Rename a folder to `path`, on the same file system; what was there stays until the new one has its name."""
+    _sync(folder)
+    replaced = replaced_path(path)
+    try:
+        if os.path.lexists(path):
+            os.replace(path, replaced)
+        os.replace(folder, path)
+        _sync_folder(path.parent)
     finally:
         _restore(replaced)
 

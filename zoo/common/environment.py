@@ -104,9 +104,11 @@ def peak_resident_bytes() -> int:
 
 def total_memory_bytes() -> int:
     """Return the machine's memory, or the container's limit where that is lower; 0 when unknown."""
+    if sys.platform == "win32":
+        return 0
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
+    except (ValueError, OSError):
         return 0
     return min([total, *(_read_container(limit) for limit, _ in _CONTAINER)])
 

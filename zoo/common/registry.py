@@ -206,7 +206,6 @@ def import_candidates(annotation: Any) -> list[str]:
     return names
 
 
-@cache
 def constructor_annotations(cls: type) -> dict[str, Any]:
     """Evaluate the annotations of a constructor's arguments, and of those that it hands on to base classes."""
     annotations: dict[str, Any] = {}
