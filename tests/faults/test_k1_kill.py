@@ -106,7 +106,7 @@ def killed_and_resumed(system: str, step: int, workers: int, folder: Path, *opti
     saved = newest(run)
     assert int(saved.stem.split("_")[1]) == (step - 1) // 5 * 5  # a validation comes before the save
     resumed = good(run_zoo("fit", *arguments(system, workers), "--ckpt_path=last", root, cwd=folder))
-    assert "goes on from" in resumed.stderr
+    assert "resumed from" in resumed.stderr
     return run
 
 

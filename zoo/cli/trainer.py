@@ -51,13 +51,12 @@ from zoo.runs.init_from import init_from
 from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
-from zoo.training.callbacks.logged_run import LoggedRun
-from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
+from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
-from zoo.training.callbacks.progress import Progress, TerminalSettings
-from zoo.training.callbacks.report import Banner, told_at_end
+from zoo.training.callbacks.progress import ProgressBar, TerminalSettings
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
 from zoo.training.task import ZooTask
@@ -317,11 +316,11 @@ class ZooCLI(LightningCLI):
     def _callbacks(self) -> list[Callback]:
         bars: list[Callback] = []
         if self.config["trainer.enable_progress_bar"] is not False:
-            bars.append(Progress(**self.config["terminal"]))
+            bars.append(ProgressBar(**self.config["terminal"]))
         if self.command != "fit":
             return bars
-        logged = LoggedRun(self.recipe, lambda: config_text(self.parser, self.config))
-        return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), TrainingMetrics()]
+        logged = RunInfoLogger(self.recipe, lambda: config_text(self.parser, self.config))
+        return [*bars, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics()]
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add trainer, model and data; the latter two are classes by name, and no files."""
@@ -522,7 +521,7 @@ def fit(cli: ZooCLI) -> None:
     if cli.checkpoint is None:
         cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
     try:
-        with told_at_end(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
+        with print_summary(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
             if cli.checkpoint is None and (source := cli.config["init_from"]):
                 paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
                 init_from(cli.model, paths, cli.config["init_from_min_matched"])
