@@ -19,9 +19,9 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from zoo import __version__
-from zoo.common.hardware import describe_device
+from zoo.common.configs import load_yaml
+from zoo.common.environment import describe_device
 from zoo.common.locks import is_rank_zero
-from zoo.common.reading.text import safe_load
 from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
@@ -225,7 +225,7 @@ class RunInfoLogger(L.Callback):
         self._is_active = trainer.is_global_zero and not is_fast_dev_run(trainer)
         if self._is_active:
             self._text = _LOGIN.sub("://", self._read_config())
-            self._info = {**safe_load(self._text), "run": collect_run_info(trainer, self.recipe)}
+            self._info = {**load_yaml(self._text), "run": collect_run_info(trainer, self.recipe)}
             for logger in trainer.loggers:
                 catch_errors(self._log_config, type(logger).__name__)(trainer, logger)
 
@@ -276,7 +276,7 @@ class RunInfoLogger(L.Callback):
         """Send a checkpoint to W&B with its hash and config."""
         import wandb
 
-        metadata = {"step": step_of(path), "monitor": monitor, "value": score_of(path), **self._info}
+        metadata = {"step": step_of(path), "monitor": monitor, "value": score_of(path), "config": self._info}
         artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
         for file in (path, path.with_name(path.name + HASH_SUFFIX), path.with_name(CONFIG_NAME)):
             if file.is_file():
@@ -319,4 +319,8 @@ def _describe_location(logger: Logger) -> str | None:
     if isinstance(logger, ZooWandbLogger):
         runs = f"{shlex.quote(str(logger.save_dir))}/wandb/offline-run-*-{logger.version}"
         return f"W&B: {logger.experiment.url or f'wandb sync {runs}'}"
-    return f"MLflow: run {logger.run_id}" if isinstance(logger, MLFlowLogger) else None
+    if isinstance(logger, MLFlowLogger):
+        variable, store = "MLFLOW_ALLOW_FILE_STORE=true", logger.save_dir
+        ui = f": {variable} mlflow ui --backend-store-uri {shlex.quote(store)}" if store else f" run {logger.run_id}"
+        return f"MLflow{ui}"
+    return None

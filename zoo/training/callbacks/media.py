@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.report import csv_table, gif, markdown_table, to_numpy
+from zoo.common.reports import csv_table, encode_gif, markdown_table, to_numpy
 from zoo.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     from PIL import Image
 
     pixels, file = _to_pixels(name, to_numpy(image)), BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    _log_encoded(task, name, ".png", file.getvalue(), pixels, lambda logger, path, step: logger.log_image(name, [path], step=step))
+    if media_dir(task) is not None:
+        Image.fromarray(pixels).save(file, format="PNG")
+        _log_encoded(task, name, ".png", file.getvalue(), pixels, "log_image")
 
 
 def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
@@ -101,11 +102,13 @@ def log_animation(
     Raises:
         ValueError: when the shape is none of these.
     """
+    if media_dir(task) is None:
+        return
     pictures = [_to_pixels(name, to_numpy(frame)) for frame in frames]
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
-    show = lambda logger, path, step: logger.log_video(name, [path], step=step, format=["gif"])  # noqa: E731
-    _log_encoded(task, name, ".gif", gif(np.stack(pictures), fps), pictures[0], show)
+    content = encode_gif(np.stack(pictures), fps)
+    _log_encoded(task, name, ".gif", content, pictures[0], "log_video", format=["gif"])
 
 
 def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -143,16 +146,20 @@ def _to_pixels(name: str, image: np.ndarray) -> np.ndarray:
 
 
 def _log_encoded(
-    task: L.LightningModule, name: str, suffix: str, content: bytes, pixels: np.ndarray, show: Callable[..., object]
+    task: L.LightningModule, name: str, suffix: str, content: bytes, pixels: np.ndarray, method: str, **options: Any
 ) -> None:
-    """Log an encoded image or animation; TensorBoard gets it as it is in the file."""
+    """Log an encoded image or animation: by a method of W&B's logger; TensorBoard gets it as it is in the file."""
 
     def add(writer: Any, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        size = {"height": pixels.shape[0], "width": pixels.shape[1], "colorspace": 1 if pixels.ndim == 2 else 3}
+        colours = 1 if pixels.ndim == 2 else pixels.shape[2]
+        size = {"height": pixels.shape[0], "width": pixels.shape[1], "colorspace": colours}
         image = Summary.Image(encoded_image_string=content, **size)
         writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+
+    def show(logger: Any, path: str, step: int) -> None:
+        getattr(logger, method)(name, [path], step=step, **options)
 
     _write_and_log(task, name, suffix, lambda file: file.write(content), show, add)
 
@@ -187,7 +194,7 @@ def _write_and_log(
     folder, trainer = media_dir(task), task.trainer
     if folder is None:
         return
-    path = folder / f"{re.sub(r'[^\w.-]+', '_', name).strip('._') or 'unnamed'}{suffix}"
+    path = folder / ((re.sub(r"[^\w.-]+", "_", name).strip("._") or "unnamed") + suffix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(path, write)

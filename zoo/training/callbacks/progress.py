@@ -19,8 +19,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
-from zoo.common.options import verbosity
-from zoo.common.ranges import above
+from zoo.common.checks import check_above
+from zoo.common.environment import verbosity
 from zoo.training.callbacks.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class ProgressBar(callbacks.ProgressBar):
 
     def __init__(self, metrics: Sequence[str] | None = None, every_seconds: float = 30.0) -> None:
         super().__init__()
-        above(0, every_seconds=every_seconds)
+        check_above(0, every_seconds=every_seconds)
         self.metrics = metrics
         self.every_seconds = every_seconds
         self._enabled = True

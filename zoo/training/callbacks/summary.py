@@ -16,8 +16,8 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from torch.utils.data import IterableDataset
 
-from zoo.common.hardware import describe_device
-from zoo.common.registry import admitted, public_name
+from zoo.common.environment import describe_device
+from zoo.common.registry import allowed_packages, public_name
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, score_of, step_of
 from zoo.runs.csv_log import CSV_NAME, read_metrics
 from zoo.runs.folder import run_folder
@@ -174,4 +174,6 @@ def suggest_commands(folder: Path, module: Any, finished: bool) -> list[str]:
     commands = [] if finished else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
         commands += [module.use_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
-    return [" ".join([command, *(f"--allow-import {package}" for package in admitted())]) for command in commands]
+    return [
+        " ".join([command, *(f"--allow-import {package}" for package in allowed_packages())]) for command in commands
+    ]

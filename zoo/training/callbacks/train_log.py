@@ -41,7 +41,9 @@ class _LogFile(logging.FileHandler):
 @contextlib.contextmanager
 def log_to_file(path: Path, names: Sequence[str] = LOGGERS) -> Iterator[None]:
     """Append what the loggers of these names report to a file."""
-    handler = _LogFile(path)
+    handler, zoo_logger = _LogFile(path), logging.getLogger("zoo")
+    level = zoo_logger.level
+    zoo_logger.setLevel(min(zoo_logger.getEffectiveLevel(), handler.level))  # a host program's may be higher
     for name in names:
         logging.getLogger(name).addHandler(handler)
     try:
@@ -49,6 +51,7 @@ def log_to_file(path: Path, names: Sequence[str] = LOGGERS) -> Iterator[None]:
     finally:
         for name in names:
             logging.getLogger(name).removeHandler(handler)
+        zoo_logger.setLevel(level)
         handler.close()
 
 

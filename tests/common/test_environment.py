@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from zoo.common.hardware import LAUNCHERS, own_device, process_rank
+from zoo.common import environment
+from zoo.common.environment import LAUNCHERS, local_device, process_rank
 from zoo.common.locks import is_rank_zero
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
@@ -48,5 +49,19 @@ def test_each_process_computes_on_its_own_device(variables, visible, expected, m
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert own_device("cuda") == torch.device("cuda", expected)
-    assert own_device("cuda:2") == torch.device("cuda", 2) and own_device("cpu") == torch.device("cpu")
+    assert local_device("cuda") == torch.device("cuda", expected)
+    assert local_device("cuda:2") == torch.device("cuda", 2) and local_device("cpu") == torch.device("cpu")
+
+
+def test_devices_and_memory():
+    cpu = environment.devices()[0]
+    assert (cpu.name, cpu.backend) == ("cpu", "CPU") and cpu.memory_bytes > 0
+    assert environment.usable_cores() >= 1 and environment.peak_memory_bytes(torch.device("cpu")) > 0
+
+
+@pytest.mark.gpu
+def test_gpu_memory():
+    device = torch.device("cuda:0")
+    torch.ones(1_000_000, device=device)
+    assert environment.peak_memory_bytes(device) >= 4_000_000
+    assert "cuda:0 (" in environment.describe_device(device)
