@@ -53,9 +53,7 @@ def test_each_process_computes_on_its_own_device(variables, visible, expected, m
     assert local_device("cuda:2") == torch.device("cuda", 2) and local_device("cpu") == torch.device("cpu")
 
 
-def test_devices_and_memory():
-    cpu = environment.devices()[0]
-    assert (cpu.name, cpu.backend) == ("cpu", "CPU") and cpu.memory_bytes > 0
+def test_cores_and_memory():
     assert environment.usable_cores() >= 1 and environment.peak_memory_bytes(torch.device("cpu")) > 0
 
 

@@ -264,7 +264,9 @@ class RunInfoLogger(L.Callback):
         path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                values = {f"final/{key}": value for key, value in trainer.callback_metrics.items() if "val/" in key}
+                values: dict[str, Any] = {
+                    f"final/{key}": value for key, value in trainer.callback_metrics.items() if "val/" in key
+                }
                 values |= {} if best is None else {f"best/{checkpoints.monitor}": score_of(best)}
                 logger.log_hyperparams(flatten(self._info), values, trainer.global_step)
             elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
