@@ -264,9 +264,8 @@ class RunInfoLogger(L.Callback):
         path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                values: dict[str, Any] = {
-                    f"final/{key}": value for key, value in trainer.callback_metrics.items() if "val/" in key
-                }
+                metrics = trainer.callback_metrics
+                values = {f"final/{key}": float(value) for key, value in metrics.items() if key.startswith("val/")}
                 values |= {} if best is None else {f"best/{checkpoints.monitor}": score_of(best)}
                 logger.log_hyperparams(flatten(self._info), values, trainer.global_step)
             elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
