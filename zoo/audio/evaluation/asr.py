@@ -55,7 +55,7 @@ class ASR(MetricModel):
 
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
         """Score the transcript; undefined without a text."""
-        return error_rates(self.transcribe(restored), text) if normalize_text(text or "") else {}
+        return error_rates(self.transcribe(restored), text) if text and normalize_text(text) else {}
 
 
 def error_rates(hypothesis: str, reference: str) -> dict[str, float]:
