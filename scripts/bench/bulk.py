@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from scripts.bench.tools import Finding, Settings, command, cost_of, in_folders
-from zoo.common.report import Row
+from zoo.common.reports import Row
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import MANIFEST_NAME, list_input_files, predict_files, read_manifest
 

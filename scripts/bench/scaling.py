@@ -16,7 +16,7 @@ import lightning as L
 import torch
 
 from scripts.bench.tools import Finding, machine, save, show
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.runs.csv_log import read_metrics
 from zoo.runs.folder import find_config
@@ -83,7 +83,7 @@ def measure(
         sized = [f"--data.init_args.batch_size={batch_sizes[number]}"] if batch_sizes else []
         _train(config, count, run, steps, accelerator, [*sized, *extra])
         rate = rate_of(run)
-        recipe = safe_load(find_config(run).read_text(encoding="utf-8"))
+        recipe = load_yaml(find_config(run).read_text(encoding="utf-8"))
         batch_size = int(recipe["data"]["init_args"]["batch_size"])
         effective = batch_size * count * int(recipe["trainer"]["accumulate_grad_batches"])
         speed_up = rate / findings[0].value if findings else 1.0

@@ -16,8 +16,8 @@ from scripts.evidence.audiosr import lay_out
 from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.common.atomic import write_atomic
-from zoo.common.report import new_figure
+from zoo.common.atomic_files import write_atomic
+from zoo.common.reports import new_figure
 from zoo.common.systems import recipe_root
 from zoo.training.callbacks.media import rendered
 

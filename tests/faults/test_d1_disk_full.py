@@ -10,7 +10,7 @@ from toy_wing.faults import fill
 
 from tests.harness import TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forked, good, newest, record
 from zoo.audio.io import files
-from zoo.common.atomic import TEMPORARY_MARK
+from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.inference.predict import read_manifest
 

@@ -22,7 +22,7 @@ from tests.harness import (
     newest,
     record,
 )
-from zoo.common.atomic import TEMPORARY_MARK
+from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import is_sound, load_checkpoint
 
 FIT = [*TOY_FIT, "--checkpoints.every_n_steps=1", "--checkpoints.monitor=null"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from zoo.audio.analysis.figures import plot_features, plot_spectrogram_difference
 from zoo.audio.io import files
-from zoo.common.report import write_figure
+from zoo.common.reports import write_figure
 from zoo.runs.export import AUDIO_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress

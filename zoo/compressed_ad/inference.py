@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least, one_of
-from zoo.common.reading.text import load_json
-from zoo.common.report import gif
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_one_of
+from zoo.common.configs import load_json
+from zoo.common.reports import encode_gif
 from zoo.compressed_ad.envs.base import Env, build_env
 from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.grids import GridEnv
@@ -60,7 +60,7 @@ class Agent(Inference):
     output_suffix = ".npy"
 
     def __init__(self, policy: ActingPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
-        at_least(1, episodes=episodes)
+        check_at_least(1, episodes=episodes)
         policy.check(env)
         self.policy = policy
         self.env = env
@@ -139,7 +139,7 @@ class Agent(Inference):
         if isinstance(env, GridEnv):
             steps = Steps(*(field.cpu() for field in Steps.cat(player.steps)))
             frames = np.stack(episode_frames(env, rows, steps))
-            write_atomic(folder / "replay.gif", lambda file: file.write(gif(frames, FRAMES_PER_SECOND)))
+            write_atomic(folder / "replay.gif", lambda file: file.write(encode_gif(frames, FRAMES_PER_SECOND)))
             parts.append(Output("animation", "First episode (above) and last (below)", "replay.gif"))
         what = "goal" if parts else "task"
         facts = {
@@ -230,7 +230,7 @@ def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: fl
         split_seed: of the order in which tasks were divided.
         train_share: of the tasks that are for training.
     """
-    one_of(SPLITS, split=split)
+    check_one_of(SPLITS, split=split)
     tasks = env.tasks()
     if split != "all":
         train, test = env.split(split_seed, train_share)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import KeyedPermutation
 from zoo.training.signals import ignore_signals_in_worker
 
@@ -159,7 +159,7 @@ class BucketBatches(ResumableBatches):
         pool_batches: int = 50,
     ) -> None:
         super().__init__(len(lengths), batch_size, seed, rank, world, drop_last=drop_last)
-        at_least(1, pool_batches=pool_batches)
+        check_at_least(1, pool_batches=pool_batches)
         self.lengths = np.asarray(lengths)
         self.pool_batches = pool_batches
 
@@ -240,7 +240,7 @@ class ZooDataModule(L.LightningDataModule):
 
     def __init__(self, batch_size: int, num_workers: int = 0, seed: int = 1234, drop_last: bool = True) -> None:
         super().__init__()
-        at_least(1, batch_size=batch_size)
+        check_at_least(1, batch_size=batch_size)
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.batch_size = batch_size
         self.num_workers = num_workers

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import promote_to_float32
 from zoo.training.adversarial import (
     LOSSES,
@@ -184,11 +184,11 @@ class GANTask(ZooTask):
     ) -> None:
         super().__init__(compile=compile)
         self.automatic_optimization = False
-        one_of(tuple(LOSSES), adversarial=adversarial)
+        check_one_of(tuple(LOSSES), adversarial=adversarial)
         self.adversarial = adversarial
-        one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
-        at_least(1, accumulate=accumulate)
-        at_least(0, discriminator_start=discriminator_start)
+        check_one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
+        check_at_least(1, accumulate=accumulate)
+        check_at_least(0, discriminator_start=discriminator_start)
         self.generator = generator
         for name, discriminator in discriminators.items():
             if name in dir(self) or not name.isidentifier():

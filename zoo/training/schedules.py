@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset
 
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 from zoo.training.data import ZooDataModule
 
 
@@ -47,7 +47,7 @@ class WarmupConstant(_ClosedForm):
     """
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
-        at_least(0, warmup_steps=warmup_steps)
+        check_at_least(0, warmup_steps=warmup_steps)
         self.warmup_steps = warmup_steps
         super().__init__(optimizer)
 
@@ -80,7 +80,7 @@ class _WarmupToEnd(WarmupConstant):
                 f"{type(self).__name__}: total_steps ({total_steps}) counts the warm-up too and exceeds "
                 f"warmup_steps ({warmup_steps})"
             )
-        within(0, 1, min_factor=min_factor)
+        check_within(0, 1, min_factor=min_factor)
         self.total_steps = total_steps
         self.min_factor = min_factor
         super().__init__(optimizer, warmup_steps)
@@ -172,7 +172,7 @@ class StageCosine(_ClosedForm):
     ) -> None:
         if not starts or starts[0] != 0:
             raise ValueError(f"StageCosine: the first stage starts at batch 0, found starts {list(starts)}")
-        within(0, 1, min_factor=min_factor)
+        check_within(0, 1, min_factor=min_factor)
         self.starts = list(starts)
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
@@ -242,8 +242,8 @@ class LrScaling:
     """
 
     def __init__(self, batch_size: int, rule: Rule = "sqrt") -> None:
-        one_of(EXPONENTS, rule=rule)
-        at_least(1, batch_size=batch_size)
+        check_one_of(EXPONENTS, rule=rule)
+        check_at_least(1, batch_size=batch_size)
         self.batch_size = batch_size
         self.rule: Rule = rule
         self._reported = False

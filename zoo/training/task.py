@@ -17,7 +17,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zoo.common.build import completed
-from zoo.common.registry import find, slots
+from zoo.common.registry import constructor_annotations, get_class
 from zoo.runs import frozen
 from zoo.runs.folder import run_folder
 from zoo.runs.inference.base import Inference
@@ -119,8 +119,8 @@ class ZooTask(L.LightningModule):
 
         The task keeps them as attributes; prediction may change them.
         """
-        taken = slots(type(self))
-        shared = (name for name in slots(find(self.inference_class, Inference)) if name in taken)
+        taken = constructor_annotations(type(self))
+        shared = (name for name in constructor_annotations(get_class(self.inference_class, Inference)) if name in taken)
         return tuple(name for name in shared if name not in self.inference_parts)
 
     @property
@@ -367,7 +367,7 @@ class ZooTask(L.LightningModule):
         """
         if changes or self._inference is None:
             arguments = {key: getattr(self, key) for key in (*self.inference_parts, *self.inference_options)}
-            made = find(self.inference_class, Inference)(**{**arguments, **changes})
+            made = get_class(self.inference_class, Inference)(**{**arguments, **changes})
             if changes:
                 return made
             self._inference = made

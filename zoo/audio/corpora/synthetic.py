@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import scipy
 
+from zoo.audio.corpora.corpus import MemoryCorpus
 from zoo.audio.io import files
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 # First three formants in Hz of an adult male voice: Peterson and Barney (1952), table II, rounded.
 _VOWELS = np.array(
@@ -118,9 +119,9 @@ class SyntheticSpeech:
         seed: int = 0,
         seconds: tuple[float, float] = (1.5, 4.0),
     ) -> None:
-        at_least(8000, sample_rate=sample_rate)
-        at_least(1, speakers=speakers)
-        within(0.1, seconds[1], shortest_seconds=seconds[0])
+        check_at_least(8000, sample_rate=sample_rate)
+        check_at_least(1, speakers=speakers)
+        check_within(0.1, seconds[1], shortest_seconds=seconds[0])
         self.sample_rate = sample_rate
         self.speakers = speakers
         self.seed = seed
@@ -220,6 +221,21 @@ class SyntheticSpeech:
 @functools.lru_cache(maxsize=64)
 def _rendered(sample_rate: int, speakers: int, seed: int, seconds: tuple[float, float], index: int) -> np.ndarray:
     return SyntheticSpeech(sample_rate, speakers, seed, seconds)._render(index)
+
+
+class EmbeddedCorpus(MemoryCorpus):
+    """The speech-like corpus made in code, in memory.
+
+    Args:
+        utterances: how many there are, >= 1.
+        sample_rate: in Hz.
+        seed: equal arguments give equal clips.
+    """
+
+    def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
+        speech = SyntheticSpeech(sample_rate=sample_rate, seed=seed)
+        clips = [speech.utterance(index) for index in range(utterances)]
+        super().__init__([f"embedded{index:04d}" for index in range(utterances)], clips)
 
 
 def write_synthetic_corpus(

@@ -17,7 +17,7 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, split
-from zoo.common.report import write_figure
+from zoo.common.reports import write_figure
 from zoo.runs.inference.forms import Output, Progress
 
 BLOCK_SECONDS = 4  # read at once

@@ -31,7 +31,7 @@ from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
 from zoo.runs.export import OnnxForm
 from zoo.runs.inference.forms import InputField, Output, Progress
 
@@ -304,10 +304,10 @@ class Restorer(AudioInference):
         for name, value in {"cutoff_hz": cutoff_hz, "input_lowpass_hz": input_lowpass_hz}.items():
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is a frequency in Hz or null, not {value}")
-        one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
-        positive(cutoff_confidence=cutoff_confidence)
-        within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
-        at_least(0, guidance_scale=guidance_scale)
+        check_one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
+        check_positive(cutoff_confidence=cutoff_confidence)
+        check_within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
+        check_at_least(0, guidance_scale=guidance_scale)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder

@@ -24,8 +24,8 @@ from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
@@ -64,7 +64,7 @@ class Writer(Inference):
         prompt_batch: int = 8,
         answer_seed: int = 0,
     ) -> None:
-        at_least(1, max_new_tokens=max_new_tokens, prompt_batch=prompt_batch)
+        check_at_least(1, max_new_tokens=max_new_tokens, prompt_batch=prompt_batch)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.template = Template(template)

@@ -12,10 +12,9 @@ from zoo.cli.log_filters import configure_logging
 from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
 from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.hardware import own_device
+from zoo.common.environment import local_device, verbosity
 from zoo.common.locks import writes_into
-from zoo.common.options import verbosity
-from zoo.common.report import Row
+from zoo.common.reports import Row
 from zoo.runs import export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.inference.base import Inference
@@ -77,19 +76,19 @@ def main(
     path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
     specs, state, fused = read_parts(path)
     options = parse_options(specs, model_options)
-    inference_class: type[Inference] = registry.find(specs["inference"], Inference)
+    inference_class: type[Inference] = registry.get_class(specs["inference"], Inference)
     files = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
     all_options = {**specs.get("options", {}), **options}
     settings = result_settings(content_digest(path), specs["inference"], all_options, precision)
     if engine == "ray":
         from zoo.runs.inference.predict_ray import predict_with_ray
 
-        model = {"path": str(path.absolute()), "device": device, "allow_import": registry.admitted(), **options}
+        model = {"path": str(path.absolute()), "device": device, "allow_import": registry.allowed_packages(), **options}
         return predict_with_ray(model, files, output, settings, overwrite, precision, ray_address, ray_workers)
     exit_on_sigterm()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    inference = build_inference(path, specs, state, fused, own_device(device), **options)
+    inference = build_inference(path, specs, state, fused, local_device(device), **options)
     show_progress = verbosity() != "quiet"
     return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision, show_progress)
 
@@ -100,7 +99,7 @@ def check_model_options(args: Sequence[str]) -> None:
     Raises:
         WrongNameError: naming what to use instead.
     """
-    for option, value, _ in split_arguments(args):
+    for option, value in split_arguments(args):
         if not option:
             raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
         if not option.startswith("--model."):
@@ -124,13 +123,13 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
         WrongNameError: for an option that the system does not have, with the nearest.
     """
     restrict_imports()
-    cls = registry.find(specs["inference"], Inference)
+    cls = registry.get_class(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
     option_names = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
     keys = [name.removeprefix("model.") for name in option_names]
     parser.set_defaults({f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys})
     words, chosen_keys = [], []
-    for option, value, _ in split_arguments(args):
+    for option, value in split_arguments(args):
         option = option.replace("--model.init_args.", "--model.", 1)
         key = option.removeprefix("--model.").partition(".")[0].removesuffix("+")
         if key not in keys:

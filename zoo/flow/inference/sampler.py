@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least, one_of
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.flow import rendering
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import FileImages, Framing, to_values
@@ -93,8 +93,8 @@ class Sampler(Inference):
         text: FrozenText | None = None,
         image_condition: ImageCondition | None = None,
     ) -> None:
-        at_least(1, chunk=chunk)
-        one_of(rendering.ANIMATIONS, trajectory=trajectory)
+        check_at_least(1, chunk=chunk)
+        check_one_of(rendering.ANIMATIONS, trajectory=trajectory)
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")

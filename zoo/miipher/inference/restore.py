@@ -18,8 +18,8 @@ from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
-from zoo.common.ranges import one_of
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.common.checks import check_one_of
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
@@ -109,8 +109,8 @@ class Restorer(_Encoding):
     ) -> None:
         check_fit(encoder, generator, sample_rate)
         super().__init__(encoder, chunk_seconds, overlap_seconds, chunk_batch)
-        one_of(get_args(Stereo), stereo=stereo)
-        one_of(get_args(Loudness), loudness=loudness)
+        check_one_of(get_args(Stereo), stereo=stereo)
+        check_one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
         self.generator = generator

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.common.reading.text import dump_yaml, load_json
+from zoo.common.configs import dump_yaml, load_json
 from zoo.common.registry import package_of
-from zoo.common.systems import systems
+from zoo.common.systems import list_systems
 from zoo.runs import listing
 from zoo.runs.export import CONFIG_NAME, write_export
 from zoo.runs.hub import model_card
@@ -184,7 +184,7 @@ def prepare_folder(
         licence,
         samples,
         f"{endpoint()}/{name.repo}/resolve/{name.revision or MAIN}/",
-        about=next((each.title for each in systems() if each.package == package), package),
+        about=next((each.title for each in list_systems() if each.package == package), package),
         inference=type(model).__name__,
         usage=usage.strip(),
         name=str(name),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from zoo.common.report import plain
+from zoo.common.reports import replace_non_finite
 from zoo.runs.export import CALL_USAGE, OnnxForm
 from zoo.runs.inference.forms import InputField, Output, Progress
 
@@ -27,7 +27,7 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
 
 def table_output(facts: Mapping[str, Any], title: str = "Facts") -> Output:
     """Return facts on a result as a table of two columns."""
-    rows = [[name.replace("_", " "), _format_value(value)] for name, value in plain(facts).items()]
+    rows = [[name.replace("_", " "), _format_value(value)] for name, value in replace_non_finite(facts).items()]
     return Output("table", title, data={"columns": ["", ""], "rows": rows})
 
 

@@ -25,13 +25,11 @@ import torch
 from rich.progress import track
 
 from zoo import __version__
-from zoo.common.atomic import sweep_temporaries
-from zoo.common.file_tree import list_files
-from zoo.common.folders import begin_output
-from zoo.common.hardware import peak_memory_bytes
+from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.environment import peak_memory_bytes
+from zoo.common.journal import Journal, begin_output, format_error
 from zoo.common.locks import LOCK_NAME
-from zoo.common.report import Row, write_report
-from zoo.common.work import Journal, cause
+from zoo.common.reports import Row, write_report
 from zoo.runs.inference.base import Inference
 
 log = logging.getLogger(__name__)
@@ -70,11 +68,15 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
         raise FileNotFoundError(f"--input {input}: no such file or folder")
     if (output.exists() and not output.is_dir()) or (input.is_dir() and output.resolve() == root):
         raise ValueError(f"--output {output} is a file or the input folder itself; name another folder")
-    if input.is_dir():
-        paths, skipped = list_files(root, suffixes, output)
-    else:
-        paths, skipped = [str(root / input.name)] * (input.suffix.lower() in suffixes), {}
-    reasons = ", ".join(f"{len(skipped[reason])} {reason}" for reason in sorted(skipped))
+    paths, skipped = [], Counter[str]()
+    for path in _walk(root, os.path.realpath(output), skipped) if input.is_dir() else [str(root / input.name)]:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in suffixes:
+            paths.append(path)
+        else:
+            skipped[suffix or "without suffix"] += 1
+    paths.sort()
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()) if count)
     if not paths:
         raise ValueError(f"--input {input}: no file ends in {', '.join(suffixes)}; left out {reasons or 'nothing'}")
     if reasons:
@@ -93,6 +95,14 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
                 "rename the input or name another --output"
             )
     return files
+
+
+def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the files below a folder, but hidden ones and those in an excluded folder."""
+    for folder, folders, names in os.walk(root, onerror=lambda error: skipped.update({"unreadable folder": 1})):
+        skipped["linked folder"] += sum(os.path.islink(os.path.join(folder, name)) for name in folders)
+        folders[:] = [name for name in folders if os.path.join(folder, name) != excluded]
+        yield from (os.path.join(folder, name) for name in names if name[0] != ".")
 
 
 def result_settings(checkpoint: str, inference: str, options: Mapping[str, Any], precision: str = "32-true") -> Row:
@@ -185,7 +195,7 @@ class Results:
                 raise OSError(errno.ENOSPC, message) from caught
             if isinstance(caught, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()  # the next file may be shorter
-            error = cause(caught)
+            error = format_error(caught)
             log.warning("%s failed: %s", file.source, error)
         row |= {"status": "failed" if error else "done", "error": error}
         row["seconds"] = round(time.perf_counter() - start, 6)
@@ -259,7 +269,7 @@ def merge_parts(output: Path) -> None:
     with contextlib.suppress(PartLockedError), lock_parts(output) as parts:
         if not parts:
             return
-        sweep_temporaries(output)
+        delete_temporary_files(output)
         rows = read_rows(output)
         Journal(output / MANIFEST_NAME, key="target", ascii=True).write(rows[target] for target in sorted(rows))
         write_report(output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)

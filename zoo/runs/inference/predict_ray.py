@@ -19,8 +19,8 @@ import torch
 from rich.progress import track
 
 from zoo import __version__
-from zoo.common.report import Row
-from zoo.common.work import json_line
+from zoo.common.journal import json_line
+from zoo.common.reports import Row
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import (
     InputFile,

@@ -15,8 +15,8 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
-from zoo.common.atomic import sweep_temporaries
-from zoo.common.ranges import at_least, one_of
+from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.runs import checkpoints as files
 from zoo.runs.checkpoints import score_of
 from zoo.runs.folder import run_folder
@@ -67,8 +67,8 @@ class Checkpoints(Checkpoint):
         save_best: int = 1,
         keep_last: int = 2,
     ) -> None:
-        one_of(("min", "max"), mode=mode)
-        at_least(1, keep_last=keep_last, every_n_steps=1 if every_n_steps is None else every_n_steps)
+        check_one_of(("min", "max"), mode=mode)
+        check_at_least(1, keep_last=keep_last, every_n_steps=1 if every_n_steps is None else every_n_steps)
         self.every_n_steps = every_n_steps
         self.every_minutes = every_minutes
         self.monitor = monitor
@@ -89,7 +89,7 @@ class Checkpoints(Checkpoint):
         self.stop.install()
         if trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
-            for path in sweep_temporaries(folder):
+            for path in delete_temporary_files(folder):
                 log.info("removed %s, left by a killed process", path.name)
             if not is_fast_dev_run(trainer):
                 check_disk_space(folder, pl_module, copies=self.keep_last + self.save_best + 1)

@@ -14,9 +14,9 @@ import lightning as L
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from zoo import __version__
-from zoo.common.atomic import TEMPORARY_MARK
-from zoo.common.hardware import describe_device
-from zoo.common.reading.text import safe_load
+from zoo.common.atomic_files import TEMPORARY_MARK
+from zoo.common.configs import load_yaml
+from zoo.common.environment import describe_device
 from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
@@ -58,12 +58,10 @@ class LoggedRun(L.Callback):
         if all(isinstance(logger, RunCSV) for logger in trainer.loggers):
             return
         self._text = _LOGIN.sub("://", self._read_config())
-        self._config = safe_load(self._text)
+        self._config = load_yaml(self._text)
         self._facts = facts(trainer, self.recipe)
         for logger in trainer.loggers:
             warn_once(self._introduce, type(logger).__name__)(logger, folder, _checkpoints(trainer))
-        if any(isinstance(logger, ZooWandbLogger) and logger.keeps == "all" for logger in trainer.loggers):
-            _checkpoints(trainer).listeners.append(self._keep)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Hand over the results."""

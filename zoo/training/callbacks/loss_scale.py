@@ -6,7 +6,7 @@ import logging
 
 import lightning as L
 
-from zoo.common.ranges import above, at_least, between, positive
+from zoo.common.checks import check_above, check_at_least, check_between, check_positive
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ class LossScale(L.Callback):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
-        positive(init_scale=init_scale)
-        above(1, growth_factor=growth_factor)
-        between(0, 1, backoff_factor=backoff_factor)
-        at_least(1, growth_interval=growth_interval)
+        check_positive(init_scale=init_scale)
+        check_above(1, growth_factor=growth_factor)
+        check_between(0, 1, backoff_factor=backoff_factor)
+        check_at_least(1, growth_interval=growth_interval)
         self.state = {
             "scale": init_scale,
             "growth_factor": growth_factor,

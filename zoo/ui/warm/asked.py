@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.common.work import Journal
+from zoo.common.journal import Journal
 from zoo.runs.inference.forms import FILE_OUTPUTS, InputField, Output
 from zoo.runs.listing import tail
 from zoo.ui.jobs.commands import Commands, last_error

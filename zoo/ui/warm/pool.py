@@ -27,8 +27,8 @@ from typing import IO, Any
 
 import psutil
 
-from zoo.common.reading.text import load_json
-from zoo.common.registry import admitted
+from zoo.common.configs import load_json
+from zoo.common.registry import allowed_packages
 from zoo.runs.inference.forms import FILE_FIELDS, FILE_OUTPUTS, InputField, Output, read_form
 from zoo.ui.jobs.commands import child_environment
 from zoo.ui.jobs.groups import kill_group, own_group
@@ -388,7 +388,7 @@ class Workers:
         worker = _Worker(key, stamp, child, errors)
         threading.Thread(target=worker.read, daemon=True).start()
         with contextlib.suppress(OSError):  # it ended already; what it said is read later
-            order = {"path": str(path), "temp": str(self.places.temp), "allow_import": admitted()}
+            order = {"path": str(path), "temp": str(self.places.temp), "allow_import": allowed_packages()}
             worker.tell({**order, "device": self.device})
         return worker
 
