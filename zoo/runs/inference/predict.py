@@ -168,7 +168,7 @@ class Results:
         self.output, self.rows, self.overwrite = output, rows, overwrite
         self.processed: list[Row] = []
         self.skipped = 0
-        self._journal = Journal(part_path(output, part), key="target", ascii=True)
+        self._journal = Journal(part_path(output, part))
 
     def process(self, inference: Inference, file: InputFile) -> None:
         """Compute a file unless it is finished, and record the outcome.
@@ -271,7 +271,7 @@ def merge_parts(output: Path) -> None:
             return
         delete_temporary_files(output)
         rows = read_rows(output)
-        Journal(output / MANIFEST_NAME, key="target", ascii=True).write(rows[target] for target in sorted(rows))
+        Journal(output / MANIFEST_NAME).write(rows[target] for target in sorted(rows))
         write_report(output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)
         for path in parts:
             path.unlink(missing_ok=True)  # another process may have merged it before
