@@ -21,7 +21,7 @@ from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.hifigan.data import Clips, Crops, VocoderData
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.task import mel_l1
 from zoo.runs.csv_log import Curve, curve_of, read_metrics
 from zoo.runs.folder import find_config

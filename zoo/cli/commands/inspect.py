@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def inspect_folder(path: Path) -> int:
 
 def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
-    from zoo.common.safe_load import UnsafeFileError, iterate_contents, load_foreign_checkpoint
+    from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
     from zoo.convert.engine import load_original
     from zoo.runs.checkpoints import is_sound
 
@@ -87,7 +87,7 @@ def inspect_file(path: Path) -> int:
         keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
         more = f", … ({len(keys)} in all)" if len(keys) > MAX_KEYS else ""
         facts = {"kind": "file of another project", "keys": ", ".join(keys[:MAX_KEYS]) + more}
-    if classes := sorted({entry.path for entry in iterate_contents(content) if hasattr(entry, "path")}):
+    if classes := sorted({entry.path for entry in iterate_contents(content, set()) if hasattr(entry, "path")}):
         facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
     return print_facts(path, facts, count_tensors(content))
 
@@ -171,8 +171,6 @@ def count_tensors(content: Any) -> Components:
     """
     import torch
 
-    from zoo.common.safe_load import iterate_contents
-
     components: Components = {}
     visited: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
@@ -181,6 +179,25 @@ def count_tensors(content: Any) -> Components:
                 entry = (tensor.numel(), str(tensor.dtype).removeprefix("torch."))
                 components.setdefault(str(key).partition(".")[0], []).append(entry)
     return components
+
+
+def iterate_contents(content: Any, visited: set[int]) -> Iterator[Any]:
+    """Yield the tensors and records inside a loaded object; each container is opened once."""
+    import torch
+
+    from zoo.common.safe_load import Record
+
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor | Record) or (isinstance(value, type) and issubclass(value, Record)):
+            yield value
+        if id(value) not in visited and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
+            visited.add(id(value))
+            if isinstance(value, Record):
+                pending += [*value.args, value.state]
+            else:
+                pending += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
 
 
 def print_facts(path: Path, facts: Mapping[str, Any], components: Components | None = None, code: int = 0) -> int:
