@@ -23,7 +23,7 @@ from tests.harness import (
     record,
 )
 from zoo.common.atomic_files import TEMPORARY_MARK
-from zoo.runs.checkpoints import is_sound, load_checkpoint
+from zoo.runs.checkpoints import is_valid_checkpoint, load_checkpoint
 
 FIT = [*TOY_FIT, "--checkpoints.every_n_steps=1", "--checkpoints.monitor=null"]
 SHARED_MEMORY = Path("/dev/shm")
@@ -49,7 +49,7 @@ def corrupt(run: Path) -> list[Path]:
         except ValueError:
             found.append(path)
         else:
-            assert is_sound(path)
+            assert is_valid_checkpoint(path)
     return found
 
 

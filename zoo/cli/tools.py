@@ -204,11 +204,11 @@ def find_models(values: dict[str, Any], written: Sequence[str]) -> None:
 
 def newest_run() -> Path:
     """Find the newest run with a checkpoint and print its name."""
-    from zoo.runs import folder
+    from zoo.runs import run_folder
 
-    newest = folder.newest_run(folder.RUNS_ROOT)
+    newest = run_folder.find_latest_run(run_folder.RUNS_ROOT)
     if newest is None:
-        raise FileNotFoundError(f"last: no run with a checkpoint below {folder.RUNS_ROOT}")
+        raise FileNotFoundError(f"last: no run with a checkpoint below {run_folder.RUNS_ROOT}")
     print(f"last is {newest}", file=sys.stderr)
     return newest
 

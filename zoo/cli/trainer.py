@@ -42,14 +42,16 @@ from zoo.common import registry
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import check_config_paths, load_run_config
 from zoo.common.locks import lock_folder
-from zoo.runs import folder as runs
 from zoo.runs import frozen
-from zoo.runs.checkpoints import step_of
-from zoo.runs.csv_log import RunCSV
+from zoo.runs import run_folder as runs
+from zoo.runs.checkpoints import find_checkpoint, parse_step
+from zoo.runs.components import read_frozen_records
 from zoo.runs.hub.models import is_hub_name, pin_revisions
 from zoo.runs.init_from import init_from
-from zoo.runs.listing import RECIPE_MARK, recorded_recipe
 from zoo.runs.load import load
+from zoo.runs.metrics_csv import MetricsCSV
+from zoo.runs.model_description import describe_model
+from zoo.runs.run_info import RECIPE_MARK, recorded_recipe
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
@@ -111,13 +113,13 @@ def choose_run_folder(command: str, config: Namespace, recipe: str) -> tuple[Pat
     """
     chosen = config["trainer.default_root_dir"]
     path = config["ckpt_path"]
-    checkpoint = None if path is None else runs.find_checkpoint(Path(path))
+    checkpoint = None if path is None else find_checkpoint(Path(path))
     if command != "fit":
         folder = Path(chosen) if chosen else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
         return checkpoint, folder
     if checkpoint is not None:
         named = checkpoint == Path(path)
-        if not named or checkpoint == runs.find_checkpoint(checkpoint.parent):
+        if not named or checkpoint == find_checkpoint(checkpoint.parent):
             return checkpoint, checkpoint.parent
     folder = Path(chosen) if chosen else runs.new_run_folder(recipe)
     if next(folder.glob("*.ckpt"), None) is not None:
@@ -166,7 +168,7 @@ def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path |
     if value in ("last", "auto"):
         roots = take_option(rest, "--trainer.default_root_dir")[0]
         root = Path(roots[-1]) if roots else runs.RUNS_ROOT / (recipe_of(configs) if configs else "")
-        newest = runs.newest_run(root)
+        newest = runs.find_latest_run(root)
         if newest is None:
             if value == "auto" and command == "fit":
                 return rest, None
@@ -249,7 +251,7 @@ class SaveConfig(SaveConfigCallback):
         if former.is_file():
             report_callback_changes(load_run_config(former)["trainer"], self.config["trainer"].as_dict())
         for logger in trainer.loggers:
-            if isinstance(logger, RunCSV):
+            if isinstance(logger, MetricsCSV):
                 logger.trim(trainer.global_step - 1)  # rows carry the number of the batch, from 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -394,12 +396,14 @@ class ZooCLI(LightningCLI):
         self.config = copy.deepcopy(self.config)
         arguments, used = self._given["model"].get("init_args") or {}, {}
         if self.checkpoint is not None:
-            recorded = frozen.read_records(self.checkpoint)
-            used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
+            recorded = read_frozen_records(self.checkpoint)
+            used = frozen.use_local_copies(
+                self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent
+            )
         with self._explained():
             super().instantiate_classes()
-        frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        self.model.specs = describe(self.model, self.config)
+        frozen.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
+        self.model.specs = describe_model(self.model, plain_init_args(self.config))
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -417,12 +421,12 @@ class ZooCLI(LightningCLI):
         if SLURMEnvironment.detect():
             plugins += [SLURMEnvironment(auto_requeue=False)]
         name = "metrics.csv" if self.command == "fit" else f"{self.command}.csv"
-        evaluated = None if self.command == "fit" or self.checkpoint is None else step_of(self.checkpoint)
-        self.csv = RunCSV(self.folder, name, evaluated)
+        evaluated = None if self.command == "fit" or self.checkpoint is None else parse_step(self.checkpoint)
+        self.csv = MetricsCSV(self.folder, name, evaluated)
         configured = settings.get("logger") or []
         own_loggers = configured if isinstance(configured, list) else [configured] if configured is not True else []
         names, wandb = self.config["loggers"], self.config_init["wandb"]
-        trained = None if self.checkpoint is None else step_of(self.checkpoint)
+        trained = None if self.checkpoint is None else parse_step(self.checkpoint)
         made = make_loggers(names, wandb, self.folder, own_loggers, self.recipe, evaluated, trained)
         loggers = [self.csv, *made]
         if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
@@ -431,16 +435,9 @@ class ZooCLI(LightningCLI):
         return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)
 
 
-def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
-    """What a checkpoint must carry so that its parts can be built again without the run folder."""
-    init_args = yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
-    return {
-        "version": __version__,
-        "task": registry.public_name(type(model)),
-        "inference": model.inference_class,
-        "parts": {part: init_args[part] for part in model.inference_parts},
-        "options": {option: init_args[option] for option in model.inference_options},
-    }
+def plain_init_args(config: Namespace) -> dict[str, Any]:
+    """Return the arguments of the config's model as plain values."""
+    return yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
 
 
 def run(command: str, args: list[str], source_run: Path | None = None) -> int:
@@ -518,7 +515,7 @@ def explained_error(error: Exception, cli: ZooCLI) -> Exception:
 
 def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
-    done = step_of(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
+    done = parse_step(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
     if cli.checkpoint is None:
         cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
     try:
@@ -541,7 +538,7 @@ def dry_run(config: Path) -> list[tuple[str, bool, str]]:
         (check, passed, detail) for each stage that was reached.
     """
     results: list[tuple[str, bool, str]] = []
-    source_run = config.parent if runs.has_config(config) and any(config.parent.glob("*.ckpt")) else None
+    source_run = config.parent if runs.has_config_file(config) and any(config.parent.glob("*.ckpt")) else None
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]

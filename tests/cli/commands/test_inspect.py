@@ -12,7 +12,7 @@ from zoo.runs.checkpoints import save_checkpoint
 
 def checkpoint() -> dict:
     return {
-        "zoo": {"version": "0.1.0", "task": "zoo.hifigan.HiFiGANTask", "inference": "x", "parts": {}},
+        "zoo": {"version": "0.1.0", "task": "zoo.hifigan.HiFiGANTask", "inference": "x", "format": 2, "components": {}},
         "epoch": 2,
         "global_step": 40,
         "state_dict": {"generator.a": torch.ones(3, 4), "generator.b": torch.ones(2), "mpd.c": torch.ones(5).half()},

@@ -21,7 +21,7 @@ CHECKPOINT: dict[str, Any] = {
         "version": "0.1.0",
         "task": "zoo.hifigan.HiFiGANTask",
         "inference": "x",
-        "parts": {"net": {}},
+        "components": {"net": {}},
         "options": {},
     },
     "epoch": 2,
@@ -38,7 +38,7 @@ HEADER: dict[str, Any] = {
 }
 EXPORT: dict[str, Any] = {
     "zoo": "0.1.0", "format": 1, "task": "zoo.hifigan.HiFiGANTask", "inference": "zoo.hifigan.Vocoder", "options": {},
-    "parts": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
+    "components": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
     "source": "runs/a/step_00000040.ckpt", "step": 40, "frozen": {"net.backbone": RECORD},
 }  # fmt: skip
 ODD = [

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from zoo.common.environment import peak_memory_bytes
-from zoo.runs.csv_log import RunCSV, read_metrics
+from zoo.runs.metrics_csv import MetricsCSV, read_metrics
 from zoo.training.callbacks.metrics import TrainingMetrics, items_in, learning_rates
 
 
@@ -83,7 +83,7 @@ class Toy(L.LightningModule):
 def fit(folder, module, *callbacks, item_seconds=0.0, **settings):
     trainer = L.Trainer(
         default_root_dir=folder,
-        logger=RunCSV(folder),
+        logger=MetricsCSV(folder),
         log_every_n_steps=2,
         max_epochs=1,
         accelerator="cpu",

@@ -39,7 +39,7 @@ def main(path: Path) -> int:
 
 def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
-    from zoo.runs.checkpoints import find_checkpoints, is_sound
+    from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
 
     is_run = (path / "config.yaml").is_file()
     checkpoints = find_checkpoints(path)
@@ -51,7 +51,7 @@ def inspect_folder(path: Path) -> int:
         print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
         if not is_run:
             print("  config.yaml is missing: name the recipe with --config to resume this run")
-        states = {checkpoint: is_sound(checkpoint) for checkpoint in checkpoints}
+        states = {checkpoint: is_valid_checkpoint(checkpoint) for checkpoint in checkpoints}
         for checkpoint, sound in states.items():
             print(f"  {checkpoint.name}  {format_size(checkpoint)}  {'sound' if sound else 'TORN'}")
         newest = next((checkpoint for checkpoint, sound in states.items() if sound), None)
@@ -68,11 +68,11 @@ def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
     from zoo.common.safe_load import UnsafeFileError, iterate_contents, load_foreign_checkpoint
     from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import is_sound
+    from zoo.runs.checkpoints import is_valid_checkpoint
 
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
-    if path.suffix == ".ckpt" and not is_sound(path):
+    if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
         print_facts(path, {"kind": "checkpoint", "sound": "NO: its contents do not match their checksums"}, {})
         return 1
     try:
@@ -105,7 +105,7 @@ def inspect_safetensors(path: Path) -> int:
     """Describe a safetensors file by its header and the export that it belongs to; returns the exit code."""
     from safetensors import SafetensorError, safe_open
 
-    from zoo.runs.export import export_config, is_export
+    from zoo.runs.components import is_export, read_export_config
 
     components: dict[str, list[tuple[int, str]]] = {}
     try:
@@ -119,7 +119,7 @@ def inspect_safetensors(path: Path) -> int:
         print_facts(path, {"kind": "safetensors", "sound": f"NO: {error}"}, {})
         return 1
     if is_export(path.parent):
-        config = export_config(path.parent)
+        config = read_export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
             "system": find_system_name(str(config.get("task"))),
@@ -157,13 +157,13 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
 
 def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
     """Collect the backbones whose weights lie elsewhere, by `frozen <module path>`."""
-    from zoo.runs.frozen import described
+    from zoo.runs.frozen import describe_record
 
     facts = {}
     for path, record in records.items():
         copy = record["folder"]
         location = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
-        facts[f"frozen {path}"] = described(record) + location
+        facts[f"frozen {path}"] = describe_record(record) + location
     return facts
 
 

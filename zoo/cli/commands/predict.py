@@ -16,10 +16,10 @@ from zoo.common import registry
 from zoo.common.environment import local_device, verbosity
 from zoo.common.locks import writes_into
 from zoo.common.reports import Row
-from zoo.runs import export
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import is_export, read_components
 from zoo.runs.inference.base import Inference
-from zoo.runs.load import build_inference, read_parts
+from zoo.runs.load import build_inference
 from zoo.runs.predict.input_files import describe_left_out, list_input_files
 from zoo.runs.predict.run import content_digest, predict_files, result_settings
 
@@ -75,8 +75,9 @@ def main(
     check_arguments(model_options, ckpt_path, input, output)
     assert ckpt_path is not None and input is not None and output is not None
     ranks = parse_shard(shard, rank, world_size)
-    path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
-    specs, state, fused = read_parts(path)
+    path = ckpt_path if is_export(ckpt_path) else find_checkpoint(ckpt_path)
+    components = read_components(path)
+    specs = components.description
     options = parse_options(specs, model_options)
     inference_class: type[Inference] = registry.get_class(specs["inference"], Inference)
     files, left_out = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
@@ -93,7 +94,7 @@ def main(
             str(path.absolute()), options, precision, device, str(Path.cwd()), registry.allowed_packages()
         )
         return predict_with_ray(worker, files, output, settings, overwrite, ray_address, ray_workers)
-    inference = build_inference(path, specs, state, fused, choose_device(device), **options)
+    inference = build_inference(path, components, choose_device(device), **options)
     bar = verbosity() != "quiet"
     return predict_files(inference, files, output, settings, overwrite, *ranks, precision, bar)
 
@@ -131,7 +132,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     restrict_imports()
     cls = registry.get_class(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
-    option_names = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
+    option_names = parser.add_class_arguments(cls, "model", skip=set(specs["components"]), instantiate=False)
     keys = [name.removeprefix("model.") for name in option_names]
     defaults = {f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys}
     parser.set_defaults(defaults)

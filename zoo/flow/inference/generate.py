@@ -17,6 +17,7 @@ from zoo.common.environment import process_rank
 from zoo.common.journal import Share, begin_output
 from zoo.common.locks import writes_into
 from zoo.common.reports import write_report
+from zoo.common.tensors import state_digest
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import (
     Drawn,
@@ -31,7 +32,6 @@ from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.solvers import Solver
-from zoo.runs.frozen import state_digest
 
 LABELS_NAME, JOINED_NAME = "labels.csv", "samples.npy"
 GRID_IMAGES = 100

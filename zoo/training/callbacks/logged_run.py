@@ -17,10 +17,10 @@ from zoo import __version__
 from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.common.configs import load_yaml
 from zoo.common.environment import describe_device
-from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
-from zoo.runs.csv_log import RunCSV
-from zoo.runs.folder import run_folder
-from zoo.runs.listing import CONFIG_NAME, FINISHED_MARK, flatten
+from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, parse_score, parse_step
+from zoo.runs.metrics_csv import MetricsCSV
+from zoo.runs.run_folder import CONFIG_NAME, run_folder
+from zoo.runs.run_info import FINISHED_MARK, flatten_config
 from zoo.training.callbacks.checkpoint import Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.loggers import MLFLOW_ID_FILE, ZooWandbLogger, warn_once
 
@@ -55,7 +55,7 @@ class LoggedRun(L.Callback):
         if not trainer.is_global_zero or is_fast_dev_run(trainer):
             return
         self._began = True
-        if all(isinstance(logger, RunCSV) for logger in trainer.loggers):
+        if all(isinstance(logger, MetricsCSV) for logger in trainer.loggers):
             return
         self._text = _LOGIN.sub("://", self._read_config())
         self._config = load_yaml(self._text)
@@ -77,7 +77,7 @@ class LoggedRun(L.Callback):
     def _introduce(self, logger: Logger, folder: Path, checkpoints: Checkpoints) -> None:
         everything = {**self._config, FACTS: self._facts}
         if isinstance(logger, TensorBoardLogger):
-            write_hparams(Path(logger.log_dir), flatten(everything))
+            write_hparams(Path(logger.log_dir), flatten_config(everything))
         elif isinstance(logger, WandbLogger):
             logger.log_hyperparams(everything)
             if checkpoints.monitor is not None:
@@ -88,9 +88,9 @@ class LoggedRun(L.Callback):
                     summary=f"{checkpoints.mode},last",
                 )
         elif isinstance(logger, MLFlowLogger):
-            _introduce_to_mlflow(logger, flatten(everything), self._text, folder)
+            _introduce_to_mlflow(logger, flatten_config(everything), self._text, folder)
         else:
-            logger.log_hyperparams(flatten(everything))
+            logger.log_hyperparams(flatten_config(everything))
 
     def _conclude(self, trainer: L.Trainer, finished: bool) -> None:
         if not self._began:
@@ -108,9 +108,9 @@ class LoggedRun(L.Callback):
             results = {key: float(value) for key, value in trainer.logged_metrics.items() if key != "epoch"}
             monitor, best = _checkpoints(trainer).monitor, _best(trainer)
             if best is not None:
-                results[f"best/{monitor}"] = score_of(best)
-                logger.log_metrics({f"best/{monitor}": score_of(best)}, trainer.global_step)
-            everything = flatten({**self._config, FACTS: self._facts})
+                results[f"best/{monitor}"] = parse_score(best)
+                logger.log_metrics({f"best/{monitor}": parse_score(best)}, trainer.global_step)
+            everything = flatten_config({**self._config, FACTS: self._facts})
             write_hparams(Path(logger.log_dir), everything, results, finished)
         elif isinstance(logger, ZooWandbLogger) and logger.keeps == "best":
             folder = run_folder(trainer)
@@ -131,9 +131,9 @@ class LoggedRun(L.Callback):
         is_best = path.name.startswith("best-")
         known = trainer.callback_metrics.get(checkpoints.monitor or "")
         metadata = {
-            "step": step_of(path),
+            "step": parse_step(path),
             "monitor": checkpoints.monitor,
-            "value": score_of(path) if is_best else None if known is None else float(known),
+            "value": parse_score(path) if is_best else None if known is None else float(known),
             "config": self._config,
             **self._facts,
         }
@@ -143,7 +143,7 @@ class LoggedRun(L.Callback):
                 artifact.add_dir(str(file), name=file.name)
             elif file.is_file():
                 artifact.add_file(str(file), name=file.name)
-        aliases = ["latest", f"step_{step_of(path)}", *(["best"] if is_best else [])]
+        aliases = ["latest", f"step_{parse_step(path)}", *(["best"] if is_best else [])]
         logger.experiment.log_artifact(artifact, aliases=aliases)
 
 

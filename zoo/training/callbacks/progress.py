@@ -24,8 +24,9 @@ from rich.text import Text
 
 from zoo.common.checks import check_above
 from zoo.common.environment import verbosity
-from zoo.runs.folder import run_folder
-from zoo.training.callbacks.checkpoint import Checkpoints, score_of
+from zoo.runs.checkpoints import parse_score
+from zoo.runs.run_folder import run_folder
+from zoo.training.callbacks.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Progress(ProgressBar):
         """Start at the first step of the run or of the resume."""
         checkpoints = self._checkpoints
         if checkpoints is not None and checkpoints.monitor is not None:
-            scores = [score_of(path) for path in run_folder(trainer).glob("best-step_*.ckpt")]
+            scores = [parse_score(path) for path in run_folder(trainer).glob("best-step_*.ckpt")]
             self._best = (min if checkpoints.mode == "min" else max)(scores, default=None)
         self._training = Count("step", steps_of(trainer), trainer.global_step)
         self._start()

@@ -19,11 +19,11 @@ from torch.utils.data import IterableDataset
 
 from zoo.common.environment import describe_device
 from zoo.common.registry import allowed_packages, public_name
-from zoo.runs.checkpoints import find_checkpoints, step_of
-from zoo.runs.csv_log import CSV_NAME, read_metrics
-from zoo.runs.folder import run_folder
-from zoo.runs.listing import read_run
-from zoo.training.callbacks.checkpoint import Checkpoints, score_of
+from zoo.runs.checkpoints import find_checkpoints, parse_score, parse_step
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import CSV_NAME, run_folder
+from zoo.runs.run_info import read_run
+from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.progress import LOSSES, duration, number, shown_metrics, steps_of
 from zoo.training.callbacks.train_log import LOG_NAME, log_file
 from zoo.training.data import ZooDataModule
@@ -184,10 +184,10 @@ def results(
     told: dict[str, str | list[str]] = {how: _course(trainer, start, seconds)}
     last = find_checkpoints(folder, "step_*.ckpt")[:1]
     told["run folder"] = f"{folder} ({last[0].name})" if last else str(folder)
-    best = sorted(folder.glob("best-step_*.ckpt"), key=score_of)
+    best = sorted(folder.glob("best-step_*.ckpt"), key=parse_score)
     if best and checkpoints is not None:
         path = best[0 if checkpoints.mode == "min" else -1]
-        told["best"] = f"{monitor} {number(score_of(path))} at step {step_of(path):,} ({path.name})"
+        told["best"] = f"{monitor} {number(parse_score(path))} at step {parse_step(path):,} ({path.name})"
     rows = read_metrics(folder) if (folder / CSV_NAME).is_file() else []
     for key in shown_metrics(rows[0] if rows else (), metrics, monitor):
         values = [float(row[key]) for row in rows if row[key]]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from zoo.common.checks import check_at_least
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks.metrics import items_in
 from zoo.training.callbacks.rng import capture_rng, restore_rng
 from zoo.training.strategies.sharding import gather_weights

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import lightning as L
 
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 
 LOG_NAME = "train.log"
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"

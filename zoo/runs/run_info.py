@@ -11,10 +11,11 @@ import difflib
 import math
 import os
 import re
+import shlex
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,10 @@ import yaml
 
 from zoo.common.configs import load_yaml
 from zoo.common.locks import LOCK_NAME, is_locked
-from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_sound, score_of, step_of
+from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_valid_checkpoint, parse_score, parse_step
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME, MEDIA_NAME
 
-CONFIG_NAME = "config.yaml"
-CSV_NAME = "metrics.csv"
 FIXED_COLUMNS = ("step", "epoch")  # of metrics.csv, its first ones
-LOG_NAME = "train.log"
-MEDIA_NAME = "media"
 RECIPE_MARK = "recipe: "  # in the comment above a run's config
 FINISHED_MARK = "fit finished at step"  # in train.log
 _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
@@ -42,7 +40,7 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunInfo:
     """One line on a run.
 
     Args:
@@ -102,7 +100,7 @@ def find_runs(root: Path) -> Iterator[Path]:
             pending += [(Path(entry.path), depth + 1) for entry in below if not entry.name.startswith(".")]
 
 
-def list_runs(root: Path) -> list[Run]:
+def list_runs(root: Path) -> list[RunInfo]:
     """All runs below a folder, the newest first."""
     return sorted((read_run(folder, root) for folder in find_runs(root)), key=lambda run: (-run.changed, run.name))
 
@@ -139,17 +137,17 @@ def find_run(name: str, root: Path) -> Path:
     raise ValueError(f"no run {name!r} below {root}; did you mean {', '.join(near)}? (`zoo runs` lists them)")
 
 
-def read_run(folder: Path, root: Path) -> Run:
+def read_run(folder: Path, root: Path) -> RunInfo:
     """One line on the run of a folder."""
     text = _text(folder / CONFIG_NAME)
     settings = {key: _setting(text, section, key) for section, key in _SETTINGS}
     monitor, mode = settings["monitor"], settings["mode"] or "min"
     checkpoints = find_checkpoints(folder)
     last_step, epoch = _last_row(folder / CSV_NAME)
-    step = max([last_step + 1, *map(step_of, checkpoints)])
+    step = max([last_step + 1, *map(parse_step, checkpoints)])
     total, epochs = _positive(settings["max_steps"]), _positive(settings["max_epochs"])
     best, best_step = _best(folder, monitor, mode)
-    return Run(
+    return RunInfo(
         folder=folder,
         name=folder.relative_to(root).as_posix() if folder != root and folder.is_relative_to(root) else str(folder),
         recipe=recorded_recipe(folder / CONFIG_NAME) or _guessed_recipe(text, folder, root),
@@ -218,7 +216,7 @@ def _changed(folder: Path) -> float:
 
 def _last_row(path: Path) -> tuple[int, int]:
     """Step and epoch of the last whole row of a record; -1 and -1 without one."""
-    for line in reversed(tail(path).splitlines()):
+    for line in reversed(tail_lines(path).splitlines()):
         step, _, rest = line.partition(",")
         if step.isdecimal():
             epoch = rest.partition(",")[0]
@@ -230,8 +228,8 @@ def _best(folder: Path, monitor: str | None, mode: str) -> tuple[float | None, i
     if monitor is None:
         return None, None
     kept = best_checkpoint(folder, mode)
-    if kept is not None and score_of(kept):  # a name has six decimals
-        return score_of(kept), step_of(kept)
+    if kept is not None and parse_score(kept):  # a name has six decimals
+        return parse_score(kept), parse_step(kept)
     points = read_curves(folder / CSV_NAME).get(monitor, [])
     if not points:
         return None, None
@@ -244,11 +242,11 @@ def _state(folder: Path, checkpoints: Sequence[Path], step: int, total: int | No
         return "running"
     if checkpoints and not _ends_whole(checkpoints[0]):
         return "torn"
-    if total is not None and checkpoints and step_of(checkpoints[0]) >= total:
+    if total is not None and checkpoints and parse_step(checkpoints[0]) >= total:
         return "finished"
     if (folder / LOCK_NAME).exists():
         return "killed"
-    ends = list(_ENDS.finditer(tail(folder / LOG_NAME)))
+    ends = list(_ENDS.finditer(tail_lines(folder / LOG_NAME)))
     if ends:
         cause = ends[-1][1]
         return "finished" if cause is None else "stopped" if cause in _STOPS else "failed"
@@ -263,12 +261,15 @@ def _ends_whole(checkpoint: Path) -> bool:
         return False
 
 
-def checkpoints_of(folder: Path) -> list[dict[str, Any]]:
+def describe_checkpoints(folder: Path) -> list[dict[str, Any]]:
     """Name, bytes, and whether it is sound, of each checkpoint of a run; all of them are read."""
-    return [{"name": path.name, "bytes": size_of(path), "sound": is_sound(path)} for path in find_checkpoints(folder)]
+    return [
+        {"name": path.name, "bytes": path_size(path), "sound": is_valid_checkpoint(path)}
+        for path in find_checkpoints(folder)
+    ]
 
 
-def size_of(path: Path) -> int:
+def path_size(path: Path) -> int:
     """Bytes of a file or of all in a folder; links count as themselves, what vanishes meanwhile as nothing."""
     if not path.is_dir():
         return path.stat().st_size if path.is_file() else 0
@@ -292,7 +293,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def flatten(config: Any, key: str = "") -> dict[str, Any]:
+def flatten_config(config: Any, key: str = "") -> dict[str, Any]:
     """Nested values by dotted keys: `model.init_args.net.init_args.channels`.
 
     Returns:
@@ -307,7 +308,7 @@ def flatten(config: Any, key: str = "") -> dict[str, Any]:
         return {key: plain}
     flat: dict[str, Any] = {}
     for name, part in below:
-        flat |= flatten(part, f"{key}.{name}" if key else name)
+        flat |= flatten_config(part, f"{key}.{name}" if key else name)
     return flat
 
 
@@ -340,20 +341,20 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def losses_of(metrics: Sequence[str]) -> list[str]:
+def select_loss_metrics(metrics: Sequence[str]) -> list[str]:
     """The metrics worth showing first: total losses of training and validation, else the terms that there are."""
-    rest = [key for key in metrics if "/" in key and not is_rate(key) and not key.startswith(_NO_LOSSES)]
+    rest = [key for key in metrics if "/" in key and not is_learning_rate(key) and not key.startswith(_NO_LOSSES)]
     totals = [key for key in rest if key.startswith("train/") and "loss" in key and key.count("/") == 1]
     terms = [key for key in rest if key.startswith("train/")][:6]
     return [*(totals or terms), *[key for key in rest if key.startswith("val/")][:2]]
 
 
-def is_rate(key: str) -> bool:
+def is_learning_rate(key: str) -> bool:
     """Whether a metric is a learning rate."""
     return key.startswith("train/lr_")
 
 
-def tail(path: Path, lines: int = 60) -> str:
+def tail_lines(path: Path, lines: int = 60) -> str:
     """The last lines of a text file; of a progress bar's line its last state."""
     try:
         with path.open("rb") as file:
@@ -378,6 +379,79 @@ def trained_seconds(folder: Path) -> float | None:
     return seconds if found else None
 
 
-def media_of(folder: Path) -> list[Path]:
+def sample_folders(folder: Path) -> list[Path]:
     """The step folders of a run's samples, the newest first."""
     return sorted((folder / MEDIA_NAME).glob("step_*/"), reverse=True)
+
+
+# what a reader of a config asks first, by dotted key
+SUMMARY_KEYS = {
+    "model": "model.class_path",
+    "data": "data.class_path",
+    "batch size": "data.init_args.batch_size",
+    "precision": "trainer.precision",
+    "accelerator": "trainer.accelerator",
+    "seed": "seed_everything",
+    "init_from": "init_from",
+}
+_SHOWN_FILES = 6
+
+
+def run_to_dict(run: RunInfo) -> dict[str, Any]:
+    """A run's line as plain values."""
+    return {**asdict(run), "folder": str(run.folder)}
+
+
+def describe_run(run: RunInfo) -> dict[str, Any]:
+    """All on a run; its checkpoints are read to tell whether they are sound."""
+    flat = flatten_config(read_settings(run.folder))
+    curves = read_curves(run.folder / CSV_NAME)
+    first = [*select_loss_metrics(list(curves)), *(key for key in curves if key.startswith("val/"))]
+    media = next((folder for folder in sample_folders(run.folder) if any(folder.iterdir())), None)
+    names = sorted(path.name for path in media.iterdir()) if media else []
+    more = [f"and {len(names) - _SHOWN_FILES} more"] if len(names) > _SHOWN_FILES else []
+    return {
+        **run_to_dict(run),
+        "progress": f"{run.step} of {run.total}"
+        if run.total
+        else f"{run.step}, epoch {run.epoch} of {run.epochs or '?'}",
+        "seconds": trained_seconds(run.folder),
+        "best": None if run.best is None else {"value": run.best, "step": run.best_step},
+        "config": {name: flat[key] for name, key in SUMMARY_KEYS.items() if flat.get(key, "null") != "null"},
+        "checkpoints": describe_checkpoints(run.folder),
+        "last": {key: curves[key][-1][1] for key in dict.fromkeys(first)},
+        "media": {"folder": str(media), "files": names[:_SHOWN_FILES] + more} if media else None,
+        "next": next_commands(run),
+    }
+
+
+def next_commands(run: RunInfo) -> list[str]:
+    """What one does next with a run in its state."""
+    folder = shlex.quote(str(run.folder))
+    watch = [f"tail -f {folder}/{LOG_NAME}"]
+    resume = [f"zoo fit --ckpt_path {folder}"]
+    use = [
+        f"zoo validate --ckpt_path {folder}",
+        f"zoo predict --ckpt_path {folder} --input PATH --output FOLDER",
+        f"zoo export {folder} FOLDER",
+    ]
+    config = run.folder / CONFIG_NAME
+    if run.state == "running":
+        return watch
+    if next(run.folder.glob("*.ckpt"), None) is None:
+        return [f"zoo fit --config {shlex.quote(str(config))}"] if config.is_file() else []
+    return [*([] if run.state == "finished" else resume), *use, f"zoo compare {folder} OTHER"]
+
+
+def format_age(then: float) -> str:
+    """The time since then, in one unit."""
+    return format_duration(max(time.time() - then, 0.0))
+
+
+def format_duration(seconds: float) -> str:
+    """A time in one unit: `45 s`, `12 min`, `3.5 h`, `9 d`."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size * (2 if unit == "d" else 1):
+            value = seconds / size
+            return f"{value:.1f} {unit}" if value < 10 and unit == "h" else f"{value:.0f} {unit}"
+    return f"{seconds:.0f} s"
