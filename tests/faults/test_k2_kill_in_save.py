@@ -158,7 +158,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, d
     for best in run.glob("best-*"):
         best.unlink()
     resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
-    assert f"torn checkpoint {torn}" in resumed.stderr
+    assert f"corrupt checkpoint {torn}" in resumed.stderr
     assert "step_00000015.ckpt" in resumed.stderr
     assert fingerprint(newest(run)) == fingerprint(newest(whole))
     assert record(run) == record(whole)

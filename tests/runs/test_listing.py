@@ -36,7 +36,7 @@ def test_states(tmp_path):
     assert state(make(tmp_path / "d", steps=99, rows="", saved=())) == "empty"
     torn = make(tmp_path / "e")
     os.truncate(torn / "step_00000010.ckpt", 100)
-    assert state(torn) == "torn"
+    assert state(torn) == "corrupt"
     killed = make(tmp_path / "f", steps=99)
     (killed / ".zoo.lock").touch()
     assert [state(killed), state(killed)] == ["killed", "killed"]
@@ -58,13 +58,13 @@ def test_epochs_where_no_steps_are_counted(tmp_path):
     assert (run.total, run.epoch, run.epochs) == (None, 1, 5)
 
 
-def test_recipe_of_older_runs_follows_from_the_path_or_the_model(tmp_path):
+def test_recipe_of_older_runs_follows_from_the_path(tmp_path):
     text = CONFIG.replace("# recipe: {recipe}\n", "")
     for name in ("hifigan/demo/1", "mine"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.yaml").write_text(text)
     recipes = {run.name: run.recipe for run in run_info.list_runs(tmp_path)}
-    assert recipes == {"hifigan/demo/1": "hifigan/demo", "mine": "flow"}
+    assert recipes == {"hifigan/demo/1": "hifigan/demo", "mine": "?"}
 
 
 @pytest.mark.parametrize("config", ["", "\0\xff", "trainer: [", "trainer:\n  max_steps: many\ncheckpoints: 3\n", "- a"])
@@ -77,8 +77,8 @@ def test_broken_folders_are_listed_and_told(tmp_path, config):
     (folder / "step_00000003.ckpt").touch()
     (folder / "media").touch()
     [run] = run_info.list_runs(tmp_path)
-    assert (run.state, run.step, run.best) == ("torn", 3, None)
-    assert describe_run(run)["checkpoints"] == [{"name": "step_00000003.ckpt", "bytes": 0, "sound": False}]
+    assert (run.state, run.step, run.best) == ("corrupt", 3, None)
+    assert describe_run(run)["checkpoints"] == [{"name": "step_00000003.ckpt", "bytes": 0, "valid": False}]
 
 
 def test_newest_first_and_nothing_within_a_run(tmp_path):

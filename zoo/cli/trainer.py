@@ -51,7 +51,7 @@ from zoo.runs.init_from import init_from
 from zoo.runs.load import load
 from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
-from zoo.runs.run_info import RECIPE_MARK, recorded_recipe
+from zoo.runs.run_info import RECIPE_MARK, read_recipe_name
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.logged_run import LoggedRun
 from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
@@ -141,7 +141,7 @@ def recipe_of(configs: Sequence[str]) -> str:
         return "unnamed"
     first = Path(configs[0]).absolute()
     if first.name == runs.CONFIG_NAME:
-        return recorded_recipe(first) or "/".join(first.parts[-4:-2])
+        return read_recipe_name(first) or "/".join(first.parts[-4:-2])
     folder = first.parent.parent if first.parent.name == "configs" else first.parent
     return f"{folder.name}/{first.stem}"
 

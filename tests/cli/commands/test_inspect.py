@@ -39,7 +39,7 @@ def test_our_checkpoint(tmp_path, capsys):
     assert found["epoch"] == "2"
     assert found["optimizers"] == "1, 14 values"
     assert found["EMA"] == "after 39 updates"
-    assert found["sound"].startswith("yes (sha256)")
+    assert found["valid"].startswith("yes (sha256)")
     assert found["generator"] == "2 tensors, 14 values, float32"
     assert found["mpd"] == "1 tensor, 5 values, float16"
 
@@ -65,7 +65,7 @@ def test_an_altered_checkpoint_is_torn(tmp_path, capsys):
     save_checkpoint(checkpoint(), path)
     path.write_bytes(path.read_bytes()[:-100])
     assert main(["inspect", str(path)]) == 1
-    assert lines(capsys)["sound"].startswith("NO")
+    assert lines(capsys)["valid"].startswith("NO")
 
 
 def test_run_folder_shows_its_newest_sound_checkpoint(tmp_path, capsys):
@@ -76,7 +76,7 @@ def test_run_folder_shows_its_newest_sound_checkpoint(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "run folder, checkpoints: 2" in out
     assert "config.yaml is missing" in out
-    assert "step_00000020.ckpt  0.0 MiB  TORN" in out
+    assert "step_00000020.ckpt  0.0 MiB  CORRUPT" in out
     assert "10 batches" in out
     shutil.copy(tmp_path / "step_00000020.ckpt", tmp_path / "step_00000010.ckpt")
     assert main(["inspect", str(tmp_path)]) == 1
@@ -87,7 +87,7 @@ def test_export_folder(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     assert main(["inspect", str(tmp_path)]) == 0
     found = lines(capsys)
-    assert found["sound"].startswith("yes")
+    assert found["valid"].startswith("yes")
     assert found["generator"] == "1 tensor, 12 values, f32"
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])

@@ -121,7 +121,7 @@ def test_description_of_a_checkpoint(content: Any, tmp_path: Path, capsys: pytes
 def test_header_is_named_unreadable(header: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_header(tmp_path / "a.safetensors", header)
     assert main(["inspect", str(tmp_path / "a.safetensors")]) == 1
-    assert "sound  NO" in capsys.readouterr().out
+    assert "valid  NO" in capsys.readouterr().out
     inspect(tmp_path, capsys)
 
 

@@ -52,9 +52,9 @@ def inspect_folder(path: Path) -> int:
         if not is_run:
             print("  config.yaml is missing: name the recipe with --config to resume this run")
         states = {checkpoint: is_valid_checkpoint(checkpoint) for checkpoint in checkpoints}
-        for checkpoint, sound in states.items():
-            print(f"  {checkpoint.name}  {format_size(checkpoint)}  {'sound' if sound else 'TORN'}")
-        newest = next((checkpoint for checkpoint, sound in states.items() if sound), None)
+        for checkpoint, valid in states.items():
+            print(f"  {checkpoint.name}  {format_size(checkpoint)}  {'valid' if valid else 'CORRUPT'}")
+        newest = next((checkpoint for checkpoint, valid in states.items() if valid), None)
         return 1 if newest is None else inspect_file(newest)
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
@@ -73,7 +73,7 @@ def inspect_file(path: Path) -> int:
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
     if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
-        print_facts(path, {"kind": "checkpoint", "sound": "NO: its contents do not match their checksums"}, {})
+        print_facts(path, {"kind": "checkpoint", "valid": "NO: its contents do not match their checksums"}, {})
         return 1
     try:
         # a .ckpt is compared with its checksums above
@@ -116,7 +116,7 @@ def inspect_safetensors(path: Path) -> int:
                 entry = (math.prod(tensor.get_shape()), tensor.get_dtype().lower())
                 components.setdefault(key.partition(".")[0], []).append(entry)
     except SafetensorError as error:
-        print_facts(path, {"kind": "safetensors", "sound": f"NO: {error}"}, {})
+        print_facts(path, {"kind": "safetensors", "valid": f"NO: {error}"}, {})
         return 1
     if is_export(path.parent):
         config = read_export_config(path.parent)
@@ -130,7 +130,7 @@ def inspect_safetensors(path: Path) -> int:
             "weight norm folded in": ", ".join(config.get("fused", [])) or "none",
             **describe_frozen(config.get("frozen", {}), path.parent),
         }
-    print_facts(path, {**facts, "sound": "yes (header and length)"}, components)
+    print_facts(path, {**facts, "valid": "yes (header and length)"}, components)
     return 0
 
 
@@ -151,7 +151,7 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
         "optimizers": f"{len(optimizers)}, {values:,} values" if optimizers else "none",
         "EMA": f"after {content['ema'].get('updates')} updates" if content.get("ema") else "none",
         **describe_frozen(content.get("frozen", {}), path.parent),
-        "sound": "yes (sha256)" if hashed else "yes (its own checksums; it has no sha256 file)",
+        "valid": "yes (sha256)" if hashed else "yes (its own checksums; it has no sha256 file)",
     }
 
 

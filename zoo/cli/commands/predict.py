@@ -120,7 +120,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     """Parse `--model.KEY VALUE` by the types of the system's inference.
 
     Args:
-        specs: of the checkpoint, see `read_parts`.
+        specs: of the checkpoint, see `read_components`.
         args: the options; `--model.init_args.KEY` means the same.
 
     Returns:

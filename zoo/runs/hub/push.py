@@ -168,7 +168,7 @@ def prepare_folder(
     if run is not None:
         config, recipe = (
             shown_settings(run_info.read_settings(run)),
-            run_info.recorded_recipe(run / run_folder.CONFIG_NAME),
+            run_info.read_recipe_name(run / run_folder.CONFIG_NAME),
         )
         text = (f"# recipe: {recipe}\n" if recipe else "") + dump_yaml(config)
         (folder / SETTINGS_NAME).write_text(text, encoding="utf-8")

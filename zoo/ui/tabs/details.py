@@ -204,7 +204,7 @@ class Details:
             rows = []
             for path, changed, size in files:
                 known = self._sound.get((str(path), changed, size))
-                word = {True: "sound", False: "TORN", None: "checking …"}[known]
+                word = {True: "valid", False: "CORRUPT", None: "checking …"}[known]
                 if known is None and size > _CHECKED_BYTES:
                     word = "not checked; Inspect reads it"
                 rows.append((path.name, in_units(size), word, f"{format_age(changed / 1e9)} ago"))
@@ -271,7 +271,7 @@ class Details:
             self.report.clear()
             return
         code, text = found
-        self._report(text if code == 0 or "TORN" in text or "sound" in text else last_error(text))
+        self._report(text if code == 0 or "CORRUPT" in text or "valid" in text else last_error(text))
 
     def _report(self, text: str) -> None:
         self.report.clear()

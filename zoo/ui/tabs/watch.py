@@ -25,7 +25,7 @@ from zoo.ui.visit import Visit, aside, one_line
 
 REFRESH_SECONDS = 0.5
 MOST_BESIDE = 5
-_BROKEN = ("failed", "killed", "torn", "ended")
+_BROKEN = ("failed", "killed", "corrupt", "ended")
 _DIFFERENCES = 200  # rows of a table
 
 
