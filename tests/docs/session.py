@@ -45,7 +45,7 @@ STEPS = (
     Step("zoo fit flow/smoke --trainer.precision bf16-mixd"),
     Step("zoo fit flow/smoke --checkpoints.monitor val/los"),
     Step("zoo evaluate flw"),
-    Step("zoo inspect runs --pth x"),
+    Step("zoo runs --lsat 5"),
 )
 
 

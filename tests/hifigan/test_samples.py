@@ -3,7 +3,7 @@ import pytest
 from matplotlib.image import imread
 
 from tests.harness import REPOSITORY, fingerprint, newest
-from zoo.audio.corpora.corpus import EmbeddedCorpus
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.io import files
 from zoo.cli.main import main
 

@@ -12,7 +12,7 @@ __getattr__, __all__ = register_components(
         "nets.bigvgan": "BigVGAN",
         "nets.encodec": "EncodecFeatures",
         "nets.generator": "Generator",
-        "nets.griffin_lim": "GriffinLimVocos MagnitudeVocos",
+        "nets.magnitude_vocoders": "MagnitudeVocos",
         "nets.spectral_discriminators": "MultiBandDiscriminator MultiOctaveDiscriminator MultiResolutionDiscriminator",
         "nets.stochastic": "StochasticVocos",
         "nets.vocos": "Vocos",

@@ -215,7 +215,7 @@ def test_strangers_are_no_originals(tmp_path: Path, content):
 
 
 def test_only_our_own_checkpoints_go_back(tmp_path):
-    torch.save({"state_dict": {}, "zoo": {"inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
+    torch.save({"state_dict": {}, "zoo": {"format": 2, "inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.compressed_ad"):
         convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
 

@@ -170,7 +170,7 @@ def test_strangers_are_no_originals(tmp_path: Path, content):
 
 
 def test_only_flow_checkpoints_go_back(tmp_path):
-    torch.save({"state_dict": {}, "zoo": {"inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
+    torch.save({"state_dict": {}, "zoo": {"format": 2, "inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.flow"):
         convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
 

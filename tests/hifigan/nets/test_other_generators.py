@@ -8,7 +8,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.constant_q import ConstantQ
-from zoo.hifigan.nets.griffin_lim import GriffinLimVocos, MagnitudeVocos
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.nets.spectral_discriminators import MultiBandDiscriminator
 from zoo.hifigan.nets.stochastic import StochasticVocos, envelope_of
 from zoo.hifigan.nets.vocos import Vocos
@@ -19,7 +19,6 @@ GENERATORS = {
     "vocos": lambda: Vocos(6, 10, 14, 2, 24, 6, "same"),
     "vocos_center": lambda: Vocos(6, 10, 14, 3, 20, 6, "center"),
     "stochastic": lambda: StochasticVocos(LogMel(8000, 64, 16, 64, 6, 0.0, None), 10, 14, 2),
-    "resnet": lambda: Vocos(6, 10, 1, 1, 24, 8, "same", "resnet", "mdct_cos"),
 }
 
 
@@ -68,10 +67,7 @@ def test_fused_exported_and_in_half_precision(generator, tmp_path):
     "net",
     [
         GENERATORS["vocos"](),
-        GENERATORS["resnet"](),
         GENERATORS["stochastic"](),
-        Vocos(6, 10, 14, 1, 24, 8, "same", head="mdct_symexp"),
-        GriffinLimVocos(LogMel(8000, 64, 16, 64, 6, 0.0, None), 10, 14, 1, training_iterations=1),
         MagnitudeVocos(6, 32, 2, 64, 10, 14, 1, training_iterations=1),
     ],
     ids=lambda net: type(net).__name__,
@@ -97,7 +93,6 @@ def test_copies_are_as_long_as_their_source(samples):
 def test_what_cannot_be_is_refused():
     for make, message in (
         (lambda: Vocos(padding="same", n_fft=1023), "even"),
-        (lambda: Vocos(backbone="resnet", conditions=4), "no norms that adapt"),
         (lambda: BigVGAN(upsample_rates=(4,), upsample_kernel_sizes=(7,)), "kernel - rate must be even"),
         (lambda: BigVGAN(activation="relu"), "activation"),
         (lambda: ConstantQ(16000, 100, 6, 8), "cannot be halved 5 times"),

@@ -71,26 +71,6 @@ def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
     return magnitude
 
 
-def invert_mel_kl(mel_magnitude: Tensor, mel: LogMel, updates: int = 10) -> Tensor:
-    """Like `invert_mel`, nearest in the generalised Kullback-Leibler divergence, which quiet bands count in.
-
-    Args:
-        mel_magnitude: (B, n_mels, F), not negative; its gradient is followed.
-        updates: multiplicative ones; ten are as good as a hundred of the Euclidean distance's.
-
-    Returns:
-        Linear magnitudes (B, n_fft // 2 + 1, F), not negative; 0 outside [f_min, f_max].
-
-    Source: Lee and Seung, "Algorithms for Non-negative Matrix Factorization" (2000), equation 5, with fixed basis.
-    """
-    basis = mel.mel_basis
-    sums = basis.sum(0)[:, None].clamp(min=_TINY)
-    magnitude = basis.T @ mel_magnitude / (basis.T @ basis.sum(1, keepdim=True) + _TINY)
-    for _ in range(updates):
-        magnitude = magnitude / sums * (basis.T @ (mel_magnitude / (basis @ magnitude + _TINY)))
-    return magnitude
-
-
 def _overlap_add(spectrum: Tensor, mel: Transform) -> Tensor:
     """Inverse of the uncentred STFT; torch.istft refuses it because the first Hann sample is zero."""
     edge = (mel.n_fft - mel.win_length) // 2

@@ -362,19 +362,12 @@ def discriminator_specs(
     return specs
 
 
-def refuse_causal(generator: nn.Module) -> None:
-    """Refuse a causal generator, which no other project's format knows: its code would compute something else."""
-    if getattr(generator, "causal", False):
-        raise ValueError("the format holds no causal generator; use `zoo export`")
-
-
-def refuse_variants(generator: nn.Module) -> None:
+def check_convertible(generator: nn.Module) -> None:
     """Refuse a generator whose weights the original's code, and every descendant of it, would run otherwise.
 
     Raises:
-        ValueError: for another slope of the last activation, another padding of odd stages, or a causal one.
+        ValueError: for another slope of the last activation or another padding of odd stages.
     """
-    refuse_causal(generator)
     if not isinstance(generator, Generator | BigVGAN):
         return
     stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import promote_to_float32
-from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.hifigan.nets.vocos import ConvNeXtBackbone, InverseSTFT, magnitude_of
+from zoo.hifigan.nets.base import WaveformGenerator
+from zoo.hifigan.nets.vocos import ConvNeXtBackbone, InverseSTFT, clipped_exp
 
 _SPREAD = 3.0  # radians per neper: frames a tenth of a neper apart in each band have unrelated noise
 _LEAST_WEIGHT = 1e-9  # of a bin in a band
@@ -71,7 +71,7 @@ class StochasticVocos(WaveformGenerator):
             envelope = frames @ self.envelope
             # no gradient: it would be that of chaos
             real, imaginary = (frames.detach() @ self.projection).sin().chunk(2, 2)
-            magnitude, noise = (magnitude_of(envelope + each) for each in (level, noise_level))
+            magnitude, noise = (clipped_exp(envelope + each) for each in (level, noise_level))
             return self.istft(magnitude * phase.cos() + noise * real, magnitude * phase.sin() + noise * imaginary)[
                 :, None
             ]

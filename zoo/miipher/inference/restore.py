@@ -19,7 +19,7 @@ from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_fi
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
 from zoo.common.checks import check_one_of
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit

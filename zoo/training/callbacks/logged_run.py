@@ -62,8 +62,6 @@ class LoggedRun(L.Callback):
         self._facts = facts(trainer, self.recipe)
         for logger in trainer.loggers:
             warn_once(self._introduce, type(logger).__name__)(logger, folder, _checkpoints(trainer))
-        if any(isinstance(logger, ZooWandbLogger) and logger.keeps == "all" for logger in trainer.loggers):
-            _checkpoints(trainer).listeners.append(self._keep)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Hand over the results."""
