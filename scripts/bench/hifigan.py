@@ -38,7 +38,7 @@ from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import VocoderData
-from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
+from zoo.hifigan.inference import Vocoder, export_onnx
 from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050
@@ -224,7 +224,7 @@ def _generator(recipe: str, **options: Any) -> Any:
     config = yaml.safe_load((recipe_root() / "hifigan" / f"{recipe}.yaml").read_text(encoding="utf-8"))
     torch.manual_seed(0)
     spec = config["model"]["init_args"]["generator"]
-    return build({**spec, "init_args": spec["init_args"] | options}).eval().fuse_()
+    return build({**spec, "init_args": spec["init_args"] | options}).eval().remove_weight_norm_()
 
 
 def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:

@@ -22,7 +22,7 @@ from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.hifigan.data import Clips, Crops, VocoderData
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.task import mel_l1
 from zoo.runs.components import read_components
 from zoo.runs.load import load

@@ -6,7 +6,7 @@ __getattr__, __all__ = register_components(
     __name__,
     {
         "data": "VocoderData",
-        "inference.vocoder": "Vocoder",
+        "inference": "Vocoder",
         "nets.conditioners": "Conditioner ConformerConditioner LinearConditioner PrenetConditioner",
         "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
         "nets.bigvgan": "BigVGAN",

@@ -190,13 +190,13 @@ class FrozenNet(FrozenModule):
         self.spec, self.records = saved.spec, saved.records
         with seeded_rng(seed):
             net: Any = build(self.spec, self.net_base)
-        self.is_fused = hasattr(net, "fuse_")
+        self.is_fused = hasattr(net, "remove_weight_norm_")
         if saved.fused and self.is_fused:
-            net.fuse_()
+            net.remove_weight_norm_()
         if saved.state:
             net.load_state_dict(saved.state)
         if self.is_fused and not saved.fused:
-            net.fuse_()
+            net.remove_weight_norm_()
         self.net = net
         self.requires_grad_(False)
         self.eval()

@@ -83,9 +83,9 @@ def write_export(
     if folder.exists() and not is_export(folder):
         raise ValueError(f"{folder} exists and is not an export; choose another folder")
     components = {name: each for name, each in components.items() if name in description["components"]}
-    fused = [name for name, each in components.items() if hasattr(each, "fuse_")]
+    fused = [name for name, each in components.items() if hasattr(each, "remove_weight_norm_")]
     for name in fused:
-        components[name].fuse_()  # type: ignore[operator]
+        components[name].remove_weight_norm_()  # type: ignore[operator]
     modules = frozen.frozen_modules(components)
     specs, records = make_portable(description["components"], frozen.frozen_records(modules))
     weights = collect_weights(components, frozen.frozen_keys(modules))

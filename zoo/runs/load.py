@@ -68,7 +68,7 @@ def build_inference(path: Path, saved: Components, device: str | torch.device = 
         if not isinstance(component, nn.Module):
             continue
         if name in saved.fused:
-            component.fuse_()  # type: ignore[operator]
+            component.remove_weight_norm_()  # type: ignore[operator]
         component.load_state_dict(component_state(saved.state, name))
     values = {**description.get("options", {}), **options}
     built = {name: build(value, slots.get(name, Any)) for name, value in values.items()}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.vocos import Vocos
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from zoo.audio.analysis.mel import LogMel
@@ -29,29 +29,6 @@ class Transform(Protocol):
     win_length: int
     padding_samples: int
     window: Tensor
-
-
-class Spectra(nn.Module):
-    """A transform without bands: a Hann window of n_fft, frame i lying on samples [i, i + 1) * hop_length.
-
-    Args:
-        n_fft: in samples, even.
-        hop_length: samples between frames, even and at most n_fft.
-
-    Raises:
-        ValueError: for other sizes.
-    """
-
-    window: Tensor
-
-    def __init__(self, n_fft: int, hop_length: int) -> None:
-        super().__init__()
-        if n_fft % 2 or hop_length % 2 or not 0 < hop_length <= n_fft:
-            raise ValueError(f"expected even 0 < hop_length <= n_fft, got hop_length {hop_length}, n_fft {n_fft}")
-        self.n_fft = self.win_length = n_fft
-        self.hop_length = hop_length
-        self.padding_samples = (n_fft - hop_length) // 2
-        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
 
 
 def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:

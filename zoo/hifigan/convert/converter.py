@@ -142,7 +142,7 @@ class HifiganConverter(Converter[HifiganFile]):
             name=file.name,
         )
         if not is_checkpoint:
-            converted.nets = {"generator": generator.fuse_(), "mel": build(arguments["mel"])}
+            converted.nets = {"generator": generator.remove_weight_norm_(), "mel": build(arguments["mel"])}
             return converted
         state = converted.state = trainable_state(original.state)
         arguments["discriminators"].update(discriminator_specs(state, source, settings))

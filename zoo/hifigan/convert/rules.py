@@ -320,7 +320,7 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     if not bigvgan.same_filters(original.filters, generator):
         raise ValueError(f"{source} has filters other than those that BigVGAN's code makes")
     if original.is_fused and not any(_NORM in key for key in state):
-        generator.fuse_()
+        generator.remove_weight_norm_()
     else:
         state = with_weight_norm(state)
     check_state_dict(generator, state, str(source), "the generator of the config")

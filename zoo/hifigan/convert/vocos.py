@@ -104,7 +104,7 @@ class VocosConverter(Converter[OriginalFile]):
         batches = original.training.get("batches", 0) // 2  # Lightning counted the steps of both optimizers
         converted = ConvertedModel(
             parts={name: arguments[name] for name in ("generator", "mel")},
-            nets={"generator": generator.fuse_(), "mel": mel},
+            nets={"generator": generator.remove_weight_norm_(), "mel": mel},
             step=batches,
             epoch=original.training.get("epoch", 0),
             specs={"config": arguments},

@@ -38,7 +38,7 @@ class Snake(nn.Module):
         return x + torch.sin(x * alpha[:, None]).square() / (beta[:, None] + _EPS)
 
 
-class AntiAliased(nn.Module):
+class AntiAliasedActivation(nn.Module):
     """An activation at a multiple of the rate, between two low-pass filters; the ends are replicated.
 
     Computed in float32, also under autocast: bfloat16's eight bits are too few for the sine. The filters act on one

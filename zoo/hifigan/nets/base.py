@@ -37,7 +37,7 @@ class WaveformGenerator(nn.Module):
         """Synthesise (B, 1, F * hop_length), -1 to 1, from frames (B, in_channels, F)."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
-    def fuse_(self) -> Self:
+    def remove_weight_norm_(self) -> Self:
         """Fold weight norm into plain weights, in place: faster, but the module cannot be trained on as it was."""
         for name, module in self.named_modules():
             if not name.startswith("conditioner.") and parametrize.is_parametrized(module, "weight"):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from zoo.common.checks import check_one_of
-from zoo.hifigan.nets.antialiasing import AntiAliased, Snake
+from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, Snake
 from zoo.hifigan.nets.base import StagedGenerator, edge_convolution, same_conv1d
 
 
@@ -31,7 +31,7 @@ class PeriodicBlock(nn.Module):
         kernel_size: int,
         dilations: Sequence[int],
         kind: str,
-        activation: Callable[[int], AntiAliased],
+        activation: Callable[[int], AntiAliasedActivation],
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -95,8 +95,8 @@ class BigVGAN(StagedGenerator):
     ) -> None:
         check_one_of(("snakebeta", "snake"), activation=activation)
 
-        def periodic(channels: int) -> AntiAliased:
-            return AntiAliased(Snake(channels, activation == "snakebeta", log_scale))
+        def periodic(channels: int) -> AntiAliasedActivation:
+            return AntiAliasedActivation(Snake(channels, activation == "snakebeta", log_scale))
 
         super().__init__(
             in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,

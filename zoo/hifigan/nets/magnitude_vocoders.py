@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.griffin_lim import Spectra, find_phase, synthesize
+from zoo.audio.analysis.griffin_lim import find_phase, synthesize
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.base import WaveformGenerator
@@ -16,6 +16,29 @@ from zoo.hifigan.nets.vocos import ConvNeXtBackbone, clipped_exp
 
 _MIN_MAGNITUDE = 1e-5
 _INITIAL_LOG_MAGNITUDE = -5.0
+
+
+class PlainSTFT(nn.Module):
+    """Settings of a transform for Griffin-Lim: a Hann window of n_fft; frame i covers samples from i * hop_length on.
+
+    Args:
+        n_fft: in samples, even.
+        hop_length: samples between frames, even and at most n_fft.
+
+    Raises:
+        ValueError: for other sizes.
+    """
+
+    window: Tensor
+
+    def __init__(self, n_fft: int, hop_length: int) -> None:
+        super().__init__()
+        if n_fft % 2 or hop_length % 2 or not 0 < hop_length <= n_fft:
+            raise ValueError(f"expected even 0 < hop_length <= n_fft, got hop_length {hop_length}, n_fft {n_fft}")
+        self.n_fft = self.win_length = n_fft
+        self.hop_length = hop_length
+        self.padding_samples = (n_fft - hop_length) // 2
+        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
 
 
 class MagnitudeVocos(WaveformGenerator):
@@ -64,7 +87,7 @@ class MagnitudeVocos(WaveformGenerator):
         check_at_least(0, iterations=iterations, training_iterations=training_iterations)
         super().__init__()
         self.iterations, self.training_iterations = iterations, training_iterations
-        self.transform, self.steps = Spectra(n_fft, hop_length // steps), steps
+        self.transform, self.steps = PlainSTFT(n_fft, hop_length // steps), steps
         self.in_channels, self.hop_length = in_channels, hop_length
         self.expand = nn.Linear(in_channels, steps * dim)
         self.backbone = ConvNeXtBackbone(dim, dim, intermediate_dim, layers)

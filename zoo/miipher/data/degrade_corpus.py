@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,10 +161,12 @@ def degrade_corpus(
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = list_utterances(clean, kind)
     jobs = plan(utterances, copies, seed, val_items)
+    degrader_settings = {**vars(degrader), **asdict(degrader.ranges), "codecs": degrader.ranges.codec_settings}
+    del degrader_settings["ranges"]
     settings: Row = {
         **{"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
         "utterances": _digest([[utterance.name for utterance in utterances]]),
-        "degrader": json.loads(json.dumps(vars(degrader))),
+        "degrader": json.loads(json.dumps(degrader_settings)),
         "noise": _digest(noises and [noises.names, noises.lengths, noises.peaks]),
         "rirs": _digest(rirs),
     }

@@ -45,7 +45,7 @@ def onnx_form(encoder: Encoder, generator: WaveformGenerator) -> OnnxExport:
     if isinstance(generator, MagnitudeVocos):
         raise ValueError(f"no ONNX form: {type(generator).__name__} searches for phases, on complex numbers")
     net = copy.deepcopy(_Restoration(encoder, generator)).cpu().float().eval().requires_grad_(False)
-    net.generator.fuse_()
+    net.generator.remove_weight_norm_()
     random, hop = torch.Generator().manual_seed(0), encoder.hop_samples
     examples = [(0.1 * torch.randn(batch, frames * hop, generator=random),) for batch, frames in SHAPES]
     return OnnxExport([OnnxGraph(net, {"waveform": {0: "batch", 1: hop * Dim("frames")}}, ["audio"], examples)])

@@ -264,7 +264,7 @@ def generator_graph(generator: WaveformGenerator, name: str = "model") -> OnnxGr
     if isinstance(generator, MagnitudeVocos):
         kind = type(generator).__name__
         raise ValueError(f"{kind} has no ONNX form: Griffin-Lim computes on complex numbers, ONNX has none")
-    fused = copy.deepcopy(generator).cpu().float().eval().fuse_()
+    fused = copy.deepcopy(generator).cpu().float().eval().remove_weight_norm_()
     random = torch.Generator().manual_seed(0)
     examples = [(torch.randn(batch, fused.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]
     return OnnxGraph(fused, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples, name)

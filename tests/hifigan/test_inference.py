@@ -9,8 +9,8 @@ import torch
 
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.hifigan.inference import vocoder as vocoder_module
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan import inference
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.nets.conditioners import ConformerConditioner, LinearConditioner
 from zoo.hifigan.nets.generator import Generator
 
@@ -32,7 +32,7 @@ def build(**changes) -> Vocoder:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(vocoder_module, "CHUNK_FRAMES", 5)
+    monkeypatch.setattr(inference, "CHUNK_FRAMES", 5)
 
 
 def noise(*shape) -> np.ndarray:
