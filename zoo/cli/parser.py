@@ -102,7 +102,7 @@ def explain_build(error: Exception) -> Exception:
         return cause
     frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_name == "__init__"]
     names = [registry.public_name(type(frame.f_locals.get("self"))) for frame in frames]
-    owner = next((name for name in reversed(names) if registry.is_component(name)), "the config")
+    owner = next((name for name in reversed(names) if registry.defining_module(name) is not None), "the config")
     reason = str(cause) if isinstance(cause, ValueError) else f"{type(cause).__name__}: {cause}"
     return ConfigError(f"{owner}: {reason}")
 

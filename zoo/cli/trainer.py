@@ -46,13 +46,12 @@ from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
 from zoo.runs.run_info import RECIPE_MARK
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
-from zoo.training.callbacks.logged_run import LoggedRun
-from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_loggers
+from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
-from zoo.training.callbacks.progress import Progress, TerminalSettings
-from zoo.training.callbacks.report import Banner, told_at_end
+from zoo.training.callbacks.progress import ProgressBar, TerminalSettings
 from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
 from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
 from zoo.training.task import ZooTask
@@ -255,11 +254,11 @@ class ZooCLI(LightningCLI):
         """Make the callbacks that no recipe names."""
         bars: list[Callback] = []
         if self.config["trainer.enable_progress_bar"] is not False:
-            bars.append(Progress(**self.config["terminal"]))
+            bars.append(ProgressBar(**self.config["terminal"]))
         if self.command != "fit":
             return bars
-        logged = LoggedRun(self.recipe, lambda: config_text(self.parser, self.config))
-        return [*bars, RNGState(), logged, Banner(self.recipe), TrainLog(), TrainingMetrics()]
+        logged = RunInfoLogger(self.recipe, lambda: config_text(self.parser, self.config))
+        return [*bars, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics()]
 
     def instantiate_classes(self) -> None:
         """Build everything and describe the model's parts on it; frozen modules come from the run's own copies."""
@@ -345,7 +344,7 @@ def fit(cli: ZooCLI) -> None:
     if resumed is None:
         cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
     try:
-        with told_at_end(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
+        with print_summary(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
             if resumed is None:
                 start_from_weights(cli)
             cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resumed, weights_only=True)

@@ -9,7 +9,7 @@ __getattr__, __all__ = register_components(
         "callbacks.ema": "EMA",
         "callbacks.guard": "LossGuard",
         "callbacks.loss_scale": "LossScale",
-        "callbacks.rates": "Plateau",
+        "callbacks.lr_multiplier": "Plateau",
         "data": "ZooDataModule",
         "gan": "GANTask",
         "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
