@@ -21,7 +21,7 @@ from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import load_recipe, load_yaml
 from zoo.common.reports import new_figure, replace_non_finite, write_figure
 from zoo.common.systems import recipe_root
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

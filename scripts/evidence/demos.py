@@ -26,7 +26,7 @@ from zoo.common.build import build
 from zoo.common.configs import load_recipe, load_yaml
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import Clips, VocoderData
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 Figures = dict[str, float]
 MEAN, MEDIAN, EACH = "mean", "median", "every seed"

@@ -187,11 +187,11 @@ def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
                 raise ValueError(f"{parse_hub_name(value)} is on a hub: `zoo push` writes there")
             values[name] = resolve_path(value)
         elif value == Path("last") and name not in targets and not value.exists():
-            from zoo.runs import folder
+            from zoo.runs import run_folder
 
-            values[name] = newest = folder.newest_run(folder.RUNS_ROOT)
+            values[name] = newest = run_folder.find_latest_run(run_folder.RUNS_ROOT)
             if newest is None:
-                raise FileNotFoundError(f"last: no run with a checkpoint below {folder.RUNS_ROOT}")
+                raise FileNotFoundError(f"last: no run with a checkpoint below {run_folder.RUNS_ROOT}")
             print(f"last is {newest}", file=sys.stderr)
 
 

@@ -97,7 +97,7 @@ def test_checkpoint_there_and_back(tmp_path, net):
     facts = convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
     assert facts["notes"] == [NO_TRAINING]
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
-    parts = checkpoint["zoo"]["parts"]
+    parts = checkpoint["zoo"]["components"]
     assert build(parts["path"]).sigma_min == 0.01
     ours = build(parts["net"])
     ours.load_state_dict({key.removeprefix("net."): value for key, value in checkpoint["state_dict"].items()})
@@ -127,8 +127,8 @@ def test_export_and_what_was_assumed(tmp_path, net):
         "sigma_min is not in the file: 0.001 assumed",
     ]
     config = json.loads((tmp_path / "export" / "config.json").read_text())
-    assert same(build(config["parts"]["net"]), net) is False  # random weights; the sizes are the point
-    assert list(build(config["parts"]["net"]).state_dict()) == list(net.state_dict())
+    assert same(build(config["components"]["net"]), net) is False  # random weights; the sizes are the point
+    assert list(build(config["components"]["net"]).state_dict()) == list(net.state_dict())
 
 
 def test_nets_that_the_lineage_would_compute_otherwise_are_refused(tmp_path):
@@ -171,7 +171,7 @@ def test_strangers_are_no_originals(tmp_path: Path, content):
 
 
 def test_only_flow_checkpoints_go_back(tmp_path):
-    torch.save({"state_dict": {}, "zoo": {"inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
+    torch.save({"state_dict": {}, "zoo": {"format": 2, "inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.flow"):
         convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
 

@@ -42,7 +42,7 @@ def main(path: Path) -> int:
 
 def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
-    from zoo.runs.checkpoints import find_checkpoints, is_sound
+    from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
 
     is_run = (path / "config.yaml").is_file()
     if not is_run and (facts := describe_original(path)):
@@ -51,7 +51,7 @@ def inspect_folder(path: Path) -> int:
         print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
         if not is_run:
             print("  config.yaml is missing: name the recipe with --config to resume this run")
-        valid = [checkpoint for checkpoint in checkpoints if is_sound(checkpoint)]
+        valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
         for checkpoint in checkpoints:
             print(f"  {checkpoint.name}  {format_size(checkpoint)}  {'valid' if checkpoint in valid else 'CORRUPT'}")
         return inspect_file(valid[0]) if valid else 1
@@ -67,11 +67,11 @@ def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
     from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
     from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import is_sound
+    from zoo.runs.checkpoints import is_valid_checkpoint
 
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
-    if path.suffix == ".ckpt" and not is_sound(path):
+    if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
         return print_facts(
             path, {"kind": "checkpoint", "valid": "NO: its contents do not match their checksums"}, code=1
         )
@@ -100,7 +100,7 @@ def inspect_safetensors(path: Path) -> int:
     """Describe a safetensors file by its header and the export that it belongs to; returns the exit code."""
     from safetensors import SafetensorError, safe_open
 
-    from zoo.runs.export import export_config, is_export
+    from zoo.runs.components import is_export, read_export_config
 
     components: Components = {}
     try:
@@ -113,7 +113,7 @@ def inspect_safetensors(path: Path) -> int:
     except SafetensorError as error:
         return print_facts(path, {"kind": "safetensors", "valid": f"NO: {error}"}, code=1)
     if is_export(path.parent):
-        config = export_config(path.parent)
+        config = read_export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
             "system": find_system_name(str(config.get("task"))),
@@ -150,13 +150,13 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
 
 def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
     """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
-    from zoo.runs.frozen import described
+    from zoo.runs.frozen import describe_record
 
     facts = {}
     for path, record in records.items():
         copy = record["folder"]
         location = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
-        facts[f"frozen {path}"] = described(record) + location
+        facts[f"frozen {path}"] = describe_record(record) + location
     return facts
 
 
