@@ -170,9 +170,9 @@ def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
 
             values[name] = resolve_path(value)
         elif value == Path("last") and not value.exists():
-            from zoo.runs.folder import RUNS_ROOT, newest_run
+            from zoo.runs.run_folder import RUNS_ROOT, find_latest_run
 
-            values[name] = newest_run(RUNS_ROOT)
+            values[name] = find_latest_run(RUNS_ROOT)
             if values[name] is None:
                 raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
             print(f"last is {values[name]}", file=sys.stderr)

@@ -24,7 +24,8 @@ CHECKPOINT: dict[str, Any] = {
         "version": "0.1.0",
         "task": "zoo.hifigan.HiFiGANTask",
         "inference": "x",
-        "parts": {"net": {}},
+        "format": 2,
+        "components": {"net": {}},
         "options": {},
     },
     "epoch": 2,
@@ -40,8 +41,8 @@ HEADER: dict[str, Any] = {
     "generator.b": {"dtype": "F16", "shape": [], "data_offsets": [48, 50]},
 }
 EXPORT: dict[str, Any] = {
-    "zoo": "0.1.0", "format": 1, "task": "zoo.hifigan.HiFiGANTask", "inference": "zoo.hifigan.Vocoder", "options": {},
-    "parts": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
+    "zoo": "0.1.0", "format": 2, "task": "zoo.hifigan.HiFiGANTask", "inference": "zoo.hifigan.Vocoder", "options": {},
+    "components": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
     "source": "runs/a/step_00000040.ckpt", "step": 40, "frozen": {"net.backbone": RECORD},
 }  # fmt: skip
 ADAPTER: dict[str, Any] = {

@@ -149,10 +149,10 @@ def check_recipe(config: Path) -> Iterator[Check]:
     """Build a recipe, train one step, save, load and predict once, in a temporary folder; ends at the first failure."""
     from zoo.cli.log_filters import quiet_output
     from zoo.cli.trainer import run
-    from zoo.runs.folder import has_config
     from zoo.runs.load import load
+    from zoo.runs.run_folder import has_config_file
 
-    source_run = config.parent if has_config(config) and any(config.parent.glob("*.ckpt")) else None
+    source_run = config.parent if has_config_file(config) and any(config.parent.glob("*.ckpt")) else None
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from zoo.cli.log_filters import printable
 from zoo.common.systems import list_systems
-from zoo.runs.listing import size_of
+from zoo.runs.run_info import path_size
 
 MAX_KEYS = 12  # of an unknown file that are printed
 Components = dict[str, list[tuple[int, str]]]
@@ -43,17 +43,17 @@ def main(path: Path) -> int:
 
 def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
-    from zoo.runs.checkpoints import find_checkpoints, is_sound
+    from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
 
     is_run = (path / "config.yaml").is_file()
     if not is_run and (facts := describe_original(path)):
         return print_facts(path, facts)
     if checkpoints := find_checkpoints(path):
         print(f"{path}: run folder, checkpoints: {len(checkpoints)}{'' if is_run else ', config.yaml is missing'}")
-        valid = [checkpoint for checkpoint in checkpoints if is_sound(checkpoint)]
+        valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
         for checkpoint in checkpoints:
             state = "valid" if checkpoint in valid else "CORRUPT"
-            print(f"  {checkpoint.name}  {size_of(checkpoint) / 2**20:.1f} MiB  {state}")
+            print(f"  {checkpoint.name}  {path_size(checkpoint) / 2**20:.1f} MiB  {state}")
         return inspect_file(valid[0]) if valid else 1
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
@@ -65,11 +65,11 @@ def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
     from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
     from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import is_sound
+    from zoo.runs.checkpoints import is_valid_checkpoint
 
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
-    if path.suffix == ".ckpt" and not is_sound(path):
+    if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
         return print_facts(path, {"kind": "checkpoint", "valid": "NO: its checksums do not match"}, code=1)
     try:
         # a .ckpt is compared with its checksums above
@@ -96,7 +96,7 @@ def inspect_safetensors(path: Path) -> int:
     """Describe a safetensors file by its header and the export that it belongs to; returns the exit code."""
     from safetensors import SafetensorError, safe_open
 
-    from zoo.runs.export import export_config, is_export
+    from zoo.runs.components import is_export, read_export_config
 
     components: Components = {}
     try:
@@ -109,7 +109,7 @@ def inspect_safetensors(path: Path) -> int:
     except SafetensorError as error:
         return print_facts(path, {"kind": "safetensors", "valid": f"NO: {error}"}, code=1)
     if is_export(path.parent):
-        config = export_config(path.parent)
+        config = read_export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
             "task": config.get("task"),
@@ -144,13 +144,13 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
 
 def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
     """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
-    from zoo.runs.frozen import described
+    from zoo.runs.frozen import describe_record
 
     facts = {}
     for path, record in records.items():
         copy = record["folder"]
         location = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
-        facts[f"frozen {path}"] = described(record) + location
+        facts[f"frozen {path}"] = describe_record(record) + location
     return facts
 
 
@@ -206,7 +206,7 @@ def print_facts(path: Path, facts: Mapping[str, Any], components: Components | N
     for name, entries in (components or {}).items():
         dtypes = ", ".join(sorted({dtype for _, dtype in entries}))
         rows[name] = f"{len(entries)} tensors, {sum(count for count, _ in entries):,} values, {dtypes}"
-    print(f"{path}  ({size_of(path) / 2**20:.1f} MiB)")
+    print(f"{path}  ({path_size(path) / 2**20:.1f} MiB)")
     width = max((len(printable(key)) for key in rows), default=0)
     for key, value in rows.items():
         print(f"  {printable(key):<{width}}  {printable(value)}")
