@@ -150,9 +150,9 @@ def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequ
                 return f"{entry.origin}{entry.key}: {_explain_class(match[1])}"
     if match := _UNKNOWN_KEY.search(message):
         path = f".{next(filter(None, match.groups()))}".replace(".init_args", "")
-        matches = [entry.path for entry in entries if f".{entry.path}".endswith(path)]
+        paths = [entry.path for entry in entries if f".{entry.path}".endswith(path)]
         for entry in entries:
-            is_above = any(f"{each}.".startswith(f"{entry.path}.") for each in matches)
+            is_above = any(f"{each}.".startswith(f"{entry.path}.") for each in paths)
             if is_above and (reason := _explain_key(entry, entries, groups)):
                 return f"{entry.origin}unknown key {entry.key}{reason}"
     if match := _WRONG_VALUE.search(_simplify(message)):
