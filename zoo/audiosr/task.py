@@ -23,7 +23,7 @@ from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.checks import check_one_of, check_within
-from zoo.runs.frozen import state_digest
+from zoo.common.tensors import state_digest
 from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.progress import track
 
-from zoo.common.journal import Share, write_part
+from zoo.common.atomic_files import write_atomic
+from zoo.common.journal import pending_items
 
 OPEN_SHARDS = 64  # each holds a file descriptor
 
@@ -41,10 +43,10 @@ def write_rows(
     stem.parent.mkdir(parents=True, exist_ok=True)
     parts = [range(first, min(first + shard_size, count)) for first in range(0, count, shard_size)]
     shards = list(zip(shard_paths(stem, count, shard_size), parts, strict=True))
-    share = Share(shards, lambda shard: shard[0].is_file(), rank, world_size)
-    for path, part in share.track(stem.name):
-        write_part(path, partial(np.save, arr=rows(part)))
-    return len(share.owed)
+    pending = pending_items(shards, lambda shard: shard[0].is_file(), rank, world_size)
+    for path, part in track(pending, stem.name, disable=not pending or rank > 0):
+        write_atomic(path, partial(np.save, arr=rows(part)))
+    return len(pending)
 
 
 class Shards:

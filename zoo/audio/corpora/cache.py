@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -20,7 +21,7 @@ from rich.progress import track
 
 from zoo.audio.corpora.corpus import relative_name
 from zoo.audio.io.files import AudioFileError, Channels, read_channels
-from zoo.common.atomic_files import BINARY, read_at, replace_folder
+from zoo.common.atomic_files import replace_folder
 from zoo.common.checks import check_unreadable_share
 from zoo.common.journal import Journal
 
@@ -69,7 +70,7 @@ class CorpusCache:
         path = self.folder / "channels.npy"
         self.channels = np.load(path, mmap_mode="r") if path.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
-        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
+        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._audio).atexit = False
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
         samples = os.fstat(self._audio).st_size // 2
@@ -104,7 +105,7 @@ class CorpusCache:
         if not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
         count = length - start if samples == -1 else min(samples, length - start)
-        content = read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
+        content = _read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
         if len(content) != 2 * count:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
         return from_int16(np.frombuffer(content, dtype="<i2"), int(self.exponents[index]))
@@ -169,7 +170,9 @@ def build_cache(
                 _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
         partial.mkdir(exist_ok=True)
-        journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
+        journal = Journal(partial / JOURNAL_NAME)
+        if journal.read()[:1] != [key]:  # none, or of another build
+            journal.write([key])
         try:
             rows = _decode_files(paths, journal, sample_rate, channels, max_bad_share, progress)
             _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
@@ -226,11 +229,11 @@ def _decode_files(
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
     audio = journal.path.with_name("audio.i16")
     audio.touch()
-    rows: list[Row] = journal.read()
+    key, *rows = journal.read()
     samples = sum(row[0] for row in rows if len(row) > 1)
     if audio.stat().st_size < 2 * samples:
         rows, samples = [], 0
-    journal.write(rows)
+    journal.write([key, *rows])
     unreadable = [row[0] for row in rows if len(row) == 1]
     with audio.open("r+b") as handle:
         handle.truncate(2 * samples)
@@ -296,3 +299,11 @@ def _write_index(
     content = {"version": VERSION, "files": len(readable), **meta, "unreadable": unreadable}
     (partial / "meta.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     (partial / JOURNAL_NAME).unlink()
+
+
+def _read_at(descriptor: int, count: int, start: int) -> bytes:
+    """Read from a position of an open file; on Windows, which has no pread, no two threads at a time."""
+    if sys.platform != "win32":
+        return os.pread(descriptor, count, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, count)

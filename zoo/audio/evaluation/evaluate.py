@@ -24,7 +24,7 @@ from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
 from zoo.common.configs import read_lines
-from zoo.common.journal import Table, format_error
+from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
 from zoo.common.parallel import map_in_processes
 from zoo.common.reports import Row, failure_lines, plot_boxes, summary_table, write_report
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 CLEAN, DEGRADED = "clean", "degraded"
 PER_FILE = "per_file.csv"
+JOURNAL_NAME = "per_file.jsonl"
 MAX_LENGTH_DIFFERENCE_SECONDS = 0.1  # a larger one means another recording, or a restoration that lost its tail
 _TEXTS = ("name", "system", "status", "reason")
 _FACTS = ("seconds", "length_difference_seconds", "level_db")
@@ -159,7 +160,7 @@ def evaluate(
     """Measure restored (and degraded) files against clean ones and write tables and plots.
 
     Compared is every file of the degraded and restored folders; clean files beyond those are left out. Rows are
-    appended to per_file.csv as they are computed; a later call computes only what is missing, has failed, or has
+    appended to per_file.jsonl as they are computed; a later call computes only what is missing, has failed, or has
     changed (files or settings).
 
     Args:
@@ -189,7 +190,10 @@ def evaluate(
     names = [*([CLEAN] if settings.models else []), *systems]
     done = [row for row in rows if row["status"] == "done"]
     evaluation = Evaluation(rows, summarize(done, names, settings.measures, DEGRADED if degraded else None), unpaired)
+    weights = dict.fromkeys(measure.weight for measure in settings.measures if measure.weight)
+    numbers = [*_FACTS, *(measure.name for measure in settings.measures), *weights]
     content = {
+        PER_FILE: ([*_TEXTS, *numbers], [dict.fromkeys(numbers, math.nan) | row for row in rows]),
         "summary.csv": (list(evaluation.summary[0]), evaluation.summary),
         "summary.json": {
             "version": zoo.__version__,
@@ -211,16 +215,15 @@ def evaluate(
 def _measure_missing(
     items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int, progress: bool
 ) -> list[Row]:
-    """Compute the rows that the table lacks; returns all of them."""
-    weights = dict.fromkeys(measure.weight for measure in settings.measures if measure.weight)
-    table = Table(output / PER_FILE, _TEXTS, [*_FACTS, *(measure.name for measure in settings.measures), *weights])
-    done = table.begin({item.key for item in items})
+    """Compute the rows that the journal lacks; returns all of them."""
+    journal = Journal(output / JOURNAL_NAME)
+    done = journal.open({item.key for item in items})
     missing = [item for item in items if item.key not in done]
     log.info("%d of %d rows are computed already", len(done), len(items))
     rows = map_in_processes(partial(measure, settings=settings), missing, workers)
     for row in track(rows, "evaluate", len(missing), disable=not progress):
-        table.add(row)
-    return table.finish(item.key for item in items)
+        journal.add(row)
+    return journal.close(item.key for item in items)
 
 
 def _markdown(evaluation: Evaluation, settings: Settings) -> str:

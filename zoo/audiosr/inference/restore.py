@@ -32,8 +32,8 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
-from zoo.runs.export import OnnxForm
 from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.runs.onnx_export import OnnxExport
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
@@ -221,7 +221,7 @@ def _store(spool: IO[bytes], piece: np.ndarray) -> None:
 
 def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,): `lsd`, and above and below a cut-off, `lsd_hf` and `lsd_lf`."""
-    below, above = metrics.lsd_bands(found, high, sample_rate, cutoff_hz)
+    below, above = metrics.lsd_bands(found, high, sample_rate, (0.0, cutoff_hz, sample_rate / 2))
     return {"lsd": float(metrics.lsd(found, high)), "lsd_lf": float(below), "lsd_hf": float(above)}
 
 
@@ -417,7 +417,7 @@ class Restorer(AudioInference):
             "picture": None if picture is None else picture.name,
         }
 
-    def onnx_form(self) -> OnnxForm:
+    def onnx_form(self) -> OnnxExport:
         """Encoder, denoiser, decoder, vocoder and, if there is one, encoder of the clip; with a sampler in numpy."""
         return onnx_form(
             self.net, self.autoencoder, self.condition_autoencoder, self.vocoder, self.features, self.diffusion,

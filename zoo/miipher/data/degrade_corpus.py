@@ -173,13 +173,13 @@ def degrade_corpus(
     begin_output(output, settings, sweep=True)
     bench = Workbench(degrader, noises, rirs, sample_rate, clean, output)
     manifest = Journal(output / "manifest.jsonl")
-    manifest.begin()
+    manifest.open()
     made = sum(
         _make_copies([job for job in jobs if job.split == split], split, bench, manifest, workers, progress)
         for split in SPLITS
     )
     keys = [key for job in jobs for key, _ in job.copies]
-    rows = manifest.finish(keys)
+    rows = manifest.close(keys)
     failed = [row for row in rows if row["status"] == "failed"]
     counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - made}
     return {**counts, "bad_files": len({row["source"] for row in failed})}

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from zoo.common.checks import check_above
 from zoo.common.environment import verbosity
-from zoo.runs.details import duration
+from zoo.runs.run_info import format_duration
 from zoo.training.callbacks.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def describe_task(task: Task) -> str:
     if task.speed:
         parts.append(f"{task.speed:.3g} it/s" if task.speed >= 1 else f"{1 / task.speed:.3g} s/it")
     if task.speed and task.remaining:
-        parts.append(f"ETA {duration(task.remaining / task.speed)}")
+        parts.append(f"ETA {format_duration(task.remaining / task.speed)}")
     return " · ".join([*parts, *task.fields["values"]])
 
 
