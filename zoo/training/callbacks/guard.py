@@ -39,7 +39,8 @@ def multiply_lr(optimizer: Optimizer, factor: Callable[[], float]) -> None:
 
 def lr_multiplier(trainer: L.Trainer) -> float:
     """Return the product of the multipliers of all callbacks."""
-    return math.prod(getattr(each, "multiplier", 1.0) for each in trainer.callbacks)  # type: ignore[attr-defined]
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return math.prod(getattr(each, "multiplier", 1.0) for each in callbacks)
 
 
 class LrMultiplier(L.Callback):

@@ -190,7 +190,11 @@ class RunInfoLogger(L.Callback):
         self._is_active = trainer.is_global_zero and not is_fast_dev_run(trainer)
         if self._is_active:
             self._text = _LOGIN.sub("://", self._read_config())
-            run = {"recipe": self.recipe, "zoo": __version__, "device": describe_device(trainer.strategy.root_device)}
+            run: dict[str, Any] = {
+                "recipe": self.recipe,
+                "zoo": __version__,
+                "device": describe_device(trainer.strategy.root_device),
+            }
             run |= {"processes": trainer.world_size, "precision": str(trainer.precision)}
             self._info = {**load_yaml(self._text), "run": run}
             for logger in trainer.loggers:
