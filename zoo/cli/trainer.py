@@ -60,12 +60,6 @@ DEFAULT_SEED = 1234
 POSITIVE = {  # numbers that Lightning and the loaders divide by
     "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_steps", "val_check_interval",
 }  # fmt: skip
-# They read checkpoints by pickle.
-SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
-STRATEGY_ERROR = (
-    "trainer.strategy: expected auto, ddp or a class; for shards use zoo.training.FSDP "
-    "(--config configs/trainer/fsdp.yaml) or zoo.training.DeepSpeed (--config configs/trainer/deepspeed.yaml)"
-)
 
 
 class ZooParser(LightningArgumentParser):
@@ -91,7 +85,10 @@ def check_values(config: Mapping[str, Any]) -> None:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
     strategy = config["trainer"]["strategy"]
     if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
-        raise WrongNameError(STRATEGY_ERROR)
+        raise WrongNameError(
+            f"trainer.strategy is {strategy}; expected auto, ddp or a class: zoo.training.FSDP, zoo.training.DeepSpeed "
+            "(recipes trainer/fsdp, trainer/deepspeed)"
+        )
     seed = config["seed_everything"]
     if seed is not None and not 0 <= seed < 2**32:
         raise WrongNameError(f"seed_everything is {seed}; expected 0 to {2**32 - 1}")
@@ -130,10 +127,6 @@ class SaveConfig(SaveConfigCallback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Write the config of a resumed run after its first step."""
-        self._write(trainer, pl_module)
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write it also where a checkpoint comes before the first step."""
         self._write(trainer, pl_module)
 
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -234,8 +227,6 @@ class ZooCLI(LightningCLI):
         check_values(self.config.as_dict())
 
     def _explain_refusal(self, message: str, args: Any) -> str:
-        if any(name in message for name in SHARDED_BY_LIGHTNING):
-            return STRATEGY_ERROR
         keys = list(self.parser.get_defaults().keys())
         groups = {group: [key.split(".")[1] for key in keys if key.startswith(f"{group}.")] for group in GROUPS}
         return explain_refusal(message, args, groups)

@@ -16,7 +16,7 @@ from zoo.common.systems import get_system
 def convert(
     system: str, source: Path, target: Path, *, backbone: Path | None = None, allow_partial: bool = False
 ) -> None:
-    """Convert an original's checkpoint to ours, or ours to the original's format.
+    """Convert an original's checkpoint to ours, or ours to its format.
 
     Pickled code in the source is never executed; the direction follows from the source.
 

@@ -73,7 +73,7 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
 
 
 def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Path | None = None) -> int:
-    """Show how runs differ in config, results and curves: zoo compare RUN RUN ...
+    """Show how runs differ in config, results, curves: compare RUN RUN.
 
     Args:
         *runs: two or more folders of runs or evaluations, ends of runs' names, or `last`.
