@@ -95,7 +95,7 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
     width = shutil.get_terminal_size().columns - max(map(len, comparison.names)) - 5
     print("\n".join(comparing.plot_lines(comparison, selected, min(max(width, 20), 60))))
     if output is not None:
-        rows = comparing.comparison_rows(comparison)
+        results = comparing.comparison_rows(comparison)
         records = [
             {"label": name, **run_to_dict(run)} for name, run in zip(comparison.names, comparison.runs, strict=True)
         ]
@@ -103,8 +103,8 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
         files = {
             "compare.md": "\n\n".join(["# Runs compared", *markdown, *(["![curves](compare.png)"] if selected else [])])
             + "\n",
-            "compare.csv": (("run", "metric", "best", "last"), rows),
-            "compare.json": {"runs": records, "config": comparison.config, "results": rows},
+            "compare.csv": (("run", "metric", "best", "last"), results),
+            "compare.json": {"runs": records, "config": comparison.config, "results": results},
             "compare.png": plot_curves(comparison, selected) if selected else None,
         }
         write_report(output, files)
