@@ -144,17 +144,14 @@ def evaluate(
 ) -> Evaluation:
     """Measure restored (and degraded) files against clean ones and write tables and plots.
 
-    Compared is every file of the degraded and restored folders. Rows are appended to per_file.csv as they are computed;
-    a later call computes only what is missing, has failed, or has changed (files or settings).
+    Rows are appended to a journal as they are computed; a later call computes only what is missing, has failed, or has
+    changed (files or settings). A bad file is a row with status "failed" and the reason.
 
     Args:
         clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
         restored: folders by the names of their systems.
         settings: what to measure; all available metrics when None.
         texts: reference texts by relative path without suffix, or by name alone where it is unique; for models.
-
-    Returns:
-        All rows and the summary. A bad file is a row with status "failed" and the reason.
 
     Raises:
         FileNotFoundError: a folder is missing.

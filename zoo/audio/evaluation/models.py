@@ -20,12 +20,9 @@ _MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is qu
 
 @dataclass(frozen=True)
 class MetricModel(ABC):
-    """Scores recordings. Fields are plain values; models are loaded by `load` and stay out of pickles.
+    """Scores recordings at a sample rate in Hz, against their clean or degraded counterparts.
 
-    Attributes:
-        sample_rate: of the audio it takes, in Hz.
-        reference: which counterpart it compares a recording with.
-        measures: names and directions of its values.
+    Fields are plain values; models are loaded by `load` and stay out of pickles.
     """
 
     sample_rate: ClassVar[int] = 16000
