@@ -104,7 +104,7 @@ def test_limit_of_batches_shortens_the_last_step():
 def test_first_lines_name_the_true_batch(items, accumulate, said):
     fit, task = trainer(accumulate), Task()
     fit.fit(task, Data(items, 8))
-    assert describe_run(fit, task, ["cpu"])["effective batch"].startswith(said)
+    assert describe_run(fit, task)["effective batch"].startswith(said)
 
 
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (1, 2), (0, 2), (3, 1)])

@@ -7,9 +7,8 @@ __getattr__, __all__ = register_components(
     {
         "adversarial": "Discriminator",
         "callbacks.ema": "EMA",
-        "callbacks.guard": "LossGuard",
+        "callbacks.guard": "LossGuard Plateau",
         "callbacks.loss_scale": "LossScale",
-        "callbacks.lr_multiplier": "Plateau",
         "data": "ZooDataModule",
         "gan": "GANTask",
         "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
