@@ -25,7 +25,7 @@ from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.runs.csv_log import curve_of, read_metrics
 from zoo.runs.folder import find_config
 from zoo.runs.load import load
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 FOLDER = "evidence"
 METRICS = ("lsd", "m_stft", "pesq", "stoi", "estoi")

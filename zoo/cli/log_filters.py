@@ -39,7 +39,7 @@ class SuppressedMessage(NamedTuple):
 
 WARNINGS = (
     SuppressedMessage("LeafSpec", "Lightning's use of torch"),
-    SuppressedMessage("dataloader is not resumable", "said of loaders that do resume: zoo.training.data"),
+    SuppressedMessage("dataloader is not resumable", "said of loaders that do resume: zoo.training.resume"),
     SuppressedMessage("does not have many workers", "num_workers of a recipe is meant"),
     SuppressedMessage("sync_dist=True", "said of values that are reduced already"),
     SuppressedMessage("in eval mode at the start of training", "frozen backbones rest"),

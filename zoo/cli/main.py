@@ -130,9 +130,9 @@ def _report(error: Exception) -> int:
         traceback.print_exception(error)
     message = None
     if "torch" in sys.modules:
-        from zoo.training.errors import explain
+        from zoo.training.errors import explain_error
 
-        message = explain(error, {})
+        message = explain_error(error, {})
     if message is None and isinstance(error, (ValueError, OSError, ImportError)):
         message = str(error) or type(error).__name__
     if message is None and isinstance(error, RecursionError):

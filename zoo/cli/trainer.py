@@ -56,10 +56,10 @@ from zoo.training.callbacks.loggers import LoggerName, WandbSettings, make_logge
 from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.progress import Progress, TerminalSettings
 from zoo.training.callbacks.report import Banner, told_at_end
-from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.callbacks.train_log import TrainLog
-from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
+from zoo.training.errors import ConnectionLostError, ExplainedError, explain_error, is_connection_lost
+from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 
@@ -438,7 +438,7 @@ def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
         "version": __version__,
         "task": registry.public_name(type(model)),
         "inference": model.inference_class,
-        "parts": {part: init_args[part] for part in model.inference_parts},
+        "parts": {part: init_args[part] for part in model.inference_modules},
         "options": {option: init_args[option] for option in model.inference_options},
     }
 
@@ -490,7 +490,7 @@ def _execute(command: str, cli: ZooCLI) -> int:
             getattr(cli.trainer, command)(cli.model, cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Exception as error:
         explained = explained_error(error, cli)
-        if not isinstance(explained, LostContactError):  # else it would wait for the lost process
+        if not isinstance(explained, ConnectionLostError):  # else it would wait for the lost process
             _leave_process_group()
         if explained is error:
             raise
@@ -507,12 +507,14 @@ def _leave_process_group() -> None:
 
 def explained_error(error: Exception, cli: ZooCLI) -> Exception:
     """Return the error to report: itself, or one of ours that names the remedy."""
-    if lost_contact(error):
-        return LostContactError(
+    if is_connection_lost(error):
+        return ConnectionLostError(
             "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of them "
             "again with --ckpt_path last"
         )
-    message = explain(error, cli.config.as_dict()) if isinstance(error, RuntimeError | OSError | MemoryError) else None
+    message = (
+        explain_error(error, cli.config.as_dict()) if isinstance(error, RuntimeError | OSError | MemoryError) else None
+    )
     return error if message is None else ExplainedError(message)
 
 

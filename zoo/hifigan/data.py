@@ -29,7 +29,8 @@ from zoo.audio.corpora.corpus import (
 from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, unique_stems, without_suffix
 from zoo.common.folders import data_folder
 from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.training.data import Key, ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import Key, item_seed
 
 
 class FeatureFolder:
@@ -250,7 +251,7 @@ class VocoderData(ZooDataModule):
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
-        self.contents = (select(corpus.lengths, train),)
+        self.file_facts = (select(corpus.lengths, train),)
 
     def _input_channels(self, hop_samples: int) -> int | None:
         """Return the channels of the trainer's net, whose frames must be those of the features; None without one."""

@@ -71,7 +71,7 @@ def test_rows_by_epoch_and_item_are_computed_once_in_whole_groups(tmp_path: Path
     (cache.folder / "latents-00001.npy").unlink()
     assert kept(tmp_path)[1] == [(0, 4), (1, 0), (1, 1), (1, 2)]
     (cache.folder / "latents-00001.npy").write_bytes(b"torn")
-    with pytest.raises(ValueError, match=r"latents-00001\.npy is no whole shard"):
+    with pytest.raises(ValueError, match=r"latents-00001\.npy is corrupt"):
         kept(tmp_path)[0][0, 4]
     np.save(cache.folder / "latents-00001.npy", np.zeros(4))
     with pytest.raises(ValueError, match="expected rows of"):

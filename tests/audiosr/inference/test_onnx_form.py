@@ -14,7 +14,7 @@ from zoo.audiosr.inference.chunks import Chunks, copied_bands, tagged
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 CUTOFF_HZ, STEPS = 3000.0, 3
 

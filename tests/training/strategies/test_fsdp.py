@@ -20,9 +20,9 @@ from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import LossGuard
 from zoo.training.callbacks.metrics import TrainingMetrics
-from zoo.training.callbacks.rng import RNGState
-from zoo.training.data import ZooDataModule
-from zoo.training.gan import GANTask
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.gan import GANStep, GANTask
+from zoo.training.resume import RNGState
 from zoo.training.strategies.fsdp import FSDP
 from zoo.training.task import SingleOptimizerTask
 
@@ -83,8 +83,8 @@ class Data(ZooDataModule):
 class Single(SingleOptimizerTask):
     """Some items, and so some ranks in some steps, pass through a frozen part."""
 
-    inference_class, inference_parts = "zoo.flow.Sampler", ("net",)
-    uneven_parts = ("judge",)
+    inference_class, inference_modules = "zoo.flow.Sampler", ("net",)
+    fsdp_excluded_modules = ("judge",)
 
     def __init__(self):
         torch.manual_seed(0)
@@ -106,7 +106,7 @@ class Single(SingleOptimizerTask):
 
 
 class Gan(GANTask):
-    inference_class, inference_parts = "zoo.hifigan.Vocoder", ("generator",)
+    inference_class, inference_modules = "zoo.hifigan.Vocoder", ("generator",)
 
     def __init__(self, chunks):
         torch.manual_seed(0)
@@ -114,7 +114,7 @@ class Gan(GANTask):
         weights |= {"d/one": 1.0, "d/two": 0.5, "g/l1": 2.0}
         adam = partial(torch.optim.AdamW, lr=0.01)
         judges = {"one": Judge(5), "two": Judge(3)}
-        super().__init__(Net(), judges, adam, adam, weights, clip_g=0.5, clip_d=0.3, accumulate=chunks)
+        super().__init__(Net(), judges, adam, adam, weights, step=GANStep(0.5, 0.3, chunks))
 
     def generate(self, batch):
         return self.generator(batch["x"]), batch["x"][:, :1].cumsum(-1) / 4

@@ -25,7 +25,7 @@ from zoo.common.build import build as make
 from zoo.common.folders import data_folder
 from zoo.common.ranges import at_least, one_of, within
 from zoo.common.reading.configs import read_config
-from zoo.training.data import ZooDataModule
+from zoo.training.datamodule import ZooDataModule
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class SuperResolutionData(ZooDataModule):
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
             self.seed, self.variants, self.most_gain_db,
         )  # fmt: skip
-        self.contents = (select(train.high.lengths, train_clips),)
+        self.file_facts = (select(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
             valid, val_clips, self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.common.folders import begin_output
-from zoo.training.data import Key
-from zoo.training.shards import Shards, write_rows
+from zoo.training.array_files import MappedArrays, write_array_files
+from zoo.training.resume import Key
 
 Encode = Callable[[Sequence[Key]], Mapping[str, Tensor]]
 """What is kept of items by their keys: tensors (B, ...) by name, float32."""
@@ -58,7 +58,7 @@ class LatentCache(Dataset[dict[str, Tensor]]):
         self.items, self.variants, self.group = items, variants, group
         self.row = np.dtype([(name, "<f4", tuple(shape)) for name, shape in shapes.items()])
         self.rows_per_shard = max(SHARD_BYTES // (self.row.itemsize * group), 1) * group
-        self._shards: Shards | None = None
+        self._shards: MappedArrays | None = None
 
     def __len__(self) -> int:
         return self.items
@@ -67,7 +67,7 @@ class LatentCache(Dataset[dict[str, Tensor]]):
         """The tensors of an item."""
         epoch, item = key
         if self._shards is None:
-            self._shards = Shards(self._stem, self.items * self.variants, self.rows_per_shard, self.row)
+            self._shards = MappedArrays(self._stem, self.items * self.variants, self.rows_per_shard, self.row)
         row = self._shards.row(epoch % self.variants * self.items + item)
         return {name: torch.from_numpy(np.array(row[name])) for name in self.row.names or ()}
 
@@ -89,7 +89,7 @@ class LatentCache(Dataset[dict[str, Tensor]]):
                     found[name][begin : begin + len(keys)] = values[: len(keys)].float().cpu().numpy()
             return found
 
-        write_rows(self._stem, self.items * self.variants, self.rows_per_shard, rows, rank, world_size)
+        write_array_files(self._stem, self.items * self.variants, self.rows_per_shard, rows, rank, world_size)
 
     @property
     def _stem(self) -> Path:

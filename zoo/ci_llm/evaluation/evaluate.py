@@ -32,7 +32,7 @@ from zoo.common.locks import writes_into
 from zoo.common.ranges import at_least, positive, within
 from zoo.common.work import Share, write_part
 from zoo.runs.frozen import state_digest
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 PROJECTIONS = 256  # of the distance between the agents' clouds
 

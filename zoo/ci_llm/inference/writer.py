@@ -29,7 +29,7 @@ from zoo.common.ranges import at_least
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference
 from zoo.runs.interactive import Field, Part, Report
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 MOST_TOKENS, MOST_CHARACTERS = 256, 4000  # of one answer, of a question
 FIELDS = ("prompt", "question")  # of a line that is an object

@@ -35,7 +35,7 @@ from zoo.flow.process.solvers import METHODS, Method, Projection, Solution, Solv
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference import Inference, attempt, facts_table
 from zoo.runs.interactive import Field, Part, Report
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 MOST_IMAGES, MOST_POINTS, MOST_STEPS = 64, 5000, 100  # of one answer
 MOST_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation

@@ -217,7 +217,7 @@ class Checkpoints(Checkpoint):
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find a mistyped monitor before the first step."""
-        found = getattr(pl_module, "evaluated", ())
+        found = getattr(pl_module, "logged_metric_names", ())
         if self.monitor is None or not found or self.monitor in found:
             return
         near = difflib.get_close_matches(self.monitor, found, n=1, cutoff=0.8)

@@ -26,8 +26,7 @@ from zoo.runs.listing import read_run
 from zoo.training.callbacks.checkpoint import Checkpoints, score_of
 from zoo.training.callbacks.progress import LOSSES, duration, number, shown_metrics, steps_of
 from zoo.training.callbacks.train_log import LOG_NAME, log_file
-from zoo.training.data import ZooDataModule
-from zoo.training.schedules import accumulated_batches
+from zoo.training.datamodule import ZooDataModule
 from zoo.training.signals import Interrupted
 
 log = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ def facts(trainer: L.Trainer, module: L.LightningModule, places: Sequence[str]) 
         described["data"] = items
     batch = getattr(data, "batch_size", None)
     if isinstance(batch, int):
-        described["effective batch"] = _effective_batch(batch, world, accumulated_batches(trainer))
+        described["effective batch"] = _effective_batch(batch, world, trainer.accumulate_grad_batches)
     accumulate = getattr(module, "accumulate", 1)
     if isinstance(accumulate, int) and accumulate > 1:
         # A GAN task splits its batch, so this saves memory and does not enlarge the batch.
@@ -237,7 +236,7 @@ def next_commands(folder: Path, module: Any, ended: bool) -> list[str]:
     packages = "".join(f" --allow-import {package}" for package in admitted())
     commands = [] if ended else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
-        commands.append(module.use_command.format(run=quoted))
+        commands.append(module.usage_command.format(run=quoted))
         commands.append(f"zoo export {quoted} FOLDER")
     others = [path for path in folder.parent.glob(f"*/{CSV_NAME}") if path.parent != folder]
     newest_first = (path.parent for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True))

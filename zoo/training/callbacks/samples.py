@@ -15,8 +15,9 @@ import torch
 
 from zoo.common.ranges import at_least
 from zoo.runs.folder import run_folder
+from zoo.training.callbacks import media
 from zoo.training.callbacks.metrics import items_in
-from zoo.training.callbacks.rng import capture_rng, restore_rng
+from zoo.training.resume import capture_rng, restore_rng
 from zoo.training.strategies.sharding import gather_weights
 
 log = logging.getLogger(__name__)
@@ -87,12 +88,16 @@ class Samples(L.Callback):
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let the task draw."""
         batches, self._batches = self._batches, []
-        draw: Any = getattr(pl_module, "draw_samples", None)
+        draw: Any = getattr(pl_module, "log_samples", None)
         if self.showing and draw is not None:
             with gather_weights(trainer):
                 self.run(lambda: draw(batches, is_last(trainer)))
         if self._spent:
             self._validated.append(time.perf_counter() - self._started - self._spent[-1])
+
+    def write(self, task: L.LightningModule, kind: str, name: str, *content: Any) -> None:
+        """Write a sample by `zoo.training.callbacks.media.log_<kind>`."""
+        getattr(media, f"log_{kind}")(task, name, *content)
 
     def run(self, draw: Callable[[], object]) -> None:
         """Make samples with separate random numbers; an error is reported once and stops nothing."""

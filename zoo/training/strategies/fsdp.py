@@ -39,8 +39,9 @@ class FSDP(ModelParallelStrategy):
     """Trains with `torch.distributed.fsdp.fully_shard`: each process keeps a part of each weight.
 
     Sharded units: each child of a ModuleList or Sequential with at least `min_block_parameters` parameters that no
-    block within it holds is gathered when it is called and resharded after; not within a task's `uneven_parts`, where
-    ranks would wait for calls that do not come. The rest of a task with one optimizer is one unit, gathered from a
+    block within it holds is gathered when it is called and resharded after; not within a task's
+    `fsdp_excluded_modules`, where ranks would wait for calls that do not come. The
+    rest of a task with one optimizer is one unit, gathered from a
     training step's beginning to the end of its backward; the generator and each discriminator of a GAN are units with
     their own passes. Frozen floating-point weights are sharded, too. Buffers are replicated and each process's own, as
     under DDP with `broadcast_buffers: false`.
@@ -132,7 +133,7 @@ class FSDP(ModelParallelStrategy):
             child for each in module.modules() if isinstance(each, nn.ModuleList | nn.Sequential)
             for child in each.children() if not isinstance(child, nn.ModuleList)
         }  # fmt: skip
-        uneven = [getattr(module, name) for name in getattr(module, "uneven_parts", ())]
+        uneven = [getattr(module, name) for name in getattr(module, "fsdp_excluded_modules", ())]
         blocks -= {child for each in uneven if each is not None for child in each.modules()}
         assigned = set(ignored)
         units = []
