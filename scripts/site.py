@@ -22,10 +22,10 @@ from zoo.cli.help_text import TRAINER_COMMANDS
 from zoo.cli.recipes import Recipe, recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments
-from zoo.common.systems import OVERRIDES, systems
+from zoo.common.systems import OVERRIDES, list_systems
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.recipes import comment_of
+from zoo.ui.forms.signatures import arguments
 from zoo.ui.forms.values import flatten
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,10 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _SOUND = re.compile(r'<a href="([^"]+\.mp3)">([^<]*)</a>')
 _ANIMATION = re.compile(r'<img ([^>]*)src="([^"]+)\.gif"([^>]*)>')
 # for callers in Python who name no part: what `import zoo` gives, and how a package registers parts of its own
-CALLED = {"zoo.load": "zoo.runs.load:load", "zoo.common.registry.public": "zoo.common.registry:public"}
+CALLED = {
+    "zoo.load": "zoo.runs.load:load",
+    "zoo.common.registry.register_components": "zoo.common.registry:register_components",
+}
 
 
 # Questions that strangers come with; the README, which is the start page, is too short for them.
@@ -125,7 +128,7 @@ def _start() -> str:
 
 
 def _recipe_pages() -> list[tuple[str, str]]:
-    return [*((system.name, system.title) for system in systems()), (OVERRIDES, "Settings of the trainer")]
+    return [*((system.name, system.title) for system in list_systems()), (OVERRIDES, "Settings of the trainer")]
 
 
 def _commands() -> str:
@@ -170,9 +173,9 @@ def _called() -> str:
 def _parts(package: str) -> str:
     importlib.import_module(package)
     lines = [f"# {package}", "", inspect.getdoc(sys.modules[package]) or "", ""]
-    for name in sorted(registry.names(package)):
+    for name in sorted(registry.component_names(package)):
         short = name.rpartition(".")[2]
-        lines += [f"::: {registry.module_of(name)}.{short}", "    options:", f"      heading: {name}", ""]
+        lines += [f"::: {registry.defining_module(name)}.{short}", "    options:", f"      heading: {name}", ""]
     return "\n".join(lines)
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from scripts.bench.tools import Finding, Settings, command, cost_of, in_folders
-from zoo.common.report import Row
-from zoo.runs.inference import Inference
+from zoo.common.reports import Row
+from zoo.runs.inference.base import Inference
 from zoo.runs.predict.input_files import list_input_files
 from zoo.runs.predict.results import MANIFEST_NAME, read_manifest
 from zoo.runs.predict.run import predict_files

@@ -31,8 +31,8 @@ from scripts.bench.tools import (
     times_as_fast,
 )
 from scripts.evidence.flow import digits_of
+from zoo.cli.options import take_option
 from zoo.cli.trainer import ZooCLI
-from zoo.common.options import take_option
 from zoo.common.systems import recipe_root
 from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.items import Items

@@ -263,7 +263,7 @@ def restore(size: Size) -> list[Finding]:
     }
     costs = interleave(runs, size.rounds(3))
     findings = [_real_time(f"restore, {name}", each, seconds) for name, each in costs.items()]
-    weights = _weight_mib(*restorer.parts().values())
+    weights = _weight_mib(*restorer.modules().values())
     for length in (seconds, 3 * seconds):
         idle, peak = peak_memory(_restore_once, size, length)
         details = {"MiB of the weights": weights, "MiB of the imports alone": idle}

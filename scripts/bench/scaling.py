@@ -16,7 +16,7 @@ import lightning as L
 import torch
 
 from scripts.bench.tools import Finding, machine, save, show
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.runs.csv_log import read_metrics
 from zoo.runs.folder import find_config
@@ -83,7 +83,7 @@ def measure(
         sized = [f"--data.init_args.batch_size={batch_sizes[number]}"] if batch_sizes else []
         _train(config, count, run, steps, accelerator, [*sized, *extra])
         rate = rate_of(run)
-        recipe = safe_load(find_config(run).read_text(encoding="utf-8"))
+        recipe = load_yaml(find_config(run).read_text(encoding="utf-8"))
         batch_size = int(recipe["data"]["init_args"]["batch_size"])
         effective = batch_size * count * int(recipe["trainer"]["accumulate_grad_batches"])
         speed_up = rate / findings[0].value if findings else 1.0
@@ -113,7 +113,7 @@ def _train(config: Path, count: int, run: Path, steps: int, accelerator: str, ex
         sys.executable, "-m", "zoo", "fit", f"--config={config}", *fragment, f"--trainer.devices={count}",
         f"--trainer.accelerator={accelerator}", f"--trainer.default_root_dir={run}", "--trainer.limit_val_batches=0",
         "--trainer.num_sanity_val_steps=0", f"--trainer.log_every_n_steps={max(1, steps // WINDOWS)}",
-        "--trainer.enable_progress_bar=false", "--checkpoints.every_n_batches=1000000",
+        "--trainer.enable_progress_bar=false", "--checkpoints.every_n_steps=1000000",
         "--trainer.callbacks+=scripts.bench.scaling.StopAfter", f"--trainer.callbacks.steps={steps}", *extra,
     ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": "1"} if accelerator == "cpu" else {}

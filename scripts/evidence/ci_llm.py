@@ -18,9 +18,9 @@ from zoo.ci_llm.aggregation.answers import flexible_answer, same_answer
 from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.evaluation.report import SINGLE
-from zoo.common.atomic import write_atomic
-from zoo.common.reading.text import safe_load
-from zoo.common.report import new_figure, plain, write_figure
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_yaml
+from zoo.common.reports import new_figure, replace_non_finite, write_figure
 from zoo.common.systems import recipe_root
 from zoo.runs.folder import find_config
 
@@ -150,7 +150,7 @@ def gather(
         if row["group"] == "runs":
             findings += _spoiled(Path(row["run"]), row["seed"])
     first = Path(runs[0]) / FOLDER
-    save(first / NAME, findings, evidence="demo", table=plain(arms), runs=plain(rows))
+    save(first / NAME, findings, evidence="demo", table=replace_non_finite(arms), runs=replace_non_finite(rows))
     text = markdown(arms)
     write_atomic(first / TABLE, lambda file: file.write(text.encode()))
     write_figure(first / FIGURE, draw_arms(arms))
@@ -170,7 +170,7 @@ def _row(run: Path, group: str, quick: bool) -> Row:
     """What is known of a run: its settings and what `evaluate` finds."""
     if not run.exists():
         raise FileNotFoundError(f"no run at {run}")
-    config = safe_load(find_config(run).read_text(encoding="utf-8"))
+    config = load_yaml(find_config(run).read_text(encoding="utf-8"))
     described = config["model"]["init_args"]
     if "crowd" not in described:
         raise ValueError(f"{run} was not trained by zoo.ci_llm.CrowdTask")
@@ -294,7 +294,7 @@ def _spoiled(run: Path, seed: int) -> list[Finding]:
     details |= {f"ECE {name}, scaled": summary["ece_scaled"] for name, summary in found.items()}
     name = f"seed {seed}, agent 0 spoiled: NLL, fitted weights to equal ones"
     ratio = nll["fitted"] / nll["mean"]
-    return [Finding(name, ratio, "x", at_most=1.0, details=plain(details))]
+    return [Finding(name, ratio, "x", at_most=1.0, details=replace_non_finite(details))]
 
 
 def draw_arms(arms: Sequence[Row]) -> Figure:

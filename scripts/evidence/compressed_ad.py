@@ -11,8 +11,8 @@ import numpy as np
 
 from scripts.bench.tools import Finding, evidence, save
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
-from zoo.common.report import write_figure
+from zoo.common.configs import load_yaml
+from zoo.common.reports import write_figure
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.collecting.collect import env_of
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
@@ -222,7 +222,7 @@ def _compare_origins(groups: Mapping[str, Sequence[Path]]) -> None:
     """Refuse runs with a pre-training where there should be none, or without, or of other histories."""
     for label, runs in groups.items():
         for run in runs:
-            begun = safe_load(find_config(Path(run)).read_text(encoding="utf-8")).get("init_from")
+            begun = load_yaml(find_config(Path(run)).read_text(encoding="utf-8")).get("init_from")
             if (begun is not None) is not (label == CAD):
                 raise ValueError(f"{run}: init_from is {begun}, which is not {label}")
     for runs in zip(*groups.values(), strict=True):
@@ -349,7 +349,7 @@ def _data_of(run: Path) -> dict[str, Any]:
     """Arguments of the data that a run was trained on."""
     if not Path(run).exists():
         raise FileNotFoundError(f"no run at {run}")
-    arguments = safe_load(find_config(Path(run)).read_text(encoding="utf-8"))["data"]["init_args"]
+    arguments = load_yaml(find_config(Path(run)).read_text(encoding="utf-8"))["data"]["init_args"]
     if not {"root", "demonstrator", "shuffle_episodes"} <= arguments.keys():
         raise ValueError(f"{run} was not trained on histories (zoo.compressed_ad.HistoryData)")
     return arguments

@@ -23,7 +23,7 @@ from scripts.evidence import (
 )
 from zoo.audio.io import files
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import Clips, VocoderData
 from zoo.runs.folder import find_config
@@ -185,7 +185,7 @@ def _plan_points(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 def _plan_lakes(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, data, store = "compressed_ad/demo_lakes", "data__init_args", root / "histories"
-    env = safe_load((recipe_root() / f"{recipe}.yaml").read_text(encoding="utf-8"))["data"]["init_args"]["env"]
+    env = load_yaml((recipe_root() / f"{recipe}.yaml").read_text(encoding="utf-8"))["data"]["init_args"]["env"]
     learner = {"rate": 1.0, "bonus": 0.02, "epsilon": 0.0, "last_epsilon": 0.0}
     learned = ["--steps=112", "--episode_stride=2", f"--streams={1 if quick else 16}", "--algorithm=q_learning"]
     learned += [f"--q_learning.{key}={value}" for key, value in learner.items()]
@@ -318,7 +318,7 @@ def _plan_vocoder(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 def _vocoder(root: Path, quick: bool) -> Figures:
     """With the first held-out clip, which lies beside the run then."""
-    data: VocoderData = build(safe_load(find_config(root / "run").read_text(encoding="utf-8"))["data"])
+    data: VocoderData = build(load_yaml(find_config(root / "run").read_text(encoding="utf-8"))["data"])
     data.prepare_data()
     data.setup("fit")
     held = cast(Clips, data.val_set)
@@ -333,7 +333,7 @@ def _plan_magnitudes(root: Path, seed: int, quick: bool) -> list[Unit]:
     """The demo of Vocos' backbone, and that of HiFi-GAN in at least as much processor time."""
     seeded = {"data__init_args__seed": seed}
     steps = 2 if quick else 220
-    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_batches": steps}
+    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_steps": steps}
     return [
         _fit(root, "run", "hifigan/demo_vocos", seed, **seeded),
         _fit(root, "hifigan", "hifigan/demo", seed, **seeded, **cut),

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from scripts.bench.tools import Finding, evidence, save
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.flow import rendering
 from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier
@@ -89,7 +89,7 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
     Raises:
         ValueError: when the run was trained on something else, or its training part has too few images of a class.
     """
-    data = safe_load(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
+    data = load_yaml(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
     if data.get("root") is not None or "image_resolution" not in data:
         raise ValueError(f"{run} was not trained on scikit-learn's digits")
     train, held = read_digits(data["val_every"], data["split_seed"], data["image_resolution"], data["channels"])

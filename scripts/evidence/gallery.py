@@ -16,8 +16,8 @@ from scripts.evidence.audiosr import lay_out
 from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.common.atomic import write_atomic
-from zoo.common.report import new_figure
+from zoo.common.atomic_files import write_atomic
+from zoo.common.reports import new_figure
 from zoo.common.systems import recipe_root
 from zoo.training.callbacks.media import rendered
 
@@ -59,7 +59,7 @@ def plan(root: Path) -> dict[Path, list[str]]:
         arguments = ["fit", f"--config={recipe_root() / training.recipe}.yaml"]
         arguments += [f"--trainer.default_root_dir={root / name}", f"--trainer.max_steps={training.batches}"]
         arguments += [
-            f"--{key}={training.batches}" for key in ("trainer.val_check_interval", "checkpoints.every_n_batches")
+            f"--{key}={training.batches}" for key in ("trainer.val_check_interval", "checkpoints.every_n_steps")
         ]
         arguments += ["--trainer.num_sanity_val_steps=0"]
         if name == "miipher":

@@ -19,9 +19,9 @@ from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation.measures import AudioPair, compute_metrics
 from zoo.audio.io import files
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.hifigan.data import Clips, Crops, VocoderData
 from zoo.hifigan.inference.vocoder import Vocoder
 from zoo.hifigan.task import mel_l1
@@ -49,7 +49,7 @@ def check_unseen(run: Path, clip: Path) -> None:
     Raises:
         ValueError: when the run's training set holds a clip of this name.
     """
-    config = safe_load(find_config(run).read_text(encoding="utf-8"))
+    config = load_yaml(find_config(run).read_text(encoding="utf-8"))
     data: VocoderData = build(config["data"])
     data.prepare_data()
     data.setup("fit")
@@ -191,7 +191,7 @@ def gather_held_out(run: Path, other: Path, *, quick: bool = False) -> list[Find
 
 def _held_out(run: Path) -> Clips:
     """The validation clips of a run."""
-    data: VocoderData = build(safe_load(find_config(run).read_text(encoding="utf-8"))["data"])
+    data: VocoderData = build(load_yaml(find_config(run).read_text(encoding="utf-8"))["data"])
     data.prepare_data()
     data.setup("fit")
     return cast(Clips, data.val_set)

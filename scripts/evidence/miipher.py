@@ -14,10 +14,10 @@ from zoo.audio.evaluation.evaluate import CLEAN, Evaluation, Settings, evaluate
 from zoo.audio.evaluation.metrics import mel_cepstra
 from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.io import files
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
-from zoo.common.statistics import Measure
+from zoo.common.configs import load_yaml
+from zoo.common.statistics import MetricColumn
 from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.inference.restore import Restorer
@@ -43,7 +43,7 @@ class Timbre(MetricModel):
     thousands of speakers, take both for one person it cannot say.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("timbre", True),)
+    measures: ClassVar[tuple[MetricColumn, ...]] = (MetricColumn("timbre", True),)
 
     def load(self) -> None:
         """It has no model."""
@@ -82,7 +82,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
         ValueError: when a run logged too little or is of another stage.
     """
     folder = finetune / FOLDER
-    with replacing(folder / "trees") as trees:
+    with replace_atomically(folder / "trees") as trees:
         write_trees(finetune, pretrain, trees, 1 if quick else draws, quick)
     trees = folder / "trees"
     found: Evaluation = evaluate(
@@ -115,7 +115,7 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int, quick:
         ValueError: when a run holds no restorer.
     """
     restorer, ceiling = _restorer(finetune), _restorer(pretrain)
-    data: VocoderSegments = build(safe_load(find_config(finetune).read_text(encoding="utf-8"))["data"])
+    data: VocoderSegments = build(load_yaml(find_config(finetune).read_text(encoding="utf-8"))["data"])
     data.prepare_data()
     data.setup("fit")
     pairs = data.val_set

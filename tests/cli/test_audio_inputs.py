@@ -20,7 +20,7 @@ from zoo.audiosr.inference.reconstruct import Reconstructor
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.runs.export import AUDIO_USAGE
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 
 SYSTEMS: dict[str, Callable[[], Inference]] = {
     "vocoder": vocoder,

@@ -16,7 +16,7 @@ from tests.harness import REPOSITORY
 from zoo.cli.main import main
 from zoo.cli.recipes import compose_config, find_recipe, nearest_names, replace_recipe_names, split_arguments
 from zoo.cli.tools import find_tools, split_options
-from zoo.common.reading.configs import load_recipe, merge, read_config
+from zoo.common.configs import load_recipe, load_run_config, merge
 from zoo.runs.load import load
 
 
@@ -153,7 +153,7 @@ def test_unknown_section_is_refused_also_when_empty(content, tmp_path):
 
 
 POSITIVE = [
-    ("checkpoints.every_n_batches", "0"),
+    ("checkpoints.every_n_steps", "0"),
     ("trainer.accumulate_grad_batches", "0"),
     ("trainer.val_check_interval", "0"),
     ("trainer.val_check_interval", "0.0"),
@@ -251,7 +251,7 @@ def test_a_recipe_extends_others(tmp_path):
     write(tmp_path / "base.yaml", trainer={"max_steps": 1, "precision": "32-true"}, seed_everything=1)
     write(tmp_path / "middle.yaml", extends="base", trainer={"max_steps": 2})
     top = write(tmp_path / "top.yaml", extends=["middle", "trainer/ddp_2"], seed_everything=3)
-    extended = read_config(find_recipe("trainer/ddp_2"))["trainer"]
+    extended = load_run_config(find_recipe("trainer/ddp_2"))["trainer"]
     expected = {"trainer": {"max_steps": 2, "precision": "32-true", **extended}, "seed_everything": 3}
     assert load_recipe(top) == expected
     assert compose_config([f"--config={top}", "--seed_everything=4"]) == (expected, ["--seed_everything=4"])

@@ -224,9 +224,9 @@ WITNESS = """
 import hashlib
 import lightning as L
 import torch
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(__name__, {"": "Witness"})
+__getattr__, __all__ = register_components(__name__, {"": "Witness"})
 
 class Witness(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

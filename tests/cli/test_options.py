@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.harness import REPOSITORY, forked, good
-from zoo.common.options import files_first
+from zoo.cli.options import files_first
 
 
 @pytest.mark.parametrize(

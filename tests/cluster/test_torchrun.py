@@ -12,7 +12,7 @@ from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, callback, environmen
 from zoo.training.errors import ConnectionLostError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-FLAGS = ("--trainer.accelerator=cpu", "--trainer.max_steps=30", "--checkpoints.every_n_batches=5")
+FLAGS = ("--trainer.accelerator=cpu", "--trainer.max_steps=30", "--checkpoints.every_n_steps=5")
 FLAGS += ("--trainer.default_root_dir=run",)
 
 

@@ -3,15 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from zoo.common.folders import begin_output, data_folder
+from zoo.common.checks import find_data_folder
+from zoo.common.journal import begin_output
 
 
 def test_a_folder_of_data_is_there_or_made_in_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert data_folder("root", None, False) is None
-    assert data_folder("root", str(tmp_path), False) == tmp_path
+    assert find_data_folder("root", None, False) is None
+    assert find_data_folder("root", str(tmp_path), False) == tmp_path
     with pytest.raises(FileNotFoundError, match=r"data.init_args.noise: no folder .*gone"):
-        data_folder("noise", str(tmp_path / "gone"), False)
-    assert data_folder("noise", str(tmp_path / "gone"), True) is None
+        find_data_folder("noise", str(tmp_path / "gone"), False)
+    assert find_data_folder("noise", str(tmp_path / "gone"), True) is None
     assert "made in code" in caplog.text
 
 

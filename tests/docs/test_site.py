@@ -13,8 +13,8 @@ from scripts.site import docstring
 from zoo.cli.recipes import recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments, described
 from zoo.ui.forms.explain import explain
+from zoo.ui.forms.signatures import arguments, described
 from zoo.ui.forms.values import flatten
 
 pytest.importorskip("mkdocs")
@@ -34,8 +34,8 @@ def definition(place: str) -> ast.stmt:
 def test_every_part_stands_in_the_reference_with_all_its_arguments(package: str) -> None:
     page = site._parts(package)
     unclear = []
-    for name in registry.names(package):
-        module, short = registry.module_of(name) or "", name.rpartition(".")[2]
+    for name in registry.component_names(package):
+        module, short = registry.defining_module(name) or "", name.rpartition(".")[2]
         assert f"::: {module}.{short}\n    options:\n      heading: {name}\n" in page
         assert ast.get_docstring(definition(f"{module}.{short}")), f"{name} has no docstring"
         said = described(module, short)

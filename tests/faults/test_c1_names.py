@@ -80,13 +80,13 @@ watching = [False]
 
 def outcome(path: str, slot: Any = object) -> str:
     try:
-        found = registry.find(path, slot)
+        found = registry.get_class(path, slot)
     except ValueError as error:
         assert "\n" not in str(error), path
         return "refused"
     name = registry.public_name(found)
-    known = {each for package in registry.PACKAGES for each in registry.names(package)}
-    foreign = {f"{package}.{each}" for package, listed in registry.FOREIGN.items() for each in listed.split()}
+    known = {each for package in registry.PACKAGES for each in registry.component_names(package)}
+    foreign = {f"{package}.{each}" for package, listed in registry.EXTERNAL_CLASSES.items() for each in listed.split()}
     foreign |= {f"torch.nn.{each}" for each in registry._layers()}
     assert name in known | foreign or path in foreign, path
     return "registered"
@@ -103,9 +103,9 @@ class Walk(NamedTuple):
 def walk() -> Walk:
     paths = reachable()
     for package in registry.PACKAGES:
-        for name in registry.names(package):
-            registry.find(name)
-    registry.allowed_paths()
+        for name in registry.component_names(package):
+            registry.get_class(name)
+    registry.allowed_import_paths()
     events: list[str] = []
     watched(events)
     refused = [path for path in paths if outcome(path) == "refused"]

@@ -61,7 +61,7 @@ class Traps:
     def nodes(self) -> list[dict[str, Any]]:
         """What a config would name, also by way of modules that it may import."""
         detours = (
-            "zoo.common.work.os.system",
+            "zoo.common.journal.os.system",
             "zoo.audio.corpora.cache.os.system",
             "torch.nn.modules.module.torch.hub.load",
         )

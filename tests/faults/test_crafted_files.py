@@ -70,7 +70,7 @@ NODES: dict[str, Node] = {
     ),
     "imported module's function": part("zoo.common.build.importlib.import_module", name=DECOY),
     "imported module": part("zoo.common.build.importlib", name=DECOY),
-    "os by way of ours": part("zoo.common.atomic.os.system", command="touch ELSEWHERE/marker"),
+    "os by way of ours": part("zoo.common.atomic_files.os.system", command="touch ELSEWHERE/marker"),
     "Popen by way of ours": part("zoo.ui.commands.subprocess.Popen", args=TOUCH),
     "soundfile by way of ours": part("zoo.audio.io.files.soundfile.SoundFile", file="ELSEWHERE/a.wav", mode="w"),
     "function that builds": part("zoo.common.build.build", spec={"class_path": "os.system"}, allow=["os"]),

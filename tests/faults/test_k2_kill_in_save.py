@@ -22,10 +22,10 @@ from tests.harness import (
     newest,
     record,
 )
-from zoo.common.atomic import TEMPORARY_MARK
+from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import is_sound, load_checkpoint
 
-FIT = [*TOY_FIT, "--checkpoints.every_n_batches=1", "--checkpoints.monitor=null"]
+FIT = [*TOY_FIT, "--checkpoints.every_n_steps=1", "--checkpoints.monitor=null"]
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -102,7 +102,7 @@ def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
     options = [
         *TOY_FIT,
         "--trainer.max_steps=20",
-        "--checkpoints.every_n_batches=10",
+        "--checkpoints.every_n_steps=10",
         f"--trainer.default_root_dir={run}",
     ]
     killed = Forked(*options, *callback("Ballast", megabytes=40), cwd=tmp_path)

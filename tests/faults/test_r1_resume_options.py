@@ -18,7 +18,7 @@ from zoo.training.hyperparameters import advance
 SMOKE = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 FAST = ("hifigan/smoke", "flow/smoke", "ci_llm/smoke")
 LIMITS = ["--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
-LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_batches=3"]
+LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_steps=3"]
 
 
 def fit(run: Path, *args: object, recipe: object | None = None) -> int:
@@ -44,12 +44,12 @@ def expected_rates(run: Path, steps: int) -> list[list[float]]:
     arguments, rates = config["model"]["init_args"], []
     for key in sorted(name for name in arguments if name.startswith("optimizer")):
         spec = arguments[key]
-        optimizer = registry.find(spec["class_path"])([torch.nn.Parameter(torch.ones(1))], **spec["init_args"])
+        optimizer = registry.get_class(spec["class_path"])([torch.nn.Parameter(torch.ones(1))], **spec["init_args"])
         schedule = arguments[key.replace("optimizer", "scheduler")]
         if schedule is None or arguments.get("scheduler_interval") == "epoch":
             rates.append([optimizer.param_groups[0]["lr"]] * steps)
             continue
-        scheduler = registry.find(schedule["class_path"])(optimizer, **schedule["init_args"])
+        scheduler = registry.get_class(schedule["class_path"])(optimizer, **schedule["init_args"])
         if getattr(scheduler, "total_steps", 0) is None:
             scheduler.total_steps = config["trainer"]["max_steps"]
         rates.append([])

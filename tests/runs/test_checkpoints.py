@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.common import atomic
+from zoo.common import atomic_files
 from zoo.runs import checkpoints as files
 from zoo.runs.folder import find_checkpoint, find_config, new_run_folder, newest_run
 
@@ -142,7 +142,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     with pytest.raises(OSError, match="full"):
-        atomic.write_atomic(path, fail)
+        atomic_files.write_atomic(path, fail)
     assert files.load_checkpoint(path)["x"] == 1.0
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, path.name + ".sha256"]
 
@@ -156,11 +156,14 @@ def test_objects_are_refused(tmp_path: Path) -> None:
 
 def test_temporaries_are_swept(tmp_path: Path) -> None:
     (tmp_path / "media").mkdir()
-    stale = [atomic.temporary_beside(tmp_path / "a.ckpt"), atomic.temporary_beside(tmp_path / "media" / "b.wav")]
+    stale = [
+        atomic_files.temporary_path(tmp_path / "a.ckpt"),
+        atomic_files.temporary_path(tmp_path / "media" / "b.wav"),
+    ]
     for path in stale:
         path.write_bytes(b"x")
     kept = save(tmp_path, 1)
-    assert sorted(atomic.sweep_temporaries(tmp_path)) == sorted(stale)
+    assert sorted(atomic_files.delete_temporary_files(tmp_path)) == sorted(stale)
     assert kept.is_file()
 
 
@@ -170,24 +173,24 @@ def test_kill_between_the_renames_loses_no_folder(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "file").write_text(folder.name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(atomic, "restore_replaced", lambda *args: None)  # a killed process does not come to it
+        patch.setattr(atomic_files, "restore_replaced", lambda *args: None)  # a killed process does not come to it
         rename = os.replace
         patch.setattr(os, "replace", lambda *names: exit() if names == (aside, path) else rename(*names))
         with pytest.raises(SystemExit):
-            atomic.replace_folder(aside, path)
+            atomic_files.replace_folder(aside, path)
     assert not path.exists()
-    atomic.sweep_temporaries(tmp_path)
+    atomic_files.delete_temporary_files(tmp_path)
     assert (path / "file").read_text() == path.name and [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 def test_folder_is_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").touch()
-    with atomic.replacing(tmp_path / "out") as aside:
+    with atomic_files.replace_atomically(tmp_path / "out") as aside:
         aside.mkdir()
         (aside / "new").touch()
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["new"]
-    with pytest.raises(RuntimeError), atomic.replacing(tmp_path / "out") as aside:
+    with pytest.raises(RuntimeError), atomic_files.replace_atomically(tmp_path / "out") as aside:
         aside.mkdir()
         raise RuntimeError
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -20,7 +20,7 @@ from zoo.runs import frozen
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 from zoo.training.adversarial import Discriminator, Output
-from zoo.training.callbacks.checkpoint import Checkpoints, check_disk
+from zoo.training.callbacks.checkpoint import Checkpoints, check_disk_space
 from zoo.training.callbacks.ema import EMA
 from zoo.training.gan import GANTask
 
@@ -44,7 +44,7 @@ def recipe(folder: Path, **backbone: object) -> Path:
             "enable_progress_bar": False,
             "enable_model_summary": False,
         },
-        "checkpoints": {"every_n_batches": 2},
+        "checkpoints": {"every_n_steps": 2},
         "model": {"class_path": "toy_wing.FrozenTask", "init_args": model},
         "data": {"class_path": "toy_wing.data.PairData"},
     }
@@ -318,10 +318,10 @@ def test_disk_estimate_leaves_frozen_weights_out(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage)
     backbone = Scale(**HERE)
     backbone.weight = nn.Parameter(torch.zeros(1000), requires_grad=False)
-    check_disk(tmp_path, Big(backbone), copies=2)
+    check_disk_space(tmp_path, Big(backbone), copies=2)
     backbone.weight.requires_grad_(True)
-    with pytest.raises(OSError, match="too little room"):
-        check_disk(tmp_path, Big(backbone), copies=2)
+    with pytest.raises(OSError, match="too little space"):
+        check_disk_space(tmp_path, Big(backbone), copies=2)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ class Vocoder(GANTask):
 def test_adversarial_tasks_leave_them_out_too(tmp_path: Path) -> None:
     def train(task: Vocoder, checkpoint: Path | None = None) -> None:
         trainer = L.Trainer(
-            max_steps=4, accelerator="cpu", logger=False, callbacks=[Checkpoints(every_n_batches=2)],
+            max_steps=4, accelerator="cpu", logger=False, callbacks=[Checkpoints(every_n_steps=2)],
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, limit_val_batches=0,
         )  # fmt: skip
         trainer.fit(task, PairData(), ckpt_path=checkpoint, weights_only=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness import environment
 from tests.run_folders import CONFIG, INTERRUPTED, ROWS, make
-from zoo.common.locks import locked
+from zoo.common.locks import lock_folder
 from zoo.runs import listing
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.details import described, duration, next_commands
@@ -38,7 +38,7 @@ def test_states(tmp_path):
     killed = make(tmp_path / "f", steps=99)
     (killed / ".zoo.lock").touch()
     assert [state(killed), state(killed)] == ["killed", "killed"]
-    with locked(killed, "fit"):
+    with lock_folder(killed, "fit"):
         assert state(killed) == "running"
 
 

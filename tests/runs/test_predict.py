@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 from zoo.runs.predict.input_files import InputFile, list_input_files
 from zoo.runs.predict.results import open_results, read_manifest
 from zoo.runs.predict.run import content_digest, predict_files, result_settings

@@ -20,7 +20,7 @@ OWN_DEFAULTS = {"zoo.audiosr.DistillationTask": ["guidance_scale"]}  # of a stud
 def find_tasks() -> list[type[ZooTask]]:
     """All public tasks that name an inference class."""
     tasks = []
-    for name in (name for package in registry.PACKAGES for name in registry.names(package)):
+    for name in (name for package in registry.PACKAGES for name in registry.component_names(package)):
         package, _, attribute = name.rpartition(".")
         cls = getattr(importlib.import_module(package), attribute)
         if isinstance(cls, type) and issubclass(cls, ZooTask) and hasattr(cls, "inference_class"):
@@ -37,7 +37,7 @@ def default(cls: type, name: str) -> object:
 
 @pytest.mark.parametrize("cls", find_tasks(), ids=registry.public_name)
 def test_options_have_the_same_default_in_both(cls: type[ZooTask]) -> None:
-    inference = registry.find(cls.inference_class)
+    inference = registry.get_class(cls.inference_class)
     options = ZooTask.inference_options.fget(cls.__new__(cls))  # type: ignore[attr-defined]
     assert not {*options} & {*cls.inference_modules}
     options = tuple(name for name in options if name not in OWN_DEFAULTS.get(registry.public_name(cls), ()))

@@ -64,7 +64,7 @@ def test_the_longest_items_are_taken():
 def test_memory_is_limited_to_a_count():
     code = """
 import torch
-from zoo.common.hardware import peak_resident_bytes
+from zoo.common.environment import peak_resident_bytes
 from zoo.tuning.batch_finder import limit_memory
 limit_memory(peak_resident_bytes() + (200 << 20))
 torch.ones(50 << 18)

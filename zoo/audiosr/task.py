@@ -22,7 +22,7 @@ from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
-from zoo.common.ranges import one_of, within
+from zoo.common.checks import check_one_of, check_within
 from zoo.runs.frozen import state_digest
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.freezing import freeze
@@ -173,8 +173,8 @@ class DiffusionTask(SingleOptimizerTask):
     ) -> None:
         super().__init__(optimizer, **kwargs)
         check_parts(net, autoencoder, features, vocoder, condition_autoencoder)
-        within(0, 1, condition_dropout=condition_dropout)
-        one_of(("lowres", "target"), global_input=global_input)
+        check_within(0, 1, condition_dropout=condition_dropout)
+        check_one_of(("lowres", "target"), global_input=global_input)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder

@@ -17,7 +17,7 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.nets.vae import split
 from zoo.audiosr.task import Batch, DiffusionTask
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 from zoo.training.task import OptimizerCallable, compile_module
 
 
@@ -97,8 +97,8 @@ def grid_turns(diffusion: CosineDiffusion, teacher_steps: int, steps: int) -> tu
     Raises:
         ValueError: when the segments are not equal or the process has too few steps.
     """
-    at_least(1, steps=steps)
-    within(1, diffusion.steps, teacher_steps=teacher_steps)
+    check_at_least(1, steps=steps)
+    check_within(1, diffusion.steps, teacher_steps=teacher_steps)
     if teacher_steps % steps:
         raise ValueError(f"teacher_steps {teacher_steps} is no multiple of steps {steps}: segments must be equal")
     times, length = time_grid(teacher_steps, "trailing", diffusion.steps), teacher_steps // steps
@@ -172,8 +172,8 @@ class DistillationTask(DiffusionTask):
         **kwargs: Any,
     ) -> None:
         _check(net, autoencoder, diffusion, teacher, guidance_scale)
-        at_least(0, teacher_guidance=teacher_guidance)
-        within(0, 1, teacher_rescale=teacher_rescale)
+        check_at_least(0, teacher_guidance=teacher_guidance)
+        check_within(0, 1, teacher_rescale=teacher_rescale)
         self._own_sampler = sampler is None
         sampler = sampler or DDIM(steps)
         super().__init__(

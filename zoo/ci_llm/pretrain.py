@@ -16,7 +16,7 @@ from zoo.ci_llm.data.tokens import left_padded
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
 from zoo.ci_llm.losses.objective import Batch, attended, targets
 from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 from zoo.runs.folder import run_folder
 from zoo.training.schedules import LrScaling
 from zoo.training.strategies.sharding import gather_weights
@@ -119,7 +119,7 @@ class PretrainTask(SingleOptimizerTask):
 
 def save_backbone(backbone: Backbone, tokenizer: Tokenizer, folder: Path) -> None:
     """Write a language model and its tokenizer in transformers' layout; the folder appears only when it is whole."""
-    with replacing(folder) as aside:
+    with replace_atomically(folder) as aside:
         aside.mkdir()
         backbone.save_source(aside)
         tokenizer.save(aside)

@@ -21,7 +21,7 @@ from zoo.ci_llm.losses.metrics import token_scores
 from zoo.ci_llm.losses.objective import Batch, Objective, label_count, mean_over_ranks, targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -77,7 +77,7 @@ class CrowdTask(SingleOptimizerTask):
         lr_scaling: LrScaling | None = None,
     ) -> None:
         super().__init__(optimizer, scheduler, lr_scaling=lr_scaling)
-        one_of(("batch", "global"), normalise=normalise)
+        check_one_of(("batch", "global"), normalise=normalise)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.diversity = diversity

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import NamedTuple, TextIO
 
-from zoo.common.options import VERBOSITY_VARIABLE, verbosity
+from zoo.common.environment import VERBOSITY_VARIABLE, verbosity
 
 LIGHTNING = ("lightning", "lightning.pytorch", "lightning.fabric")  # loggers with handlers of their own
 LIBRARIES = "torch|torchvision|torchaudio|torchmetrics|lightning|lightning_utilities|transformers|peft|huggingface_hub"

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 import zoo
 from zoo.cli.help_text import TRAINER_COMMANDS, aligned, asks_for_help, short_help
 from zoo.cli.log_filters import filter_warnings, printable
+from zoo.cli.options import take_option
 from zoo.cli.recipes import read_files, replace_recipe_names
 from zoo.cli.tools import find_tools, run_tool, without_collector
-from zoo.common.options import VERBOSITY_VARIABLE, take_option
-from zoo.common.registry import admit
+from zoo.common.environment import VERBOSITY_VARIABLE
+from zoo.common.registry import allow_packages
 
 TRACEBACK_VARIABLE = "ZOO_TRACEBACK"
 FIRST_GROUP = "training and inference"  # of the help
@@ -65,7 +66,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     try:
         filter_warnings()
-        admit(packages)
+        allow_packages(packages)
         if command in TRAINER_COMMANDS:
             if asks_for_help(rest) == "short":
                 print(short_help(command))

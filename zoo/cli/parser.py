@@ -25,8 +25,7 @@ from zoo.cli.recipes import (
     split_arguments,
 )
 from zoo.common import registry
-from zoo.common.reading.configs import limit_resolvers
-from zoo.common.reading.text import dump_yaml, safe_load
+from zoo.common.configs import dump_yaml, load_yaml, restrict_resolvers
 
 PARSER_MODE = "omegaconf+"
 
@@ -94,14 +93,14 @@ class OneLineParser(ArgumentParser):
 
 def restrict_imports() -> None:
     """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
-    _allow(tuple(registry.allowed_paths()))
-    limit_resolvers()
+    _allow(tuple(registry.allowed_import_paths()))
+    restrict_resolvers()
     set_loader(PARSER_MODE, _load_value, (yaml.YAMLError,))
     set_dumper("yaml", dump_yaml)
 
 
 def _load_value(text: str) -> Any:
-    value = safe_load(text)
+    value = load_yaml(text)
     if isinstance(value, dict) and value and all(each is None for each in value.values()):
         return text  # "{a, b}" and "a:" are words
     return value
@@ -252,7 +251,7 @@ class _KeyFinder:
             self.classes[key] = value["class_path"]
             if value["class_path"].startswith("zoo."):
                 try:
-                    registry.find(value["class_path"])
+                    registry.get_class(value["class_path"])
                 except ValueError as error:
                     raise WrongNameError(f"{origin}{key}.class_path: {error}") from error
         arguments = value.get("init_args", {} if "class_path" in value else value)
@@ -265,7 +264,10 @@ class _KeyFinder:
     def _check_argument(self, place: _Place, key: str) -> None:
         allowed: Collection[str] | None = None
         with contextlib.suppress(KeyError, ValueError):  # a short name, or a class of another package
-            allowed = registry.slots(registry.find(self.classes[key])).keys() - {"args", "kwargs"}
+            allowed = registry.constructor_annotations(registry.get_class(self.classes[key])).keys() - {
+                "args",
+                "kwargs",
+            }
         self._check_key(place, allowed, self.classes.get(key, ""))
 
     def _check_key(self, place: _Place, allowed: Collection[str] | None, owner: str) -> None:

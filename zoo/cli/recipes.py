@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zoo.common.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
+from zoo.cli.options import CONFIG_OPTIONS, SETTINGS_SUFFIXES
 from zoo.common.systems import first_comment, recipe_paths
 
 GROUPS = ("trainer", "checkpoints", "samples", "wandb", "terminal")  # mappings of a config
@@ -141,7 +141,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
         ConfigFileError: for a file that is no mapping, or holds a key twice.
         FileNotFoundError: for a file that is not there.
     """
-    from zoo.common.reading.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
+    from zoo.common.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
 
     files: list[tuple[Path, dict[str, Any]]] = []
     options: list[str] = []
@@ -166,7 +166,7 @@ def compose_config(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Returns:
         One config, empty without files, and the other arguments.
     """
-    from zoo.common.reading.configs import merge
+    from zoo.common.configs import merge
 
     files, options = read_files(args)
     return functools.reduce(merge, [content for _, content in files], {}), options
@@ -174,7 +174,7 @@ def compose_config(args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 def compose_arguments(args: Sequence[str]) -> list[str]:
     """Put one `--config` with the text of all files before the other options, which win wherever they stand."""
-    from zoo.common.reading.text import dump_yaml
+    from zoo.common.configs import dump_yaml
 
     config, options = compose_config(args)
     return [f"--config={dump_yaml(config)}", *options] if config else options

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from zoo.cli.help_text import TRAINER_COMMANDS
+from zoo.cli.options import files_first, with_values
 from zoo.cli.recipes import CLASSES, GROUPS, VALUES, WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.hardware import process_rank
-from zoo.common.locks import locked_arguments
-from zoo.common.options import files_first, with_values
+from zoo.common.environment import process_rank
+from zoo.common.locks import lock_arguments
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
@@ -108,7 +108,7 @@ def run_tool(command: str, args: list[str]) -> int:
     if process_rank()[0] > 0 and not ranks and not getattr(function, "shared", True):
         print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
         return 0
-    with locked_arguments(function, values, command):
+    with lock_arguments(function, values, command):
         result = function(*rest, **values, **ranks)
     if isinstance(result, Mapping):
         place = values.get((*getattr(function, "writes_into", ()), "output")[0])
@@ -170,12 +170,12 @@ def check_class(command: str, option: str, slot: Any, args: Sequence[str]) -> No
     Raises:
         WrongNameError: for a name that no class in this slot has, with the nearest.
     """
-    candidates = registry.load_beside(slot)
+    candidates = registry.import_candidates(slot)
     for requested, value, _ in split_arguments(args):
         if not value or requested != f"--{option}" or not re.fullmatch(r"[A-Z]\w*|zoo\.[\w.]+", value):
             continue
         names = candidates if "." in value else [each.rpartition(".")[2] for each in candidates]
-        if candidates and not registry.admitted() and value not in names:
+        if candidates and not registry.allowed_packages() and value not in names:
             message = f"no class {value} fits here{nearest_names(value, names)} (classes: {shorten_list(names)})"
             raise WrongNameError(f"{command} {requested}: {message}")
 

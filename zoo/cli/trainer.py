@@ -26,6 +26,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from zoo import __version__
 from zoo.cli.help_text import asks_for_help
 from zoo.cli.log_filters import configure_logging, filter_warnings, quiet_output
+from zoo.cli.options import take_option
 from zoo.cli.parser import (
     PARSER_MODE,
     ConfigError,
@@ -38,10 +39,9 @@ from zoo.cli.parser import (
 )
 from zoo.cli.recipes import CLASSES, GROUPS, WrongNameError, compose_arguments, compose_config
 from zoo.common import registry
-from zoo.common.atomic import write_atomic
-from zoo.common.locks import locked
-from zoo.common.options import take_option
-from zoo.common.reading.configs import check_places, read_config
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import check_config_paths, load_run_config
+from zoo.common.locks import lock_folder
 from zoo.runs import folder as runs
 from zoo.runs import frozen
 from zoo.runs.checkpoints import step_of
@@ -185,7 +185,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SEED = 1234
 POSITIVE = {  # numbers that Lightning and the loaders divide by
-    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_batches", "val_check_interval",
+    "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_steps", "val_check_interval",
 }  # fmt: skip
 # They read checkpoints by pickle.
 SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
@@ -247,7 +247,7 @@ class SaveConfig(SaveConfigCallback):
             return
         former = Path(trainer.ckpt_path).parent / runs.CONFIG_NAME
         if former.is_file():
-            report_callback_changes(read_config(former)["trainer"], self.config["trainer"].as_dict())
+            report_callback_changes(load_run_config(former)["trainer"], self.config["trainer"].as_dict())
         for logger in trainer.loggers:
             if isinstance(logger, RunCSV):
                 logger.trim(trainer.global_step - 1)  # rows carry the number of the batch, from 0
@@ -368,7 +368,7 @@ class ZooCLI(LightningCLI):
         except Exception as error:  # jsonargparse leaves some of what YAML and interpolation raise to the caller
             raise ConfigError(str(error) or type(error).__name__) from error
         if self.source_run is not None:
-            check_places(self.config.as_dict(), self.source_run, args)
+            check_config_paths(self.config.as_dict(), self.source_run, args)
         use_public_names(self.config)
         check_positive(self.config.as_dict())
         strategy = self.config["trainer.strategy"]
@@ -384,7 +384,7 @@ class ZooCLI(LightningCLI):
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
         if self.command == "fit" and self.lock_stack is not None:
-            self.lock_stack.enter_context(locked(self.folder, "fit"))
+            self.lock_stack.enter_context(lock_folder(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)
         self.trainer_defaults["callbacks"] = self._callbacks()
 
@@ -472,7 +472,7 @@ def full_help(command: str, args: Sequence[str]) -> int:
         name = (config.get(section) or {}).get("class_path")
         if name:
             options = OneLineParser(prog=f"zoo {command}", usage=f"{section}: {name}")
-            options.add_subclass_arguments(registry.find(name), section)
+            options.add_subclass_arguments(registry.get_class(name), section)
             print()
             with contextlib.suppress(SystemExit):
                 options.parse_args([f"--{section}.help={name}"])

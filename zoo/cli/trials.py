@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import configure_logging, quiet_output
+from zoo.cli.options import CONFIG_OPTIONS
 from zoo.cli.recipes import replace_recipe_names, split_arguments
 from zoo.cli.trainer import ZooCLI, resolve_checkpoint
-from zoo.common.options import CONFIG_OPTIONS
 from zoo.runs import folder as runs
 from zoo.runs.checkpoints import step_of
 from zoo.runs.init_from import init_from

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.registry import find, slots
+from zoo.common.registry import constructor_annotations, get_class
 
 
 def build(spec: Any, slot: Any = object) -> Any:
@@ -29,13 +29,13 @@ def build(spec: Any, slot: Any = object) -> Any:
         path = spec["class_path"]
         if not isinstance(path, str):
             raise ValueError(f"class_path: expected the name of a part, found {path!r}")
-        cls = find(path, slot)
+        cls = get_class(path, slot)
         if inspect.isabstract(cls):
             raise ValueError(f"{path} is a base class: name one that is derived from it")
         given = spec.get("init_args") or {}
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
             raise ValueError(f"{path}: init_args are a mapping of argument names, found {given!r}")
-        hints = slots(cls)
+        hints = constructor_annotations(cls)
         arguments = {key: build(value, hints.get(key, Any)) for key, value in given.items()}
         try:
             return cls(**arguments)
@@ -63,7 +63,7 @@ def completed(saved: Any, ours: Any) -> Any:
     if saved.get("class_path") != ours.get("class_path"):
         return saved
     if "class_path" in saved:
-        parameters = inspect.signature(find(saved["class_path"])).parameters.values()
+        parameters = inspect.signature(get_class(saved["class_path"])).parameters.values()
         defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         given, present = saved.get("init_args") or {}, ours.get("init_args") or {}
         gained = {key: defaults[key] for key in present if key in defaults and key not in given}
@@ -73,7 +73,7 @@ def completed(saved: Any, ours: Any) -> Any:
     return {key: completed(value, ours.get(key)) for key, value in saved.items()}
 
 
-def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str, slot: Any = object) -> Any:
+def build_with_weights(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str, slot: Any = object) -> Any:
     """Build a net and load its weights, all of them.
 
     Args:
@@ -87,13 +87,13 @@ def build_whole(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: st
         ValueError: when the tensors are not the whole net; the message names missing, unexpected and differing ones.
     """
     with torch.device("meta"):
-        check_whole(build(spec, slot), state, source, f"a whole {str(spec['class_path']).rpartition('.')[2]}")
+        check_state_dict(build(spec, slot), state, source, f"a whole {str(spec['class_path']).rpartition('.')[2]}")
     net = build(spec, slot)
     net.load_state_dict(state)
     return net
 
 
-def check_whole(net: torch.nn.Module, state: Mapping[str, Tensor], source: str, what: str) -> None:
+def check_state_dict(net: torch.nn.Module, state: Mapping[str, Tensor], source: str, what: str) -> None:
     """Refuse tensors that are not those of a net.
 
     Args:

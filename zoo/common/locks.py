@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo.common.hardware import process_rank
+from zoo.common.environment import process_rank
 
 LOCK_NAME = ".zoo.lock"
-OWNER_NAME = ".zoo.lock.json"
-_PATIENCE_SECONDS = 1.0  # a predecessor may just be leaving
+LOCK_INFO_NAME = ".zoo.lock.json"
+_TIMEOUT_SECONDS = 1.0  # a predecessor may just be leaving
 # Lightning sets only these for the processes that it starts itself.
 _LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
@@ -34,13 +34,13 @@ def is_rank_zero() -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, command: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
+def lock_folder(folder: Path, command: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> Iterator[None]:
     """Keep other commands from writing into a folder until the block ends; ranks but the first lock nothing.
 
     Args:
         folder: made when missing, and removed again when nothing was written.
         command: that writes, for the message of those that are refused.
-        patience_seconds: to wait for one that writes there.
+        timeout_seconds: to wait for one that writes there.
 
     Raises:
         ValueError: when another process writes there; it is named.
@@ -55,7 +55,7 @@ def locked(folder: Path, command: str, patience_seconds: float = _PATIENCE_SECON
         raise ValueError(f"{folder} is a file; name a folder")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock, owner = FileLock(folder / LOCK_NAME, timeout=patience_seconds), folder / OWNER_NAME
+    lock, owner = FileLock(folder / LOCK_NAME, timeout=timeout_seconds), folder / LOCK_INFO_NAME
     try:
         lock.acquire()
     except Timeout as error:
@@ -77,7 +77,7 @@ def locked(folder: Path, command: str, patience_seconds: float = _PATIENCE_SECON
                 path.rmdir()
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process writes into a folder now; what a killed one left counts as nothing."""
     path = folder / LOCK_NAME
     if not path.exists():
@@ -122,7 +122,7 @@ def writes_into(*parameters: str, positional: bool = True, shared: bool = False)
 
 
 @contextlib.contextmanager
-def locked_arguments(function: Callable[..., object], values: Mapping[str, Any], command: str) -> Iterator[None]:
+def lock_arguments(function: Callable[..., object], values: Mapping[str, Any], command: str) -> Iterator[None]:
     """Lock what a tool's function is marked to write into; see `locked`.
 
     Raises:
@@ -131,5 +131,5 @@ def locked_arguments(function: Callable[..., object], values: Mapping[str, Any],
     """
     with contextlib.ExitStack() as stack:
         for parameter in getattr(function, "writes_into", ()):
-            stack.enter_context(locked(Path(values[parameter]), command))
+            stack.enter_context(lock_folder(Path(values[parameter]), command))
         yield

@@ -2,7 +2,7 @@
 
 A package lists its public names in its `__init__.py`:
 
-    __getattr__, __all__ = public(__name__, {"nets.unet": "UNet", "process.paths": "AffinePath ConditionalOT Cosine"})
+    __getattr__, __all__ = register_components(__name__, {"nets.unet": "UNet", "process.paths": "Cosine"})
 
 `zoo.flow.UNet` is then the name of the part everywhere, wherever its file lies. Nothing else can be built: no function,
 no class that a package merely imports, nothing of a package that is not admitted. What is admitted besides the zoo, the
@@ -24,7 +24,7 @@ from typing import Any
 PACKAGES = tuple(f"zoo.{name}" for name in "audio audiosr ci_llm compressed_ad flow hifigan miipher training".split())
 
 # Classes of other projects that a recipe may name; none of them runs a command. Of torch.nn: the modules defined there.
-FOREIGN = {
+EXTERNAL_CLASSES = {
     "torch.optim": """Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam RMSprop Rprop SGD
         SparseAdam""",
     "torch.amp": "GradScaler",
@@ -46,7 +46,7 @@ _modules: dict[str, dict[str, str]] = {}  # package -> public name -> module
 _admitted: list[str] = []
 
 
-def public(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+def register_components(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
     """Register a package's parts and base classes.
 
     Args:
@@ -75,7 +75,7 @@ def public(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     return attribute, sorted(places)
 
 
-def admit(packages: Sequence[str]) -> None:
+def allow_packages(packages: Sequence[str]) -> None:
     """Let this process build the registered parts of the user's own packages, too.
 
     Args:
@@ -91,7 +91,7 @@ def admit(packages: Sequence[str]) -> None:
             _admitted.append(package)
 
 
-def admitted() -> tuple[str, ...]:
+def allowed_packages() -> tuple[str, ...]:
     """The packages admitted besides the zoo's."""
     return tuple(_admitted)
 
@@ -103,7 +103,7 @@ def package_of(cls: type) -> str:
     return max(own, key=len, default=module.rpartition(".")[0])
 
 
-def find(name: str, base: Any = object) -> type:
+def get_class(name: str, base: Any = object) -> type:
     """The class of a public name; the only way from a text to a class.
 
     Args:
@@ -117,13 +117,13 @@ def find(name: str, base: Any = object) -> type:
         ValueError: when nothing of that name is registered, or it does not fit the slot.
     """
     found = _registered(name)
-    if not fits(found, base):
+    if not fits_annotation(found, base):
         expected = " or ".join(sorted(_title(each) for each in _classes(base))) or "a plain value"
         raise ValueError(f"{name} does not fit here: expected {expected}")
     return found
 
 
-def imported(path: str) -> Any:
+def get_function(path: str) -> Any:
     """A class or function of an admitted package by its dotted path, for slots whose values are no parts of the zoo.
 
     Raises:
@@ -152,24 +152,27 @@ def public_path(path: str) -> str:
     return f"{package}.{attribute}" if listed.get(attribute) == module else path
 
 
-def names(package: str) -> list[str]:
+def component_names(package: str) -> list[str]:
     """The public names of a package, `zoo.flow.UNet` and the like."""
     return [f"{package}.{name}" for name in _table(package) or ()]
 
 
-def module_of(name: str) -> str | None:
+def defining_module(name: str) -> str | None:
     """The module that defines a part of this public name, which is not imported; None for a name of none."""
     package, _, attribute = name.rpartition(".")
     return (_table(package) or {}).get(attribute) if package in (*PACKAGES, *_admitted) else None
 
 
-def allowed_paths() -> list[str]:
+def allowed_import_paths() -> list[str]:
     """Every name and every defining path of what may be built now: the import policy of the command line's parser."""
     found: list[str] = []
     for package in (*PACKAGES, *_admitted):
         for name, module in (_table(package) or {}).items():
             found += [f"{package}.{name}", f"{module}.{name}"]
-    for package, listed in {**{key: value.split() for key, value in FOREIGN.items()}, "torch.nn": _layers()}.items():
+    for package, listed in {
+        **{key: value.split() for key, value in EXTERNAL_CLASSES.items()},
+        "torch.nn": _layers(),
+    }.items():
         for name in listed:
             cls = getattr(importlib.import_module(package), name, None)
             if cls is not None:
@@ -177,29 +180,31 @@ def allowed_paths() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def fits(cls: type, slot: Any) -> bool:
+def fits_annotation(cls: type, slot: Any) -> bool:
     """Whether a class may stand in a slot with this annotation; Any takes no class, `object` takes all."""
     return slot is object or any(issubclass(cls, each) for each in _classes(slot))
 
 
-def takes_parts_only(slot: Any) -> bool:
+def accepts_only_components(slot: Any) -> bool:
     """Whether nothing but a part, or None, may stand in a slot with this annotation."""
     options = typing.get_args(slot) if typing.get_origin(slot) in (typing.Union, types.UnionType) else (slot,)
     return all(option is type(None) or any(option is each for each in _classes(option)) for option in options)
 
 
-def load_beside(slot: Any) -> list[str]:
+def import_candidates(slot: Any) -> list[str]:
     """The parts that fit a slot and lie in the folder of its class, imported: a parser knows their short names then."""
     found = []
     for cls in _classes(slot):
         folder, package = cls.__module__.rpartition(".")[0], _owner(cls.__module__)
         listed = (_table(package) if package else None) or {}
         beside = [f"{package}.{name}" for name, module in listed.items() if module.rpartition(".")[0] == folder]
-        found += [name for name in beside if fits(part := _registered(name), slot) and not inspect.isabstract(part)]
+        found += [
+            name for name in beside if fits_annotation(part := _registered(name), slot) and not inspect.isabstract(part)
+        ]
     return found
 
 
-def slots(cls: type) -> dict[str, Any]:
+def constructor_annotations(cls: type) -> dict[str, Any]:
     """The annotations of a class's constructor arguments, evaluated."""
     return {name: hint for name, hint in _hints(cls).items() if name != "return"}
 
@@ -233,23 +238,23 @@ def _title(cls: type) -> str:
     return f"a {public_name(cls)}"
 
 
-def is_part(name: str) -> bool:
+def is_component(name: str) -> bool:
     """Whether a name stands for a part of the zoo or of an admitted package; the part's module is not imported."""
     package, _, attribute = name.rpartition(".")
     return package == _owner(name) and attribute in (_table(package) or {})
 
 
-def _listed(name: str) -> tuple[str, Mapping[str, str]]:
+def _listed_names(name: str) -> tuple[str, Mapping[str, str]]:
     """The registering package that a name belongs to, "" without one, and its names with their modules."""
     package = name.rpartition(".")[0]
-    if package in FOREIGN:
-        return package, dict.fromkeys(FOREIGN[package].split(), package)
+    if package in EXTERNAL_CLASSES:
+        return package, dict.fromkeys(EXTERNAL_CLASSES[package].split(), package)
     package = _owner(name) or ""
     return package, (_table(package) if package else None) or {}
 
 
 def _registered(name: str) -> type:
-    package, listed = _listed(name)
+    package, listed = _listed_names(name)
     attribute = name.rpartition(".")[2]
     if name == f"torch.nn.{attribute}":
         package, listed = "torch.nn", dict.fromkeys(_layers(), "torch.nn")

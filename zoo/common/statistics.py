@@ -15,7 +15,7 @@ _DRAWN_AT_ONCE, _WEIGHTS_AT_ONCE = 1_000_000, 4_000_000  # values, which bound t
 Row = dict[str, Any]
 
 
-class Measure(NamedTuple):
+class MetricColumn(NamedTuple):
     """A column of the evaluation.
 
     Attributes:
@@ -108,8 +108,11 @@ def _percentiles(
     return np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
-def summarise(
-    rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[Measure], baseline: str | None = None
+def summarize(
+    rows: Sequence[Mapping[str, Any]],
+    systems: Sequence[str],
+    measures: Sequence[MetricColumn],
+    baseline: str | None = None,
 ) -> list[Row]:
     """Sum up measurements per system and measure.
 
@@ -144,7 +147,7 @@ def summarise(
 
 def _summary_row(
     system: str,
-    measure: Measure,
+    measure: MetricColumn,
     files: int,
     own: Mapping[str, tuple[float, float]],
     base: Mapping[str, tuple[float, float]],

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from zoo.common.registry import admitted
+from zoo.common.registry import allowed_packages
 
 PACKAGE = Path(__file__).parents[1]
 OVERRIDES = "trainer"  # settings that recipes share, named like a system
@@ -49,7 +49,7 @@ def recipe_root() -> Path:
     raise FileNotFoundError(f"no recipes: neither {PACKAGE / '_configs'} nor {PACKAGE.parent / 'configs'} exists")
 
 
-def systems() -> list[System]:
+def list_systems() -> list[System]:
     """List all systems.
 
     Returns:
@@ -64,7 +64,7 @@ def systems() -> list[System]:
         recipes = recipe_root() / folder.name
         if folder.name not in SHARED and (_converts(folder) or recipes.is_dir()):
             found.append(_system(f"zoo.{folder.name}", folder, recipes))
-    for package in admitted():
+    for package in allowed_packages():
         folder = _folder_of(package)
         if _converts(folder) or (folder / "configs").is_dir():
             found.append(_system(package, folder, folder / "configs"))
@@ -73,7 +73,7 @@ def systems() -> list[System]:
 
 def recipe_paths() -> dict[str, Path]:
     """All recipes by name (`hifigan/smoke`), then the override files (`trainer/gpu`)."""
-    found = {f"{system.name}/{path.stem}": path for system in systems() for path in system.recipes}
+    found = {f"{system.name}/{path.stem}": path for system in list_systems() for path in system.recipes}
     shared = sorted((recipe_root() / OVERRIDES).glob("*.yaml"))
     return found | {f"{OVERRIDES}/{path.stem}": path for path in shared}
 
@@ -82,13 +82,13 @@ def _converts(folder: Path) -> bool:
     return (folder / "convert.py").is_file() or (folder / "convert" / "__init__.py").is_file()
 
 
-def find_system(name: str) -> System:
+def get_system(name: str) -> System:
     """Return the system called `name`.
 
     Raises:
         ValueError: there is none; the message lists the known names.
     """
-    known = {system.name: system for system in systems()}
+    known = {system.name: system for system in list_systems()}
     if name.replace("-", "_") not in known:
         raise ValueError(f"no system {name!r}; systems: {', '.join(known)} (--allow-import adds those of your package)")
     return known[name.replace("-", "_")]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 SPLITMIX_INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # step of the generator's state: 2**64 by the golden ratio
 ROUNDS = 8  # of a permutation: with 4 the neighbours of small ones are not independent
@@ -71,7 +71,7 @@ class KeyedPermutation:
     """
 
     def __init__(self, size: int, key: int) -> None:
-        at_least(1, size=size)
+        check_at_least(1, size=size)
         self.size = size
         self._rows = math.isqrt(size - 1) + 1
         self._columns = -(-size // self._rows)

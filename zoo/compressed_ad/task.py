@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.common.ranges import at_least, below
+from zoo.common.checks import check_at_least, check_below
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.losses import reconstruction_loss
@@ -55,7 +55,7 @@ class ActingTask(SingleOptimizerTask):
         greedy: bool = False,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        at_least(1, episodes=episodes)
+        check_at_least(1, episodes=episodes)
         policy.check(env)
         self.policy = policy
         self.env = env
@@ -184,8 +184,8 @@ class DistillationTask(PolicyTask):
             raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
         if recon_weight and (policy.decoder is None or policy.compressor is None):
             raise ValueError(f"model.recon_weight is {recon_weight}, which needs policy.compressor and policy.decoder")
-        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, reward_weight=reward_weight)
-        below(1, label_smoothing=label_smoothing)
+        check_at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, reward_weight=reward_weight)
+        check_below(1, label_smoothing=label_smoothing)
         if frozen:
             freeze(policy, frozen)
         self.dense = dense

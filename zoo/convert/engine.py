@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 import zoo
-from zoo.common.build import build_whole
+from zoo.common.build import build_with_weights
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.runs import frozen
@@ -243,7 +243,7 @@ class Converter(ABC, Generic[File]):
         Raises:
             ValueError: when its tensors are not a whole net; the message names missing, unexpected and differing ones.
         """
-        return build_whole(self._spec(original, path, **options), original.state, str(path)).eval()
+        return build_with_weights(self._spec(original, path, **options), original.state, str(path)).eval()
 
     @abstractmethod
     def to_zoo(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> ConvertedModel:

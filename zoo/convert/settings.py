@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from zoo.common.reading.text import load_json, safe_load
+from zoo.common.configs import load_json, load_yaml
 
 Number = TypeVar("Number", int, float)
 
@@ -40,7 +40,7 @@ def _parsed(text: str) -> Any:
     try:
         return load_json(text)  # as YAML, 1e-4 would be text
     except ValueError:
-        return safe_load(text)
+        return load_yaml(text)
 
 
 class SettingRule(NamedTuple):

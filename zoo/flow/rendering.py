@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import replacing, write_atomic
-from zoo.common.ranges import one_of
-from zoo.common.report import HOLD_SECONDS, gif
+from zoo.common.atomic_files import replace_atomically, write_atomic
+from zoo.common.checks import check_one_of
+from zoo.common.reports import HOLD_SECONDS, encode_gif
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -153,7 +153,7 @@ def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND
     GIF counts in steps of 10 ms, so that 30 images per second become 33; MP4 needs ffmpeg.
     """
     if path.suffix == ".gif":
-        write_atomic(path, lambda file: file.write(gif(images, fps)))
+        write_atomic(path, lambda file: file.write(encode_gif(images, fps)))
     elif path.suffix == ".mp4":
         _write_mp4(path, images, fps)
     else:
@@ -162,7 +162,7 @@ def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND
 
 def check_animation(kind: str) -> None:
     """Find out before the work whether an animation can be written: its kind is known, and ffmpeg there if needed."""
-    one_of(ANIMATIONS, trajectory=kind)
+    check_one_of(ANIMATIONS, trajectory=kind)
     if kind == "mp4":
         _find_ffmpeg()
 
@@ -190,7 +190,7 @@ def _write_mp4(path: Path, images: np.ndarray, fps: int) -> None:
         "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4",
     ]  # fmt: skip
     held = np.concatenate([images, images[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         # the path is absolute, so that no name is taken for an option
         result = subprocess.run(
             [*command, str(temporary.absolute())], input=held.tobytes(), capture_output=True, check=False

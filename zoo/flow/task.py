@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 from zoo.flow import rendering
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
@@ -113,9 +113,9 @@ class FlowTask(SingleOptimizerTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
-        within(0, 1, label_drop=label_drop, joint_drop=joint_drop, **(condition_drop or {}))
-        at_least(0, huber=huber)
-        one_of(PREDICTIONS, prediction=prediction)
+        check_within(0, 1, label_drop=label_drop, joint_drop=joint_drop, **(condition_drop or {}))
+        check_at_least(0, huber=huber)
+        check_one_of(PREDICTIONS, prediction=prediction)
         conditional = text is not None or image_condition is not None
         unguided = guidance is None or not guidance.needs_labels or conditional
         if not net.num_classes and (label_drop or not unguided):
@@ -455,8 +455,8 @@ class MeanFlowTask(FlowTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, path, times, optimizer, **kwargs)
-        within(0, 1, share=share)
-        at_least(0, power=power)
+        check_within(0, 1, share=share)
+        check_at_least(0, power=power)
         if set(net.condition_shapes) != {"span"}:
             raise ValueError("MeanFlowTask needs a net that takes spans and nothing else: model.net.spans true")
         if self.prediction != "velocity" or self.weight is not None or self.huber:

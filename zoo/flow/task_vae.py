@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.flow import rendering
 from zoo.flow.nets.autoencoder import AutoencoderKL, kl_divergence, sample_moments
 from zoo.flow.process.sampling import noise
@@ -37,7 +37,7 @@ class AutoencoderTask(SingleOptimizerTask):
 
     def __init__(self, net: AutoencoderKL, optimizer: OptimizerCallable, *, kl: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(optimizer, **kwargs)
-        at_least(0, kl=kl)
+        check_at_least(0, kl=kl)
         self.net = net
         self.kl = kl
 

@@ -27,7 +27,7 @@ from zoo.audio.corpora.corpus import (
     split_last_items,
 )
 from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, unique_stems, without_suffix
-from zoo.common.folders import data_folder
+from zoo.common.checks import find_data_folder
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import Key, item_seed
@@ -45,7 +45,7 @@ class FeatureFolder:
     """
 
     def __init__(self, folder: Path, hop_samples: int, corpus: Corpus) -> None:
-        data_folder("features", str(folder), False)
+        find_data_folder("features", str(folder), False)
         self.folder = folder
         self.hop_samples = hop_samples
         self._corpus = corpus
@@ -217,7 +217,7 @@ class VocoderData(ZooDataModule):
             raise ValueError(
                 f"data.val_seconds {val_seconds} is shorter than a frame of feature_hop_samples ({feature_hop_samples})"
             )
-        self.root = data_folder("root", root, embedded_if_missing, "the embedded corpus")
+        self.root = find_data_folder("root", root, embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
         self.lists = (train_list, val_list)

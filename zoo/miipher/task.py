@@ -12,8 +12,8 @@ from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample, resampler
-from zoo.common.atomic import replacing
-from zoo.common.ranges import at_least
+from zoo.common.atomic_files import replace_atomically
+from zoo.common.checks import check_at_least
 from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.task import HiFiGANTask
@@ -167,7 +167,7 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
-        at_least(0, least_squares=least_squares)
+        check_at_least(0, least_squares=least_squares)
         if least_squares and not isinstance(generator, MagnitudeVocos):
             raise ValueError(f"least_squares is of MagnitudeVocos, the generator is a {type(generator).__name__}")
         self.least_squares = least_squares
@@ -360,7 +360,9 @@ class BackboneTask(SingleOptimizerTask):
             return
         with gather_weights(self.trainer):
             if self.trainer.is_global_zero:
-                with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
+                with replace_atomically(
+                    run_folder(self.trainer) / "backbone"
+                ) as aside:  # appears only when it is whole
                     self.encoder.save_source(aside)
 
     def _with_gaps(self, clean: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from zoo.common.atomic import TEMPORARY_MARK, replacing, write_atomic
+from zoo.common.atomic_files import TEMPORARY_MARK, replace_atomically, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
     hash_file = _hash_file(path)
     former = (_noted(hash_file) or [_sha256(path)]) if path.is_file() else []
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         with temporary.open("wb") as file:
             write(file)
         # noted before the file is there, and beside that of the file it replaces: a kill leaves none without a hash

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.common.reading.text import load_json
+from zoo.common.configs import load_json
 from zoo.runs import listing
 from zoo.runs.listing import Points, Run
 

@@ -16,7 +16,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.runs.listing import CSV_NAME, FIXED_COLUMNS
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.common.registry import find
+from zoo.common.registry import get_class
 
 KINDS = {"inference": str, "parts": dict, "options": dict, "frozen": dict, "fused": list}
 
@@ -74,7 +74,7 @@ def check_whole(specs: Mapping[str, Any], given: Iterable[str] = ()) -> None:
     Raises:
         ValueError: naming what it lacks.
     """
-    parameters = inspect.signature(find(specs.get("inference", ""))).parameters.values()
+    parameters = inspect.signature(get_class(specs.get("inference", ""))).parameters.values()
     needed = {each.name for each in parameters if each.default is each.empty}
     if missing := needed - {*specs.get("parts", {}), *specs.get("options", {}), *given}:
         raise ValueError(f"its description lacks {', '.join(sorted(missing))}, which {specs['inference']} takes")

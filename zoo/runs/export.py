@@ -15,8 +15,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo import __version__
-from zoo.common.atomic import replacing
-from zoo.common.reading.text import load_json
+from zoo.common.atomic_files import replace_atomically
+from zoo.common.configs import load_json
 from zoo.runs import frozen
 from zoo.runs.descriptions import OutdatedDescriptionError, described
 
@@ -118,7 +118,7 @@ def write_graph(graph: Graph, path: Path) -> float:
     import onnxruntime
 
     free = tuple({axis: _dim(size) for axis, size in axes.items()} for axes in graph.inputs.values())
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         torch.onnx.export(
             graph.net,
             graph.examples[0],
@@ -227,7 +227,7 @@ def write_export(
         parameters=sum(tensor.numel() for tensor in weights.values()),
         fused=f", weight norm folded in {', '.join(fused)}" if fused else "",
     )
-    with replacing(folder) as aside:
+    with replace_atomically(folder) as aside:
         aside.mkdir()
         frozen.save_copies(modules, recorded, aside)
         (aside / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))

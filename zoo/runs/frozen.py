@@ -17,9 +17,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from zoo.common.atomic import replacing
-from zoo.common.reading.pretrained_files import check_pretrained, check_settings
+from zoo.common.atomic_files import replace_atomically
 from zoo.runs.checkpoints import load_checkpoint
+from zoo.runs.pretrained_files import check_pretrained, check_settings
 
 FOLDER = "frozen"
 _HASH_DIGITS = 16  # of a copy's name
@@ -248,7 +248,7 @@ def save_copies(modules: Mapping[str, FrozenModule], recorded: Mapping[str, Mapp
     for path, record in recorded.items():
         if record["folder"] is None or (folder / record["folder"]).is_dir():
             continue
-        with replacing(folder / record["folder"]) as aside:
+        with replace_atomically(folder / record["folder"]) as aside:
             taken_from = modules[path].taken_from
             if taken_from is not None:
                 shutil.copytree(taken_from, aside)

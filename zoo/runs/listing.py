@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
-from zoo.common.locks import LOCK_NAME, is_held
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
+from zoo.common.locks import LOCK_NAME, is_locked
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_sound, score_of, step_of
 
 CONFIG_NAME = "config.yaml"
@@ -240,7 +240,7 @@ def _best(folder: Path, monitor: str | None, mode: str) -> tuple[float | None, i
 
 
 def _state(folder: Path, checkpoints: Sequence[Path], step: int, total: int | None) -> str:
-    if is_held(folder):
+    if is_locked(folder):
         return "running"
     if checkpoints and not _ends_whole(checkpoints[0]):
         return "torn"
@@ -286,7 +286,7 @@ def size_of(path: Path) -> int:
 def read_settings(folder: Path) -> dict[str, Any]:
     """A run's config as plain values; {} where there is none that can be read."""
     try:
-        content = safe_load(_text(folder / CONFIG_NAME))
+        content = load_yaml(_text(folder / CONFIG_NAME))
     except (ValueError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}

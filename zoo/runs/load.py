@@ -26,7 +26,7 @@ from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.descriptions import check_whole
 from zoo.runs.folder import find_checkpoint, newest_run
 from zoo.runs.hub.models import resolve_path
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 
 
 def load(
@@ -56,7 +56,7 @@ def load(
         ValueError: when it is torn, does not describe its parts, was trained on another frozen backbone than its
             source now gives, or an option is unknown.
     """
-    registry.admit(allow_import)
+    registry.allow_packages(allow_import)
     path = resolve_path(path)
     return build_inference(path, *read_parts(path, ema), device, **options)
 
@@ -70,8 +70,8 @@ def build_inference(
     **options: Any,
 ) -> Inference:
     """Build what `read_parts` has read of a path; see `load`."""
-    cls = registry.find(specs["inference"], Inference)
-    slots = registry.slots(cls)
+    cls = registry.get_class(specs["inference"], Inference)
+    slots = registry.constructor_annotations(cls)
     known = set(inspect.signature(cls).parameters) - set(specs["parts"])
     if unknown := options.keys() - known:
         said = f"its options: {', '.join(sorted(known))}" if known else "it has none"
@@ -101,9 +101,9 @@ def build_part(specs: Mapping[str, Any], name: str) -> Any:
     Raises:
         ValueError: when it does not fit its place in the Inference.
     """
-    slots = registry.slots(registry.find(specs["inference"], Inference))
+    slots = registry.constructor_annotations(registry.get_class(specs["inference"], Inference))
     part = build(specs["parts"][name], slots.get(name, Any))
-    if isinstance(part, str) and registry.takes_parts_only(slots.get(name, str)):
+    if isinstance(part, str) and registry.accepts_only_components(slots.get(name, str)):
         raise ValueError(f"{name} is {part!r:.60}, expected a part: class_path and init_args")
     return part
 
@@ -192,7 +192,7 @@ def read_net(source: Path, base: type[nn.Module], called: str) -> NetOfRun:
     specs, state, fused = read_parts(path)
     parts = specs["parts"]
     built = {name: spec for name, spec in parts.items() if isinstance(spec, Mapping) and "class_path" in spec}
-    names = [name for name, spec in built.items() if issubclass(registry.find(spec["class_path"]), base)]
+    names = [name for name, spec in built.items() if issubclass(registry.get_class(spec["class_path"]), base)]
     if len(names) != 1:
         raise ValueError(
             f"{path}: expected one part of class {called} or its like, found {len(names)} among {list(parts)}"

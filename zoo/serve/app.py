@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 
 import pydantic
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -27,15 +27,14 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from zoo import __version__
-from zoo.runs.inference import Inference
-from zoo.runs.interactive import FILE_PARTS, FILES, MAX_TEXT, Field, Part
+from zoo.runs.inference.base import Inference
+from zoo.runs.inference.forms import FILE_FIELDS, FILE_OUTPUTS, InputField, Output, form_model
 from zoo.serve.batching import MicroBatcher
 
 JSON, FORM = "application/json", "multipart/form-data"
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 ANY_FILE = "application/octet-stream"
 BEARER = HTTPBearer(auto_error=False)
-TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "text": str}
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def create_app(model: Inference, settings: ServeSettings, token: str, hosts: Seq
     """
     batcher = MicroBatcher(model, settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue)
     fields = model.fields()
-    request_model = build_request_model(fields)
+    request_model = form_model(fields)
 
     def check_token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
         given = "" if credentials is None else credentials.credentials
@@ -85,7 +84,7 @@ def create_app(model: Inference, settings: ServeSettings, token: str, hosts: Seq
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     metrics = Metrics(batcher)
     body = request_model.model_json_schema()
-    body["properties"] |= {field.name: _file_schema(field) for field in fields if field.kind in FILES}
+    body["properties"] |= {field.name: _file_schema(field) for field in fields if field.kind in FILE_FIELDS}
     content = {kind: {"schema": body} for kind in (JSON, FORM)}
 
     @app.post("/predict", dependencies=[Depends(check_token)], openapi_extra={"requestBody": {"content": content}})
@@ -126,44 +125,13 @@ class Metrics:
         batcher.observe_batch = batches.observe
 
 
-def build_request_model(fields: Sequence[Field]) -> type[pydantic.BaseModel]:
-    """Build the pydantic model of a request from a model's fields."""
-    definitions: dict[str, Any] = {}
-    for field in fields:
-        required = not field.optional and field.default in (None, "", ())
-        limits: dict[str, Any] = {"title": field.label, "description": field.help or None}
-        if field.kind in ("int", "float"):
-            limits |= {"ge": field.low, "le": field.high}
-        elif field.kind == "text":
-            limits |= {"min_length": int(required), "max_length": int(field.high or MAX_TEXT)}
-        elif field.kind == "choices":
-            limits |= {"min_length": int(field.low or 0), "max_length": int(field.high or len(field.choices))}
-        annotation = _annotation(field)
-        default = ... if required else field.default
-        definitions[field.name] = (
-            annotation | None if field.optional else annotation,
-            pydantic.Field(default, **limits),
-        )
-    config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
-    return pydantic.create_model("PredictRequest", __config__=config, **definitions)
-
-
-def _annotation(field: Field) -> Any:
-    if field.kind in FILES:
-        return Path
-    if field.kind in ("choice", "choices"):
-        choice: Any = cast(Any, Literal)[field.choices]
-        return choice if field.kind == "choice" else cast(Any, tuple)[choice, ...]
-    return TYPES[field.kind]
-
-
-def _file_schema(field: Field) -> dict[str, Any]:
-    kinds = f"a file that ends in {', '.join(field.suffixes)}" if field.suffixes else "a file"
+def _file_schema(field: InputField) -> dict[str, Any]:
+    kinds = f"a file that ends in {', '.join(field.allowed)}" if field.allowed else "a file"
     return {"type": "string", "format": "binary", "title": field.label, "description": kinds}
 
 
 async def read_values(
-    request: Request, request_model: type[pydantic.BaseModel], fields: Sequence[Field], folder: Path
+    request: Request, request_model: type[pydantic.BaseModel], fields: Sequence[InputField], folder: Path
 ) -> dict[str, Any]:
     """Read and validate the values of a request, JSON or a form; files of a form are stored in the folder.
 
@@ -172,7 +140,7 @@ async def read_values(
         HTTPException: 415 for another content type, 422 for a body that cannot be read.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    files = {field.name: field for field in fields if field.kind in FILES}
+    files = {field.name: field for field in fields if field.kind in FILE_FIELDS}
     if kind == JSON:
         try:
             given = await request.json()
@@ -205,18 +173,18 @@ def _invalid(name: str, message: str, value: Any) -> RequestValidationError:
     return RequestValidationError([{"type": "value_error", "loc": (name,), "msg": message, "input": str(value)[:60]}])
 
 
-def _store(field: Field, upload: UploadFile, folder: Path) -> Path:
+def _store(field: InputField, upload: UploadFile, folder: Path) -> Path:
     """Store an upload under a name of ours; only its suffix is the sender's."""
     suffix = Path(upload.filename or "").suffix.lower()
-    if field.suffixes and suffix not in field.suffixes:
-        raise _invalid(field.name, f"expected a file that ends in {', '.join(field.suffixes)}", upload.filename)
+    if field.allowed and suffix not in field.allowed:
+        raise _invalid(field.name, f"expected a file that ends in {', '.join(field.allowed)}", upload.filename)
     path = folder / f"{field.name}{suffix}"
     with path.open("wb") as file:
         shutil.copyfileobj(upload.file, file)
     return path
 
 
-def respond(request: Request, parts: Sequence[Part], folder: Path, remove: BackgroundTask) -> Response:
+def respond(request: Request, parts: Sequence[Output], folder: Path, remove: BackgroundTask) -> Response:
     """Send the first file that the request accepts by name, or all parts as JSON, files in base64."""
     for entry in request.headers.get("accept", "").split(","):
         accepted = entry.partition(";")[0].strip().lower()
@@ -224,12 +192,12 @@ def respond(request: Request, parts: Sequence[Part], folder: Path, remove: Backg
             break
         for part in parts:
             media_type = _media_type(part.name)
-            if part.kind in FILE_PARTS and accepted in (media_type, f"{media_type.partition('/')[0]}/*", ANY_FILE):
+            if part.kind in FILE_OUTPUTS and accepted in (media_type, f"{media_type.partition('/')[0]}/*", ANY_FILE):
                 return FileResponse(folder / part.name, media_type=media_type, filename=part.name, background=remove)
     rows = []
     for part in parts:
         row: dict[str, Any] = {"kind": part.kind, "title": part.title}
-        if part.kind in FILE_PARTS:
+        if part.kind in FILE_OUTPUTS:
             content = base64.b64encode((folder / part.name).read_bytes()).decode()
             row |= {"name": part.name, "media_type": _media_type(part.name), "base64": content}
         else:

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 COMMANDS = {
     "serve": (
@@ -57,10 +57,10 @@ def main(
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"serve needs {', '.join(missing)}: pip install 'zoo[ui]'")
-    within(1, 65535, port=port)
-    at_least(1, max_batch=max_batch, max_queue=max_queue, max_upload_mib=max_upload_mib)
-    within(0, 10_000, max_wait_ms=max_wait_ms)
-    within(0.1, 86_400, timeout_seconds=timeout_seconds)
+    check_within(1, 65535, port=port)
+    check_at_least(1, max_batch=max_batch, max_queue=max_queue, max_upload_mib=max_upload_mib)
+    check_within(0, 10_000, max_wait_ms=max_wait_ms)
+    check_within(0.1, 86_400, timeout_seconds=timeout_seconds)
     if host in ANY_ADDRESS and not allowed_hosts:
         raise ValueError(f"--host {host}: name what clients write in the address with --allowed_hosts '[my.machine]'")
     token = read_token(token_env)

@@ -1,8 +1,8 @@
 """What every system uses while it trains and none owns."""
 
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(
+__getattr__, __all__ = register_components(
     __name__,
     {
         "adversarial": "Discriminator",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.common.work import Share, write_part
+from zoo.common.journal import Share, write_part
 
 
 def array_paths(stem: Path, count: int, file_rows: int) -> list[Path]:

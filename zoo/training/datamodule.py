@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.training.resume import BucketBatchSampler, EvaluationSampler, ResumableBatchSampler, describe_data_changes
 from zoo.training.signals import ignore_signals_in_worker
 
@@ -44,7 +44,7 @@ class ZooDataModule(L.LightningDataModule):
 
     def __init__(self, batch_size: int, num_workers: int = 0, seed: int = 1234, drop_last: bool = True) -> None:
         super().__init__()
-        at_least(1, batch_size=batch_size)
+        check_at_least(1, batch_size=batch_size)
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.batch_size = batch_size
         self.num_workers = num_workers

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import promote_to_float32
 from zoo.training.adversarial import LOSSES, Discriminator, Output, feature_matching_loss
 from zoo.training.schedules import set_total_steps, use_fused_adam
@@ -52,9 +52,9 @@ class GANStep:
     adversarial: Literal["least_squares", "hinge"] = "least_squares"
 
     def __post_init__(self) -> None:
-        at_least(1, accumulate=self.accumulate)
-        at_least(0, discriminator_start=self.discriminator_start)
-        one_of(tuple(LOSSES), adversarial=self.adversarial)
+        check_at_least(1, accumulate=self.accumulate)
+        check_at_least(0, discriminator_start=self.discriminator_start)
+        check_one_of(tuple(LOSSES), adversarial=self.adversarial)
 
 
 DEFAULT_STEP = GANStep()
@@ -113,7 +113,7 @@ class GANTask(ZooTask):
     ) -> None:
         super().__init__(compile=compile)
         self.automatic_optimization = False
-        one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
+        check_one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
         self.generator = generator
         for name, discriminator in discriminators.items():
             if name in dir(self) or not name.isidentifier():

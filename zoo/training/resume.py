@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 Key = tuple[int, int]  # (epoch, index): what a training dataset is asked for
 
@@ -125,7 +125,7 @@ class BucketBatchSampler(ResumableBatchSampler):
         pool_batches: int = 50,
     ) -> None:
         super().__init__(len(lengths), batch_size, seed, rank, world, drop_last)
-        at_least(1, pool_batches=pool_batches)
+        check_at_least(1, pool_batches=pool_batches)
         self.lengths = np.asarray(lengths)
         self.pool_batches = pool_batches
 
@@ -243,11 +243,17 @@ class RNGState(L.Callback):
 def capture_rng() -> dict[str, Any]:
     """Return the states of Python's, NumPy's, torch's and each GPU's generators, as tensors and plain values."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    keys = torch.from_numpy(np.asarray(keys, dtype=np.int64))
+    name, keys, *rest = np.random.get_state(legacy=True)
+    position, has_gauss, cached = rest
     return {
         "python": [version, list(words), gauss],
-        "numpy": [name, keys, int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            name,
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,

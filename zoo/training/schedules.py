@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class WarmupConstant(_ClosedForm):
     start_at_zero = False
 
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
-        at_least(0, warmup_steps=warmup_steps)
+        check_at_least(0, warmup_steps=warmup_steps)
         self.warmup_steps = warmup_steps
         super().__init__(optimizer)
 
@@ -96,7 +96,7 @@ class WarmupLinear(WarmupConstant):
                 f"{type(self).__name__}: total_steps is {total_steps}; expected more than warmup_steps, "
                 f"{warmup_steps} (-1 comes from trainer.max_steps: set max_steps or total_steps)"
             )
-        within(0, 1, min_factor=min_factor)
+        check_within(0, 1, min_factor=min_factor)
         self.total_steps = total_steps
         self.min_factor = min_factor
         self.start_at_zero = start_at_zero
@@ -153,7 +153,7 @@ class StageCosine(_ClosedForm):
     ) -> None:
         if not starts or starts[0] != 0:
             raise ValueError(f"StageCosine: the first stage starts at step 0, found starts {list(starts)}")
-        within(0, 1, min_factor=min_factor)
+        check_within(0, 1, min_factor=min_factor)
         self.starts = list(starts)
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
@@ -222,8 +222,8 @@ class LrScaling:
     """
 
     def __init__(self, batch_size: int, rule: Rule = "sqrt") -> None:
-        one_of(EXPONENTS, rule=rule)
-        at_least(1, batch_size=batch_size)
+        check_one_of(EXPONENTS, rule=rule)
+        check_at_least(1, batch_size=batch_size)
         self.batch_size = batch_size
         self.rule: Rule = rule
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from zoo.common.registry import find, slots
+from zoo.common.registry import constructor_annotations, get_class
 from zoo.runs import frozen
 from zoo.training.schedules import LrScaling, set_total_steps, use_fused_adam
 from zoo.training.strategies.sharding import is_sharded
@@ -103,8 +103,8 @@ class ZooTask(CheckpointedTask):
     @property
     def inference_options(self) -> tuple[str, ...]:
         """Arguments that task and inference class share besides the modules; prediction may change them."""
-        arguments = slots(type(self))
-        shared = (name for name in slots(find(self.inference_class)) if name in arguments)
+        arguments = constructor_annotations(type(self))
+        shared = (name for name in constructor_annotations(get_class(self.inference_class)) if name in arguments)
         return tuple(name for name in shared if name not in self.inference_modules)
 
     def inference(self, **changes: Any) -> Any:
@@ -115,7 +115,7 @@ class ZooTask(CheckpointedTask):
         """
         if changes or self._inference is None:
             arguments = {key: getattr(self, key) for key in (*self.inference_modules, *self.inference_options)}
-            inference = find(self.inference_class)(**{**arguments, **changes})
+            inference = get_class(self.inference_class)(**{**arguments, **changes})
             if changes:
                 return inference
             self._inference = inference

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from zoo.common.hardware import free_memory_bytes
-from zoo.common.ranges import at_least, within
-from zoo.common.registry import admitted
-from zoo.common.report import show_table, terminal_table
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.environment import free_memory_bytes
+from zoo.common.registry import allowed_packages
+from zoo.common.reports import print_table, terminal_table
 
 GIB = 2**30
 FAST = 0.95  # of the best throughput
@@ -89,8 +89,8 @@ def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: in
     Raises:
         ValueError: when a number is out of its range, no batch trains, or the data has no size of batches.
     """
-    within(0.01, 1, target=target)
-    at_least(1, steps=steps, max=1 if max is None else max)
+    check_within(0.01, 1, target=target)
+    check_at_least(1, steps=steps, max=1 if max is None else max)
     facts, trial = run_batch_trial(fit, None, steps, target)
     if facts is None or trial.error not in ("", OUT_OF_MEMORY):
         raise ValueError(trial.error)
@@ -157,7 +157,7 @@ def run_batch_trial(
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     words = [*fit, option] if option else list(fit)
-    arguments = (sender, words, steps, target, free_memory_bytes(), admitted())
+    arguments = (sender, words, steps, target, free_memory_bytes(), allowed_packages())
     process = context.Process(target=train_batches, args=arguments)
     process.start()
     sender.close()
@@ -189,7 +189,7 @@ def _print_result(
         cells = [""] * 4 if each.error else [_gib(each.peak), *(f"{value:.4g}" for value in times)]
         rows.append((str(size), *cells, each.error))
     heads = [facts.key, "peak memory", f"s per {unit}", "s per step", f"{unit}s per s", ""]
-    show_table(terminal_table(heads, rows, left=[""]))
+    print_table(terminal_table(heads, rows, left=[""]))
     smallest = min(size for size, each in trials.items() if each.rate >= FAST * best)
     whose = "the free memory" if facts.device == "cpu" else "the device's memory"
     reason = "all items of the training set" if limit == facts.items else "the most that was asked for"
@@ -211,13 +211,13 @@ def train_batches(
     """Train some steps, as the process that `run_batch_trial` starts; sends `RecipeFacts` and a `BatchTrial`."""
     from zoo.cli.log_filters import filter_warnings
     from zoo.cli.trials import ENDLESS, trial
-    from zoo.common.registry import admit
+    from zoo.common.registry import allow_packages
     from zoo.training import errors
 
     with contextlib.suppress(OSError):  # the kernel, short of memory, takes this process and no other
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     filter_warnings()
-    admit(packages)
+    allow_packages(packages)
     try:
         with trial(fit, **ENDLESS) as cli:
             result = measure_batch(cli, results, steps, target, free)
@@ -235,7 +235,7 @@ def measure_batch(cli: Any, results: Connection, steps: int, target: float, free
     from lightning.pytorch.callbacks import Checkpoint
 
     from zoo.cli.trials import train
-    from zoo.common.hardware import peak_memory_bytes
+    from zoo.common.environment import peak_memory_bytes
     from zoo.training.step_cost import StepCost
 
     model, data, trainer = cli.model, cli.datamodule, cli.trainer

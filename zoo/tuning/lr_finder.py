@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zoo.cli.trials import ENDLESS, train, trial
-from zoo.common.locks import locked
-from zoo.common.ranges import at_least, positive
-from zoo.common.report import new_figure, show_table, terminal_table, write_report
+from zoo.common.checks import check_at_least, check_positive
+from zoo.common.locks import lock_folder
+from zoo.common.reports import new_figure, print_table, terminal_table, write_report
 from zoo.runs.folder import RUNS_ROOT
 from zoo.training.callbacks.guard import unscaled
 from zoo.training.gan import GANTask
@@ -85,15 +85,15 @@ def find_lr(
     Raises:
         ValueError: when a number is out of its range, or the recipe has no such optimizer or loss.
     """
-    positive(min_lr=min_lr)
-    at_least(10, batches=batches)
+    check_positive(min_lr=min_lr)
+    check_at_least(10, batches=batches)
     if not min_lr < max_lr:
         raise ValueError(f"max_lr ({max_lr:g}) must be above min_lr ({min_lr:g})")
     with trial(fit, **ENDLESS, log_every_n_steps=1) as cli:
         test = LrRangeTest(min_lr, max_lr, batches, recipe_rates(cli), optimizer, loss)
         cli.trainer.callbacks, cli.trainer.loggers = [test], []  # type: ignore[attr-defined]
         folder = output or RUNS_ROOT / "find-lr" / cli.recipe
-        with locked(folder, "find-lr"):
+        with lock_folder(folder, "find-lr"):
             try:
                 train(cli)
             except (ValueError, RuntimeError, ArithmeticError):
@@ -342,5 +342,5 @@ def _print_result(test: LrRangeTest, last: float, suggestion: Suggestion | None,
         rows.append((name, *(f"{rate:.2g}" for rate in rates)))
         if test.option(name) in test.recipe_rates:
             flags.append(f"--model.init_args.{test.option(name)}.init_args.lr={suggestion.steepest * ratio:.2g}")
-    show_table(terminal_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"]))
+    print_table(terminal_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"]))
     print(" ".join(flags) or "set the rates where the recipe's optimizer takes them")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from zoo.cli.trials import ENDLESS, train, trial
-from zoo.common.hardware import peak_memory_bytes
-from zoo.common.ranges import at_least
-from zoo.common.report import show_table, terminal_table
+from zoo.common.checks import check_at_least
+from zoo.common.environment import peak_memory_bytes
+from zoo.common.reports import print_table, terminal_table
 from zoo.training.callbacks.guard import unscaled
 from zoo.training.step_cost import StepCost
 
@@ -59,7 +59,7 @@ def find_precision(*fit: str, steps: int = 4) -> int:
     Returns:
         0.
     """
-    at_least(1, steps=steps)
+    check_at_least(1, steps=steps)
     rows, exact = [], None
     for name in ["32-true", "bf16-mixed", *(["16-mixed"] if torch.cuda.is_available() else [])]:
         try:
@@ -71,7 +71,7 @@ def find_precision(*fit: str, steps: int = 4) -> int:
         exact = exact or measurement
         values = [f"{seconds:.4g}", f"{memory / 2**30:.3g} GiB", f"{fmean(measurement.losses):.5g}"]
         rows.append([name, *values, *compare_precisions(measurement, exact)])
-    show_table(terminal_table(HEADS, rows, left=HEADS[:1]))
+    print_table(terminal_table(HEADS, rows, left=HEADS[:1]))
     return 0
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from zoo.common.atomic import write_atomic
-from zoo.common.options import verbosity
-from zoo.common.report import new_figure, show_table, terminal_table, write_report
+from zoo.common.atomic_files import write_atomic
+from zoo.common.environment import verbosity
+from zoo.common.reports import new_figure, print_table, terminal_table, write_report
 from zoo.runs.details import duration
 from zoo.tuning.search_space import decode_value, to_fragment
 
@@ -151,7 +151,7 @@ def print_study(study: Study, config: StudyConfig, folder: Path) -> None:
                 (row["trial"], row["state"], *("-" if each is None else format_value(each) for each in values))
             )
         columns = ("trial", "state", config.metric, "step", "time", *names.values())
-        show_table(terminal_table(columns, cells, left=columns[:2], whole=columns[:3], box=None, pad_edge=False))
+        print_table(terminal_table(columns, cells, left=columns[:2], whole=columns[:3], box=None, pad_edge=False))
         unfinished = sum(row["state"] == "open" for row in rows)
         print(f"{len(rows)} trials, {unfinished} of them open: {folder / TRIALS_NAME}")
     best = find_best(study, config)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from zoo.common.options import SETTINGS_SUFFIXES
-from zoo.common.reading.configs import read_mapping
+from zoo.cli.options import SETTINGS_SUFFIXES
+from zoo.common.configs import read_mapping
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

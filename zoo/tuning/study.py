@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from zoo.common.locks import locked
-from zoo.common.options import SETTINGS_SUFFIXES, verbosity
-from zoo.common.ranges import at_least
-from zoo.common.registry import admitted
+from zoo.cli.options import SETTINGS_SUFFIXES
+from zoo.common.checks import check_at_least
+from zoo.common.environment import verbosity
+from zoo.common.locks import lock_folder
+from zoo.common.registry import allowed_packages
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.listing import CSV_NAME, read_curves, size_of
 from zoo.tuning.report import (
@@ -121,8 +122,8 @@ def main(
         ValueError: a wrong key, value or search space, or another study in this folder.
         ImportError: without Optuna.
     """
-    at_least(1, trials=DEFAULT_TRIALS if trials is None else trials, startup=startup, max_failures=max_failures)
-    at_least(0, warmup=warmup, seed=seed)
+    check_at_least(1, trials=DEFAULT_TRIALS if trials is None else trials, startup=startup, max_failures=max_failures)
+    check_at_least(0, warmup=warmup, seed=seed)
     try:
         import optuna
     except ImportError as error:
@@ -132,7 +133,7 @@ def main(
     space = parse_search_space(search) if search or fit else {}
     points = grid_points(space) if sampler == "grid" and space else None
     folder = output or Path("runs", "tune", _recipe_name(fit))
-    with locked(folder, "tune", LOCK_SECONDS):
+    with lock_folder(folder, "tune", LOCK_SECONDS):
         opened, config = open_study(folder, fit, space, metric, direction, study, storage)
         starts = opened.user_attrs.get("starts", 0)
         opened.set_user_attr("starts", starts + 1)  # two processes must not sample the same values
@@ -253,7 +254,7 @@ def parse_recipe(commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        texts = [pool.submit(print_config, command, admitted()).result() for command in commands]
+        texts = [pool.submit(print_config, command, allowed_packages()).result() for command in commands]
     for text in texts:
         if isinstance(text, int):
             raise SystemExit(text)
@@ -446,7 +447,7 @@ def start_fit(config: StudyConfig, run: Path, values: Sequence[str]) -> subproce
     words = [*config.fit, *config.flags, *values]
     if any(word.partition("=")[0] == "--allow-import" for word in words):  # is never taken from a study's database
         raise ValueError(f"{run.parent}: the study's command admits packages; give --allow-import yourself")
-    command = [sys.executable, "-m", "zoo", *(word for name in admitted() for word in ("--allow-import", name))]
+    command = [sys.executable, "-m", "zoo", *(word for name in allowed_packages() for word in ("--allow-import", name))]
     command += ["fit", *words, f"--trainer.default_root_dir={run}"]
     if any(run.glob("*.ckpt")):
         try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from zoo.common.reading.text import PlainLoader, YAMLBombError, check_yaml
-from zoo.common.registry import is_part
+from zoo.common.configs import PlainLoader, YAMLBombError, check_yaml
+from zoo.common.registry import is_component
 
 MAX_DEPTH = 32
 MAX_NODES = 20_000
@@ -58,7 +58,7 @@ def check_class(name: Any) -> None:
     Raises:
         ValueError: it is no registered part.
     """
-    if not isinstance(name, str) or not is_part(name):
+    if not isinstance(name, str) or not is_component(name):
         raise ValueError(f"{str(name)[:80]!r} is no part of the zoo")
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 COMMANDS = {
     "ui": ("zoo.ui.commands:main", "Serve the local web page: train, watch, inspect, predict; for this machine only."),
@@ -54,9 +54,9 @@ def main(
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"the page needs {', '.join(missing)}: pip install 'zoo[ui]'")
-    within(0, 65535, port=port)
-    at_least(1, max_upload_mib=max_upload_mib, max_uploads=max_uploads, max_session_mib=max_session_mib)
-    at_least(1, trainings_at_once=trainings_at_once, max_trainings=max_trainings)
+    check_within(0, 65535, port=port)
+    check_at_least(1, max_upload_mib=max_upload_mib, max_uploads=max_uploads, max_session_mib=max_session_mib)
+    check_at_least(1, trainings_at_once=trainings_at_once, max_trainings=max_trainings)
     if on_exit not in ("keep", "stop"):
         raise ValueError(f"--on_exit {on_exit}: expected keep or stop")
     password = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from zoo.common.hardware import total_memory_bytes, usable_cores
+from zoo.common.environment import available_cores, total_memory_bytes
 from zoo.runs.listing import LOG_NAME, MEDIA_NAME, media_of, tail
 from zoo.ui.places import CONSOLE_NAME, check_name
 
@@ -135,7 +135,7 @@ def machine_load() -> list[Load]:
     """Load of the processor since the last call, and of each GPU that tells."""
     memory = psutil.virtual_memory()
     total = total_memory_bytes() or memory.total  # a container's limit may be lower
-    cores = usable_cores()
+    cores = available_cores()
     cpu = Load(f"CPU, {cores} cores", psutil.cpu_percent(), min(memory.total - memory.available, total), total)
     return [cpu, *(nvidia_load() or amd_load())]
 

@@ -11,7 +11,7 @@ from zoo.audio.evaluation import evaluate as evaluation
 from zoo.audio.evaluation.evaluate import Settings, evaluate, read_transcripts
 from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.io import files
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 RATE = 16000
 FAST = Settings(("si_sdr", "lsd"), RATE)
@@ -21,7 +21,7 @@ VOICES = SyntheticSpeech(RATE, seconds=(0.5, 0.5))
 class Words(MetricModel):
     """Needs no reference; sees the text."""
 
-    measures = (Measure("letters", True),)
+    measures = (MetricColumn("letters", True),)
 
     def load(self):
         pass

@@ -72,7 +72,7 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
         "default_root_dir": "out",
         "max_steps": 75,  # 60 epochs of 5 batches, 4 a step
     }
-    assert recipe["checkpoints"]["every_n_batches"] == 5
+    assert recipe["checkpoints"]["every_n_steps"] == 5
     assert model["optimizer"]["init_args"] == {"lr": 0.0002, "betas": [0.9, 0.99], "weight_decay": 0.001}
     assert model["scheduler"]["init_args"]["warmup_steps"] == 20
     assert (model["compile"], model["compile_mode"], model["compile_fullgraph"]) == (True, "max-autotune", True)

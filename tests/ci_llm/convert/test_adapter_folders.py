@@ -21,7 +21,7 @@ def size(*paths: Path) -> int:
 
 
 def run(folder: Path, made, steps: int = 6, callback: AdapterFolders | None = None, others=(), **arguments):
-    checkpoints = Checkpoints(every_n_batches=2, every_minutes=None, keep_last=1)
+    checkpoints = Checkpoints(every_n_steps=2, every_minutes=None, keep_last=1)
     made_trainer = trainer(
         folder, max_steps=steps, enable_checkpointing=True, plugins=[AtomicCheckpointIO()],
         callbacks=[callback or AdapterFolders(), *others, RNGState(), checkpoints], **arguments,

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from zoo.cli.main import main
-from zoo.common.registry import admit
-from zoo.common.systems import find_system, first_comment, recipe_root, systems
+from zoo.common.registry import allow_packages
+from zoo.common.systems import first_comment, get_system, list_systems, recipe_root
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def test_a_package_below_another(package, tmp_path):
     (tmp_path / "outer").mkdir()
     package.rename(tmp_path / "outer" / "colours")
     (tmp_path / "outer" / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    admit(["outer.colours"])
-    assert find_system("colours").package == "outer.colours"
+    allow_packages(["outer.colours"])
+    assert get_system("colours").package == "outer.colours"
 
 
 def test_unknown_names(package, capsys):
-    admit(["colours"])
+    allow_packages(["colours"])
     with pytest.raises(ValueError, match=r"no system 'nothing'; systems: .*hifigan.*colours"):
-        find_system("nothing")
+        get_system("nothing")
     assert main(["--allow-import", "no_such_package", "list"]) == 1
     assert "no package 'no_such_package'" in capsys.readouterr().err
 
@@ -71,4 +71,4 @@ def test_takes_under_a_second_and_no_torch():
 
 
 def test_every_system_has_a_title():
-    assert all(system.title for system in systems())
+    assert all(system.title for system in list_systems())

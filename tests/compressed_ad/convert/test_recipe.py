@@ -46,7 +46,7 @@ def test_a_configuration_becomes_a_recipe(tmp_path):
     trainer, arguments, data = recipe["trainer"], recipe["model"]["init_args"], recipe["data"]["init_args"]
     assert recipe["seed_everything"] == data["seed"] == 3
     assert (trainer["max_steps"], trainer["accumulate_grad_batches"], trainer["precision"]) == (250, 4, "32-true")
-    assert recipe["checkpoints"]["every_n_batches"] == 25
+    assert recipe["checkpoints"]["every_n_steps"] == 25
     assert data["env"] == {
         "class_path": "zoo.compressed_ad.DarkKeyToDoor",
         "init_args": {"grid_size": 7, "horizon": 30},

@@ -283,7 +283,7 @@ def test_micro_batches_become_updates() -> None:
     found = options({"gradient_accumulation_steps": 4, **counts}, "config.json")
     assert found["trainer.max_steps"] == 251 and found["trainer.log_every_n_steps"] == 25
     assert found["trainer.val_check_interval"] == 500  # Lightning counts batches here
-    assert found["checkpoints.every_n_batches"] == 125
+    assert found["checkpoints.every_n_steps"] == 125
     assert found["model.init_args.scheduler.init_args.warmup_steps"] == 7
     assert options({"gradient_accumulation_steps": 2}, "config.json")["trainer.max_steps"] == 50000
 

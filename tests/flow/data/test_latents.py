@@ -10,10 +10,11 @@ import torch
 from tests.flow.conditions import net, prepared, text
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
-from zoo.flow.data.latents import LatentData, Moments, shard_paths, write_shards
+from zoo.flow.data.latents import LatentData, Moments, write_shards
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace, sample_moments
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.sampling import noise
+from zoo.training.array_files import array_paths
 from zoo.training.resume import item_seed
 
 CONFIG = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
@@ -67,7 +68,7 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
     latents = space()
     made = data(tmp_path, latents)
     (described,) = tmp_path.glob("latents-train-*.json")
-    shards = shard_paths(described.with_suffix(""), 90, 32)
+    shards = array_paths(described.with_suffix(""), 90, 32)
     before = [path.read_bytes() for path in shards]
     shards[1].unlink()
     times = [path.stat().st_mtime_ns for path in shards if path.exists()]
@@ -79,7 +80,7 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
     torch.testing.assert_close(
         *(
             np.concatenate([np.load(path) for path in paths])
-            for paths in (shard_paths(tmp_path / "shared", 90, 32), shards)
+            for paths in (array_paths(tmp_path / "shared", 90, 32), shards)
         ),
         atol=1e-3,
         rtol=1e-3,

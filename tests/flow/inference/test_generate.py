@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo.common.hardware import process_rank
+from zoo.common.environment import process_rank
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.generate import generate

@@ -219,7 +219,7 @@ def test_the_page_asks_for_them(model: Sampler, tmp_path: Path) -> None:
     values["animation"] = False
     asked = [(values, tmp_path), ({**values, "prompt": "a cat", "guidance_text": 1.0}, tmp_path)]
     asked.append(({**values, "prompt": "a dog"}, tmp_path))
-    answers = model.answer_together(asked, lambda share, text: None)
+    answers = model.answer_batch(asked, lambda share, text: None)
     assert [[part.kind for part in parts] for parts in answers] == [["image", "table"]] * 3
     sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
     assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.common.hardware import process_rank
+from zoo.common.environment import process_rank
 from zoo.flow.data.pair_data import PairData, read_meta, row_type
 from zoo.flow.evaluation.tables import evaluate_straightness
 from zoo.flow.inference.drawing import load_sampler

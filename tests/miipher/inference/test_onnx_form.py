@@ -47,7 +47,7 @@ def test_one_graph_restores_as_torch_at_five_lengths(encoder, generator, rate, t
     onnxruntime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     model = Restorer(encoder(), generator(), rate).eval()
-    for part in model.parts().values():  # what starts at zero would hide a missing term, small gains the encoder
+    for part in model.modules().values():  # what starts at zero would hide a missing term, small gains the encoder
         for name, parameter in part.named_parameters():
             if "original0" in name:
                 parameter.data *= 2

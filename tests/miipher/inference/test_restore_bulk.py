@@ -16,7 +16,7 @@ from tests.faults.bad_audio import BAD, RATE, TONE, corpus
 from tests.miipher.stand_ins import LocalEncoder, restorer
 from zoo.audio.io import files
 from zoo.miipher.inference.restore import FeatureExtractor, Restorer
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 from zoo.runs.predict.input_files import list_input_files
 from zoo.runs.predict.results import read_manifest
 from zoo.runs.predict.run import predict_files

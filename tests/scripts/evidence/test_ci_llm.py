@@ -60,7 +60,7 @@ def make_run(folder: Path, weight: float = 0.03, strategy: str = "answer_mean", 
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.common.report.write_figure", lambda path, figure: None)
+    monkeypatch.setattr("zoo.common.reports.write_figure", lambda path, figure: None)
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:

@@ -10,7 +10,7 @@ from PIL import Image
 from scripts.evidence import gallery
 from tests.harness import REPOSITORY
 from zoo.audio.io import files
-from zoo.common.report import gif
+from zoo.common.reports import encode_gif
 
 CLIPS = {
     "hifigan": (22050, "target", "generated"),
@@ -34,7 +34,7 @@ def runs(root: Path) -> None:
     ):
         step = root / name / "media/step_00000010"
         step.mkdir(parents=True)
-        (step / f"{animation}.gif").write_bytes(gif(frames, 8))
+        (step / f"{animation}.gif").write_bytes(encode_gif(frames, 8))
         for picture in pictures:
             Image.fromarray(frames[1]).save(step / f"{picture}.png")
 

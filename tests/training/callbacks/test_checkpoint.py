@@ -30,7 +30,7 @@ def test_a_signal_between_the_batches_of_a_step_waits_for_its_end(batches: int, 
     trainer = L.Trainer(
         accelerator="cpu", accumulate_grad_batches=3, max_steps=5, logger=False, limit_val_batches=0,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        callbacks=[SignalAfter(batches), Checkpoints(every_n_batches=None, every_minutes=None)],
+        callbacks=[SignalAfter(batches), Checkpoints(every_n_steps=None, every_minutes=None)],
     )  # fmt: skip
     with pytest.raises(SystemExit):
         trainer.fit(task, PairData(items=40, batch_size=2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from zoo.common.hardware import peak_memory_bytes
+from zoo.common.environment import peak_memory_bytes
 from zoo.runs.csv_log import RunCSV, read_metrics
 from zoo.training.callbacks.metrics import TrainingMetrics, items_in, learning_rates
 

@@ -55,7 +55,7 @@ def trainer_of(tmp_path, bar, **settings):
         enable_model_summary=False,
         default_root_dir=tmp_path,
         log_every_n_steps=1,
-        callbacks=[bar, Checkpoints(monitor="val/loss", every_n_batches=None)],
+        callbacks=[bar, Checkpoints(monitor="val/loss", every_n_steps=None)],
         **{"num_sanity_val_steps": 1, **settings},
     )
 

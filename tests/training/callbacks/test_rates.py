@@ -49,7 +49,7 @@ def fit(folder, callback, max_steps, ckpt_path=None):
         check_val_every_n_epoch=None,
         use_distributed_sampler=False,
         max_steps=max_steps,
-        callbacks=[callback, Checkpoints(every_n_batches=1, every_minutes=None, keep_last=100)],
+        callbacks=[callback, Checkpoints(every_n_steps=1, every_minutes=None, keep_last=100)],
     )
     trainer.fit(task, PairData(items=8, batch_size=2), ckpt_path=ckpt_path)
     return trainer, task

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.harness import TOY_FIT, callback, forked, forked_ranks, good, newest
-from zoo.common import hardware
+from zoo.common import environment
 from zoo.training.callbacks.report import Banner, facts
 from zoo.training.callbacks.train_log import LOG_NAME
 
@@ -54,7 +54,7 @@ def test_one_process(tmp_path, caplog):
     assert "12 = 4 per process x 1 process x 3 accumulated batches" in text
     assert "2 of each batch" in text
     assert "8 trained (net), 6 frozen (frozen)" in text
-    assert f"cpu ({hardware.cpu_name()})" in text
+    assert f"cpu ({environment.cpu_name()})" in text
     assert "32-true" in text
     assert str(tmp_path) in text
     assert "toy/recipe" in text
@@ -84,19 +84,19 @@ def test_two_processes_log_once_and_name_both_devices(tmp_path):
 
 
 def test_hardware():
-    cpu = hardware.devices()[0]
+    cpu = environment.list_devices()[0]
     assert (cpu.name, cpu.backend) == ("cpu", "CPU")
     assert cpu.memory_bytes > 0
-    assert hardware.usable_cores() >= 1
+    assert environment.available_cores() >= 1
 
 
 @pytest.mark.gpu
 def test_gpu():
     device = torch.device("cuda:0")
     torch.ones(1_000_000, device=device)
-    assert hardware.peak_memory_bytes(device) >= 4_000_000
-    assert hardware.devices()[1].name == "cuda:0"
-    assert "cuda:0 (" in hardware.describe_device(device)
+    assert environment.peak_memory_bytes(device) >= 4_000_000
+    assert environment.list_devices()[1].name == "cuda:0"
+    assert "cuda:0 (" in environment.describe_device(device)
 
 
 def told(text):

@@ -144,7 +144,7 @@ def train(case, folder, strategy, steps=STEPS, checkpoint=None, precision="32-tr
     callbacks = [EMA([part], decay=0.5), LossGuard(), RNGState(), TrainingMetrics()]
     trainer = L.Trainer(
         accelerator="cpu", devices=world, strategy=kinds[strategy](), precision=precision, max_steps=steps,
-        callbacks=[*callbacks, Checkpoints(every_n_batches=100, **checkpoints)], default_root_dir=folder,
+        callbacks=[*callbacks, Checkpoints(every_n_steps=100, **checkpoints)], default_root_dir=folder,
         plugins=[AtomicCheckpointIO()], logger=False, enable_progress_bar=False, enable_model_summary=False,
         use_distributed_sampler=False, log_every_n_steps=1, num_sanity_val_steps=1, val_check_interval=2,
         gradient_clip_val=0.5 if case == "single" else None,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zoo.common.reading.text import safe_load
-from zoo.common.systems import recipe_root, systems
+from zoo.common.configs import load_yaml
+from zoo.common.systems import list_systems, recipe_root
 from zoo.ui.checks import RESERVED, Rules
 from zoo.ui.forms.controls import CONTROLS, OPTIONAL, Control
 from zoo.ui.forms.draft import Difference, Draft, blamed, key_of, open_draft, read_field
@@ -22,8 +22,8 @@ RECIPE: dict[str, Any] = {
     "model": {"init_args": {"trains": "full", "compile": False, "optimizer": {"init_args": {"lr": 0.001}}}},
     "data": {"init_args": {"batch_size": 4}},
 }
-RECIPES = {file: safe_load(file.read_text()) for system in systems() for file in system.recipes}
-FRAGMENTS = {file: safe_load(file.read_text()) for file in sorted((recipe_root() / "trainer").glob("*.yaml"))}
+RECIPES = {file: load_yaml(file.read_text()) for system in list_systems() for file in system.recipes}
+FRAGMENTS = {file: load_yaml(file.read_text()) for file in sorted((recipe_root() / "trainer").glob("*.yaml"))}
 
 
 @pytest.fixture

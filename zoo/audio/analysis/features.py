@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 from zoo.common.safe_load import load_foreign_checkpoint
 
 FEATURE_SUFFIXES = (".npy", ".pt")
@@ -89,7 +89,7 @@ def write_features(target: Path, shape: tuple[int, int], dtype: str, pieces: Ite
     channels, frames = shape
     written = 0
     layout = {"descr": dtype, "fortran_order": True, "shape": shape}
-    with replacing(target) as temporary, temporary.open("wb") as file:
+    with replace_atomically(target) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, layout)
         for piece in pieces:
             written += piece.shape[1]

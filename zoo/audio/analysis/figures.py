@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from zoo.common.report import DPI, new_figure, to_numpy
+from zoo.common.reports import DPI, new_figure, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import scipy
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 _STEP_SECONDS, _STEPS = 0.1, 4  # gating blocks of 400 ms that overlap by 75 %
 _OFFSET = -0.691  # LUFS of a mean square of 1
@@ -30,7 +30,7 @@ class LoudnessMeter:
     """
 
     def __init__(self, sample_rate: int, channels: int) -> None:
-        at_least(_LEAST_RATE, sample_rate=sample_rate)
+        check_at_least(_LEAST_RATE, sample_rate=sample_rate)
         self._sections = k_weighting(sample_rate)
         self._state = np.zeros((len(self._sections), channels, 2))
         self._step = round(_STEP_SECONDS * sample_rate)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from zoo.common.ranges import above
+from zoo.common.checks import check_above
 
 # Path costs of Boersma (1993) with the defaults of his program: 0.45 of full correlation is voiced, an octave higher is
 # worth 0.01, a jump of an octave between frames costs 0.35, a change between voiced and unvoiced 0.14 (10 ms frames).
@@ -53,7 +53,7 @@ def track_pitch(x: Tensor, sample_rate: int) -> PitchTrack:
     """
     if x.dim() not in (1, 2):
         raise ValueError(f"expected audio (T,) or (B, T), got shape {tuple(x.shape)}")
-    above(4 * _F_MAX, sample_rate=sample_rate)
+    check_above(4 * _F_MAX, sample_rate=sample_rate)
     batch = torch.atleast_2d(x).float()
     hop = round(_HOP_SECONDS * sample_rate)
     strength, frequency, level = _candidates(batch, sample_rate, hop)

@@ -20,7 +20,7 @@ from zoo.audio.augment.effects import match_length
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io.files import BLOCK_SAMPLES
 from zoo.audio.io.resample import resample_array
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 
 _PAD_SECONDS = 0.05  # of silence behind the signal, so that no codec cuts its end
 _FFMPEG_SECONDS = 120  # after which a hanging ffmpeg is given up
@@ -99,7 +99,7 @@ def available_codecs() -> tuple[str, ...]:
 
 def validate_codec(codec: str, setting: float | None = None) -> None:
     """Refuse a codec or setting that `encode_decode` could not carry out here."""
-    one_of(CODECS, codec=codec)
+    check_one_of(CODECS, codec=codec)
     entry = CODECS[codec]
     if setting is not None and not entry.unit:
         raise ValueError(f"codec {codec} has no setting, got {setting}")

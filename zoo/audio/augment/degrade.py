@@ -12,7 +12,7 @@ from zoo.audio.augment import codecs as coding
 from zoo.audio.augment import effects
 from zoo.audio.augment.rooms import crop_noise
 from zoo.audio.corpora.corpus import Corpus
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 
 Step = Literal["noise", "reverb", "clipping", "lowpass", "packet_loss", "codec"]
 Range = tuple[float, float]
@@ -257,15 +257,15 @@ class Degrader:
         idle = sorted(set(self.probabilities) - set(self.steps))
         if idle:
             raise ValueError(f"probabilities name {', '.join(idle)}, which `steps` does not list; add or remove it")
-        one_of(("as_listed", "random"), order=self.order)
-        at_least(1, max_steps=1 if self.max_steps is None else self.max_steps)
+        check_one_of(("as_listed", "random"), order=self.order)
+        check_at_least(1, max_steps=1 if self.max_steps is None else self.max_steps)
 
     def _check_ranges(self) -> None:
         shares = {f"probabilities.{step}": share for step, share in self.probabilities.items()}
         for name in ("untouched", "soft_clipping", "lowpass_by_resampling", "packet_repeat", "polarity"):
             shares[name] = getattr(self, name)
-        within(0, 1, **shares)
-        at_least(1, burst_packets=self.burst_packets)
+        check_within(0, 1, **shares)
+        check_at_least(1, burst_packets=self.burst_packets)
         for name, (least, most) in _SPANS.items():
             span = getattr(self, name)
             if span is not None and (len(span) != 2 or not least <= span[0] <= span[1] <= most):

@@ -12,7 +12,7 @@ from zoo.audio.corpora.cache import CorpusCache
 from zoo.audio.corpora.corpus import Corpus, MemoryCorpus, TrimmedCorpus, cache_dir
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 SYNTHETIC_NOISES = 6
 SYNTHETIC_RIRS = 32
@@ -66,8 +66,8 @@ def synthesize_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndar
     Source: Allen and Berkley, "Image method for efficiently simulating small-room acoustics" (1979); ranges of
         Open-Miipher-2.
     """
-    at_least(0, count=count)
-    at_least(1000, sample_rate=sample_rate)
+    check_at_least(0, count=count)
+    check_at_least(1000, sample_rate=sample_rate)
     return [_shoebox(sample_rate, np.random.default_rng([seed, index])) for index in range(count)]
 
 
@@ -146,8 +146,8 @@ class SyntheticNoise(MemoryCorpus):
     """
 
     def __init__(self, clips: int, sample_rate: int, seed: int = 0, seconds: float = 5.0) -> None:
-        at_least(1, clips=clips)
-        at_least(0.1, seconds=seconds)
+        check_at_least(1, clips=clips)
+        check_at_least(0.1, seconds=seconds)
         samples = round(seconds * sample_rate)
         kinds = [_KINDS[index % len(_KINDS)] for index in range(clips)]
         super().__init__(

@@ -20,9 +20,9 @@ from rich.progress import track
 
 from zoo.audio.corpora.selection import MAX_EXAMPLES, relative_name
 from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mixed
-from zoo.common.atomic import BINARY, read_at
-from zoo.common.reading.bad_share import check_bad_share
-from zoo.common.work import Journal
+from zoo.common.atomic_files import BINARY, read_at
+from zoo.common.checks import check_unreadable_share
+from zoo.common.journal import Journal
 
 VERSION = 3
 JOURNAL_NAME = "journal.jsonl"
@@ -174,7 +174,7 @@ def build_cache(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if (cache := _open_current(folder, key)) is not None:
-            check_bad_share(cache.unreadable.values(), len(names), max_bad_share)
+            check_unreadable_share(cache.unreadable.values(), len(names), max_bad_share)
             for cause in cache.unreadable.values():
                 _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
@@ -256,7 +256,7 @@ def _decode_files(
                 _LOG.warning("left out of the corpus cache: %s", error)
                 row = [str(error)]
                 unreadable.append(row[0])
-                check_bad_share(unreadable, len(paths), max_bad_share)
+                check_unreadable_share(unreadable, len(paths), max_bad_share)
             journal.append(row)
             rows.append(row)
         os.fsync(handle.fileno())

@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo.audio.corpora.selection import match_entries, relative_name
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.common.reading.text_files import read_lines
+from zoo.common.configs import read_lines
 
 CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, of normalized training clips

@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 from zoo.audio.corpora.selection import unique_stems, without_suffix
 from zoo.audio.io import files
-from zoo.common.ranges import one_of
-from zoo.common.reading.text_files import read_lines, read_text
+from zoo.common.checks import check_one_of
+from zoo.common.configs import read_lines
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (
@@ -80,7 +80,7 @@ def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", wit
         ValueError: unknown kind, a malformed list, no audio, or two files of one name.
     """
     root = Path(root)
-    one_of(get_args(CorpusKind), kind=kind)
+    check_one_of(get_args(CorpusKind), kind=kind)
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
     kind = detect_layout(root) if kind == "auto" else kind
@@ -208,7 +208,7 @@ def _read_transcript_file(audio: Path, unreadable: list[str]) -> str:
     texts = (audio.with_suffix(suffix) for suffix in TEXT_SUFFIXES)
     path = next((path for path in texts if path.is_file()), None)
     try:
-        return "" if path is None else " ".join(read_text(path).split())
+        return "" if path is None else " ".join(" ".join(read_lines(path)).split())
     except ValueError as error:
         unreadable.append(str(error))
         return ""

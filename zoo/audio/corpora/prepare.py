@@ -15,8 +15,7 @@ from zoo.audio.corpora.cache import build_cache
 from zoo.audio.corpora.corpus import CACHES, cache_dir, read_entries
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, find_corpus_root, list_utterances
 from zoo.audio.io import files
-from zoo.common.atomic import write_atomic
-from zoo.common.reading.extract import extract_archive
+from zoo.common.atomic_files import extract_archive, write_atomic
 
 MANIFEST_NAME = "manifest.jsonl"
 LJSPEECH_COUNT = 13_100  # utterances of LJSpeech 1.1

@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 from zoo.audio.io import files
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 # First three formants in Hz of an adult male voice: Peterson and Barney (1952), table II, rounded.
 _VOWELS = np.array(
@@ -118,9 +118,9 @@ class SyntheticSpeech:
         seed: int = 0,
         seconds: tuple[float, float] = (1.5, 4.0),
     ) -> None:
-        at_least(8000, sample_rate=sample_rate)
-        at_least(1, speakers=speakers)
-        within(0.1, seconds[1], shortest_seconds=seconds[0])
+        check_at_least(8000, sample_rate=sample_rate)
+        check_at_least(1, speakers=speakers)
+        check_within(0.1, seconds[1], shortest_seconds=seconds[0])
         self.sample_rate = sample_rate
         self.speakers = speakers
         self.seed = seed

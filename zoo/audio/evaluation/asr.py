@@ -11,7 +11,7 @@ import numpy as np
 from torchaudio.functional import edit_distance
 
 from zoo.audio.evaluation.models import MetricModel, resolve_model, split_audio
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 _SCRIPTS_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
@@ -28,9 +28,9 @@ class ASR(MetricModel):
         language: for recognisers of several languages, e.g. "en"; None leaves it to the model.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (
-        Measure("wer", False, weight="words"),
-        Measure("cer", False, weight="characters"),
+    measures: ClassVar[tuple[MetricColumn, ...]] = (
+        MetricColumn("wer", False, weight="words"),
+        MetricColumn("cer", False, weight="characters"),
     )
     model: str
     revision: str | None = None

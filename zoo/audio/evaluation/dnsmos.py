@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zoo.audio.evaluation.models import MetricModel, load_onnx, run_onnx
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 _PRIMARY, _P808 = "sig_bak_ovr.onnx", "model_v8.onnx"  # as Microsoft publishes them
 _WINDOW_SECONDS = 9.01  # that the models take, moved by a second
@@ -31,8 +31,8 @@ class DNSMOS(MetricModel):
     Source: Reddy et al., "DNSMOS P.835" (2022); windows, polynomials and mel input of the published evaluation script.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = tuple(
-        Measure(f"dnsmos_{name}", True) for name in ("sig", "bak", "ovr", "p808")
+    measures: ClassVar[tuple[MetricColumn, ...]] = tuple(
+        MetricColumn(f"dnsmos_{name}", True) for name in ("sig", "bak", "ovr", "p808")
     )
     folder: Path
 

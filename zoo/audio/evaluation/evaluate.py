@@ -23,11 +23,12 @@ from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
+from zoo.common.configs import read_lines
+from zoo.common.journal import Table, format_error
 from zoo.common.locks import writes_into
-from zoo.common.reading.text_files import read_lines
-from zoo.common.report import Row, box_plots, failure_lines, summary_table, write_report
-from zoo.common.statistics import LEVEL, Measure, summarise
-from zoo.common.work import Table, cause, spread
+from zoo.common.parallel import map_in_processes
+from zoo.common.reports import Row, failure_lines, plot_boxes, summary_table, write_report
+from zoo.common.statistics import LEVEL, MetricColumn, summarize
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Settings:
     models: tuple[MetricModel, ...] = ()
 
     @property
-    def measures(self) -> list[Measure]:
+    def measures(self) -> list[MetricColumn]:
         """All columns with values."""
         columns = [measure for name in self.metrics for measure in METRICS[name].measures]
         return columns + [measure for model in self.models for measure in model.measures]
@@ -97,7 +98,7 @@ class Evaluation:
 
     Attributes:
         rows: per file and system, as in per_file.csv.
-        summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
+        summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarize`.
         unpaired: number of clean files that nothing was compared with.
     """
 
@@ -153,7 +154,7 @@ def evaluate(
     rows = _measure_missing(items, output, settings, workers, progress)
     names = [*([CLEAN] if settings.models else []), *systems]
     done = [row for row in rows if row["status"] == "done"]
-    summary = summarise(done, names, settings.measures, DEGRADED if degraded else None)
+    summary = summarize(done, names, settings.measures, DEGRADED if degraded else None)
     evaluation = Evaluation(rows, summary, unpaired)
     _write_report(output, evaluation, settings)
     return evaluation
@@ -167,7 +168,7 @@ def _measure_missing(
     done = table.begin({item.key for item in items})
     missing = [item for item in items if item.key not in done]
     log.info("%d of %d rows are computed already", len(done), len(items))
-    rows = spread(partial(measure, settings=settings), missing, workers)
+    rows = map_in_processes(partial(measure, settings=settings), missing, workers)
     for row in track(rows, "evaluate", len(missing), disable=not progress):
         table.add(row)
     return table.finish(item.key for item in items)
@@ -191,7 +192,7 @@ def _write_report(output: Path, evaluation: Evaluation, settings: Settings) -> N
             "summary": summary,
         },
         "report.md": _markdown(evaluation, settings),
-        "boxplots.png": box_plots(done, systems, settings.measures),
+        "boxplots.png": plot_boxes(done, systems, settings.measures),
     }
     write_report(output, content, indent=2)
 
@@ -293,7 +294,7 @@ def measure(item: EvaluationItem, settings: Settings) -> Row:
         return row | _compute_values(item, settings)
     except (ValueError, OSError, RuntimeError) as error:
         log.warning("%s of %s failed: %s", item.name, item.system, error)
-        return row | {"status": "failed", "reason": cause(error)}
+        return row | {"status": "failed", "reason": format_error(error)}
 
 
 def _compute_values(item: EvaluationItem, settings: Settings) -> Row:

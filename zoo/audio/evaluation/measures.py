@@ -15,7 +15,7 @@ import torch
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.audio.io.resample import resample_array
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 _SILENCE = 1e-4  # of full scale (-80 dB): a quieter signal holds nothing to compare
 _PESQ_SECONDS = 15.0  # P.862's buffers end at 50 utterances of at least 0.4 s with their pause; beyond, C code crashes
@@ -39,7 +39,7 @@ class Metric:
         follows_level: whether the level of the signal changes the value.
     """
 
-    measures: tuple[Measure, ...]
+    measures: tuple[MetricColumn, ...]
     sample_rate: int | None
     compute: Compute
     package: str = ""
@@ -197,14 +197,14 @@ def _tensors(restored: np.ndarray, clean: np.ndarray) -> tuple[torch.Tensor, tor
 
 
 METRICS: dict[str, Metric] = {
-    "pesq": Metric((Measure("pesq_wb", True),), 16000, _pesq, "pesq"),
-    "stoi": Metric((Measure("stoi", True),), 10000, _stoi, "pystoi"),
-    "estoi": Metric((Measure("estoi", True),), 10000, partial(_stoi, extended=True), "pystoi"),
-    "si_sdr": Metric((Measure("si_sdr", True, "dB"),), None, _si_sdr),
-    "mcd": Metric((Measure("mcd_dtw", False, "dB"),), None, _mcd),
-    "pitch": Metric((Measure("log_f0_rmse", False), Measure("vuv_error", False)), 16000, _pitch),
-    "lsd": Metric((Measure("lsd", False),), None, partial(_distance, function=metrics.lsd), follows_level=True),
+    "pesq": Metric((MetricColumn("pesq_wb", True),), 16000, _pesq, "pesq"),
+    "stoi": Metric((MetricColumn("stoi", True),), 10000, _stoi, "pystoi"),
+    "estoi": Metric((MetricColumn("estoi", True),), 10000, partial(_stoi, extended=True), "pystoi"),
+    "si_sdr": Metric((MetricColumn("si_sdr", True, "dB"),), None, _si_sdr),
+    "mcd": Metric((MetricColumn("mcd_dtw", False, "dB"),), None, _mcd),
+    "pitch": Metric((MetricColumn("log_f0_rmse", False), MetricColumn("vuv_error", False)), 16000, _pitch),
+    "lsd": Metric((MetricColumn("lsd", False),), None, partial(_distance, function=metrics.lsd), follows_level=True),
     "m_stft": Metric(
-        (Measure("m_stft", False),), None, partial(_distance, function=multi_resolution_stft), follows_level=True
+        (MetricColumn("m_stft", False),), None, partial(_distance, function=multi_resolution_stft), follows_level=True
     ),
 }

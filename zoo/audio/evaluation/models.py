@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zoo.common.reading.pretrained_files import check_pretrained
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
+from zoo.runs.pretrained_files import check_pretrained
 
 _MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is quadratic, and models learned on clips
 
@@ -30,7 +30,7 @@ class MetricModel(ABC):
 
     sample_rate: ClassVar[int] = 16000
     reference: ClassVar[Literal["clean", "degraded"]] = "clean"
-    measures: ClassVar[tuple[Measure, ...]]
+    measures: ClassVar[tuple[MetricColumn, ...]]
 
     @cached_property
     def _model(self) -> Any:
@@ -71,7 +71,7 @@ class MOSPredictor(MetricModel):
         model: ONNX file that maps waveforms (1, T) float32 at 16 kHz to one number.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("mos", True),)
+    measures: ClassVar[tuple[MetricColumn, ...]] = (MetricColumn("mos", True),)
     model: Path
 
     @cached_property

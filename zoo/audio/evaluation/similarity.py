@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from zoo.audio.evaluation.models import MetricModel, load_onnx, resolve_model, run_onnx, split_audio
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SpeakerSimilarity(MetricModel):
             take them, to embeddings. A TorchScript file is refused: it is a program.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("speaker_similarity", True),)
+    measures: ClassVar[tuple[MetricColumn, ...]] = (MetricColumn("speaker_similarity", True),)
     model: str
     revision: str | None = None
     device: str = "cpu"
@@ -80,7 +80,10 @@ class SSLDistance(MetricModel):
     """
 
     reference = "degraded"
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("ssl_distance", False), Measure("ssl_distance_worst", False))
+    measures: ClassVar[tuple[MetricColumn, ...]] = (
+        MetricColumn("ssl_distance", False),
+        MetricColumn("ssl_distance_worst", False),
+    )
     model: str
     revision: str | None = None
     device: str = "cpu"

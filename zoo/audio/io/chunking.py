@@ -9,7 +9,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from zoo.audio.io.resample import StreamResampler
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 Span = tuple[int, int]
@@ -45,7 +45,7 @@ class Chunker:
                 f"the overlap of chunks may be at most half a chunk: {self.overlap} and {self.window} units of "
                 f"{self.unit_samples} samples"
             )
-        at_least(1, batch=self.batch, unit_samples=self.unit_samples)
+        check_at_least(1, batch=self.batch, unit_samples=self.unit_samples)
 
     @property
     def context(self) -> int:
@@ -69,7 +69,7 @@ class Chunker:
                 `window - overlap`.
         """
         stride = self.window - self.overlap
-        within(0, stride - 1, shift=shift)
+        check_within(0, stride - 1, shift=shift)
         total = self.units(samples)
         spans = [(0, self.window - shift)]
         while spans[-1][1] < total:

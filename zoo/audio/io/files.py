@@ -20,8 +20,8 @@ import numpy as np
 import soundfile
 
 from zoo.audio.io.containers import ContainerError, Layout, LayoutFile, inspect_container
-from zoo.common.atomic import temporary_beside
-from zoo.common.ranges import positive
+from zoo.common.atomic_files import temporary_path
+from zoo.common.checks import check_positive
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def read_channels(path: str | os.PathLike[str], sample_rate: int, channels: Chan
 def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
     """Stream a file in blocks (C, n) float32, the last of which may be shorter, with the same checks as `read`."""
     path = Path(path)
-    positive(block_samples=block_samples)
+    check_positive(block_samples=block_samples)
     with _open(path) as handle:
         for start in range(0, handle.frames, block_samples):
             block = _decode(handle, path, start, min(block_samples, handle.frames - start))
@@ -174,7 +174,7 @@ class AudioWriter:
         self._channels = channels
         self._samples = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = temporary_beside(self.path)
+        self._temporary = temporary_path(self.path)
         try:
             self._handle = soundfile.SoundFile(
                 self._temporary, "w", sample_rate, channels, self._subtype, format=container

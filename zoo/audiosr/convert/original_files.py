@@ -12,7 +12,7 @@ from zoo.audiosr.convert.write import FINAL, from_ours, layout_of, original_name
 from zoo.audiosr.task import DiffusionTask
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.folder import run_folder
-from zoo.training.callbacks.checkpoint import is_trial
+from zoo.training.callbacks.checkpoint import is_fast_dev_run
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class OriginalFiles(L.Callback):
 
     def _follow(self, trainer: L.Trainer) -> None:
         """Make the folder hold the files of the checkpoints that are there."""
-        if not self._due or is_trial(trainer) or is_sharded(trainer):
+        if not self._due or is_fast_dev_run(trainer) or is_sharded(trainer):
             return
         self._due = False
         if not trainer.is_global_zero:

@@ -77,7 +77,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         "seed_everything": settings.number("experiment.seed", 1337, int),
         "trainer": _trainer(settings),
         "checkpoints": {
-            "every_n_batches": settings.number("train.save_interval_steps", 25, int),
+            "every_n_steps": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
         },
         "model": component("zoo.audiosr.DiffusionTask", **_model(settings, params, layout)),

@@ -37,7 +37,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import add_prefix, select_prefix
 from zoo.hifigan.nets.generator import Generator

@@ -22,9 +22,8 @@ from zoo.audiosr.data.items import Clips, Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import ChannelCorpus, FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
-from zoo.common.folders import data_folder
-from zoo.common.ranges import at_least, one_of, within
-from zoo.common.reading.configs import read_config
+from zoo.common.checks import check_at_least, check_one_of, check_within, find_data_folder
+from zoo.common.configs import load_run_config
 from zoo.training.datamodule import ZooDataModule
 
 log = logging.getLogger(__name__)
@@ -123,9 +122,9 @@ class SuperResolutionData(ZooDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        self.root = data_folder("root", root, embedded_if_missing)
+        self.root = find_data_folder("root", root, embedded_if_missing)
         self.mode = mode
-        self.valid_root = None if self.root is None else data_folder("valid_root", valid_root, False)
+        self.valid_root = None if self.root is None else find_data_folder("valid_root", valid_root, False)
         self.lists = (train_list, val_list)
         self.val_ratio = val_ratio
         self.split_seed = split_seed
@@ -135,7 +134,7 @@ class SuperResolutionData(ZooDataModule):
         self.val_items = val_items
         self.simulation = Simulation() if simulation is None else simulation
         self.needs_noise = mode == "simulate" and self.simulation.noise > 0
-        self.noise = data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
+        self.noise = find_data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
         self.normalize = normalize
         self.most_gain_db = most_gain_db
         self.silence = Silence(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
@@ -282,12 +281,14 @@ class SuperResolutionData(ZooDataModule):
             self.simulation.band(self.sample_rate)
         elif self.root is None:
             raise ValueError("data.init_args.mode paired needs a root with the folders high and low")
-        one_of(get_args(Channels), channels=self.channels)
+        check_one_of(get_args(Channels), channels=self.channels)
         if self.channels != "mono" and self.cache_mode == "none":
             raise ValueError(f"data.init_args.channels {self.channels} needs a cache: set cache_mode memmap or ram")
-        within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
-        at_least(0, most_gain_db=self.most_gain_db or 0.0)
-        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples, variants=self.variants or 1)
+        check_within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
+        check_at_least(0, most_gain_db=self.most_gain_db or 0.0)
+        check_at_least(
+            1, segment_samples=self.segment_samples, val_samples=self.val_samples, variants=self.variants or 1
+        )
 
 
 def _tell_of_stereo(paths: Sequence[Path]) -> None:
@@ -310,9 +311,9 @@ def default_cutoffs(sample_rate: int) -> tuple[float, ...]:
     return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= top(sample_rate))
 
 
-def read_data(config: Path, brought: bool = False) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone; nothing is decoded yet. See `read_config` for `brought`."""
-    spec = read_config(config, brought=brought).get("data")
+def read_data(config: Path, from_run: bool = False) -> SuperResolutionData:
+    """Build the datamodule of a recipe alone; nothing is decoded yet. See `load_run_config` for `from_run`."""
+    spec = load_run_config(config, from_run=from_run).get("data")
     data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):
         raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.common.folders import begin_output
+from zoo.common.journal import begin_output
 from zoo.training.array_files import MappedArrays, write_array_files
 from zoo.training.resume import Key
 

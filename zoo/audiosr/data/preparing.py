@@ -15,10 +15,10 @@ from rich.progress import track
 from zoo.audio.io import files
 from zoo.audio.io.resample import StreamResampler
 from zoo.audiosr.data.simulate import STEP_HZ, lowpass, top
-from zoo.common.atomic import sweep_temporaries
-from zoo.common.folders import begin_output
+from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.journal import begin_output
 from zoo.common.locks import writes_into
-from zoo.common.work import spread
+from zoo.common.parallel import map_in_processes
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def preprocess(
     }
     begin_output(out_low, settings, SETTINGS_NAME)
     for folder in (out_high, out_low):
-        sweep_temporaries(folder)
+        delete_temporary_files(folder)
     stems = Counter(path.with_suffix("") for path in sources)
     jobs = []
     for path in sources:
@@ -198,7 +198,7 @@ def _spread(block: np.ndarray, channels: int) -> np.ndarray:
 
 def _count(function: Callable[[Job], Outcome], jobs: Sequence[Job], workers: int, title: str) -> dict[str, int]:
     counts = {"done": 0, "skipped": 0, "failed": 0}
-    for status, cause in track(spread(function, jobs, workers), title, len(jobs)):
+    for status, cause in track(map_in_processes(function, jobs, workers), title, len(jobs)):
         counts[status] += 1
         if cause:
             log.warning("%s", cause)

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.common import report
-from zoo.common.atomic import write_atomic
+from zoo.common import reports
+from zoo.common.atomic_files import write_atomic
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.tensor_names import strip_wrappers
 from zoo.runs import export
@@ -171,6 +171,6 @@ def compare_files(
     found = compare(first, second, tolerance, depth, ema)
     print(summary(found, most))
     if output is not None:
-        text = json.dumps(report.plain({name: asdict(part) for name, part in found.items()}), indent=1)
+        text = json.dumps(reports.replace_non_finite({name: asdict(part) for name, part in found.items()}), indent=1)
         write_atomic(output, lambda file: file.write(text.encode()))
         print(f"wrote {output}")

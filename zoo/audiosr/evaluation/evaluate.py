@@ -29,10 +29,10 @@ from zoo.audiosr.data.sources import FileCorpus, Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.inference.restore import Restorer, band_distances
+from zoo.common.journal import Table, format_error
 from zoo.common.locks import writes_into
-from zoo.common.report import Row, failure_lines, new_figure, summary_table, write_report
-from zoo.common.statistics import LEVEL, Measure, summarise
-from zoo.common.work import Table, cause
+from zoo.common.reports import Row, failure_lines, new_figure, summary_table, write_report
+from zoo.common.statistics import LEVEL, MetricColumn, summarize
 from zoo.runs.export import WEIGHTS_NAME, is_export
 from zoo.runs.folder import find_checkpoint, find_config, has_config
 from zoo.runs.load import load
@@ -48,14 +48,14 @@ UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
 )  # fmt: skip
 HF_BANDS = ("lsd_hf_1", "lsd_hf_2", "lsd_hf_3", "lsd_hf_4")  # equal bands above the cut-off, from the lowest
 MEASURES = (
-    Measure("lsd", False),
-    Measure("lsd_hf", False),
-    *(Measure(name, False) for name in HF_BANDS),
-    Measure("lsd_lf", False),
-    Measure("si_sdr_low", True, "dB"),
-    Measure("mel_l1", False),
-    Measure("pesq_wb", True),
-    Measure("real_time_factor", False),
+    MetricColumn("lsd", False),
+    MetricColumn("lsd_hf", False),
+    *(MetricColumn(name, False) for name in HF_BANDS),
+    MetricColumn("lsd_lf", False),
+    MetricColumn("si_sdr_low", True, "dB"),
+    MetricColumn("mel_l1", False),
+    MetricColumn("pesq_wb", True),
+    MetricColumn("real_time_factor", False),
 )
 PER_ITEM = "per_item.csv"
 
@@ -93,8 +93,8 @@ class Evaluation:
 
     @cached_property
     def summaries(self) -> dict[str, list[Row]]:
-        """Per part what `zoo.common.statistics.summarise` says, gains over the input as it is."""
-        return {part: summarise(rows, self.systems, MEASURES, UNPROCESSED) for part, rows in self.parts.items()}
+        """Per part what `zoo.common.statistics.summarize` says, gains over the input as it is."""
+        return {part: summarize(rows, self.systems, MEASURES, UNPROCESSED) for part, rows in self.parts.items()}
 
     @cached_property
     def margins(self) -> list[Row]:
@@ -102,7 +102,7 @@ class Evaluation:
         margins = []
         means = {(row["system"], row["measure"]): row["mean"] for row in self.summaries[ALL]}
         for other in (system for system in self.systems if system != RESTORED):
-            for row in summarise(self.parts[ALL], [other, RESTORED], MEASURES, other):
+            for row in summarize(self.parts[ALL], [other, RESTORED], MEASURES, other):
                 if math.isfinite(row["gain"]) and row["better"] == "lower":
                     mean = means[other, row["measure"]]
                     gain = {key: row[key] for key in ("gain", "gain_low", "gain_high")}
@@ -210,7 +210,7 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
     if not named:
         raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
     try:
-        data = read_data(find_config(run), brought=True)
+        data = read_data(find_config(run), from_run=True)
         data.prepare_data()
         data.setup("fit")
     except FileNotFoundError as error:
@@ -344,7 +344,7 @@ class _Bench:
             results = {system: ways[system]() for system in self.systems}
         except (AudioFileError, ValueError) as error:
             log.warning("%s failed: %s", job.name, error)
-            failed = {"status": "failed", "reason": cause(error)}
+            failed = {"status": "failed", "reason": format_error(error)}
             return [{**row, "system": system, **failed} for system in self.systems]
         if job.clip < self.settings.keep:
             self._keep(job.name, results, cutoff_hz, high)

@@ -31,9 +31,9 @@ from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
 from zoo.runs.export import OnnxForm
-from zoo.runs.interactive import Field, Part, Report
+from zoo.runs.inference.forms import InputField, Output, Progress
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
 MOST_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
@@ -304,10 +304,10 @@ class Restorer(AudioInference):
         for name, value in {"cutoff_hz": cutoff_hz, "input_lowpass_hz": input_lowpass_hz}.items():
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is a frequency in Hz or null, not {value}")
-        one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
-        positive(cutoff_confidence=cutoff_confidence)
-        within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
-        at_least(0, guidance_scale=guidance_scale)
+        check_one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
+        check_positive(cutoff_confidence=cutoff_confidence)
+        check_within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
+        check_at_least(0, guidance_scale=guidance_scale)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder
@@ -424,7 +424,7 @@ class Restorer(AudioInference):
             self.settings,
         )  # fmt: skip
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """A recording, where its band ends, and how to sample."""
         half = self.sample_rate / 2
         sampler, scale = self.settings.sampler, self.settings.guidance_scale
@@ -433,19 +433,20 @@ class Restorer(AudioInference):
         taken = "first take away what lies above this frequency, such as what MP3 leaves there"
         return (
             recording_field(),
-            Field("cutoff_hz", "Cut-off (Hz)", "float", self.cutoff_hz, 0, half, help=found, optional=True),
-            Field("steps", "Steps", "int", min(sampler.steps, MOST_STEPS), 1, MOST_STEPS, help="more are slower"),
-            Field("guidance_scale", "Guidance", "float", scale, 0, 20, help="1 takes half as long"),
-            Field("seed", "Seed", "int", self.settings.seed, 0, 2**31),
-            Field("input_lowpass_hz", "Low-pass (Hz)", "float", self.input_lowpass_hz, 0, half, help=taken,
+            InputField("cutoff_hz", "Cut-off (Hz)", "float", self.cutoff_hz, (0, half), help=found, optional=True),
+            InputField("steps", "Steps", "int", min(sampler.steps, MOST_STEPS), (1, MOST_STEPS), help="more is slower"),
+            InputField("guidance_scale", "Guidance", "float", scale, (0, 20), help="1 takes half as long"),
+            InputField("seed", "Seed", "int", self.settings.seed, (0, 2**31)),
+            InputField("input_lowpass_hz", "Low-pass (Hz)", "float", self.input_lowpass_hz, (0, half), help=taken,
                   optional=True, advanced=True),
-            Field("cutoff_rule", "Cut-off found by", "choice", self.cutoff_rule, choices=get_args(CutoffRule),
+            InputField("cutoff_rule", "Cut-off found by", "choice", self.cutoff_rule, allowed=get_args(CutoffRule),
                   advanced=True),
-            Field("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, 0.1, longest, advanced=True),
-            Field("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, 0, longest / 2, advanced=True),
+            InputField("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, (0.1, longest), advanced=True),
+            InputField("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, (0, longest / 2),
+                       advanced=True),
         )  # fmt: skip
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Restore a recording with what was chosen."""
         options = {name: value for name, value in values.items() if name not in ("input", "steps")}
         sampler = copy.copy(self.settings.sampler)
@@ -455,7 +456,8 @@ class Restorer(AudioInference):
             guidance_rescale=self.settings.guidance_rescale, batch_size=self.chunker.batch, pictures=False,
             condition_autoencoder=self.condition_autoencoder, cutoff_confidence=self.cutoff_confidence, **options,
         )  # fmt: skip
-        return answer_file(changed, values["input"], folder, report, SHOWN)
+        changed.with_figures = self.with_figures
+        return answer_file(changed, values["input"], folder, progress, SHOWN)
 
     def _array(
         self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, shift: int, cutoff_hz: float | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.2  # pix2pix
@@ -27,7 +27,7 @@ class PatchDiscriminator(Discriminator):
 
     def __init__(self, channels: int = 64, layers: int = 3) -> None:
         super().__init__()
-        at_least(1, channels=channels, layers=layers)
+        check_at_least(1, channels=channels, layers=layers)
         widths = [channels * min(2**index, MOST_WIDTH) for index in range(layers + 1)]
         strides = [2] * layers + [1]
         self.convs = nn.ModuleList(

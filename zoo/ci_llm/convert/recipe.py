@@ -71,7 +71,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "log_every_n_steps": settings.number("logging_steps", 10, int),
             "callbacks": [{"class_path": "zoo.ci_llm.AdapterFolders"}],
         },
-        "checkpoints": {"every_n_batches": settings.number("save_steps", 100, int), "monitor": "val/loss"},
+        "checkpoints": {"every_n_steps": settings.number("save_steps", 100, int), "monitor": "val/loss"},
         "model": component("zoo.ci_llm.CrowdTask", **_model(settings, steps)),
         "data": component("zoo.ci_llm.TextData", **_data(settings)),
     }

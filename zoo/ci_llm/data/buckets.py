@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.training.resume import Key, ResumableBatchSampler, item_seed
 
 AgentData = Literal["shared", "shuffled", "bootstrap"]
@@ -53,8 +53,8 @@ class TextBatches(ResumableBatchSampler):
     ) -> None:
         if (batch_size is None) == (token_budget is None):
             raise ValueError(f"TextBatches: give one of batch_size ({batch_size}) and token_budget ({token_budget})")
-        at_least(1, agents=agents)
-        one_of(get_args(AgentData), agent_data=agent_data)
+        check_at_least(1, agents=agents)
+        check_one_of(get_args(AgentData), agent_data=agent_data)
         super().__init__(len(lengths), 1, seed, rank, world, drop_last=False)
         self.lengths = np.asarray(lengths)
         self.drop_last = drop_last

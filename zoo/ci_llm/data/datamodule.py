@@ -17,7 +17,7 @@ from zoo.ci_llm.data.buckets import AgentData, TextBatches, pack
 from zoo.ci_llm.data.text_data import Example, Template, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import TextRows, Tokens, TooLong, join_rows, tokenise, tokenise_files
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import EvaluationSampler, ResumableBatchSampler, item_seed
 
@@ -85,9 +85,9 @@ class TextData(ZooDataModule):
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size, num_workers, seed, drop_last)
-        at_least(1, batch_size=batch_size, agents=agents, least_rows=least_rows, val_items=val_items)
-        at_least(1, max_items=1 if max_items is None else max_items)
-        at_least(2, max_length=max_length)
+        check_at_least(1, batch_size=batch_size, agents=agents, least_rows=least_rows, val_items=val_items)
+        check_at_least(1, max_items=1 if max_items is None else max_items)
+        check_at_least(2, max_length=max_length)
         if token_budget is None and batch_size < least_rows:
             raise ValueError(f"data.init_args: batch_size ({batch_size}) is below least_rows ({least_rows})")
         if packing and agent_data != "shared":

@@ -24,12 +24,11 @@ from zoo.ci_llm.evaluation.trained import load_crowd
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.metrics import calibration_error
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.folders import begin_output
-from zoo.common.hardware import own_device
+from zoo.common.checks import check_at_least
+from zoo.common.environment import local_device
+from zoo.common.journal import Share, begin_output, write_part
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least
-from zoo.common.report import terminal_table, write_report
-from zoo.common.work import Share, write_part
+from zoo.common.reports import terminal_table, write_report
 from zoo.runs.frozen import state_digest
 
 Kind = Literal["gsm8k", "arc", "choice", "text", "likelihood"]
@@ -347,8 +346,10 @@ def benchmark(
         FileNotFoundError: when there is no such run or file.
         ValueError: when a record cannot be read, an argument is out of range, or the folder was begun otherwise.
     """
-    at_least(1, batch_size=batch_size, max_new_tokens=max_new_tokens, max_items=1 if max_items is None else max_items)
-    at_least(0, shots=shots)
+    check_at_least(
+        1, batch_size=batch_size, max_new_tokens=max_new_tokens, max_items=1 if max_items is None else max_items
+    )
+    check_at_least(0, shots=shots)
     form = TASKS[task]
     form = replace(
         form,
@@ -360,7 +361,7 @@ def benchmark(
     if not items:
         raise ValueError(f"{questions} holds no questions")
     examples = _shots(shots_from or questions, form, shots, subset)
-    trained, _, _ = load_crowd(run, own_device(device))
+    trained, _, _ = load_crowd(run, local_device(device))
     prompting = Prompting(form.template, examples, system=system, chat=chat)
     crowd = trained.crowd.eval()
     maker = Benchmark(

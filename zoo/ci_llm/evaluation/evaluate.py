@@ -25,12 +25,11 @@ from zoo.ci_llm.evaluation.scoring import Scores, fit_weights, gather, rules, sc
 from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions, validation_examples
 from zoo.ci_llm.losses.distances import sliced_wasserstein
 from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
-from zoo.common.atomic import write_atomic
-from zoo.common.folders import begin_output
-from zoo.common.hardware import own_device
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_positive, check_within
+from zoo.common.environment import local_device
+from zoo.common.journal import Share, begin_output, write_part
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least, positive, within
-from zoo.common.work import Share, write_part
 from zoo.runs.frozen import state_digest
 from zoo.training.resume import item_seed
 
@@ -221,7 +220,7 @@ def evaluate(
         ValueError: when the run is another kind's, its weights are not finite, an argument is out of range, or the
             folder was begun with other settings.
     """
-    trained, data, limit = load_crowd(run, own_device(device))
+    trained, data, limit = load_crowd(run, local_device(device))
     fields = (prompt_field or data.fields[0], answer_field or data.fields[1])
     if questions is None:
         examples, held = data.examples(split), validation_examples(data)
@@ -265,12 +264,14 @@ def evaluate_crowd(
             weights and agent 0.
         options: how questions are put; its `speaker` is chosen here.
     """
-    within(0, world_size - 1, rank=rank)
+    check_within(0, world_size - 1, rank=rank)
     if not examples:
         raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
-    at_least(1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1))
-    at_least(0, all_samples=options.all_samples)
-    positive(temperature=options.temperature)
+    check_at_least(
+        1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1)
+    )
+    check_at_least(0, all_samples=options.all_samples)
+    check_positive(temperature=options.temperature)
     if not layers:
         raise ValueError("layers: name at least one")
     trained.crowd.eval()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from zoo.common.ranges import within
+from zoo.common.checks import check_within
 from zoo.training.errors import EXTRAS
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs"
 
 def system_checks() -> Iterator[Check]:
     """Python, operating system, processor and memory."""
-    from zoo.common.hardware import cpu_name, total_memory_bytes, usable_cores
+    from zoo.common.environment import available_cores, cpu_name, total_memory_bytes
 
     yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     memory = total_memory_bytes()
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    detail = f"{usable_cores()} usable cores, {memory / GIB:.1f} GiB, OMP_NUM_THREADS {threads}, {cpu_name()}"
+    detail = f"{available_cores()} usable cores, {memory / GIB:.1f} GiB, OMP_NUM_THREADS {threads}, {cpu_name()}"
     yield Check("cpu", "ok", detail)
 
 
@@ -103,9 +103,9 @@ def device_checks() -> Iterator[Check]:
     """Devices: each must compute a small matrix product."""
     import torch
 
-    from zoo.common.hardware import devices
+    from zoo.common.environment import list_devices
 
-    for device in devices():
+    for device in list_devices():
         detail = f"{device.description}, {device.backend}, {device.memory_bytes / GIB:.1f} GiB"
         try:
             ones = torch.ones(4, 4, device=device.name)
@@ -177,7 +177,7 @@ def disk_check(root: Path) -> Check:
 
 def port_check(port: int) -> Check:
     """Whether the meeting port of a distributed run is free."""
-    within(1, 65535, port=port)
+    check_within(1, 65535, port=port)
     with socket.socket() as probe:
         # What torch's store sets as well: a port in TIME_WAIT after a stopped run is usable.
         if sys.platform != "win32":

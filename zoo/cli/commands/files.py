@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from zoo.common.systems import find_system
+from zoo.common.systems import get_system
 
 
 def convert(
@@ -31,7 +31,7 @@ def convert(
         FileNotFoundError: there is no source.
         ValueError: the system is unknown or has no converter or no such option, or the source is none of its formats.
     """
-    selected = find_system(system)
+    selected = get_system(system)
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
     if not selected.has_converter:
@@ -63,11 +63,11 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
         FileNotFoundError: there is no such file.
         ValueError: the system is unknown or translates no configurations.
     """
-    from zoo.common.atomic import write_atomic
+    from zoo.common.atomic_files import write_atomic
 
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
-    selected = find_system(system)
+    selected = get_system(system)
     module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
     translate = getattr(module, "convert_config", None)
     if translate is None:
@@ -104,7 +104,7 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
     model = load(path, ema=ema)
     form = model.onnx_form() if onnx else None  # refused before anything is written
     source, step = specs.get("source") or path.name, specs.get("step")
-    differences = write_export(output, specs, model.parts(), source, step, model.usage, form)
+    differences = write_export(output, specs, model.modules(), source, step, model.usage, form)
     print(f"wrote {output}")
     for name, difference in differences.items():
         print(f"wrote {output / name}: largest difference from torch {difference:.1e}")

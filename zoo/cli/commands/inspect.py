@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import printable
-from zoo.common.systems import systems
+from zoo.common.systems import list_systems
 
 MAX_KEYS = 12  # of an unknown file that are printed
 
@@ -169,7 +169,7 @@ def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> d
 
 def describe_original(path: Path, content: Any = None) -> dict[str, Any] | None:
     """Ask every system's converter whether the file is an original's; `content` where it has been read."""
-    for system in systems():
+    for system in list_systems():
         if system.has_converter:
             converter = importlib.import_module(f"{system.package}.convert")
             if hasattr(converter, "is_original") and converter.is_original(path, content):
@@ -179,7 +179,7 @@ def describe_original(path: Path, content: Any = None) -> dict[str, Any] | None:
 
 def find_system_name(task: str) -> str:
     """Return the system whose package holds a task."""
-    names = [system.name for system in systems() if task.startswith(system.package + ".")]
+    names = [system.name for system in list_systems() if task.startswith(system.package + ".")]
     return names[0] if names else "unknown (its package is not named by --allow-import)"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from zoo.cli.help_text import OPTIONS, TRAINER_COMMANDS, aligned
 from zoo.cli.recipes import recipes
 from zoo.cli.tools import find_tools
-from zoo.common.systems import OVERRIDES, systems
+from zoo.common.systems import OVERRIDES, list_systems
 
 PREAMBLES = {
     "bash": '_zoo_runs() { compgen -W last -- "$1"; compgen -d -- "${1:-runs/}"; }',
@@ -26,7 +26,7 @@ def list_recipes() -> None:
 
     The override files at the end change a recipe: `zoo fit hifigan/base trainer/gpu`.
     """
-    titles = {system.name: system.title for system in systems()} | {OVERRIDES: "override files"}
+    titles = {system.name: system.title for system in list_systems()} | {OVERRIDES: "override files"}
     entries = recipes()
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     width = max(len(recipe.name) for recipe in entries)

@@ -13,13 +13,12 @@ from zoo.cli.log_filters import configure_logging
 from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
 from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.hardware import own_device
+from zoo.common.environment import local_device, verbosity
 from zoo.common.locks import writes_into
-from zoo.common.options import verbosity
-from zoo.common.report import Row
+from zoo.common.reports import Row
 from zoo.runs import export
 from zoo.runs.folder import find_checkpoint
-from zoo.runs.inference import Inference
+from zoo.runs.inference.base import Inference
 from zoo.runs.load import build_inference, read_parts
 from zoo.runs.predict.input_files import describe_left_out, list_input_files
 from zoo.runs.predict.run import content_digest, predict_files, result_settings
@@ -79,7 +78,7 @@ def main(
     path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
     specs, state, fused = read_parts(path)
     options = parse_options(specs, model_options)
-    inference_class: type[Inference] = registry.find(specs["inference"], Inference)
+    inference_class: type[Inference] = registry.get_class(specs["inference"], Inference)
     files, left_out = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
     if left_out and rank == 0:
         log.warning("%s: left out %s", input, describe_left_out(left_out))
@@ -90,7 +89,9 @@ def main(
             raise ValueError("--engine ray: start the command once, without --shard")
         from zoo.runs.predict.run_ray import WorkerSettings, predict_with_ray
 
-        worker = WorkerSettings(str(path.absolute()), options, precision, device, str(Path.cwd()), registry.admitted())
+        worker = WorkerSettings(
+            str(path.absolute()), options, precision, device, str(Path.cwd()), registry.allowed_packages()
+        )
         return predict_with_ray(worker, files, output, settings, overwrite, ray_address, ray_workers)
     inference = build_inference(path, specs, state, fused, choose_device(device), **options)
     bar = verbosity() != "quiet"
@@ -128,7 +129,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
         WrongNameError: for an option that the system has not, with the nearest.
     """
     restrict_imports()
-    cls = registry.find(specs["inference"], Inference)
+    cls = registry.get_class(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
     option_names = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
     keys = [name.removeprefix("model.") for name in option_names]
@@ -166,4 +167,4 @@ def choose_device(device: str) -> torch.device:
     """Return the device of a name; each of several processes gets another GPU."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    return own_device(device)
+    return local_device(device)

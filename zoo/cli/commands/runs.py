@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.common.report import markdown_table, panels, plain, show_table, terminal_table, write_report
+from zoo.common.reports import (
+    markdown_table,
+    print_table,
+    replace_non_finite,
+    subplot_grid,
+    terminal_table,
+    write_report,
+)
 from zoo.runs import comparison as comparing
 from zoo.runs import listing
 from zoo.runs.details import ago, described, duration, record
@@ -43,14 +50,14 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
         if not listing.is_run(folder):
             raise ValueError(f"{folder} holds no run: no {listing.CONFIG_NAME}, {listing.CSV_NAME} or checkpoint")
         facts = described(listing.read_run(folder, root))
-        print(text.dumps(plain(facts), indent=1, ensure_ascii=False) if json else format_run(facts))
+        print(text.dumps(replace_non_finite(facts), indent=1, ensure_ascii=False) if json else format_run(facts))
         return 0
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; --root names the one that runs lie below")
     found = listing.list_runs(root)
     newest = found[:last] if last > 0 else found
     if json:
-        print(text.dumps(plain([record(each) for each in newest]), indent=1, ensure_ascii=False))
+        print(text.dumps(replace_non_finite([record(each) for each in newest]), indent=1, ensure_ascii=False))
     elif not found:
         print(f"no runs below {root}; `zoo fit --config RECIPE` makes one")
     else:
@@ -59,7 +66,7 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
              "-" if each.best is None else f"{each.monitor} {each.best:.4g}", ago(each.changed))
             for each in newest
         ]  # fmt: skip
-        print_table(["recipe", "run", "state", "step", "best", "age"], rows, whole=("run", "state", "step", "age"))
+        print_columns(["recipe", "run", "state", "step", "best", "age"], rows, whole=("run", "state", "step", "age"))
         if len(newest) < len(found):
             print(f"{len(found) - len(newest)} older ones: --last 0 lists all")
     return 0
@@ -96,13 +103,13 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
     config = [[key, *map(comparing.shown, values)] for key, values in comparison.config.items()]
     short = [[key if len(key) <= MAX_CELL else f"{key[: MAX_CELL - 1]}…" for key in row[1:]] for row in config]
     results = [[metric, *values] for metric, values in comparing.values_of(comparison, selected).items()]
-    print_table(["", *comparison.names], facts)
+    print_columns(["", *comparison.names], facts)
     print()
     rows = [[key, *row] for (key, *_), row in zip(config, short, strict=True)]
-    print_table(["config", *comparison.names], rows or [["no key differs"]])
+    print_columns(["config", *comparison.names], rows or [["no key differs"]])
     print()
     head = "lowest ↓ or highest ↑ (last)"
-    print_table([head, *comparison.names], results or [["no metric that all have"]], left=[head])
+    print_columns([head, *comparison.names], results or [["no metric that all have"]], left=[head])
     width = shutil.get_terminal_size().columns - max(map(len, comparison.names)) - 5
     lines = comparing.plots(comparison, selected, min(max(width, 20), 60))
     print("\n".join(["", *lines] if lines else []))
@@ -112,11 +119,11 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
     return 0
 
 
-def print_table(
+def print_columns(
     columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] | None = None, whole: Sequence[str] = ()
 ) -> None:
     """Print a table without lines; all columns are on the left unless `left` names those that are."""
-    show_table(
+    print_table(
         terminal_table(columns, rows, left=columns if left is None else left, whole=whole, box=None, pad_edge=False)
     )
 
@@ -184,7 +191,7 @@ def comparison_files(
 
 def plot_curves(comparison: comparing.Comparison, metrics: Sequence[str]) -> Figure:
     """Plot each metric of all runs over the steps."""
-    figure, grid = panels(len(metrics), *PANEL_INCHES)
+    figure, grid = subplot_grid(len(metrics), *PANEL_INCHES)
     for metric, axes in zip(metrics, grid, strict=True):
         for name, curves in zip(comparison.names, comparison.curves, strict=True):
             steps, values = zip(*curves[metric], strict=True)

@@ -13,11 +13,11 @@ from rich.progress import Progress
 from torch import Tensor
 
 from zoo.common.build import build
-from zoo.common.hardware import process_rank
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.configs import load_run_config
+from zoo.common.environment import process_rank
+from zoo.common.journal import Share
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least, within
-from zoo.common.reading.configs import read_config
-from zoo.common.work import Share
 from zoo.compressed_ad.collecting.base import Algorithm, Request
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
@@ -106,8 +106,8 @@ def collect(
     Raises:
         ValueError: when an argument is out of range, or `output` holds something else or was begun with others.
     """
-    at_least(1, episodes=episodes, episode_stride=episode_stride)
-    within(0, world_size - 1, rank=rank)
+    check_at_least(1, episodes=episodes, episode_stride=episode_stride)
+    check_within(0, world_size - 1, rank=rank)
     every = env.tasks()
     chosen = list(range(len(every))) if tasks is None else list(tasks)
     limit = env.schema.limit
@@ -153,7 +153,7 @@ def env_of(recipe: Path) -> Env:
         FileNotFoundError: there is no such file.
         ValueError: it names no environment.
     """
-    data = read_config(recipe).get("data")
+    data = load_run_config(recipe).get("data")
     arguments = data.get("init_args") if isinstance(data, dict) else None
     if not isinstance(arguments, dict) or not arguments.get("env"):
         raise ValueError(f"{recipe}: no data.init_args.env, so it trains on no histories")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
 from zoo.training.resume import ResumableBatchSampler, item_seed
 
@@ -53,11 +53,11 @@ class Curriculum:
                     f"curriculum.shares: up to {len(CATEGORIES)} shares ({', '.join(CATEGORIES)}) that sum to 1, "
                     f"found {row}"
                 )
-        at_least(0, num_latents=num_latents)
-        at_least(num_latents + 2, window=window)  # the latents, a transition and a query
-        at_least(1, shortest=shortest)
+        check_at_least(0, num_latents=num_latents)
+        check_at_least(num_latents + 2, window=window)  # the latents, a transition and a query
+        check_at_least(1, shortest=shortest)
         for limit in max_compressions:
-            at_least(0, max_compressions=limit or 0)
+            check_at_least(0, max_compressions=limit or 0)
         self.window = window
         self.num_latents = num_latents
         self.starts = starts

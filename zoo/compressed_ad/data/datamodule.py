@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
@@ -98,8 +98,8 @@ class HistoryData(ZooDataModule):
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        at_least(0, val_items=val_items, eval_seeds=eval_seeds)
-        at_least(1, rollout_batch=rollout_batch)
+        check_at_least(0, val_items=val_items, eval_seeds=eval_seeds)
+        check_at_least(1, rollout_batch=rollout_batch)
         if val_items + eval_seeds == 0:
             raise ValueError("data.init_args: an evaluation needs val_items or eval_seeds, both are 0")
         if curriculum is not None and offset == "every":

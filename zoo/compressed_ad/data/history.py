@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.folders import begin_output
-from zoo.common.ranges import at_least, within
-from zoo.common.work import write_part
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.journal import begin_output, write_part
 from zoo.compressed_ad.envs.base import NAMES, Env, Transition, build_env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Schema
@@ -174,9 +173,9 @@ class HistoryWriter:
     ) -> None:
         _check_readable(env)
         goals = env.tasks().tolist()
-        at_least(1, tasks=len(tasks), streams=streams, steps=steps, shard_size=shard_size)
+        check_at_least(1, tasks=len(tasks), streams=streams, steps=steps, shard_size=shard_size)
         if isinstance(env, GridEnv):
-            within(1, LARGEST, grid_size=env.grid_size)
+            check_within(1, LARGEST, grid_size=env.grid_size)
         if len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < len(goals):
             raise ValueError(f"expected different indices of the {len(goals)} tasks of {env.name}, found {list(tasks)}")
         self.folder = folder

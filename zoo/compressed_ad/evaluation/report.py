@@ -12,7 +12,7 @@ import numpy as np
 
 import zoo
 from zoo.common.locks import writes_into
-from zoo.common.report import markdown_table, plain, write_report
+from zoo.common.reports import markdown_table, replace_non_finite, write_report
 from zoo.common.statistics import bootstrap_groups
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.base import build_env
@@ -214,7 +214,7 @@ def _paired(
     tail = returns.shape[2] - last_episodes(returns.shape[2])
     gains = (returns[:, :, tail:].astype(np.float64) - others[:, :, tail:]).mean(2, keepdims=True)
     low, high = bootstrap_groups(gains)
-    return plain({"mean": float(gains.mean()), "low": float(low[0]), "high": float(high[0])})
+    return replace_non_finite({"mean": float(gains.mean()), "low": float(low[0]), "high": float(high[0])})
 
 
 def _notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.common.report import plain
+from zoo.common.reports import replace_non_finite
 from zoo.common.statistics import bootstrap_groups
 
 SMOOTHED = 20  # episodes of a moving average
@@ -18,7 +18,9 @@ LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is
 def interval(values: np.ndarray) -> dict[str, float | None]:
     """Mean and interval of values (tasks, seeds); ends are None for a single pair."""
     low, high = bootstrap_groups(values[..., None])
-    return plain({"mean": float(values.mean(dtype=np.float64)), "low": float(low[0]), "high": float(high[0])})
+    return replace_non_finite(
+        {"mean": float(values.mean(dtype=np.float64)), "low": float(low[0]), "high": float(high[0])}
+    )
 
 
 def last_episodes(episodes: int) -> int:
@@ -80,9 +82,9 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
         "std": float(by_task.std()),
         "std_tasks": float(by_task.mean(1).std()),
         "random": float(random.mean()),
-        "oracle": plain(float(oracle.mean())),
+        "oracle": replace_non_finite(float(oracle.mean())),
         "regret": interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
-        "gain": plain((level_mean - float(random.mean())) / reach) if reach else None,
+        "gain": replace_non_finite((level_mean - float(random.mean())) / reach) if reach else None,
         "episodes_to_reach": speed(means, level_mean),
         "after_episodes": {
             str(count): float(averages[count - 1 - episodes + len(averages)])
@@ -91,8 +93,8 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
         },
         "curve": {
             "mean": means.tolist(),
-            "low": plain(low.tolist()),
-            "high": plain(high.tolist()),
+            "low": replace_non_finite(low.tolist()),
+            "high": replace_non_finite(high.tolist()),
             "cumulative": (means.cumsum() / np.arange(1, episodes + 1)).tolist(),
         },
     }

@@ -22,7 +22,7 @@ FLAGS = {
     "warmup_steps": SettingRule(default=200, least=0),
     "log_interval": SettingRule(updates="trainer.log_every_n_steps", default=200),
     # Lightning counts batches here, as they do
-    "sample_log_interval": SettingRule("trainer.val_check_interval", "checkpoints.every_n_batches", default=2000),
+    "sample_log_interval": SettingRule("trainer.val_check_interval", "checkpoints.every_n_steps", default=2000),
     # 0 or less takes all
     "max_num_images_per_cat": SettingRule("data.init_args.max_per_class", default=3000, least=-math.inf),
     "sigma_min": SettingRule("model.init_args.path.init_args.sigma_min", default=0.001, least=0),

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from zoo.common.folders import data_folder
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within, find_data_folder
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
@@ -136,15 +135,15 @@ class ImageData(FlowData):
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
-        within(0, 1, max_bad_share=max_bad_share)
-        at_least(2, val_every=val_every)
+        check_within(0, 1, max_bad_share=max_bad_share)
+        check_at_least(2, val_every=val_every)
         if root is not None and hub is not None:
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
         if glyphs is not None and (root is not None or hub is not None):
             raise ValueError(f"data.init_args: glyphs are drawn, so root ({root}) and hub ({hub}) must be null")
         is_file = root is not None and Path(root).is_file()
         self.root = (
-            Path(str(root)) if is_file else data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
+            Path(str(root)) if is_file else find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         )
         self.hub = hub
         self.glyphs = glyphs
@@ -158,7 +157,7 @@ class ImageData(FlowData):
         self.flips = flips
         self.cache = None if cache is None else Path(cache)
         self.captions = captions
-        self.sources = data_folder("sources", sources, False, "images of their own")
+        self.sources = find_data_folder("sources", sources, False, "images of their own")
         if sources is not None and (self.root is None or not self.root.is_dir()):
             raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
 
@@ -324,7 +323,7 @@ class PointData(FlowData):
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
-        at_least(1, train_points=train_points, val_points=val_points)
+        check_at_least(1, train_points=train_points, val_points=val_points)
         self.kind: PointSet = kind
         self.counts = (train_points, val_points)
         self.sample_shape = (2,)

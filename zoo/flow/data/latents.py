@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.items import Items
@@ -149,7 +149,7 @@ class LatentData(FlowData):
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
-        at_least(1, shard_size=shard_size, chunk=chunk)
+        check_at_least(1, shard_size=shard_size, chunk=chunk)
         if images.pooled is not None:
             raise ValueError("data.images.pooled pairs images, not latents: set data.init_args.pooled instead")
         self.images = images

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.common.folders import data_folder
+from zoo.common.checks import find_data_folder
 from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.item_conditions import PromptStates, encoded_prompts
@@ -256,7 +256,7 @@ class PairData(FlowData):
             raise ValueError(f"data.init_args.val_share lies between 0 and 1, not {val_share}")
         made = "pairs made in code, which train nothing of use"
         cure = f"write pairs there with `zoo make-pairs RUN {root}`"
-        self.root = data_folder("root", root, embedded_if_missing, made, cure)
+        self.root = find_data_folder("root", root, embedded_if_missing, made, cure)
         self.val_share = val_share
         self.embedded_shape = tuple(embedded_shape)
         self.embedded_classes = embedded_classes

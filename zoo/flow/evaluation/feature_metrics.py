@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.flow.evaluation.comparison import Comparison, Samples, samples_of
 from zoo.flow.evaluation.controls import matching_labels
 from zoo.flow.evaluation.references import build_extractor
@@ -43,7 +43,7 @@ class FeatureMetrics(SampleMetrics):
         cache: str | None = "runs/cache",
     ) -> None:
         super().__init__(every)
-        at_least(2, count=count)
+        check_at_least(2, count=count)
         self.metrics = tuple(metrics)
         self.count = count
         self.extractor: Literal["digits", "pixels"] = extractor

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo.common.atomic import write_atomic
-from zoo.common.folders import begin_output
-from zoo.common.hardware import process_rank
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_within
+from zoo.common.environment import process_rank
+from zoo.common.journal import Share, begin_output
 from zoo.common.locks import writes_into
-from zoo.common.ranges import within
-from zoo.common.report import write_report
-from zoo.common.work import Share
+from zoo.common.reports import write_report
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import (
     Drawn,
@@ -72,7 +71,7 @@ def generate(
         sample (with dopri5 the most that a chunk took), `seconds` of work, `written`: further files by name.
     """
     started = time.perf_counter()
-    within(0, world_size - 1, rank=rank)
+    check_within(0, world_size - 1, rank=rank)
     rendering.check_animation(trajectory)
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
-from zoo.common.folders import begin_output
-from zoo.common.hardware import process_rank
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.environment import process_rank
+from zoo.common.journal import Share, begin_output, write_part
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least, within
-from zoo.common.work import Share, write_part
 from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
 from zoo.flow.inference.drawing import given_in_turns, image_files, load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
@@ -57,8 +56,8 @@ def make_pairs(
 
     Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1.
     """
-    at_least(1, count=count, shard_size=shard_size)
-    within(0, world_size - 1, rank=rank)
+    check_at_least(1, count=count, shard_size=shard_size)
+    check_within(0, world_size - 1, rank=rank)
     files = image_files(images), image_files(masks)
     chosen = sampler.label_numbers(labels)
     drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)

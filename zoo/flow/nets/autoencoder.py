@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zoo.blocks import check_size, doubled
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
 from zoo.runs.export import is_export
 from zoo.runs.frozen import FrozenModule
@@ -182,7 +182,9 @@ class AutoencoderKL(nn.Module):
         mid_block_add_attention: bool = True,
     ) -> None:
         super().__init__()
-        at_least(1, layers_per_block=layers_per_block, latent_channels=latent_channels, levels=len(block_out_channels))
+        check_at_least(
+            1, layers_per_block=layers_per_block, latent_channels=latent_channels, levels=len(block_out_channels)
+        )
         if any(width % norm_num_groups for width in block_out_channels):
             raise ValueError(f"block_out_channels {list(block_out_channels)} are multiples of norm_num_groups")
         widths, layers, groups = list(block_out_channels), layers_per_block, norm_num_groups
@@ -294,7 +296,7 @@ class LatentSpace(nn.Module):
 
     def __init__(self, autoencoder: FrozenAutoencoder, statistics: bool = False, chunk: int = 8) -> None:
         super().__init__()
-        at_least(1, chunk=chunk)
+        check_at_least(1, chunk=chunk)
         self.autoencoder = autoencoder
         self.chunk = chunk
         found = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
 from zoo.runs.frozen import FrozenModule, build_config, load_config, load_tokenizer, pretrained, quiet_loading
 
@@ -60,7 +60,7 @@ class FrozenText(FrozenModule):
         seed: int = 0,
     ) -> None:
         super().__init__(source, revision)
-        at_least(1, max_tokens=max_tokens, chunk=chunk)
+        check_at_least(1, max_tokens=max_tokens, chunk=chunk)
         if (source is None) == (config is None):
             raise ValueError("FrozenText: give source (a folder or hub id) or config (of random weights)")
         from transformers import AutoModel, ByT5Tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
 from zoo.common.registry import public_name
 from zoo.convert.engine import ConvertedModel, Converter, count_tensors, read_zoo_checkpoint

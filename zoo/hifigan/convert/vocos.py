@@ -12,8 +12,8 @@ import yaml
 from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
-from zoo.common.atomic import write_atomic
-from zoo.common.build import build, build_whole
+from zoo.common.atomic_files import write_atomic
+from zoo.common.build import build, build_with_weights
 from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint
 from zoo.convert.network_description import component
 from zoo.convert.settings import read_settings_file
@@ -96,7 +96,7 @@ class VocosConverter(Converter[OriginalFile]):
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         check_finite(original.state, source)
         arguments = task_arguments(original, source)
-        generator = build_whole(arguments["generator"], original.component("generator"), str(source))
+        generator = build_with_weights(arguments["generator"], original.component("generator"), str(source))
         mel = build(arguments["mel"])
         if isinstance(mel, EncodecFeatures):
             _check_codebooks(original.training.get("codebooks"), mel, source)
@@ -114,7 +114,7 @@ class VocosConverter(Converter[OriginalFile]):
             converted.state = original.state
             for name, spec in arguments["discriminators"].items():
                 if tensors := original.component(name):
-                    build_whole(spec, tensors, str(source))
+                    build_with_weights(spec, tensors, str(source))
         return converted
 
     def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.griffin_lim import PhaseSearch
 from zoo.hifigan.nets.interface import Conditioned, WaveformGenerator
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
-from zoo.runs.interactive import Field
+from zoo.runs.inference.forms import InputField
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
@@ -169,10 +169,10 @@ class Vocoder(AudioInference):
                 samples += piece.shape[1]
         return {"audio_seconds": samples / self.sample_rate, "sample_rate": self.sample_rate, "channels": channels}
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """A recording where there is a mel front end, else features."""
         suffixes = FEATURE_SUFFIXES
-        return super().fields() if self.mel else (Field("input", "Features", "file", suffixes=suffixes),)
+        return super().fields() if self.mel else (InputField("input", "Features", "file", allowed=suffixes),)
 
     @property
     def usage(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.hifigan.nets.antialiasing import AntiAliased, Snake
 from zoo.hifigan.nets.causal import conv1d
 from zoo.hifigan.nets.interface import StagedGenerator
@@ -102,7 +102,7 @@ class BigVGAN(StagedGenerator):
         output_padding: Literal[0, 1] | None = None,
         causal: bool = False,
     ) -> None:
-        one_of(("snakebeta", "snake"), activation=activation)
+        check_one_of(("snakebeta", "snake"), activation=activation)
 
         def periodic(channels: int) -> AntiAliased:
             return AntiAliased(Snake(channels, activation == "snakebeta", log_scale), causal=causal)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from zoo.common.ranges import at_least, positive
+from zoo.common.checks import check_at_least, check_positive
 from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.1
@@ -170,7 +170,7 @@ class MultiPeriodDiscriminator(Discriminator):
         conditions: int | None = None,
     ) -> None:
         super().__init__()
-        positive(channel_mult=channel_mult)
+        check_positive(channel_mult=channel_mult)
         if not periods or min(periods) < 1:
             raise ValueError(f"periods must be positive sample counts, not {list(periods)}")
         self.discriminators = nn.ModuleList(
@@ -219,8 +219,8 @@ class MultiScaleDiscriminator(Discriminator):
 
     def __init__(self, scales: int = 3, channel_mult: float = 1.0) -> None:
         super().__init__()
-        positive(channel_mult=channel_mult)
-        at_least(1, scales=scales)
+        check_positive(channel_mult=channel_mult)
+        check_at_least(1, scales=scales)
         self.discriminators = nn.ModuleList(
             ScaleDiscriminator(channel_mult, spectral=index == 0) for index in range(scales)
         )

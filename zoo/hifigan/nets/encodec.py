@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import within
+from zoo.common.checks import check_within
 from zoo.common.tensors import seeded_rng
 from zoo.runs.frozen import FrozenModule, build_config, pretrained
 
@@ -85,7 +85,7 @@ class EncodecFeatures(FrozenModule):
 
     def codes(self, waveform: Tensor, bandwidth: int) -> Tensor:
         """Codes (K, B, F) int64 of audio (B, T) at the bandwidth of a number; K grows with it."""
-        within(0, len(self.bandwidths) - 1, bandwidth=bandwidth)
+        check_within(0, len(self.bandwidths) - 1, bandwidth=bandwidth)
         short = self.min_samples - waveform.shape[-1]
         with torch.no_grad(), torch.autocast(waveform.device.type, enabled=False):
             padded = torch.nn.functional.pad(waveform.float(), (0, max(short, 0)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.hifigan.nets.causal import conv1d
 from zoo.hifigan.nets.conditioners import Conditioner
 from zoo.hifigan.nets.interface import PaddingMode, StagedGenerator
@@ -108,7 +108,7 @@ class Generator(StagedGenerator):
         output_padding: Literal[0, 1] | None = None,
         causal: bool = False,
     ) -> None:
-        one_of(("default", "normal"), init=init)
+        check_one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
         super().__init__(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.audio.analysis.griffin_lim import Spectra, Transform, find_phase, invert_mel_kl, synthesize
 from zoo.audio.analysis.mel import LogMel
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.nets.vocos import ConvNeXtBackbone, magnitude_of
@@ -30,7 +30,7 @@ class PhaseSearch(WaveformGenerator):
 
     def __init__(self, transform: Transform, iterations: int, training_iterations: int) -> None:
         super().__init__()
-        at_least(0, iterations=iterations, training_iterations=training_iterations)
+        check_at_least(0, iterations=iterations, training_iterations=training_iterations)
         self.iterations, self.training_iterations = iterations, training_iterations
         overlap = math.ceil(transform.n_fft / transform.hop_length)
         self.search_reach = overlap + iterations * (overlap - 1)  # frames of the transform
@@ -82,8 +82,8 @@ class GriffinLimVocos(PhaseSearch):
         training_iterations: int = 8,
     ) -> None:
         super().__init__(mel, iterations, training_iterations)
-        at_least(1, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
-        at_least(0, updates=updates)
+        check_at_least(1, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
+        check_at_least(0, updates=updates)
         self.mel, self.updates = mel, updates
         self.in_channels, self.hop_length = mel.n_mels, mel.hop_length
         self.backbone = ConvNeXtBackbone(mel.n_mels, dim, intermediate_dim, layers, scale=None, conditions=None)
@@ -141,7 +141,9 @@ class MagnitudeVocos(PhaseSearch):
         iterations: int = 32,
         training_iterations: int = 8,
     ) -> None:
-        at_least(1, in_channels=in_channels, steps=steps, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
+        check_at_least(
+            1, in_channels=in_channels, steps=steps, dim=dim, intermediate_dim=intermediate_dim, layers=layers
+        )
         if hop_length % steps:
             raise ValueError(f"steps {steps} must divide hop_length {hop_length}")
         transform = Spectra(n_fft, hop_length // steps)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from zoo.common.ranges import one_of, within
+from zoo.common.checks import check_one_of, check_within
 from zoo.hifigan.nets.causal import CausalConvTranspose1d, Overlap, Past, conv1d
 from zoo.hifigan.nets.conditioners import Conditioner
 
@@ -81,7 +81,7 @@ class Conditioned(WaveformGenerator):
 
     def __init__(self, generator: WaveformGenerator, condition: int) -> None:
         super().__init__()
-        within(0, (generator.conditions or 1) - 1, condition=condition)
+        check_within(0, (generator.conditions or 1) - 1, condition=condition)
         self.generator = generator
         self.in_channels, self.hop_length = generator.in_channels, generator.hop_length
         self.receptive_frames, self.causal = generator.receptive_frames, generator.causal
@@ -214,7 +214,7 @@ def _check_causal(causal: bool, conditioner: Conditioner | None, padding_mode: s
 
 
 def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
-    one_of((None, 0, 1), output_padding=output_padding)
+    check_one_of((None, 0, 1), output_padding=output_padding)
     if not rates or len(rates) != len(kernels):
         raise ValueError(
             f"upsample_rates and upsample_kernel_sizes must have the same length, not {len(rates)} and {len(kernels)}"
@@ -231,7 +231,7 @@ def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: in
 
 
 def _check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
-    one_of(("1", "2"), resblock=kind)
+    check_one_of(("1", "2"), resblock=kind)
     if not kernels or len(kernels) != len(dilations):
         raise ValueError(
             "resblock_kernel_sizes and resblock_dilation_sizes must have the same length, "

@@ -11,7 +11,7 @@ import torchaudio
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import at_least, positive
+from zoo.common.checks import check_at_least, check_positive
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.constant_q import ConstantQ
 from zoo.hifigan.nets.discriminators import SLOPE, ConvolutionStack, spectral_norm, weight_norm
@@ -72,7 +72,7 @@ class MultiResolutionDiscriminator(Discriminator):
         spectral: bool = False,
     ) -> None:
         super().__init__()
-        positive(channel_mult=channel_mult)
+        check_positive(channel_mult=channel_mult)
         channels = max(1, int(32 * channel_mult))
         self.discriminators = nn.ModuleList(
             ResolutionDiscriminator((n_fft, hop, window), channels, spectral) for n_fft, hop, window in resolutions
@@ -183,7 +183,7 @@ class MultiBandDiscriminator(Discriminator):
         conditions: int | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, channels=channels)
+        check_at_least(1, channels=channels)
         self.discriminators = nn.ModuleList(
             BandDiscriminator(size, bands, channels, match_stride, every_map, conditions) for size in fft_sizes
         )
@@ -261,7 +261,7 @@ class MultiOctaveDiscriminator(Discriminator):
         normalize: bool = False,
     ) -> None:
         super().__init__()
-        at_least(1, filters=filters)
+        check_at_least(1, filters=filters)
         self.discriminators = nn.ModuleList(
             OctaveDiscriminator(sample_rate, hop, count, bins, filters, dilations, normalize)
             for hop, count, bins in zip(hop_lengths, octaves, bins_per_octave, strict=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.hifigan.nets.vocos import ConvNeXtBackbone, InverseSTFT, magnitude_of
@@ -48,7 +48,7 @@ class StochasticVocos(WaveformGenerator):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
+        check_at_least(1, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
         if mel.padding == "same" and (mel.n_fft - mel.hop_length) % 2:
             raise ValueError(f"mel: n_fft {mel.n_fft} and hop_length {mel.hop_length} must differ by an even number")
         self.in_channels, self.hop_length = mel.n_mels, mel.hop_length

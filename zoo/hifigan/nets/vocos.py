@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.causal import Overlap, conv1d
 from zoo.hifigan.nets.interface import WaveformGenerator
@@ -256,10 +256,10 @@ class Vocos(WaveformGenerator):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        at_least(1, in_channels=in_channels, dim=dim, layers=layers, hop_length=hop_length)
-        one_of(("same", "center"), padding=padding)
-        one_of(("convnext", "resnet"), backbone=backbone)
-        one_of(("istft", "mdct_symexp", "mdct_cos"), head=head)
+        check_at_least(1, in_channels=in_channels, dim=dim, layers=layers, hop_length=hop_length)
+        check_one_of(("same", "center"), padding=padding)
+        check_one_of(("convnext", "resnet"), backbone=backbone)
+        check_one_of(("istft", "mdct_symexp", "mdct_cos"), head=head)
         uneven = padding == "same" and not causal and (n_fft - hop_length) % 2
         if head == "istft" and (n_fft % 2 or n_fft < hop_length or uneven):
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from zoo.common.atomic import replacing, write_atomic
+from zoo.common.atomic_files import replace_atomically, write_atomic
 from zoo.convert.engine import ConvertedModel, Converter
 from zoo.convert.tensor_names import State, add_prefix, group_by_component
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
@@ -241,7 +241,7 @@ class MiipherConverter(Converter[MiipherFile]):
         else:
             if target.exists() and not is_unified(target):
                 raise ValueError(f"{target} exists and is no Miipher-2 folder; choose another")
-            with replacing(target) as aside:
+            with replace_atomically(target) as aside:
                 aside.mkdir()
                 names = [file.name for file in write(aside)]
                 config = _unified_config(jobs, backbone, rate, step)

@@ -18,13 +18,13 @@ from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
 from zoo.runs.export import OnnxForm, write_export
-from zoo.runs.interactive import Field, Part, Report
+from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.runs.load import load, read_parts
 
 Stereo = Literal["channels", "mix"]
@@ -109,8 +109,8 @@ class Restorer(_Encoding):
     ) -> None:
         check_fit(encoder, generator, sample_rate)
         super().__init__(encoder, chunk_seconds, overlap_seconds, chunk_batch)
-        one_of(get_args(Stereo), stereo=stereo)
-        one_of(get_args(Loudness), loudness=loudness)
+        check_one_of(get_args(Stereo), stereo=stereo)
+        check_one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
         self.generator = generator
@@ -172,27 +172,30 @@ class Restorer(_Encoding):
         """Encoder and vocoder as one graph; see `zoo.miipher.inference.onnx_form`."""
         return onnx_form(self.encoder, self.generator)
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """A recording, and what becomes of its channels and its level."""
         both = "restore each channel alone, or mix them first"
         level = "bring the result to the loudness of the recording, or keep the vocoder's"
         longest = max(self.chunk_seconds, MAX_RECORDING_SECONDS)
         return (
             recording_field(),
-            Field("stereo", "Channels", "choice", self.stereo, choices=get_args(Stereo), help=both),
-            Field("loudness", "Loudness", "choice", self.loudness, choices=get_args(Loudness), help=level),
-            Field("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, 0.5, longest, advanced=True),
-            Field("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, 0, longest / 2, advanced=True),
+            InputField("stereo", "Channels", "choice", self.stereo, allowed=get_args(Stereo), help=both),
+            InputField("loudness", "Loudness", "choice", self.loudness, allowed=get_args(Loudness), help=level),
+            InputField("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, (0.5, longest), advanced=True),
+            InputField(
+                "overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, (0, longest / 2), advanced=True
+            ),
         )
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Restore a recording with what was chosen."""
         options = {name: value for name, value in values.items() if name != "input"}
         changed = Restorer(
             self.encoder, self.generator, self.sample_rate, self.output_sample_rate, chunk_batch=self.chunker.batch,
             **options,
         )  # fmt: skip
-        return answer_file(changed, values["input"], folder, report)
+        changed.with_figures = self.with_figures
+        return answer_file(changed, values["input"], folder, progress)
 
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:

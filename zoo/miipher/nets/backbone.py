@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import keep_masks_on_the_device
-from zoo.common.ranges import one_of, within
+from zoo.common.checks import check_one_of, check_within
 from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
 from zoo.runs.frozen import FrozenModule, build_config, load_config, newest_backbone, pretrained, quiet_loading
@@ -83,10 +83,10 @@ class Backbone(FrozenModule):
         settings = _configuration(self.source, revision, config)
         own = getattr(settings, _FAMILY_KEY, settings.model_type)
         self.family: str = own if family in ("auto", "wavlm_as_hubert") else family
-        one_of(FAMILIES, model_type=self.family)
+        check_one_of(FAMILIES, model_type=self.family)
         kind, model_name = FAMILIES[self.family]
         count = getattr(settings, kind.depth)
-        within(1, count, layer=layer)
+        check_within(1, count, layer=layer)
         if final_norm and layer != count:
             raise ValueError(f"backbone: final_norm belongs to the last block {count}, layer is {layer}")
         if not pad and kind is not WaveformFamily:

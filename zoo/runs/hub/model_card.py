@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from zoo import __version__
-from zoo.common.report import markdown_table, panels, write_figure
+from zoo.common.reports import markdown_table, subplot_grid, write_figure
 from zoo.runs import listing
 from zoo.runs.details import SUMMARY
 from zoo.runs.frozen import described
@@ -238,7 +238,7 @@ def draw_curve(run: Path, path: Path) -> bool:
     shown = [key for key in listing.losses_of(list(curves)) if len(curves[key]) > 1]
     if not shown:
         return False
-    figure, grid = panels(len(shown), 4.0, 2.6)
+    figure, grid = subplot_grid(len(shown), 4.0, 2.6)
     for key, axes in zip(shown, grid, strict=True):
         steps, values = zip(*curves[key], strict=True)
         axes.plot(steps, values, linewidth=1)

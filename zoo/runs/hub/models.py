@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zoo
 from zoo.common import registry
-from zoo.common.options import verbosity
-from zoo.common.reading.text import MAX_JSON, load_json
+from zoo.common.configs import MAX_JSON, load_json
+from zoo.common.environment import verbosity
 from zoo.runs.descriptions import described
 from zoo.runs.export import CONFIG_NAME, WEIGHTS_NAME
 
@@ -222,7 +222,7 @@ def _check_description(path: Path, name: HubName) -> None:
             raise ValueError(f"its {CONFIG_NAME} is another project's")
         config = described(config)
         for component in (config["inference"], *_class_paths([config["parts"], config.get("options", {})])):
-            registry.find(component)
+            registry.get_class(component)
         for record in config.get("frozen", {}).values():
             copy = record.get("folder", "") if isinstance(record, dict) else ""
             if copy is not None and not _FROZEN_COPY.fullmatch(str(copy)):

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.common.reading.text import dump_yaml, load_json
+from zoo.common.configs import dump_yaml, load_json
 from zoo.common.registry import package_of
-from zoo.common.systems import systems
+from zoo.common.systems import list_systems
 from zoo.runs import listing
 from zoo.runs.export import CONFIG_NAME, write_export
 from zoo.runs.hub import model_card
@@ -154,7 +154,7 @@ def prepare_folder(
     model = load(path)
     usage, step = model.usage.replace("PATH_OF_THIS_FOLDER", str(name)), specs.get("step")
     source, form = specs.get("source") or path.name, model.onnx_form() if onnx else None
-    graphs = write_export(folder, specs, model.parts(), source, step, usage, form)
+    graphs = write_export(folder, specs, model.modules(), source, step, usage, form)
     check_portable(folder, path)
     found = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
     run = found if (found / listing.CONFIG_NAME).is_file() else None
@@ -184,7 +184,7 @@ def prepare_folder(
         licence,
         samples,
         f"{endpoint()}/{name.repo}/resolve/{name.revision or MAIN}/",
-        about=next((each.title for each in systems() if each.package == package), package),
+        about=next((each.title for each in list_systems() if each.package == package), package),
         inference=type(model).__name__,
         usage=usage.strip(),
         name=str(name),
@@ -192,7 +192,7 @@ def prepare_folder(
         adapters=_publish(model, package, folder, name),
         onnx=list(graphs),
         curve=run is not None and model_card.draw_curve(run, folder / model_card.CURVE_NAME),
-        values=sum(tensor.numel() for part in model.parts().values() for tensor in part.state_dict().values()),
+        values=sum(tensor.numel() for part in model.modules().values() for tensor in part.state_dict().values()),
     )
     return f"{recipe or system}{f', {step} steps' if step else ''}"
 

@@ -21,13 +21,12 @@ from typing import Any, BinaryIO
 
 import torch
 
-from zoo.common.atomic import sweep_temporaries
-from zoo.common.folders import begin_output
-from zoo.common.hardware import peak_memory_bytes
-from zoo.common.locks import LOCK_NAME, OWNER_NAME, locked
-from zoo.common.report import Row, write_report
-from zoo.common.work import Journal, cause, json_line
-from zoo.runs.inference import Inference
+from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.environment import peak_memory_bytes
+from zoo.common.journal import Journal, begin_output, format_error, json_line
+from zoo.common.locks import LOCK_INFO_NAME, LOCK_NAME, lock_folder
+from zoo.common.reports import Row, write_report
+from zoo.runs.inference.base import Inference
 from zoo.runs.predict.input_files import RESERVED_NAMES, InputFile
 
 log = logging.getLogger(__name__)
@@ -125,7 +124,7 @@ class Results:
                 ) from caught
             if isinstance(caught, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()  # one file may be too long for the device, the next one is not
-            error = cause(caught)
+            error = format_error(caught)
             log.warning("%s failed: %s", file.source, error)
         status, seconds = "failed" if error else "done", time.perf_counter() - began
         row |= {"status": status, "error": error, "seconds": round(seconds, 6)}
@@ -231,8 +230,8 @@ def open_results(
     output: Path, settings: Mapping[str, Any], overwrite: bool = False, rank: int = 0, world_size: int = 1
 ) -> Iterator[SharedResults]:
     """Begin, or resume, a folder of results, and keep other processes from the same work; see `predict_files`."""
-    if (output / OWNER_NAME).exists():
-        with locked(output, "predict"):  # refuses while another command writes there
+    if (output / LOCK_INFO_NAME).exists():
+        with lock_folder(output, "predict"):  # refuses while another command writes there
             pass
     with contextlib.ExitStack() as part_lock:
         with _lock_folder(output):
@@ -247,7 +246,7 @@ def open_results(
             for path in output.glob("summary.rank*.json"):
                 if path.name == _summary_name(rank, world_size) or not path.stem.endswith(f"-of-{world_size}"):
                     path.unlink()
-            if not others and (stale := sweep_temporaries(output)):
+            if not others and (stale := delete_temporary_files(output)):
                 log.info("removed %d half-written files that a killed run left in %s", len(stale), output)
             rows = read_rows(output) if others else merge_parts(output)
         yield SharedResults(

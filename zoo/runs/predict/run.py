@@ -14,8 +14,8 @@ import torch
 from rich.progress import track
 
 from zoo import __version__
-from zoo.common.report import Row
-from zoo.runs.inference import Inference
+from zoo.common.reports import Row
+from zoo.runs.inference.base import Inference
 from zoo.runs.predict.input_files import InputFile
 from zoo.runs.predict.results import VERSION_KEY, file_digest, open_results
 

@@ -22,8 +22,8 @@ import torch
 from rich.progress import Progress
 
 from zoo import __version__
-from zoo.common.report import Row
-from zoo.runs.inference import Inference
+from zoo.common.reports import Row
+from zoo.runs.inference.base import Inference
 from zoo.runs.load import load
 from zoo.runs.predict.input_files import InputFile
 from zoo.runs.predict.results import Results, open_results

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from zoo.common.ranges import at_least, below
+from zoo.common.checks import check_at_least, check_below
 from zoo.training.strategies.sharding import distribute_like, gather_to_first_rank, is_sharded, reshard
 
 log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ class EMA(L.Callback):
     ) -> None:
         if not modules:
             raise ValueError("EMA: modules names no part")
-        at_least(0, decay=decay, start_step=start_step)
-        below(1, decay=decay)
-        at_least(1, every_n_steps=every_n_steps)
+        check_at_least(0, decay=decay, start_step=start_step)
+        check_below(1, decay=decay)
+        check_at_least(1, every_n_steps=every_n_steps)
         self.modules = modules
         self.decay = decay
         self.start_step = start_step

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zoo.common.ranges import above, at_least, between, one_of, positive, within
+from zoo.common.checks import check_above, check_at_least, check_between, check_one_of, check_positive, check_within
 from zoo.training.callbacks.rates import Counting
 from zoo.training.strategies.sharding import gradient_norm
 
@@ -62,12 +62,12 @@ class LossGuard(Counting):
         reduce_factor: float = 0.5,
         floor: float = 0.01,
     ) -> None:
-        one_of(("skip", "reduce"), action=action)
-        above(1, factor=factor)
-        between(0, 1, reduce_factor=reduce_factor)
-        positive(floor=floor)
-        within(0, 1, floor=floor)
-        at_least(1, window=window, patience=patience)
+        check_one_of(("skip", "reduce"), action=action)
+        check_above(1, factor=factor)
+        check_between(0, 1, reduce_factor=reduce_factor)
+        check_positive(floor=floor)
+        check_within(0, 1, floor=floor)
+        check_at_least(1, window=window, patience=patience)
         self.action = action
         self.factor = factor
         self.window = window

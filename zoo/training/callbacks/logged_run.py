@@ -14,14 +14,14 @@ import lightning as L
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from zoo import __version__
-from zoo.common.atomic import TEMPORARY_MARK
-from zoo.common.hardware import describe_device
-from zoo.common.reading.text import safe_load
+from zoo.common.atomic_files import TEMPORARY_MARK
+from zoo.common.configs import load_yaml
+from zoo.common.environment import describe_device
 from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
 from zoo.runs.csv_log import RunCSV
 from zoo.runs.folder import run_folder
 from zoo.runs.listing import CONFIG_NAME, FINISHED_MARK, flatten
-from zoo.training.callbacks.checkpoint import Checkpoints, is_trial
+from zoo.training.callbacks.checkpoint import Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.loggers import MLFLOW_ID_FILE, ZooWandbLogger, warn_once
 
 log = logging.getLogger(__name__)
@@ -52,13 +52,13 @@ class LoggedRun(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Hand over config and facts."""
         folder = run_folder(trainer)
-        if not trainer.is_global_zero or is_trial(trainer):
+        if not trainer.is_global_zero or is_fast_dev_run(trainer):
             return
         self._began = True
         if all(isinstance(logger, RunCSV) for logger in trainer.loggers):
             return
         self._text = _LOGIN.sub("://", self._read_config())
-        self._config = safe_load(self._text)
+        self._config = load_yaml(self._text)
         self._facts = facts(trainer, self.recipe)
         for logger in trainer.loggers:
             warn_once(self._introduce, type(logger).__name__)(logger, folder, _checkpoints(trainer))

@@ -15,8 +15,8 @@ import lightning as L
 import numpy as np
 from torch import Tensor
 
-from zoo.common.atomic import write_atomic
-from zoo.common.report import csv_table, gif, markdown_table, new_figure, to_numpy
+from zoo.common.atomic_files import write_atomic
+from zoo.common.reports import csv_table, encode_gif, markdown_table, new_figure, to_numpy
 from zoo.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
 
     Args:
         name: what it is, e.g. `val/mel_0`.
-        figure: the figure, e.g. of `zoo.common.report.new_figure`.
+        figure: the figure, e.g. of `zoo.common.reports.new_figure`.
     """
     if _folder(task) is None:
         return
@@ -150,7 +150,7 @@ def log_animation(
     pictures = [_pixels(name, to_numpy(frame)) for frame in frames]
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
-    encoded = gif(np.stack(pictures), fps)
+    encoded = encode_gif(np.stack(pictures), fps)
     _keep(
         task,
         name,

@@ -10,7 +10,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zoo.common.hardware import peak_memory_bytes
+from zoo.common.environment import peak_memory_bytes
 from zoo.training.callbacks.rates import rate_factor
 from zoo.training.strategies.sharding import gradient_norm
 

@@ -22,8 +22,8 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from zoo.common.options import verbosity
-from zoo.common.ranges import above
+from zoo.common.checks import check_above
+from zoo.common.environment import verbosity
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks.checkpoint import Checkpoints, score_of
 
@@ -154,7 +154,7 @@ class Progress(ProgressBar):
 
     def __init__(self, metrics: Sequence[str] | None = None, every_seconds: float = 30.0) -> None:
         super().__init__()
-        above(0, every_seconds=every_seconds)
+        check_above(0, every_seconds=every_seconds)
         self.metrics = metrics
         self.every_seconds = every_seconds
         self._enabled = True

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import lightning as L
 from torch.optim import Optimizer
 
-from zoo.common.ranges import at_least, between, one_of, positive, within
+from zoo.common.checks import check_at_least, check_between, check_one_of, check_positive, check_within
 from zoo.training.strategies.sharding import hides_gradients
 
 log = logging.getLogger(__name__)
@@ -122,12 +122,12 @@ class Plateau(Counting):
         min_delta: float = 0.0,
         floor: float = 0.01,
     ) -> None:
-        between(0, 1, factor=factor)
-        positive(floor=floor)
-        within(0, 1, floor=floor)
-        at_least(1, patience=patience)
-        at_least(0, min_delta=min_delta)
-        one_of(("min", "max"), mode=mode)
+        check_between(0, 1, factor=factor)
+        check_positive(floor=floor)
+        check_within(0, 1, floor=floor)
+        check_at_least(1, patience=patience)
+        check_at_least(0, min_delta=min_delta)
+        check_one_of(("min", "max"), mode=mode)
         self.monitor = monitor
         self.factor = factor
         self.patience = patience

@@ -17,8 +17,8 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Callback, Timer
 from torch.utils.data import IterableDataset
 
-from zoo.common.hardware import describe_device
-from zoo.common.registry import admitted, public_name
+from zoo.common.environment import describe_device
+from zoo.common.registry import allowed_packages, public_name
 from zoo.runs.checkpoints import find_checkpoints, step_of
 from zoo.runs.csv_log import CSV_NAME, read_metrics
 from zoo.runs.folder import run_folder
@@ -233,7 +233,7 @@ def next_commands(folder: Path, module: Any, ended: bool) -> list[str]:
         ended: whether it trained to its end.
     """
     quoted = shlex.quote(str(folder))
-    packages = "".join(f" --allow-import {package}" for package in admitted())
+    packages = "".join(f" --allow-import {package}" for package in allowed_packages())
     commands = [] if ended else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
         commands.append(module.usage_command.format(run=quoted))

@@ -13,7 +13,7 @@ import lightning as L
 import numpy as np
 import torch
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.runs.folder import run_folder
 from zoo.training.callbacks import media
 from zoo.training.callbacks.metrics import items_in
@@ -40,8 +40,8 @@ class Samples(L.Callback):
     """
 
     def __init__(self, enabled: bool = True, items: int = 4, share: float = 0.1, seed: int = 0) -> None:
-        at_least(1, items=items)
-        at_least(0, share=share, seed=seed)
+        check_at_least(1, items=items)
+        check_at_least(0, share=share, seed=seed)
         self.enabled = enabled
         self.items = items
         self.share = share

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.optim import Optimizer
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.runs.frozen import frozen_keys, frozen_modules
 from zoo.training.strategies.sharding import distribute_like, gather_to_first_rank
 
@@ -72,7 +72,7 @@ class FSDP(ModelParallelStrategy):
         super().__init__(
             save_distributed_checkpoint=False, process_group_backend=process_group_backend, timeout=timeout
         )
-        at_least(1, min_block_parameters=min_block_parameters)
+        check_at_least(1, min_block_parameters=min_block_parameters)
         self.min_block_parameters = min_block_parameters
         self.param_dtype = param_dtype
         self.reduce_dtype = reduce_dtype

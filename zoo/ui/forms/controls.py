@@ -18,7 +18,7 @@ ALWAYS: dict[str, Any] = {
     "trainer.devices": "auto",
     "trainer.val_check_interval": None,
     "trainer.log_every_n_steps": 50,
-    "checkpoints.every_n_batches": 1000,
+    "checkpoints.every_n_steps": 1000,
     "checkpoints.every_minutes": 30.0,
     "checkpoints.keep_last": 2,
 }
@@ -129,7 +129,7 @@ CONTROLS = (
     ),
     Control("Validation interval", "Intervals", "number", ("trainer.val_check_interval",), info="batches", low=0),
     Control("Log interval", "Intervals", "int", ("trainer.log_every_n_steps",), info="batches", low=1),
-    Control("Checkpoint interval", "Intervals", "int", ("checkpoints.every_n_batches",), info="batches", low=1),
+    Control("Checkpoint interval", "Intervals", "int", ("checkpoints.every_n_steps",), info="batches", low=1),
     Control("Checkpoint interval, minutes", "Intervals", "number", ("checkpoints.every_minutes",), low=0),
     Control("Checkpoints kept", "Intervals", "int", ("checkpoints.keep_last",), low=1),
     Control("Sounds and pictures kept", "Intervals", "int", (f"{_MODEL}media_items",), info="per validation", low=0),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.common.hardware import usable_cores
+from zoo.common.environment import available_cores
 from zoo.runs.listing import Run, trained_seconds
 from zoo.ui.forms.values import flatten
 
@@ -88,7 +88,7 @@ def device_of(accelerator: Any, gpus: Collection[str]) -> tuple[str, bool]:
         accelerator: `trainer.accelerator`.
         gpus: names of those that this machine shows.
     """
-    cpu = f"the CPU ({usable_cores()} cores)"
+    cpu = f"the CPU ({available_cores()} cores)"
     if accelerator == "cpu":
         return cpu, True
     if gpus:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from zoo.common.atomic import write_atomic
-from zoo.common.reading.text import load_json
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_json
 from zoo.runs.listing import size_of
 from zoo.ui.places import Places
 

@@ -2,17 +2,17 @@ import pytest
 import yaml
 
 from tests.harness import REPOSITORY
-from zoo.common.reading.text import YAMLBombError, load_json, safe_load
+from zoo.common.configs import YAMLBombError, load_json, load_yaml
 
 
 def test_reads_every_recipe_as_yaml_does():
     for path in sorted((REPOSITORY / "configs").glob("*/*.yaml")):
         content = path.read_text(encoding="utf-8")
-        assert safe_load(content) == yaml.safe_load(content)
+        assert load_yaml(content) == yaml.safe_load(content)
 
 
 def test_aliases_are_kept():
-    found = safe_load("a: &a [1, {b: 2}]\nc: *a\nd: {<<: {e: 1}}")
+    found = load_yaml("a: &a [1, {b: 2}]\nc: *a\nd: {<<: {e: 1}}")
     assert found == {"a": [1, {"b": 2}], "c": [1, {"b": 2}], "d": {"e": 1}}
     assert found["a"] is found["c"]
 
@@ -31,18 +31,18 @@ def test_aliases_are_kept():
 )
 def test_bombs_are_refused(content, reason):
     with pytest.raises(YAMLBombError, match=reason) as caught:
-        safe_load(content)
+        load_yaml(content)
     assert isinstance(caught.value, yaml.YAMLError)
 
 
 def test_a_long_quoted_text_is_read():
-    assert safe_load(f"a: '{'x' * 20_000}'") == {"a": "x" * 20_000}
+    assert load_yaml(f"a: '{'x' * 20_000}'") == {"a": "x" * 20_000}
 
 
 def test_no_yaml():
     for content in ("a: [", "*missing", "!!python/name:os.system"):
         with pytest.raises(yaml.YAMLError):
-            safe_load(content)
+            load_yaml(content)
 
 
 def test_json(monkeypatch):
@@ -52,6 +52,6 @@ def test_json(monkeypatch):
         load_json("[" * 200_000)
     with pytest.raises(ValueError, match="Expecting"):
         load_json("{")
-    monkeypatch.setattr("zoo.common.reading.text.MAX_JSON", 5)
+    monkeypatch.setattr("zoo.common.configs.MAX_JSON", 5)
     with pytest.raises(ValueError, match="at most 5"):
         load_json("[1, 2]")

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from zoo.common import atomic
-from zoo.common.atomic import replaced_path, replacing, sweep_temporaries, write_atomic
+from zoo.common import atomic_files
+from zoo.common.atomic_files import delete_temporary_files, replace_atomically, replaced_path, write_atomic
 
 
 def write(path, text):
-    with replacing(path) as folder:
+    with replace_atomically(path) as folder:
         folder.mkdir()
         (folder / "file").write_text(text)
 
@@ -63,7 +63,9 @@ def test_interrupt_at_any_step_leaves_old_or_new(step, tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.mark.parametrize("recover", [lambda path: sweep_temporaries(path.parent), lambda path: write(path, "newer")])
+@pytest.mark.parametrize(
+    "recover", [lambda path: delete_temporary_files(path.parent), lambda path: write(path, "newer")]
+)
 def test_killed_swap_gives_the_old_folder_back(recover, tmp_path):
     path = tmp_path / "folder[1]"
     write(path, "old")
@@ -77,7 +79,7 @@ def test_killed_removal_of_the_old_folder_is_completed(tmp_path):
     path = tmp_path / "folder"
     write(path, "old")
     shutil.copytree(path, replaced_path(path))
-    sweep_temporaries(tmp_path)
+    delete_temporary_files(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
@@ -89,7 +91,7 @@ def test_file_system_without_sync_of_folders_does_not_fail_a_write(tmp_path, mon
             raise OSError(errno.EINVAL, "no sync of folders")
         fsync(descriptor)
 
-    monkeypatch.setattr(atomic.os, "fsync", refuse_folders)
+    monkeypatch.setattr(atomic_files.os, "fsync", refuse_folders)
     write_atomic(tmp_path / "file", lambda file: file.write(b"content"))
     write(tmp_path / "folder", "new")
     assert (tmp_path / "file").read_bytes() == b"content"
@@ -99,19 +101,19 @@ def test_every_file_of_a_folder_is_synced(tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(
-        atomic.os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), fsync(number))
+        atomic_files.os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), fsync(number))
     )
     write(tmp_path / "folder", "new")
     assert any(name.endswith("/file") for name in synced)
 
 
 def exit_at_line(number):
-    """Let the process exit before the line of this number that zoo.common.atomic executes."""
+    """Let the process exit before the line of this number that zoo.common.atomic_files executes."""
     lines = 0
 
     def trace(frame, event, argument):
         nonlocal lines
-        if frame.f_code.co_filename != atomic.__file__:
+        if frame.f_code.co_filename != atomic_files.__file__:
             return None
         lines += event == "line"
         if lines == number:
@@ -124,7 +126,7 @@ def exit_at_line(number):
 KILLED = """
 import os, sys
 from pathlib import Path
-from tests.common.test_atomic import exit_at_line, write
+from tests.common.test_atomic_files import exit_at_line, write
 for number in range(1, 200):
     path = Path(sys.argv[1], str(number), "folder")
     write(path, "old")
@@ -144,7 +146,7 @@ def test_process_killed_at_any_line_leaves_old_or_new(tmp_path):
     paths = [path / "folder" for path in tmp_path.iterdir()]
     assert 20 < len(paths) < 199 and not all(path.exists() for path in paths)  # the moment between the two renames
     for path in paths:
-        sweep_temporaries(path.parent)
+        delete_temporary_files(path.parent)
         assert (path / "file").read_text() in ("old", "new")
         assert [each.name for each in path.parent.iterdir()] == ["folder"]
 

@@ -4,7 +4,8 @@ import os
 import numpy as np
 import pytest
 
-from zoo.common.work import Journal, Share, Table, cause, spread, write_part
+from zoo.common.journal import Journal, Share, Table, format_error, write_part
+from zoo.common.parallel import map_in_processes
 
 
 def test_a_torn_row_is_left_out_and_the_last_of_a_key_counts(tmp_path):
@@ -83,8 +84,8 @@ def process(item):
 
 
 def test_workers_answer_in_order():
-    assert list(spread(process, [1, 2], 0)) == [(1, os.getpid()), (2, os.getpid())]
-    found = list(spread(process, list(range(7)), 2))
+    assert list(map_in_processes(process, [1, 2], 0)) == [(1, os.getpid()), (2, os.getpid())]
+    found = list(map_in_processes(process, list(range(7)), 2))
     assert [item for item, _ in found] == list(range(7)) and os.getpid() not in {process for _, process in found}
 
 
@@ -94,8 +95,8 @@ def die(item):
 
 def test_a_dead_worker_is_named():
     with pytest.raises(ChildProcessError, match="fewer --workers"):
-        list(spread(die, [1, 2], 2))
+        list(map_in_processes(die, [1, 2], 2))
 
 
 def test_a_cause_is_one_line():
-    assert cause(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert format_error(ValueError("two\n  lines")) == "ValueError: two lines"

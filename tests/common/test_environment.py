@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zoo.common.hardware import LAUNCHERS, own_device, process_rank
+from zoo.common.environment import LAUNCHERS, local_device, process_rank
 from zoo.common.locks import is_rank_zero
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
@@ -48,5 +48,5 @@ def test_each_process_computes_on_its_own_device(variables, visible, expected, m
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert own_device("cuda") == torch.device("cuda", expected)
-    assert own_device("cuda:2") == torch.device("cuda", 2) and own_device("cpu") == torch.device("cpu")
+    assert local_device("cuda") == torch.device("cuda", expected)
+    assert local_device("cuda:2") == torch.device("cuda", 2) and local_device("cpu") == torch.device("cpu")

@@ -6,17 +6,15 @@ anybody.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from zoo.common.reading.text import find_duplicate_key, safe_load
 from zoo.common.systems import recipe_paths
 
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
@@ -30,17 +28,164 @@ VARIABLE_PREFIX = "ZOO_"
 REFUSED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
 
 
+MAX_CHARACTERS = 2**20  # of a YAML file, which takes seconds to read
+MAX_DEPTH = 100  # of lists and tables in one another
+MAX_NODES = 50_000  # values, lists and tables, with every alias written out
+MAX_PLAIN = 10_000  # characters of a value without quotes, which may be a number: reading those takes their square
+MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_INTEGER = re.compile(r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$")
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+_NUMERIC_TAGS = [f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")]
+
+
+class PlainLoader(_Loader):
+    """Reads plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in rules if tag not in _NUMERIC_TAGS]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def _read_integer(loader: Any, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+
+
+PlainLoader.add_constructor("tag:yaml.org,2002:int", _read_integer)
+PlainLoader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
+
+
+class PlainDumper(yaml.SafeDumper):
+    """Quotes texts that either version of YAML would read as numbers."""
+
+
+PlainDumper.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+PlainDumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
+
+
+def dump_yaml(value: Any) -> str:
+    """Write plain values as YAML that `safe_load` reads back as they are; keys keep their order."""
+    return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+class YAMLBombError(yaml.YAMLError, ValueError):
+    """A YAML text that stands for far more than its own size."""
+
+
+def load_yaml(text: str) -> Any:
+    """Read YAML of plain values like `yaml.safe_load`, within bounds.
+
+    Raises:
+        YAMLBombError: it is too long, too deep, or its aliases stand for too much.
+        yaml.YAMLError: it is no YAML of plain values.
+    """
+    check_yaml(text)
+    return yaml.load(text, Loader=PlainLoader)
+
+
+def check_yaml(text: str, max_depth: int = MAX_DEPTH) -> str:
+    """Go through a YAML text without building anything.
+
+    Returns:
+        What it holds beside plain values: "alias", else the first "anchor" or "tag ..."; "" for nothing.
+
+    Raises:
+        YAMLBombError: it is too long, too deep, or its aliases stand for too much.
+        yaml.YAMLError: it is no YAML.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise YAMLBombError(f"{len(text)} characters of YAML, at most {MAX_CHARACTERS} are read")
+    return _check_events(yaml.parse(text, Loader=_Loader), max_depth)
+
+
+def _check_events(events: Iterable[yaml.Event], max_depth: int) -> str:
+    sizes: dict[str | None, int] = {}  # nodes below each finished anchor
+    begun: list[tuple[str | None, int]] = []  # anchor and count before, of each unfinished list or table
+    count, alias, marks = 0, False, ""
+    for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = begun.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.CollectionStartEvent):
+            begun.append((event.anchor, count))
+            count += 1
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in begun):
+                raise YAMLBombError(f"the alias *{event.anchor} stands within what it means")
+            count += sizes.get(event.anchor, 1)
+            alias = True
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+            if len(event.value) > MAX_PLAIN and (event.implicit[0] or event.tag is not None):
+                raise YAMLBombError(f"a value of {len(event.value)} characters without quotes, expected {MAX_PLAIN}")
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            marks = marks or (f"tag {event.tag}" if event.tag else "anchor" if event.anchor else "")
+        if len(begun) > max_depth:
+            raise YAMLBombError(f"lists and tables nest deeper than {max_depth} (a bomb?)")
+        if count > MAX_NODES:
+            raise YAMLBombError(f"more than {MAX_NODES} values, aliases written out (a bomb?)")
+    return "alias" if alias else marks
+
+
+def find_duplicate_key(text: str) -> tuple[str, int, int] | None:
+    """Find a key that stands twice in one table of a YAML text, of which YAML's readers would drop the first.
+
+    Args:
+        text: that `check_yaml` has accepted.
+
+    Returns:
+        The key with those above it, and the lines of both, from 1; None where there is none.
+    """
+    pending: list[tuple[str, Any]] = [("", yaml.compose(text, Loader=_Loader))]
+    while pending:
+        above, node = pending.pop()
+        if isinstance(node, yaml.SequenceNode):
+            pending += [(f"{above}{number}.", each) for number, each in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                return f"{above}{name}", lines[name], line
+            lines[name] = line
+            pending.append((f"{above}{name}.", value))
+    return None
+
+
+def load_json(text: str | bytes) -> Any:
+    """Read JSON like `json.loads`, within bounds.
+
+    Raises:
+        ValueError: it is too long, or lists and tables nest deeper than Python's recursion goes.
+        ValueError: it is no JSON.
+    """
+    if len(text) > MAX_JSON:
+        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("lists and tables nest too deeply (a bomb?)") from error
+
+
 class ConfigFileError(ValueError):
     """A file that is no config."""
 
     exit_code = 2
 
 
-def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
+def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
     """Read a recipe or a run's config, its interpolations resolved.
 
     Args:
-        brought: it came with a run and was not named by the user: the places that it names are checked.
+        from_run: it came with a run and was not named by the user: the places that it names are checked.
 
     Returns:
         Plain values.
@@ -49,15 +194,18 @@ def read_config(path: Path, brought: bool = False) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is no mapping, or names what a config may not.
     """
-    content = read_mapping(path) if brought else load_recipe(path)
-    limit_resolvers()
+    from omegaconf import OmegaConf  # only now: help does not wait for it
+    from omegaconf.errors import OmegaConfBaseException
+
+    content = read_mapping(path) if from_run else load_recipe(path)
+    restrict_resolvers()
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
     config: Any = resolved
-    if brought:
-        check_places(config, path.parent)
+    if from_run:
+        check_config_paths(config, path.parent)
     return config
 
 
@@ -72,7 +220,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: no such recipe or config")
     try:
         text = path.read_text(encoding="utf-8")
-        content = safe_load(text)
+        content = load_yaml(text)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ConfigFileError(f"{path}{line}: no YAML: {error.problem}") from error
@@ -149,8 +297,10 @@ def _is_same_class(before: Any, after: Any) -> bool:
     return old == new if "." in old and "." in new else old.rpartition(".")[2] == new.rpartition(".")[2]
 
 
-def limit_resolvers() -> None:
+def restrict_resolvers() -> None:
     """Let interpolations read other keys and variables whose names begin with ZOO_, and nothing else."""
+    from omegaconf import OmegaConf
+
     OmegaConf.clear_resolvers()
     for name in REFUSED_RESOLVERS:
         OmegaConf.clear_resolver(name)
@@ -166,7 +316,7 @@ def _variable(name: str, default: Any = ...) -> Any:
     return value
 
 
-def check_places(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
+def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
     """Refuse a config that came with a run and names places outside.
 
     Args:
@@ -210,3 +360,26 @@ def _texts(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
             yield from _texts(value, (*path, str(number)))
     elif isinstance(node, str):
         yield path, node
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    r"""Read a UTF-8 file line by line, with or without a byte order mark.
+
+    Yields:
+        The lines without their ends: `\n` or `\r\n`; U+2028, U+0085 and form feeds are text.
+
+    Raises:
+        ValueError: a line is not UTF-8; the message names the file and the line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read all lines of a UTF-8 file, see `iterate_lines`."""
+    return list(iterate_lines(path))

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
-Verbosity = Literal["quiet", "normal", "verbose"]
-VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
 CONFIG_OPTIONS = ("--config", "-c")
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
-
-
-def verbosity() -> Verbosity:
-    """Return how much a command prints, as set by its options: `quiet` leaves warnings and errors only.
-
-    Raises:
-        ValueError: for another word.
-    """
-    word = os.environ.get(VERBOSITY_VARIABLE) or "normal"
-    for known in get_args(Verbosity):
-        if word == known:
-            return known
-    raise ValueError(f"{VERBOSITY_VARIABLE} is {word!r}, expected one of {', '.join(get_args(Verbosity))}")
 
 
 def take_option(args: list[str], option: str) -> tuple[list[str], list[str]]:

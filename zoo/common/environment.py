@@ -9,10 +9,13 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
+
+Verbosity = Literal["quiet", "normal", "verbose"]
+VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Device:
     memory_bytes: int
 
 
-def devices() -> list[Device]:
+def list_devices() -> list[Device]:
     """List the CPU and every accelerator that torch sees."""
     import torch
 
@@ -122,7 +125,7 @@ def free_memory_bytes() -> int:
     return free
 
 
-def usable_cores() -> int:
+def available_cores() -> int:
     """Return the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -139,14 +142,14 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What the figures depend on: processor, cores, threads, memory, load, versions."""
     import lightning
     import torch
 
     return {
         "processor": cpu_name(),
-        "cores": usable_cores(),
+        "cores": available_cores(),
         "torch_threads": torch.get_num_threads(),
         "memory_gib": round(total_memory_bytes() / 2**30, 1),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
@@ -186,7 +189,7 @@ def process_rank() -> tuple[int, int]:
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
-def own_device(device: str) -> torch.device:
+def local_device(device: str) -> torch.device:
     """The device of that name; `cuda` is each process's own where several were started."""
     import torch
 
@@ -194,3 +197,16 @@ def own_device(device: str) -> torch.device:
         return torch.device(device)
     rank = int(next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0"))
     return torch.device("cuda", rank % max(1, torch.cuda.device_count()))  # a task of srun may see its own GPU alone
+
+
+def verbosity() -> Verbosity:
+    """Return how much a command prints, as set by its options: `quiet` leaves warnings and errors only.
+
+    Raises:
+        ValueError: for another word.
+    """
+    word = os.environ.get(VERBOSITY_VARIABLE) or "normal"
+    for known in get_args(Verbosity):
+        if word == known:
+            return known
+    raise ValueError(f"{VERBOSITY_VARIABLE} is {word!r}, expected one of {', '.join(get_args(Verbosity))}")

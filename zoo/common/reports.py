@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from zoo.common.atomic import write_atomic
-from zoo.common.statistics import Measure
+from zoo.common.atomic_files import write_atomic
+from zoo.common.statistics import MetricColumn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def _npy(array: np.ndarray) -> bytes:
 _FORMATS: dict[str, Callable[[Any, int], bytes]] = {
     ".csv": lambda table, _: csv_table(*table),
     ".json": lambda value, indent: json.dumps(
-        plain(value), indent=indent, ensure_ascii=False, allow_nan=False
+        replace_non_finite(value), indent=indent, ensure_ascii=False, allow_nan=False
     ).encode(),
     ".jsonl": lambda rows, _: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(),
     ".md": lambda text, _: text.encode(),
@@ -83,7 +83,7 @@ def write_figure(path: Path, figure: Figure) -> None:
     write_atomic(path, lambda file: figure.savefig(file, format="png"))
 
 
-def gif(images: np.ndarray, fps: float) -> bytes:
+def encode_gif(images: np.ndarray, fps: float) -> bytes:
     """An animation that repeats and rests on its last image.
 
     Args:
@@ -121,12 +121,12 @@ def csv_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> byte
     return csv_lines([{name: name for name in columns}, *rows], columns)
 
 
-def plain(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """The same for JSON, which has neither NaN nor infinities: they become None."""
     if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
+        return {key: replace_non_finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [replace_non_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -171,7 +171,7 @@ def terminal_table(
     return table
 
 
-def show_table(table: Any) -> None:
+def print_table(table: Any) -> None:
     """Print a table as wide as the terminal; wider where none cuts it."""
     from rich.console import Console
 
@@ -186,7 +186,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
-def panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def subplot_grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels, at most three beside each other, each of that size in inches."""
     columns = max(1, min(_PANELS_BESIDE, count))
     lines = max(1, math.ceil(count / columns))
@@ -201,7 +201,7 @@ def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> s
     """Lay out a summary in markdown, a row per system and a column per measure.
 
     Args:
-        summary: from `zoo.common.statistics.summarise`.
+        summary: from `zoo.common.statistics.summarize`.
         kind: "mean", or "gain" for the gains over the baseline.
 
     Returns:
@@ -247,11 +247,11 @@ def failure_lines(failed: Sequence[Mapping[str, Any]], total: int, shown: int = 
     return lines + ([f"- ... all in {rest}"] if rest and len(failed) > shown else [])
 
 
-def box_plots(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[Measure]) -> Figure:
+def plot_boxes(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[MetricColumn]) -> Figure:
     """Draw a panel per measure with a box per system (quartiles; whiskers to 1.5 times their distance).
 
     Args:
-        rows: as for `zoo.common.statistics.summarise`.
+        rows: as for `zoo.common.statistics.summarize`.
         systems: in the order of the boxes; a system without a value has none.
         measures: in the order of the panels; a measure without any value has none.
     """
@@ -264,7 +264,7 @@ def box_plots(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measure
         boxes = {system: [value for value in box if math.isfinite(value)] for system, box in boxes.items()}
         if any(boxes.values()):
             drawn.append((measure, {system: box for system, box in boxes.items() if box}))
-    figure, grid = panels(len(drawn), *_BOX_PANEL)
+    figure, grid = subplot_grid(len(drawn), *_BOX_PANEL)
     for (measure, boxes), axes in zip(drawn, grid, strict=True):
         axes.boxplot(list(boxes.values()), tick_labels=list(boxes))
         better = "higher" if measure.higher_is_better else "lower"

@@ -6,18 +6,18 @@ import pytest
 from rich.console import Console
 
 from tests.common.test_statistics import ERROR, QUALITY, rows
-from zoo.common.report import (
-    box_plots,
+from zoo.common.reports import (
     failure_lines,
     markdown_table,
     new_figure,
-    panels,
-    plain,
+    plot_boxes,
+    replace_non_finite,
+    subplot_grid,
     summary_table,
     terminal_table,
     write_report,
 )
-from zoo.common.statistics import Measure, summarise
+from zoo.common.statistics import MetricColumn, summarize
 
 
 def test_the_ending_says_what_a_file_is(tmp_path):
@@ -50,7 +50,10 @@ def test_an_unwritable_file_leaves_the_old_one(tmp_path):
 
 
 def test_plain_values_have_no_nan():
-    assert plain({"a": (1, math.nan, [math.inf, "x"]), "b": None}) == {"a": [1, None, [None, "x"]], "b": None}
+    assert replace_non_finite({"a": (1, math.nan, [math.inf, "x"]), "b": None}) == {
+        "a": [1, None, [None, "x"]],
+        "b": None,
+    }
 
 
 def test_tables():
@@ -70,13 +73,13 @@ def test_failures_are_counted_and_the_first_are_named():
 
 
 def test_panels_fill_lines_of_three():
-    figure, grid = panels(4, 2.0, 1.0)
+    figure, grid = subplot_grid(4, 2.0, 1.0)
     assert len(grid) == 4 and figure.get_size_inches().tolist() == [6.0, 2.0]
     assert sum(axes.get_visible() for axes in figure.axes) == 4
 
 
 def test_markdown():
-    summary = summarise(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR], "degraded")
+    summary = summarize(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR], "degraded")
     head, _, *lines = summary_table(summary).splitlines()
     assert head == "| system | files | quality ↑ | error % ↓ |"
     assert lines[1].startswith("| ours | 3 | 2.75 [2.5, 3] (n=2) |") and lines[2] == "| other | 1 | - | - |"
@@ -85,8 +88,8 @@ def test_markdown():
 
 
 def test_box_plots_leave_out_what_has_no_values():
-    figure = box_plots(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR, Measure("unknown", True)])
+    figure = plot_boxes(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR, MetricColumn("unknown", True)])
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title().split()[0] for axes in shown] == ["quality", "error"]
     assert [label.get_text() for label in shown[0].get_xticklabels()] == ["degraded", "ours"]
-    assert not any(axes.get_visible() for axes in box_plots([], ["ours"], [QUALITY]).axes)
+    assert not any(axes.get_visible() for axes in plot_boxes([], ["ours"], [QUALITY]).axes)

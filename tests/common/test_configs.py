@@ -4,11 +4,11 @@ import pytest
 import yaml
 from omegaconf.basecontainer import BaseContainer
 
-from zoo.common.reading.configs import check_places, limit_resolvers, read_config
+from zoo.common.configs import check_config_paths, load_run_config, restrict_resolvers
 
 
 def test_no_resolver_but_ours_is_left() -> None:
-    limit_resolvers()
+    restrict_resolvers()
     assert set(BaseContainer._resolvers) == {"oc.env"}
 
 
@@ -21,7 +21,7 @@ def written(tmp_path: Path, **content: object) -> Path:
 def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_X", "there")
     config = written(tmp_path, a="${oc.env:ZOO_X}", b="${oc.env:ZOO_Y,else}", c="${a}", d="${oc.env:ZOO_Y,null}")
-    assert read_config(config) == {"a": "there", "b": "else", "c": "there", "d": None}
+    assert load_run_config(config) == {"a": "there", "b": "else", "c": "there", "d": None}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.Monke
 def test_nothing_else_is_resolved(text: str, tmp_path: Path) -> None:
     config = written(tmp_path, name="HOME", value=text, x={"a": 1})
     with pytest.raises(ValueError) as error:
-        read_config(config)
+        load_run_config(config)
     assert "\n" not in str(error.value) and str(config) in str(error.value)
 
 
@@ -69,14 +69,14 @@ def test_places_outside_of_a_run_are_refused(config: dict, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     with pytest.raises(ValueError, match="run: its config sets"):
-        check_places(config, tmp_path / "run")
+        check_config_paths(config, tmp_path / "run")
 
 
 def test_a_link_inside_the_run_leads_outside(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link").symlink_to("/etc")
     with pytest.raises(ValueError, match="outside of the run"):
-        check_places({"data": {"init_args": {"cache": str(tmp_path / "run" / "link")}}}, tmp_path / "run")
+        check_config_paths({"data": {"init_args": {"cache": str(tmp_path / "run" / "link")}}}, tmp_path / "run")
 
 
 def test_places_below_and_those_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_places_below_and_those_of_the_command_line(tmp_path: Path, monkeypatch:
     run = tmp_path / "run"
     places = [str(run / "a"), "runs/cache", str(tmp_path / "caches" / "b")]
     for place in places:
-        check_places({"data": {"init_args": {"cache": place, "root": "/data/corpus"}}}, run)
+        check_config_paths({"data": {"init_args": {"cache": place, "root": "/data/corpus"}}}, run)
     config = {"data": {"init_args": {"cache": "/scratch"}}, "trainer": {"logger": [{"init_args": {"save_dir": "/s"}}]}}
-    check_places(config, run, ["--data.init_args.cache=/scratch", "--trainer.logger.save_dir", "/s"])
-    check_places({"output": "o"}, run, ["--output", "o"])
+    check_config_paths(config, run, ["--data.init_args.cache=/scratch", "--trainer.logger.save_dir", "/s"])
+    check_config_paths({"output": "o"}, run, ["--output", "o"])

@@ -1,7 +1,7 @@
 """Work lists that may be killed at any point and called again: what is done is kept, what is missing or failed is made.
 
 `Journal` and `Table` keep a row per item, `Share` tells a process its part of items whose results are files, `spread`
-hands items to processes of this one. `zoo.common.folders.begin_output` refuses a folder that other settings began.
+hands items to processes of this one. `begin_output` refuses a folder that other settings began.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import csv
 import io
 import json
 import math
-import multiprocessing
 import os
-import signal
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from rich.progress import track
 
-from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
-from zoo.common.report import Row, csv_lines
+from zoo.common.atomic_files import TEMPORARY_MARK, delete_path, delete_temporary_files, write_atomic
+from zoo.common.locks import LOCK_NAME
+from zoo.common.reports import Row, csv_lines
+
+SHOWN = 60  # characters of a value in a message
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -142,7 +140,7 @@ def _json_value(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def cause(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """An error in one line, for the row of an item that failed."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
@@ -181,66 +179,55 @@ class Share(Generic[Item]):
 def write_part(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write the result of an item, whole or not at all, and clear away what killed processes left of it."""
     for stale in path.parent.glob(f".{path.name}{TEMPORARY_MARK}*"):
-        remove(stale)
+        delete_path(stale)
     write_atomic(path, write)
 
 
-def spread(function: Callable[[Item], Outcome], items: Sequence[Item], workers: int) -> Iterator[Outcome]:
-    """Call a function on each item, in processes of their own where that pays.
+def begin_output(
+    output: Path,
+    settings: Mapping[str, Any],
+    name: str = "settings.json",
+    notes: Sequence[str] = (),
+    sweep: bool = False,
+) -> None:
+    """Note the settings in a new folder, compare them in one that was begun; any process may be the first.
 
     Args:
-        function: pickled once for each worker.
-        workers: processes; 0 for this one.
-
-    Yields:
-        What it returned, in the order of the items; few results wait at a time, because they may be large.
+        settings: values that JSON can hold, those of parts as dicts.
+        name: of the file with the settings.
+        notes: keys that are written but not compared.
+        sweep: delete what killed processes left half-written; not where others write now.
 
     Raises:
-        ChildProcessError: when a worker died.
+        ValueError: when the folder was begun with others, or holds something else.
     """
-    if workers == 0 or len(items) < 2:
-        yield from map(function, items)
+    path = output / name
+    settings = json.loads(json.dumps(settings))
+    # listed before the look at the settings: another process may write them now, and does so before all else
+    names = [each.name for each in output.iterdir()] if output.is_dir() else []
+    held = [name for name in names if TEMPORARY_MARK not in name and not name.startswith(LOCK_NAME)]
+    if path.is_file():
+        known, wanted = _flat(json.loads(path.read_text(encoding="utf-8"))), _flat(settings)
+        other = [key for key in {**known, **wanted} if known.get(key) != wanted.get(key) and key not in notes]
+        if other:
+            said = ", ".join(f"{key} {_short(known.get(key))} (now {_short(wanted.get(key))})" for key in other)
+            raise ValueError(f"{output} was begun with other settings: {said}; choose another folder, or delete it")
+        if sweep:
+            delete_temporary_files(output)
         return
-    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
-    with ProcessPoolExecutor(min(workers, len(items)), context, _begin_worker, (function,)) as pool:
-        waiting: deque[Future[Any]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(_call, item))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenExecutor as error:
-            raise ChildProcessError(
-                "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    if held:
+        raise ValueError(f"{output} holds something else ({held[0]}); choose a new or an empty folder")
+    write_atomic(path, lambda file: file.write(json.dumps(settings, indent=1, ensure_ascii=False).encode()))
 
 
-_function: Callable[[Any], Any] | None = None  # of a worker process
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of parts under names of their own, `solver.method`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
 
 
-def _begin_worker(function: Callable[[Any], Any]) -> None:
-    """Compute on one thread, and leave with the parent."""
-    import torch
-
-    global _function
-    _function = function
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _call(item: Any) -> Any:
-    assert _function is not None
-    return _function(item)
-
-
-def _leave_with_parent() -> None:
-    """Workers of a killed process would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
