@@ -60,7 +60,7 @@ def test_resume_with_other_data_warns_in_one_line(
         warnings.append([each.getMessage() for each in caplog.records if each.getMessage().startswith("resumed with")])
     assert [len(lines) for lines in warnings] == [0, 1, 0, 1]
     assert "batch size 4 (was 2)" in warnings[1][0]
-    assert "50 training items (was 40)" in warnings[3][0]
+    assert "items 50 (was 40)" in warnings[3][0]
 
 
 @pytest.mark.parametrize("recipe", ["flow/demo_swissroll", "hifigan/smoke", "ci_llm/smoke", "compressed_ad/smoke"])

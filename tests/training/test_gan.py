@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from zoo.training.adversarial import (
     LOSSES,
@@ -249,17 +249,6 @@ def test_schedules_step_inside_the_training_step(interval, epochs, factor):
     task = Task(scheduler_g=decay, scheduler_d=decay, scheduler_interval=interval)
     trainer = fit(task, max_epochs=epochs)
     assert [o.param_groups[0]["lr"] for o in trainer.optimizers] == pytest.approx([0.1 * factor] * 2)
-
-
-def test_an_epoch_schedule_without_epochs_is_refused():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield from items()
-
-    decay = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-    with pytest.raises(ValueError, match="the training loader has no length"):
-        fit(Task(scheduler_g=decay), data=Stream(), max_steps=1)
-    fit(Task(scheduler_g=decay, scheduler_interval="step"), data=Stream(), max_steps=1)
 
 
 def scaled(scale=128.0):

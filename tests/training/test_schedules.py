@@ -134,7 +134,7 @@ def test_recipe_can_name_optimizer_and_schedule():
 def make_trainer(batch_size, world=1, accumulated=1):
     return SimpleNamespace(
         datamodule=SimpleNamespace(batch_size=batch_size), world_size=world, accumulate_grad_batches=accumulated,
-        is_global_zero=True, max_steps=4,
+        is_global_zero=True, max_steps=4, limit_train_batches=1.0,
     )  # fmt: skip
 
 

@@ -6,13 +6,10 @@ import errno
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Parts of the allocators' messages (lower case) -> the device: torch raises plain RuntimeErrors, too.
-OUT_OF_MEMORY = {
-    **dict.fromkeys(("cuda out of memory", "hip out of memory", "cuda error: out of memory"), "the GPU"),
-    **dict.fromkeys(("hip error: out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed"), "the GPU"),
-    "mps backend out of memory": "the GPU (MPS)",
-    **dict.fromkeys(("defaultcpuallocator", "can't allocate memory", "cannot allocate memory"), "the machine"),
-}
+# Parts of the messages of allocators (lower case); torch raises plain RuntimeErrors, too.
+OUT_OF_GPU_MEMORY = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
+OUT_OF_CPU_MEMORY = ("defaultcpuallocator", "can't allocate memory", "cannot allocate memory")
+OUT_OF_MEMORY = (*OUT_OF_GPU_MEMORY, *OUT_OF_CPU_MEMORY)
 # torch.save reports a full disk as a RuntimeError with these marks instead of an OSError.
 TORCH_WRITE_FAILED = ("inline_container", "pytorchstreamwriter")
 
@@ -119,10 +116,11 @@ def _chain(exception: BaseException) -> Iterator[BaseException]:
 def _exhausted_device(error: BaseException, text: str) -> str | None:
     if isinstance(error, MemoryError):
         return "the machine"
-    device = next((device for mark, device in OUT_OF_MEMORY.items() if mark in text), None)
-    if type(error).__name__ == "OutOfMemoryError":  # by name: torch is not imported here
-        return device or "the GPU"
-    return device if isinstance(error, RuntimeError | OSError) else None
+    is_torch_error = type(error).__name__ == "OutOfMemoryError"  # by name: torch is not imported here
+    if isinstance(error, RuntimeError | OSError) and any(mark in text for mark in OUT_OF_CPU_MEMORY):
+        return "the machine"
+    is_gpu_text = isinstance(error, RuntimeError) and any(mark in text for mark in OUT_OF_GPU_MEMORY)
+    return "the GPU" if is_torch_error or is_gpu_text else None
 
 
 def _memory_advice(config: Mapping[str, Any]) -> str:

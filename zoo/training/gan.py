@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import promote_to_float32
-from zoo.training.adversarial import LOSSES, Discriminator, Output, feature_matching_loss
+from zoo.training.adversarial import LOSSES, Discriminator, feature_matching_loss
 from zoo.training.schedules import set_total_steps, use_fused_adam
 from zoo.training.strategies.sharding import clip_gradients, gradient_norm
 from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
@@ -182,15 +182,6 @@ class GANTask(ZooTask):
                 schedules.append(entry)
         return optimizers, schedules
 
-    def on_train_start(self) -> None:
-        """Refuse an epoch schedule when no epoch ends."""
-        endless = self.trainer.num_training_batches == float("inf")
-        if endless and self.trainer.lr_scheduler_configs and self.scheduler_interval == "epoch":
-            raise ValueError(
-                "scheduler_interval is 'epoch' but the training loader has no length, so no epoch ends: "
-                "set trainer.limit_train_batches or scheduler_interval: step"
-            )
-
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Step the discriminators, then the generator, then the schedules."""
         optimizers = self.optimizers()
@@ -276,22 +267,15 @@ class GANTask(ZooTask):
 
     def _discriminator_terms(self, chunk: _Chunk) -> dict[str, Tensor]:
         terms = {}
+        size = len(chunk.real)
         for name in self.discriminator_names:
             if self.loss_weights[f"d/{name}"]:
-                real, fake = self._discriminate(self._discriminator(name), chunk.real, chunk.fake.detach())
+                # one call on real and generated waveforms together
+                outputs = self._discriminator(name)(torch.cat([chunk.real, chunk.fake.detach()]))
+                real = [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs]
+                fake = [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs]
                 terms[f"d/{name}"] = LOSSES[self.step.adversarial][0](real, fake)
         return terms
-
-    def _discriminate(
-        self, discriminator: Discriminator, real: Tensor, fake: Tensor
-    ) -> tuple[list[Output], list[Output]]:
-        """Call a discriminator once on real and generated waveforms together."""
-        outputs = discriminator(torch.cat([real, fake]))
-        size = len(real)
-        return (
-            [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs],
-            [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs],
-        )
 
     def _generator_terms(self, chunk: _Chunk, adversarial: bool) -> dict[str, Tensor]:
         scores: dict[str, Tensor] = {}
@@ -317,12 +301,12 @@ class GANTask(ZooTask):
             return {}
         with torch.autocast(chunk.fake.device.type, enabled=False):
             terms = self.reconstruction(chunk.fake, chunk.real, chunk.batch)
-        for key in terms:
-            if key not in self.loss_weights:
-                raise ValueError(f"loss_weights lacks {key!r}, a term of {type(self).__name__}")
-        for key in active_keys:
-            if key not in terms:
-                raise ValueError(f"loss_weights: unknown term {key!r}; {type(self).__name__} has {sorted(terms)}")
+        for key in (*terms, *active_keys):
+            if key not in self.loss_weights or key not in terms:
+                raise ValueError(
+                    f"loss_weights has the terms {sorted(self.reconstruction_keys)}, {type(self).__name__} computes "
+                    f"{sorted(terms)}: {key!r} is missing in one"
+                )
         return {key: terms[key] for key in active_keys}
 
     def _weighted(self, terms: Mapping[str, Tensor]) -> Tensor:
@@ -360,13 +344,13 @@ def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discr
         ValueError: naming the key that is missing or unknown.
     """
     required_keys = [f"{prefix}{name}" for prefix in ("d/", "g/adv_", "g/fm_") for name in names]
-    for key in required_keys:
-        if key not in weights:
-            raise ValueError(f"loss_weights lacks {key!r}; give 0 to leave the term out")
     others = [key for key in weights if key not in required_keys]
-    for key in others:
-        if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/"):
-            raise ValueError(f"loss_weights: unknown term {key!r}; the discriminators are {list(names)}")
+    missing = [key for key in required_keys if key not in weights]
+    unknown = [key for key in others if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/")]
+    if missing or unknown:
+        raise ValueError(
+            f"loss_weights: missing (0 leaves a term out) {missing}, unknown {unknown}; discriminators: {list(names)}"
+        )
     first_keys = others if discriminator_start else [key for key in weights if key.startswith("g/")]
     if not any(weights[key] for key in first_keys):
         raise ValueError("loss_weights: no term of the generator has a weight before step discriminator_start")

@@ -11,6 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 # options of how a step is computed, not of its result: those of the checkpoint stay
 KERNEL_OPTIONS = {"capturable", "differentiable", "foreach", "fused"}
+# options that schedules add to a group
+SCHEDULE_OPTIONS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
 # keys of a schedule's state that are no hyper-parameters
 POSITION_KEYS = {
     "T_cur", "T_i", "_get_lr_called_within_step", "_is_initial", "_last_lr", "_step_count", "base_lrs", "last_epoch",
@@ -44,12 +46,11 @@ def apply_hyperparameters(
     saved_schedules = checkpoint["lr_schedulers"]
     _check_fit(saved_groups, saved_schedules, optimizers, schedulers)
     classes = [type(scheduler).__name__ for scheduler in schedulers]
-    saved_classes = checkpoint.get("scheduler_classes", classes)
-    saved = _hyperparameters(saved_groups, saved_schedules, saved_classes, names)
+    saved = _collect(saved_groups, saved_schedules, checkpoint.get("scheduler_classes", classes), names)
 
     def current() -> dict[str, Any]:
         groups = [optimizer.state_dict()["param_groups"] for optimizer in optimizers]
-        return _hyperparameters(groups, [scheduler.state_dict() for scheduler in schedulers], classes, names)
+        return _collect(groups, [scheduler.state_dict() for scheduler in schedulers], classes, names)
 
     if current() == saved:
         return None
@@ -70,10 +71,8 @@ def split_optimizers(configured: Any) -> tuple[list[Optimizer], list[LRScheduler
     if isinstance(configured, Optimizer):
         return [configured], []
     if isinstance(configured, Mapping):
-        schedules = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
-        optimizers = [configured["optimizer"]]
-    else:
-        optimizers, schedules = configured
+        configured = [configured["optimizer"]], [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
+    optimizers, schedules = configured
     return optimizers, [each["scheduler"] if isinstance(each, Mapping) else each for each in schedules]
 
 
@@ -91,53 +90,48 @@ def _check_fit(
     optimizers: Sequence[Optimizer],
     schedulers: Sequence[LRScheduler],
 ) -> None:
-    way_out = "resume with the run's own config.yaml, or start from its weights by --init_from"
+    advice = "resume with the run's own config.yaml, or start from its weights by --init_from"
     if len(saved_groups) != len(optimizers) or len(saved_schedules) != len(schedulers):
         raise ValueError(
             f"the checkpoint holds {len(saved_groups)} optimizers and {len(saved_schedules)} schedules, the config "
-            f"has {len(optimizers)} and {len(schedulers)}: {way_out}"
+            f"has {len(optimizers)} and {len(schedulers)}: {advice}"
         )
     for groups, optimizer in zip(saved_groups, optimizers, strict=True):
         new_groups = optimizer.state_dict()["param_groups"]
-        if _class_marks(groups[0]) != _class_marks(new_groups[0]):
+        # Adam and AdamW have the same options
+        saved_class, new_class = (
+            (group[0].keys() - SCHEDULE_OPTIONS, group[0].get("decoupled_weight_decay"))
+            for group in (groups, new_groups)
+        )
+        if saved_class != new_class:
+            options = ", ".join(sorted(saved_class[0] - {"params"}))
             raise ValueError(
-                f"the checkpoint's optimizer is no {type(optimizer).__name__} "
-                f"(its options: {', '.join(sorted(_options(groups[0])))}): {way_out}"
+                f"the checkpoint's optimizer is no {type(optimizer).__name__} (its options: {options}): {advice}"
             )
         sizes, new_sizes = ([len(group["params"]) for group in each] for each in (groups, new_groups))
         if sizes != new_sizes:
             raise ValueError(
-                f"the checkpoint's optimizer holds {sizes} weights a group, the config's has {new_sizes}: {way_out}"
+                f"the checkpoint's optimizer holds {sizes} weights a group, the config's has {new_sizes}: {advice}"
             )
 
 
-def _options(group: dict[str, Any]) -> set[str]:
-    """Return the options that the optimizer itself gives a group, without those that schedules add."""
-    return group.keys() - {"params", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
-
-
-def _class_marks(group: dict[str, Any]) -> tuple[frozenset[str], Any]:
-    """Return what distinguishes optimizer classes in a state dict; Adam and AdamW have the same options."""
-    return frozenset(_options(group)), group.get("decoupled_weight_decay")
-
-
-def _hyperparameters(
+def _collect(
     optimizers: Sequence[list[dict[str, Any]]],
     schedules: Sequence[dict[str, Any]],
     classes: Sequence[str],
     names: Sequence[str],
 ) -> dict[str, Any]:
     """Return every hyper-parameter by a name for messages; `lr` is the base rate where there is a schedule."""
+    several = len(optimizers) > 1
+    prefixes = [f"{name} " if several else "" for name in (*names, *range(len(names), len(optimizers)))]
     values: dict[str, Any] = {}
-    for number, groups in enumerate(optimizers):
-        prefix = f"{names[number] if number < len(names) else number} " if len(optimizers) > 1 else ""
+    for prefix, groups in zip(prefixes, optimizers, strict=False):
         for index, group in enumerate(groups):
             where = prefix + (f"group {index} " if len(groups) > 1 else "")
             options = {key: value for key, value in group.items() if key not in {*KERNEL_OPTIONS, "params"}}
             options["lr"] = options.pop("initial_lr", options["lr"])
             values |= {where + key: value for key, value in options.items()}
-    for number, (state, name) in enumerate(zip(schedules, classes, strict=True)):
-        prefix = f"{names[number] if number < len(names) else number} " if len(schedules) > 1 else ""
+    for prefix, state, name in zip(prefixes, schedules, classes, strict=False):
         values[f"{prefix}scheduler"] = name
         values |= {prefix + key: value for key, value in state.items() if key not in POSITION_KEYS}
     return values

@@ -170,29 +170,19 @@ def describe_data_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     Returns:
         The changes and whether the run is still the same, in one line; None without changes.
     """
-    texts = {
-        "batch_size": "batch size {} (was {})",
-        "processes": "{} processes (was {})",
-        "accumulated_batches": "{} accumulated batches (was {})",
-        "seed": "data seed {} (was {})",
-        "items": "{} training items (was {})",
-        "contents": "other training data of as many items",
-    }
-    changed = [key for key in texts if key in before and before[key] != now[key]]
+    changed = [key for key in now if key in before and before[key] != now[key]]
     if not changed:
         return None
-    if "items" in changed and "contents" in changed:
-        changed.remove("contents")
-    changes = ", ".join(texts[key].format(now[key], before[key]) for key in changed)
-    if not {"seed", "items", "contents"}.isdisjoint(changed):
-        return f"{changes}: steps see other items from here on, so this is no longer the run that was interrupted"
+    texts = [f"{key.replace('_', ' ')} {now[key]} (was {before[key]})" for key in changed if key != "contents"]
+    changes = ", ".join(texts or ["other training data of as many items"])
     global_batches = [each["batch_size"] * each["processes"] for each in (before, now)]
-    if "accumulated_batches" not in changed and global_batches[0] == global_batches[1]:
+    if not {"seed", "items", "contents"}.isdisjoint(changed):
+        effect = "steps see other items from here on"
+    elif "accumulated_batches" not in changed and global_batches[0] == global_batches[1]:
         return f"{changes}: steps see the same items, so the run stays the same up to rounding, not bit for bit"
-    return (
-        f"{changes}: steps see more or fewer items, and this epoch repeats or leaves out some, so this is no longer "
-        "the run that was interrupted"
-    )
+    else:
+        effect = "steps see more or fewer items, and this epoch repeats or leaves out some"
+    return f"{changes}: {effect}, so this is no longer the run that was interrupted"
 
 
 class RNGState(L.Callback):

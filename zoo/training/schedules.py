@@ -210,6 +210,16 @@ def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer
     return optimizer
 
 
+def accumulated_batches(trainer: L.Trainer) -> int:
+    """Return how many batches a full optimizer step accumulates: a step ends with its epoch at the latest."""
+    data: Any = getattr(trainer, "datamodule", None)
+    batches, limit = math.inf, trainer.limit_train_batches
+    if hasattr(data, "train_batches") and hasattr(data.train_set, "__len__"):
+        batches = len(data.train_batches(0, trainer.world_size))
+    batches = min(batches, limit) if isinstance(limit, int) else batches * limit
+    return int(min(trainer.accumulate_grad_batches, max(1, batches)))
+
+
 class LrScaling:
     """Scales an optimizer's rates with the effective batch: batch per process x processes x accumulation.
 
@@ -240,12 +250,13 @@ class LrScaling:
         data: Any = getattr(trainer, "datamodule", None)
         if getattr(data, "batch_size", None) is None:
             raise ValueError("lr_scaling needs data with a batch_size: set model.init_args.lr_scaling to null")
-        effective = data.batch_size * trainer.world_size * trainer.accumulate_grad_batches
+        accumulated = accumulated_batches(trainer)
+        effective = data.batch_size * trainer.world_size * accumulated
         for group in optimizer.param_groups:
             group["lr"] *= self.factor(effective)
         if trainer.is_global_zero:
             log.info(
                 "learning rates x %.4g (%s): effective batch %d (%d x %d processes x %d accumulated), rates are for %d",
                 self.factor(effective), self.rule, effective, data.batch_size, trainer.world_size,
-                trainer.accumulate_grad_batches, self.batch_size,
+                accumulated, self.batch_size,
             )  # fmt: skip

@@ -61,6 +61,8 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
         "EMA": {"modules": ["net"], "decay": 0.99},
         "LossMonitor": {"threshold": 5.0, "factor": 0.5, "patience": 30},
     }
+    (plugin,) = trainer.pop("plugins")
+    assert plugin["init_args"]["scaler"]["init_args"] == {"init_scale": 1024.0}
     assert trainer == {
         "devices": 1,
         "precision": None,

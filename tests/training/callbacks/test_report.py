@@ -1,5 +1,6 @@
 import logging
 import multiprocessing
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -17,7 +18,7 @@ class Task(L.LightningModule):
         super().__init__()
         self.net = torch.nn.Linear(3, 2)
         self.frozen = torch.nn.Linear(2, 2).requires_grad_(False)
-        self.accumulate = accumulate
+        self.step = SimpleNamespace(accumulate=accumulate)
 
     def training_step(self, batch, batch_idx):
         return self.net(batch).sum()

@@ -27,6 +27,7 @@ from zoo.training.callbacks.checkpoint import Checkpoints, score_of
 from zoo.training.callbacks.progress import LOSSES, duration, number, shown_metrics, steps_of
 from zoo.training.callbacks.train_log import LOG_NAME, log_file
 from zoo.training.datamodule import ZooDataModule
+from zoo.training.schedules import accumulated_batches
 from zoo.training.signals import Interrupted
 
 log = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ def facts(trainer: L.Trainer, module: L.LightningModule, places: Sequence[str]) 
         described["data"] = items
     batch = getattr(data, "batch_size", None)
     if isinstance(batch, int):
-        described["effective batch"] = _effective_batch(batch, world, trainer.accumulate_grad_batches)
-    accumulate = getattr(module, "accumulate", 1)
+        described["effective batch"] = _effective_batch(batch, world, accumulated_batches(trainer))
+    accumulate = getattr(getattr(module, "step", None), "accumulate", 1)
     if isinstance(accumulate, int) and accumulate > 1:
         # A GAN task splits its batch, so this saves memory and does not enlarge the batch.
         described["micro-batches"] = f"{accumulate} of each batch"
