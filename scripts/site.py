@@ -19,10 +19,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from zoo.cli.help_text import TRAINER_COMMANDS
-from zoo.cli.recipes import Recipe, recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry
-from zoo.common.systems import OVERRIDES, list_systems
+from zoo.common.systems import OVERRIDES, list_systems, recipe_paths
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.recipes import comment_of
 from zoo.ui.forms.signatures import arguments
@@ -63,11 +62,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/zoo.md"] = _called()
     for package in registry.PACKAGES:
         pages[f"reference/{package.rpartition('.')[2]}.md"] = _parts(package)
-    listed = recipes()
+    listed = recipe_paths()
     for name, title in _recipe_pages():
         short, _, about = title.partition(":")
-        chosen = [each for each in listed if each.name.partition("/")[0] == name]
-        lines = [f"# {short}: recipes", "", about.strip(), "", *(line for each in chosen for line in _recipe(each))]
+        chosen = [each for each in listed.items() if each[0].partition("/")[0] == name]
+        lines = [f"# {short}: recipes", "", about.strip(), "", *(line for each in chosen for line in _recipe(*each))]
         pages[f"recipes/{name}.md"] = "\n".join(lines)
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
@@ -139,7 +138,7 @@ def _commands() -> str:
         lines += [f"## zoo {name}", "", f"{told[:1].upper()}{told[1:]}:", ""]
         lines += [f"    zoo {each.strip()}" for each in usage.split(" | ")] + [""]
     for name, tool in sorted(find_tools().items()):
-        lines += [f"## zoo {name}", "", _plain(docstring(tool.place)), ""]
+        lines += [f"## zoo {name}", "", _plain(docstring(tool.path)), ""]
     return "\n".join(lines)
 
 
@@ -179,9 +178,9 @@ def _parts(package: str) -> str:
     return "\n".join(lines)
 
 
-def _recipe(recipe: Recipe) -> list[str]:
-    values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
-    lines = [f"## {recipe.name}", "", comment_of(recipe.path), "", "| key | default | meaning |", "|---|---|---|"]
+def _recipe(name: str, path: Path) -> list[str]:
+    values = flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    lines = [f"## {name}", "", comment_of(path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         shown = json.dumps(value, ensure_ascii=False)
         meaning = re.sub(r":\w+:(?=`)", "", explain(values, key).text)  # roles of reStructuredText in Lightning's texts

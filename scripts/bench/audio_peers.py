@@ -33,7 +33,7 @@ def speed(quick: bool) -> list[Finding]:
     findings = []
     for name, peer in PEERS.items():
         spec = _spec(name)
-        ours, theirs = build(spec).fuse_(), peer(spec["init_args"])
+        ours, theirs = build(spec).remove_weight_norm_(), peer(spec["init_args"])
         share(ours, theirs)
         for net in (ours, theirs):
             net.eval().requires_grad_(False)
@@ -66,7 +66,7 @@ def start(quick: bool) -> list[Finding]:
     for name, peer in PEERS.items():
         spec = _spec(name)
         makes = {
-            "ours": f"from zoo.common.build import build\nnet = build({spec!r}).fuse_()",
+            "ours": f"from zoo.common.build import build\nnet = build({spec!r}).remove_weight_norm_()",
             "theirs": f"from {peer.__module__} import {peer.__name__}\nnet = {peer.__name__}({spec['init_args']!r})",
         }
         inputs = [f"1, {spec['init_args']['in_channels']}, {94 * length}" for length in (1, seconds)]

@@ -68,7 +68,7 @@ class OurRestorer(nn.Module):
         super().__init__()
         from zoo.common.build import build
 
-        self.encoder, self.generator = build(encoder), build(generator).fuse_()
+        self.encoder, self.generator = build(encoder), build(generator).remove_weight_norm_()
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Audio (B, 1, T') at the vocoder's rate of waveforms (B, T) at 16 kHz."""

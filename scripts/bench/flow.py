@@ -31,7 +31,7 @@ from scripts.bench.tools import (
     times_as_fast,
 )
 from scripts.evidence.flow import digits_of
-from zoo.cli.options import take_option
+from zoo.cli.recipes import take_option
 from zoo.cli.trainer import ZooCLI
 from zoo.common.systems import recipe_root
 from zoo.flow.data.datamodule import FlowData

@@ -38,15 +38,13 @@ from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import VocoderData
-from zoo.hifigan.inference.stream import VocoderStream
-from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
+from zoo.hifigan.inference import Vocoder, export_onnx
 from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050
 HOP_SAMPLES = 256
-STREAMED_RATE = 24000
 # full size at 24 kHz, 100 bands: the recipe with the generator, and what is otherwise
-STREAMED: dict[str, tuple[str, dict[str, Any]]] = {
+GENERATORS_24K: dict[str, tuple[str, dict[str, Any]]] = {
     "HiFi-GAN V1": ("24k", {}),
     "BigVGAN base": (
         "universal_24k",
@@ -109,34 +107,6 @@ def streaming(settings: Settings) -> list[Finding]:
     return [*findings, long_to_short(_vocode, settings.folder, settings.few(60, 3), SAMPLE_RATE)]
 
 
-def stream(settings: Settings) -> list[Finding]:
-    """A push of frames into a stream, causal generators and others of full size by turns, and what time they give."""
-    findings = []
-    streams = {f"{name}, {kind}": _stream(name, kind) for name in STREAMED for kind in ("causal", "with look-ahead")}
-    for frames in (1, 8)[: settings.few(2, 1)]:
-        pushes = {name: partial(_push, each, frames) for name, each in streams.items()}
-        costs = interleave(pushes, settings.few(5, 2))
-        for name, each in costs.items():
-            cost, seconds = median(each), frames * HOP_SAMPLES / STREAMED_RATE
-            details = {
-                "processor time, ms": 1000 * cost.cpu,
-                "real-time factor": cost.wall / seconds,
-                "real-time factor by processor time": cost.cpu / seconds,
-                "look-ahead, frames": streams[name].look_ahead_frames,
-                "look-ahead, ms": 1000 * streams[name].look_ahead_seconds,
-                "pushes": len(each),
-            }
-            findings.append(Finding(f"push of {frames} frames, {name}", 1000 * cost.wall, "ms", details=details))
-        for name in STREAMED:
-            ours = {"ours": costs[f"{name}, causal"], "other": costs[f"{name}, with look-ahead"]}
-            findings.append(times_as_fast(f"push of {frames} frames, {name}: causal times as fast", ours, at_least=2.0))
-    early, late = _stream("Vocos", "causal"), _stream("Vocos", "causal", frames=settings.few(8000, 2000))
-    costs = interleave({"early": partial(_push, early, 4), "late": partial(_push, late, 4)}, settings.few(60, 10), 5)
-    ratio = ratios(costs["late"], costs["early"])
-    details = {"by wall time": ratio.wall, "frames before": settings.few(8000, 2000)}
-    return [*findings, Finding("a late push to an early one, Vocos, causal", ratio.cpu, "x", 1.3, details=details)]
-
-
 def inference(settings: Settings) -> list[Finding]:
     """Seconds of computation for a second of audio: V1, V2, V3 in torch (folded weights) and onnxruntime."""
     findings = []
@@ -156,7 +126,9 @@ def onnx(settings: Settings) -> list[Finding]:
     """The ONNX file of each vocoder against torch, both on one thread, folded weights, by turns."""
     vocoders = {name: _generator(recipe) for name, recipe in VARIANTS.items()}
     vocoders |= {
-        name: _generator(recipe, **options) for name, (recipe, options) in STREAMED.items() if name != "HiFi-GAN V1"
+        name: _generator(recipe, **options)
+        for name, (recipe, options) in GENERATORS_24K.items()
+        if name != "HiFi-GAN V1"
     }
     findings = []
     for name, generator in vocoders.items():
@@ -172,7 +144,7 @@ def onnx(settings: Settings) -> list[Finding]:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (overhead, order, loader, streaming, stream, inference, onnx)
+    each.__name__: each for each in (overhead, order, loader, streaming, inference, onnx)
 }
 
 # every step is logged, which no recipe of full size asks for: the overhead is an upper bound
@@ -247,24 +219,12 @@ def _as_wavs(sources: list[Path], folder: Path) -> list[Path]:
     return targets
 
 
-def _stream(name: str, kind: str, frames: int = 40) -> VocoderStream:
-    """A stream that has taken frames already, so that its context is full."""
-    recipe, options = STREAMED[name]
-    opened = VocoderStream(_generator(recipe, **options, causal=kind == "causal"), STREAMED_RATE)
-    _push(opened, frames)
-    return opened
-
-
-def _push(stream: VocoderStream, frames: int) -> None:
-    stream.push(np.random.default_rng(0).normal(size=(100, frames)))
-
-
 def _generator(recipe: str, **options: Any) -> Any:
     """The generator of a recipe with fresh weights, folded; `options` are set otherwise."""
     config = yaml.safe_load((recipe_root() / "hifigan" / f"{recipe}.yaml").read_text(encoding="utf-8"))
     torch.manual_seed(0)
     spec = config["model"]["init_args"]["generator"]
-    return build({**spec, "init_args": spec["init_args"] | options}).eval().fuse_()
+    return build({**spec, "init_args": spec["init_args"] | options}).eval().remove_weight_norm_()
 
 
 def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:

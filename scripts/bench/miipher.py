@@ -320,7 +320,7 @@ def _restorer(size: Size) -> Restorer:
     generator = Generator(
         size.config["hidden_size"], size.channels, (7, 7, 3, 3), (15, 15, 7, 7), "1", (3, 7, 11), ((1, 3, 5),) * 3
     )
-    return Restorer(_cleaner(size).eval(), generator.eval().fuse_(), OUTPUT_RATE)
+    return Restorer(_cleaner(size).eval(), generator.eval().remove_weight_norm_(), OUTPUT_RATE)
 
 
 def _speech(seconds: int) -> np.ndarray:

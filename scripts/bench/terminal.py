@@ -23,7 +23,7 @@ from scripts.bench.tools import (
 )
 from zoo.cli.trainer import ZooCLI
 from zoo.common.systems import recipe_root
-from zoo.training.callbacks.progress import Progress
+from zoo.training.callbacks.progress import ProgressBar
 
 STEP_RECIPES = ("flow/demo_swissroll", "hifigan/demo")
 SAMPLE_RECIPES = ("flow/demo_digits", "hifigan/demo")
@@ -56,8 +56,8 @@ class _Turns(L.Callback):
         self.costs[name].append(passed / (self._steps - 1))
         if len(self.costs["without"]) > self.rounds:
             raise _Enough
-        shown = self._bar or [each for each in trainer.callbacks if isinstance(each, Progress)]
-        rest = [each for each in trainer.callbacks if not isinstance(each, Progress)]
+        shown = self._bar or [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
+        rest = [each for each in trainer.callbacks if not isinstance(each, ProgressBar)]
         trainer.callbacks, self._bar = ([*shown, *rest], []) if self._bar else (rest, shown)
         self._steps, self._began = 1, read_clocks()
 

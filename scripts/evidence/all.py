@@ -30,10 +30,11 @@ from scripts.bench.tools import cost_of, train_once
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, Claim, Demo, Figures, Unit
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import load_yaml
-from zoo.common.environment import describe_machine, die_with_parent
+from zoo.common.environment import describe_machine
 from zoo.common.locks import lock_folder
 from zoo.common.reports import markdown_table, replace_non_finite
 from zoo.common.systems import recipe_root
+from zoo.tuning.study import die_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT = Path("runs/evidence")

@@ -19,7 +19,7 @@ from zoo.audio.io import files
 from zoo.common.atomic_files import write_atomic
 from zoo.common.reports import new_figure
 from zoo.common.systems import recipe_root
-from zoo.training.callbacks.media import rendered
+from zoo.training.callbacks.media import figure_to_image
 
 LARGEST_SOUND, LARGEST_PICTURE = 150, 300  # KB of a file
 
@@ -128,7 +128,7 @@ def _hifigan(step: Path, output: Path) -> list[Path]:
         axes.set(title=title, ylabel="mel band", xlabel="frame of 256 samples")
     middle.plot(audio[1], linewidth=0.4)
     middle.set(title="out: waveform", xlim=(0, len(audio[1])), xlabel="sample")
-    picture = _picture(rendered(figure), output / "figures/hifigan.png", colours=64)
+    picture = _picture(figure_to_image(figure), output / "figures/hifigan.png", colours=64)
     return [picture, *_sounds(step, output, "hifigan", ("target", "generated"), 22050)]
 
 
@@ -138,7 +138,7 @@ def _miipher(step: Path, output: Path) -> list[Path]:
     clips = {title: files.read_mono(step / f"clip0_{name}.wav", 22050) for name, title in titles.items()}
     figure = plot_spectrograms(clips, 22050)
     figure.set_size_inches(9.6, 6.6)
-    picture = _picture(rendered(figure), output / "figures/miipher.png", colours=48)
+    picture = _picture(figure_to_image(figure), output / "figures/miipher.png", colours=48)
     return [picture, *_sounds(step, output, "miipher", tuple(titles), 22050)]
 
 
@@ -148,7 +148,7 @@ def _audiosr(step: Path, output: Path) -> list[Path]:
     clips = {title: files.read_mono(step / f"clip0_{name}.wav", 16000) for name, title in titles.items()}
     figure = plot_spectrograms(clips, 16000, cutoff_hz=2000)
     figure.set_size_inches(10, 6)
-    picture = _picture(rendered(figure), output / "figures/audiosr.png", colours=128)
+    picture = _picture(figure_to_image(figure), output / "figures/audiosr.png", colours=128)
     return [picture, *_sounds(step, output, "audiosr", tuple(titles), 16000)]
 
 
@@ -170,7 +170,7 @@ def _compressed_ad(step: Path, output: Path) -> list[Path]:
     right.imshow(Image.open(step / "val_learning.png"))
     for axes in (left, right):
         axes.axis("off")
-    return [_picture(rendered(figure), output / "figures/compressed_ad.png"), *animation]
+    return [_picture(figure_to_image(figure), output / "figures/compressed_ad.png"), *animation]
 
 
 DRAWN: dict[str, Callable[[Path, Path], list[Path]]] = {

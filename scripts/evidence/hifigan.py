@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -17,13 +16,12 @@ from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.corpora.corpus import PEAK
-from zoo.audio.evaluation.measures import AudioPair, compute_metrics
 from zoo.audio.io import files
 from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.hifigan.data import Clips, Crops, VocoderData
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.task import mel_l1
 from zoo.runs.csv_log import Curve, curve_of, read_metrics
 from zoo.runs.folder import find_config
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 METRIC = "val/mel_l1"
 ORIGINAL, TRAINED, UNTRAINED, GRIFFIN_LIM = "original", "trained", "untrained", "griffin-lim"
 MEASURES = ("mel_l1", "m_stft")
-HELD_OUT = {"m_stft": "m_stft", "pesq": "pesq_wb", "mcd": "mcd_dtw"}  # metrics by name: the column of each
 
 
 def check_unseen(run: Path, clip: Path) -> None:
@@ -147,54 +144,6 @@ def gather(run: Path, *, clip: Path, seconds: float = 10.0, quick: bool = False)
     excerpt = {"clip": clip.name, "seconds": len(signals[ORIGINAL]) / rate}
     save(run / "evidence.json", findings, evidence="copy synthesis", **excerpt, curve=asdict(curve), scores=scores)
     return findings
-
-
-def gather_held_out(run: Path, other: Path, *, quick: bool = False) -> list[Finding]:
-    """Copy synthesis of every whole held-out clip by two runs, an untrained net of the first and Griffin-Lim.
-
-    Args:
-        run: run folder, whose mel Griffin-Lim inverts in 60 iterations.
-        other: run of another vocoder on the same recordings, from its own mel.
-        quick: a second of each clip.
-
-    Returns:
-        M-STFT, wide-band PESQ and MCD with time warping, means over clips, by method and measure; also in
-        held_out.json in the run's folder.
-
-    Raises:
-        ValueError: when the runs hold out different clips.
-    """
-    data, theirs = (_held_out(each) for each in (run, other))
-    names = [data.corpus.names[int(index)] for index in data.indices]
-    if names != [theirs.corpus.names[int(index)] for index in theirs.indices]:
-        raise ValueError(f"{run} and {other} hold out different clips")
-    trained, untrained = load_pair(run)
-    peer, rate = load(other), trained.sample_rate
-    values: dict[str, list[dict[str, float]]] = {}
-    for index in data.indices:
-        audio = data.corpus.read(int(index))[: rate if quick else None]
-        signals = synthesize(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
-        original = signals.pop(ORIGINAL)
-        signals["other"] = peer(original, rate)
-        for name, signal in signals.items():
-            values.setdefault(name, []).append(
-                compute_metrics(AudioPair(signal, rate, original, rate), list(HELD_OUT), rate)
-            )
-    findings = [
-        Finding(f"{name}: {measure}", fmean(each[column] for each in rows), "")
-        for name, rows in values.items()
-        for measure, column in HELD_OUT.items()
-    ]
-    save(run / "held_out.json", findings, evidence="copy synthesis of held-out clips", clips=names, values=values)
-    return findings
-
-
-def _held_out(run: Path) -> Clips:
-    """The validation clips of a run."""
-    data: VocoderData = build(load_yaml(find_config(run).read_text(encoding="utf-8"))["data"])
-    data.prepare_data()
-    data.setup("fit")
-    return cast(Clips, data.val_set)
 
 
 def figure(mels: Mapping[str, Tensor], validation: Curve, training: Curve) -> Figure:

@@ -37,7 +37,7 @@ from zoo.flow.nets.unet import UNet
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.griffin_lim import GriffinLimVocos, MagnitudeVocos
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.nets.spectral_discriminators import (
     MultiBandDiscriminator,
     MultiOctaveDiscriminator,
@@ -123,9 +123,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "Vocos-causal": lambda: (Vocos(4, 8, 12, 1, 16, 4, causal=True), lambda size: (noise(2, 4, size),)),
     "StochasticVocos": lambda: (
         StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), lambda size: (noise(2, 4, size),)
-    ),
-    "GriffinLimVocos": lambda: (
-        GriffinLimVocos(LogMel(8000, 32, 8, 32, 4, 0.0, None), 8, 12, 1, 2, 2), lambda size: (noise(2, 4, size),)
     ),
     "MagnitudeVocos": lambda: (MagnitudeVocos(4, 16, 2, 32, 8, 12, 1, 2), lambda size: (noise(2, 4, size),)),
     "Vocos-codes": lambda: (

@@ -39,7 +39,7 @@ from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.solvers import METHODS, Solver
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.inference import Vocoder
 from zoo.miipher.inference.restore import FeatureExtractor, Restorer
 from zoo.training.task import ZooTask
 

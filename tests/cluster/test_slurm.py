@@ -260,7 +260,7 @@ def test_what_a_user_or_a_scheduler_sends_means_what_the_script_says(cluster: Sl
     before = job.saved()
     cluster.run("scancel", job.number)
     state = job.end("CANCELLED")
-    assert "goes on from" in job.log
+    assert "resumed from" in job.log
     time.sleep(2)
     assert cluster.job(job.number)["JobState"] == "CANCELLED" and job.saved() > before, job.log
     assert not list(job.work.glob("slurm-*.starts"))

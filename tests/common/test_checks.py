@@ -1,6 +1,7 @@
 """Range checks name the argument, what is expected and what was found."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,19 @@ def test_what_fits_passes() -> None:
 def test_what_does_not_is_named(check, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check()
+
+
+def test_a_folder_of_data_is_there_or_made_in_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert checks.find_data_folder("root", None, False) is None
+    assert checks.find_data_folder("root", str(tmp_path), False) == tmp_path
+    with pytest.raises(FileNotFoundError, match=r"data.init_args.noise: no folder .*gone"):
+        checks.find_data_folder("noise", str(tmp_path / "gone"), False)
+    assert checks.find_data_folder("noise", str(tmp_path / "gone"), True) is None
+    assert "made in code" in caplog.text
+
+
+def test_some_may_be_bad_and_too_many_are_named() -> None:
+    checks.check_unreadable_share(["a", "b"], 20, 0.1)
+    checks.check_unreadable_share([], 20, 0.0)
+    with pytest.raises(ValueError, match=r"3 of 20 audio files .* share of 0.1 \(max_bad_share\).*: a; b; and 1 more$"):
+        checks.check_unreadable_share(["a", "b", "c"], 20, 0.1, shown=2)

@@ -4,7 +4,16 @@ import pytest
 import yaml
 from omegaconf.basecontainer import BaseContainer
 
-from zoo.common.configs import check_config_paths, load_run_config, restrict_resolvers
+from tests.harness import REPOSITORY
+from zoo.common import configs
+from zoo.common.configs import (
+    check_config_paths,
+    load_json,
+    load_run_config,
+    load_yaml,
+    read_lines,
+    restrict_resolvers,
+)
 
 
 def test_no_resolver_but_ours_is_left() -> None:
@@ -90,3 +99,53 @@ def test_places_below_and_those_of_the_command_line(tmp_path: Path, monkeypatch:
     config = {"data": {"init_args": {"cache": "/scratch"}}, "trainer": {"logger": [{"init_args": {"save_dir": "/s"}}]}}
     check_config_paths(config, run, ["--data.init_args.cache=/scratch", "--trainer.logger.save_dir", "/s"])
     check_config_paths({"output": "o"}, run, ["--output", "o"])
+
+
+def test_reads_every_recipe_as_yaml_does() -> None:
+    for path in sorted((REPOSITORY / "configs").glob("*/*.yaml")):
+        content = path.read_text(encoding="utf-8")
+        assert load_yaml(content) == yaml.safe_load(content)
+
+
+def test_aliases_are_kept() -> None:
+    found = load_yaml("a: &a [1, {b: 2}]\nc: *a\nd: {<<: {e: 1}}")
+    assert found == {"a": [1, {"b": 2}], "c": [1, {"b": 2}], "d": {"e": 1}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a: [",
+        "*missing",
+        "!!python/name:os.system",
+        "!!timestamp x",
+        "a: &a [*a]",
+        "a: {b: 1, b: 2}",
+        "[" * 100_000,
+        "'" + "x" * 2**20 + "'",
+    ],
+)
+def test_other_yaml_is_refused(content: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        load_yaml(content)
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_json('{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
+    for text in ("[" * 200_000, "{"):
+        with pytest.raises(ValueError):
+            load_json(text)
+    monkeypatch.setattr(configs, "MAX_JSON", 5)
+    with pytest.raises(ValueError, match="at most 5"):
+        load_json("[1, 2]")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_at_line_feeds_alone(tmp_path: Path, mark: bytes, end: str) -> None:
+    lines = ["erste", "a\u2028b\u0085c\x0cd\x0be\x1cf", "", "é日本"]
+    (tmp_path / "list.txt").write_bytes(mark + end.join([*lines, ""]).encode())
+    assert read_lines(tmp_path / "list.txt") == lines
+    (tmp_path / "latin.txt").write_bytes("one\ntwo\nné\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt:3: .*UTF-8"):
+        read_lines(tmp_path / "latin.txt")

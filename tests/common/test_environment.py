@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from zoo.common import environment
 from zoo.common.environment import LAUNCHERS, local_device, process_rank
 from zoo.common.locks import is_rank_zero
 
@@ -50,3 +51,15 @@ def test_each_process_computes_on_its_own_device(variables, visible, expected, m
         monkeypatch.setenv(name, value)
     assert local_device("cuda") == torch.device("cuda", expected)
     assert local_device("cuda:2") == torch.device("cuda", 2) and local_device("cpu") == torch.device("cpu")
+
+
+def test_cores_and_memory():
+    assert environment.usable_cores() >= 1 and environment.peak_memory_bytes(torch.device("cpu")) > 0
+
+
+@pytest.mark.gpu
+def test_gpu_memory():
+    device = torch.device("cuda:0")
+    torch.ones(1_000_000, device=device)
+    assert environment.peak_memory_bytes(device) >= 4_000_000
+    assert "cuda:0 (" in environment.describe_device(device)

@@ -1,26 +1,27 @@
-import math
+import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from zoo.common.journal import Journal, Share, Table, format_error, write_part
+from zoo.common.journal import Journal, begin_output, format_error, pending_items
 from zoo.common.parallel import map_in_processes
 
 
 def test_a_torn_row_is_left_out_and_the_last_of_a_key_counts(tmp_path):
     path = tmp_path / "new" / "rows.jsonl"
     journal = Journal(path)
-    assert journal.begin() == {}
+    assert journal.open() == {}
     for row in ({"key": "a", "value": 1}, {"key": "b", "value": np.float32(2.0)}, {"key": "a", "value": "ü\u2028"}):
         journal.add(row)
-    lines = ['{"key": "a", "value": 1}', '{"key": "b", "value": 2.0}', '{"key": "a", "value": "ü\u2028"}', ""]
+    lines = ['{"key": "a", "value": 1}', '{"key": "b", "value": 2.0}', '{"key": "a", "value": "\\u00fc\\u2028"}', ""]
     assert path.read_text() == "\n".join(lines)
     with path.open("a") as file:
         file.write('{"key": "c", "va')
     again = Journal(path)
-    assert again.begin() == {"a": {"key": "a", "value": "ü\u2028"}, "b": {"key": "b", "value": 2.0}}
-    assert again.finish(["b", "c", "a"]) == [again.rows["b"], again.rows["a"]]
+    assert again.open() == {"a": {"key": "a", "value": "ü\u2028"}, "b": {"key": "b", "value": 2.0}}
+    assert again.close(["b", "c", "a"]) == [again.rows["b"], again.rows["a"]]
     assert path.read_text() == "\n".join(lines[1:])
 
 
@@ -33,50 +34,36 @@ def test_row_after_a_torn_line_is_kept(tmp_path):
     assert [row["key"] for row in Journal(path).read()] == ["a", "c"]
 
 
-def test_a_journal_of_another_head_is_empty(tmp_path):
-    Journal(tmp_path / "list", head=b"one\n", ascii=True).write([[1, 0.5], ["ü"]])
-    assert (tmp_path / "list").read_bytes() == b'one\n[1, 0.5]\n["\\u00fc"]\n'
-    assert Journal(tmp_path / "list", head=b"one\n").read() == [[1, 0.5], ["ü"]]
-    assert Journal(tmp_path / "list", head=b"two\n").read() == []
-
-
-def test_only_wanted_rows_that_are_done_are_kept(tmp_path):
-    for kind in (Journal(tmp_path / "rows.jsonl"), Table(tmp_path / "rows.csv", ("status",), ("value",))):
-        kind.write([])
-        for key, status in (("a", "done"), ("b", "failed"), ("c", "done")):
-            kind.append({"key": key, "status": status, "value": 1.0})
-        assert list(kind.begin({"a", "b"})) == ["a"]
-        assert [row["key"] for row in kind.read()] == ["a"]
-
-
-def test_a_table_holds_texts_and_numbers(tmp_path):
-    table = Table(tmp_path / "rows.csv", ("name",), ("x", "y"))
-    table.begin()
-    table.add({"name": 'of "two"\nlines', "x": 1 / 3, "key": "k"})
-    assert table.path.read_text() == 'name,x,y,key\n"of ""two""\nlines",0.3333333,nan,k\n'
-    with table.path.open("a") as file:
-        file.write("torn,0.5,0.")
-    (row,) = table.read()
-    assert (row["name"], row["x"], row["key"]) == ('of "two"\nlines', 0.3333333, "k") and math.isnan(row["y"])
-    assert Table(table.path, ("name",), ("x",)).read() == []
+def test_only_rows_of_the_keys_that_are_done_are_kept(tmp_path):
+    journal = Journal(tmp_path / "rows.jsonl")
+    for key, status in (("a", "done"), ("b", "failed"), ("c", "done")):
+        journal.append({"key": key, "status": status})
+    assert list(journal.open({"a", "b"})) == ["a"]
+    assert [row["key"] for row in journal.read()] == ["a"]
 
 
 def test_processes_share_items_by_their_results(tmp_path):
     paths = [tmp_path / str(number) for number in range(5)]
     paths[2].touch()
-    shares = [Share(paths, lambda path: path.exists(), rank, 2) for rank in (0, 1)]
-    assert shares[0].mine == paths[::2] and shares[0].owed == [paths[0], paths[4]]
-    assert shares[1].owed == [paths[1], paths[3]]
-    for path in shares[0].track("", progress=False):
-        write_part(path, lambda file: file.write(b"x"))
-    assert shares[0].missing() == shares[1].missing() == 2
+    assert pending_items(paths, Path.exists, 0, 2) == [paths[0], paths[4]]
+    assert pending_items(paths, Path.exists, 1, 2) == [paths[1], paths[3]]
+    assert len(pending_items(paths, Path.exists)) == 4
 
 
-def test_a_part_takes_what_a_killed_process_left_of_it_away(tmp_path):
-    for name in (".part.tmp-1", ".other.tmp-1"):
-        (tmp_path / name).touch()
-    write_part(tmp_path / "part", lambda file: file.write(b"x"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.tmp-1", "part"]
+def test_other_settings_are_named(tmp_path):
+    output = tmp_path / "out"
+    settings = {"count": 3, "solver": {"steps": 5}, "note": "a"}
+    begin_output(output, settings, notes=("note",))
+    assert json.loads((output / "settings.json").read_text()) == settings
+    begin_output(output, {**settings, "note": "b"}, notes=("note",))
+    with pytest.raises(ValueError, match=r"other settings: solver.steps 5 \(now 6\); choose another folder"):
+        begin_output(output, {**settings, "solver": {"steps": 6}}, notes=("note",))
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds something else"):
+        begin_output(tmp_path, {})
 
 
 def process(item):

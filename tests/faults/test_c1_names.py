@@ -87,7 +87,7 @@ def outcome(path: str, slot: Any = object) -> str:
     name = registry.public_name(found)
     known = {each for package in registry.PACKAGES for each in registry.component_names(package)}
     foreign = {f"{package}.{each}" for package, listed in registry.EXTERNAL_CLASSES.items() for each in listed.split()}
-    foreign |= {f"torch.nn.{each}" for each in registry._layers()}
+    foreign |= {f"torch.nn.{each}" for each in registry._external_names("torch.nn")}
     assert name in known | foreign or path in foreign, path
     return "registered"
 

@@ -121,18 +121,6 @@ def test_refused_resume_changes_no_file(options, named, tmp_path, monkeypatch, c
     assert fit(run, "--trainer.max_steps=20", *TOY_ARGS) == 0
 
 
-def test_resume_says_which_callbacks_came_and_went(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run, ema = tmp_path / "run", ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.modules=[net]"]
-    assert fit(run, "--trainer.max_steps=4", *TOY_ARGS, *ema, recipe=TOY_RECIPE) == 0
-    Path("fragment.yaml").write_text(
-        "trainer:\n  callbacks:\n  - class_path: zoo.training.Plateau\n    init_args: {monitor: val/error}\n"
-    )
-    args = ["--trainer.max_steps=6", "--trainer.val_check_interval=6", *TOY_ARGS]
-    assert main(["fit", f"--config={run / 'config.yaml'}", "--config=fragment.yaml", f"--ckpt_path={run}", *args]) == 0
-    assert "without zoo.training.EMA and with zoo.training.Plateau" in (run / "train.log").read_text()
-
-
 @pytest.mark.parametrize("interval", [2, 7, 11])
 def test_resume_with_another_validation_interval_repeats_no_batch(interval, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

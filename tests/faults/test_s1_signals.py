@@ -1,4 +1,4 @@
-"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1: saved after the step and its validation, exit 143 or 130, exact resume."""
+"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1: saved after step and validation, exit 143 or 130, resumed bit for bit."""
 
 import itertools
 import signal

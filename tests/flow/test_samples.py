@@ -53,7 +53,7 @@ def fit(task: L.LightningModule, data: Any, folder: Path, steps: int = 2, **samp
         accelerator="cpu", devices=1, default_root_dir=folder, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, max_steps=steps, val_check_interval=1,
         check_val_every_n_epoch=None, num_sanity_val_steps=0, use_distributed_sampler=False,
-        callbacks=[RNGState(), Samples(**{"share": 1e9, **samples})],
+        callbacks=[RNGState(), Samples(**{"every_n_validations": 1, **samples})],
     )  # fmt: skip
     trainer.fit(task, data)
     return [sorted(file.name for file in step.iterdir()) for step in sorted((folder / "media").glob("*"))]

@@ -167,22 +167,6 @@ def test_temporaries_are_swept(tmp_path: Path) -> None:
     assert kept.is_file()
 
 
-def test_kill_between_the_renames_loses_no_folder(tmp_path: Path) -> None:
-    path, aside = tmp_path / "out", tmp_path / ".out.tmp-shards"
-    for folder in (path, aside):
-        folder.mkdir()
-        (folder / "file").write_text(folder.name)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(atomic_files, "restore_replaced", lambda *args: None)  # a killed process does not come to it
-        rename = os.replace
-        patch.setattr(os, "replace", lambda *names: exit() if names == (aside, path) else rename(*names))
-        with pytest.raises(SystemExit):
-            atomic_files.replace_folder(aside, path)
-    assert not path.exists()
-    atomic_files.delete_temporary_files(tmp_path)
-    assert (path / "file").read_text() == path.name and [each.name for each in tmp_path.iterdir()] == [path.name]
-
-
 def test_folder_is_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").touch()

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from zoo.training.callbacks.ema import EMA
+from zoo.training.callbacks.summary import describe_run
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.task import SingleOptimizerTask
 
@@ -83,6 +84,13 @@ def test_step_is_that_of_one_large_batch(items, accumulate, limit):
     assert fit.global_step == steps
     torch.testing.assert_close(task.net.weight, net.weight)
     torch.testing.assert_close(task.net.bias, net.bias)
+
+
+@pytest.mark.parametrize(("items", "accumulate", "said"), [(16, 4, "16 = "), (64, 4, "32 = "), (64, 1, "8")])
+def test_first_lines_name_the_true_batch(items, accumulate, said):
+    fit, task = trainer(accumulate), Task()
+    fit.fit(task, Data(items, 8))
+    assert describe_run(fit, task, ["cpu"])["effective batch"].startswith(said)
 
 
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (1, 2), (0, 2), (3, 1)])

@@ -74,7 +74,7 @@ def train(case, rank, world, **kwargs):
     assert trainer.global_step == STEPS
     logged = {key: value for key, value in trainer.callback_metrics.items() if key.startswith(("train/g/", "train/d/"))}
     state = {key: value.clone() for key, value in task.state_dict().items()}
-    return {**state, **logged, "trips": torch.tensor(guard.trips)}
+    return {**state, **logged, "skipped": torch.tensor(guard.skipped_batches)}
 
 
 def worker(rank, port, folder):
@@ -121,7 +121,7 @@ def test_two_halves_equal_the_whole_batch(ranks, case):
 
 
 def test_a_nan_on_one_rank_is_skipped_by_both(ranks):
-    assert int(ranks[0]["nan"]["trips"]) == int(ranks[1]["nan"]["trips"]) == 1
+    assert int(ranks[0]["nan"]["skipped"]) == int(ranks[1]["nan"]["skipped"]) == 1
     assert all(bool(value.isfinite().all()) for value in ranks[0]["nan"].values())
 
 

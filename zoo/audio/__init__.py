@@ -8,6 +8,6 @@ __getattr__, __all__ = register_components(
         "analysis.mel": "LogMel",
         "analysis.spectral": "MultiScaleMel",
         "augment.degrade": "Degrader",
-        "corpora.corpus": "EmbeddedCorpus",
+        "corpora.synthetic": "EmbeddedCorpus",
     },
 )

@@ -1,9 +1,8 @@
-"""Files and folders that appear only when they are whole: written aside, synced, renamed."""
+"""Files and folders that appear only when they are complete: written aside, synced, renamed."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import gzip
 import os
 import shutil
@@ -17,20 +16,25 @@ from typing import IO, BinaryIO
 
 TEMPORARY_MARK = ".tmp-"
 REPLACED_MARK = ".replaced"
-BINARY = getattr(os, "O_BINARY", 0)  # for os.open; without it Windows translates ends of lines
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 _TAR_BLOCK = 512  # bytes; a tar ends with blocks of zeros
-_FAULTS = (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile)
 
 
 def temporary_path(path: Path) -> Path:
-    """The hidden name, in the same folder and of this process, under which `path` is written first."""
+    """Return the hidden name, in the same folder and of this process, under which `path` is written first."""
     return path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}")
+
+
+def replaced_path(path: Path) -> Path:
+    """Return the hidden name of a folder while another takes its place: no folder can be renamed over a full one."""
+    return path.with_name(f".{path.name}{REPLACED_MARK}")
 
 
 @contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Write a file or a folder aside and rename it over `path` when the block ends well.
+
+    A kill at any step leaves the old or the new one; see `delete_temporary_files`.
 
     Args:
         path: final name; its folder is made when missing. A folder already there is replaced.
@@ -42,64 +46,36 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         OSError: when the disk is full or the folder is not writable; what was at `path` is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    restore_replaced(path.parent, path.name)
+    _restore(replaced_path(path))
     temporary = temporary_path(path)
     try:
         yield temporary
         if temporary.is_dir() and not path.is_file():
             replace_folder(temporary, path)
         else:
-            sync_content(temporary)
+            _sync(temporary)
             os.replace(temporary, path)
-            fsync_folder(path.parent)
+            _sync_folder(path.parent)
     except BaseException:
         delete_path(temporary)
         raise
 
 
 def replace_folder(folder: Path, path: Path) -> None:
-    """Rename a folder over what is at `path`, so that a kill at any step loses neither.
-
-    Args:
-        folder: on the file system of `path`.
-        path: final name. A folder or file there is renamed first, and deleted when the new one has its name.
-
-    Raises:
-        OSError: when the disk fails or the folder is not writable; what was at `path` is untouched.
-    """
-    sync_content(folder)
+    """Rename a folder to `path`, on the same file system; what was there stays until the new one has its name."""
+    _sync(folder)
+    replaced = replaced_path(path)
     try:
         if os.path.lexists(path):
-            os.replace(path, replaced_path(path))
+            os.replace(path, replaced)
         os.replace(folder, path)
-        fsync_folder(path.parent)
+        _sync_folder(path.parent)
     finally:
-        restore_replaced(path.parent, path.name)
-
-
-def replaced_path(path: Path) -> Path:
-    """The hidden name of a folder while another takes its place: no folder can be renamed over one that holds files."""
-    return path.with_name(f".{path.name}{REPLACED_MARK}")
-
-
-def restore_replaced(folder: Path, name: str = "*") -> None:
-    """Give a folder its name back where a killed process renamed it and did not come to rename the new one.
-
-    Args:
-        folder: that holds it.
-        name: final name; all by default.
-    """
-    pattern = name if name == "*" else glob.escape(name)
-    for old in folder.glob(f".{pattern}{REPLACED_MARK}"):
-        path = old.with_name(old.name[1:].removesuffix(REPLACED_MARK))
-        if path.exists():
-            delete_path(old)
-        else:
-            os.replace(old, path)
+        _restore(replaced)
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that `path` holds either its old content or the whole new one.
+    """Write a file so that `path` holds either its old content or the complete new one.
 
     Args:
         path: final name.
@@ -110,28 +86,6 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     with replace_atomically(path) as temporary, temporary.open("wb") as file:
         write(file)
-
-
-def sync_content(path: Path) -> None:
-    """Make a file, or all that lies in a folder, durable."""
-    for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-    for folder in [path, *path.rglob("*")] if path.is_dir() else []:
-        if folder.is_dir():
-            fsync_folder(folder)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames in a folder durable, where the system and its file system have that notion."""
-    if sys.platform == "win32":
-        return
-    with contextlib.suppress(OSError):  # what was written is complete; some file systems sync files alone
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def delete_path(path: Path) -> None:
@@ -147,30 +101,49 @@ def delete_temporary_files(folder: Path) -> list[Path]:
     """Delete what killed processes left half-written anywhere below a folder, and restore what they were replacing.
 
     Returns:
-        The removed paths.
+        The deleted paths.
     """
     stale: list[Path] = []
-    waiting = [os.fspath(folder)] if folder.is_dir() else []
-    while waiting:
-        parent = waiting.pop()
-        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(parent) as entries:
-            restore_replaced(Path(parent))
-            for entry in entries:
-                if entry.name[0] == "." and TEMPORARY_MARK in entry.name[1:]:
-                    stale.append(Path(entry.path))
-                elif entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-    for path in stale:
-        delete_path(path)
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files) if name.startswith(".")):
+            if path.name.endswith(REPLACED_MARK):
+                _restore(path)
+            elif TEMPORARY_MARK in path.name[1:]:
+                stale.append(path)
+                delete_path(path)
     return stale
 
 
-def read_at(descriptor: int, count: int, start: int) -> bytes:
-    """Read from a place of an open file; on Windows, which has no pread, no two threads at a time."""
-    if sys.platform != "win32":
-        return os.pread(descriptor, count, start)
-    os.lseek(descriptor, start, os.SEEK_SET)
-    return os.read(descriptor, count)
+def _restore(replaced: Path) -> None:
+    """Give a folder its name back where a killed process did not come to rename the new one; else delete it."""
+    if os.path.lexists(replaced):
+        path = replaced.with_name(replaced.name[1:].removesuffix(REPLACED_MARK))
+        if path.exists():
+            delete_path(replaced)
+        else:
+            os.replace(replaced, path)
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or all that lies in a folder, durable."""
+    for each in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        if each.is_dir():
+            _sync_folder(each)
+        else:
+            with each.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable, where the system and its file system have that notion."""
+    if sys.platform == "win32":
+        return
+    with contextlib.suppress(OSError):  # what was written is complete; some file systems sync files alone
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def extract_archive(archive: Path, folder: Path) -> int:
@@ -181,7 +154,7 @@ def extract_archive(archive: Path, folder: Path) -> int:
 
     Raises:
         FileNotFoundError: there is no such archive.
-        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or damaged, or a member is no plain
+        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or corrupt, or a member is no plain
             file below the folder.
     """
     if not archive.is_file():
@@ -196,10 +169,9 @@ def extract_archive(archive: Path, folder: Path) -> int:
             target = folder / name
             if content is None or not target.resolve().is_relative_to(folder.resolve()):
                 raise ValueError(f"{archive}: {name!r} is not a plain file below the folder; extracting stops here")
-            with replace_atomically(target) as temporary, temporary.open("wb") as file:
-                shutil.copyfileobj(content, file)
+            write_atomic(target, lambda file, content=content: shutil.copyfileobj(content, file))  # type: ignore[misc]
             count += 1
-    except _FAULTS as error:
+    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive}: cut, damaged or no archive ({error}); get it again") from error
     return count
 
@@ -208,8 +180,7 @@ def _read_tar(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
     with tarfile.open(archive) as tar:
         for member in tar:
             if not member.isdir():
-                is_plain = member.isreg() and not member.issparse()
-                yield member.name, tar.extractfile(member) if is_plain else None
+                yield member.name, tar.extractfile(member) if member.isreg() and not member.issparse() else None
     if archive.suffix == ".tar":  # tarfile takes a cut between two members for the end
         with archive.open("rb") as file:
             file.seek(-_TAR_BLOCK, 2)

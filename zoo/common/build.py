@@ -1,4 +1,4 @@
-"""Building parts (nets, front ends, data) from their description, without the command line's parser."""
+"""Build components (nets, front ends, data) from their description, without the command line's parser."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from zoo.common.registry import constructor_annotations, get_class
 
 
 def build(spec: Any, slot: Any = object) -> Any:
-    """Build a registered part from `{class_path, init_args}`, recursively; other values are returned as they are.
+    """Build a registered component from `{class_path, init_args}`, recursively; other values are returned as they are.
 
     Args:
         spec: the description, of plain values.
-        slot: class or annotation of the place it is for; each argument's place is that of its class's constructor.
-
-    Returns:
-        The object.
+        slot: class or annotation of the argument it is for; those inside have the annotations of their constructor.
 
     Raises:
         ValueError: for a class that is not registered or does not fit its slot, or arguments that it does not take.
@@ -32,20 +29,18 @@ def build(spec: Any, slot: Any = object) -> Any:
         cls = get_class(path, slot)
         if inspect.isabstract(cls):
             raise ValueError(f"{path} is a base class: name one that is derived from it")
-        given = spec.get("init_args") or {}
-        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-            raise ValueError(f"{path}: init_args are a mapping of argument names, found {given!r}")
-        hints = constructor_annotations(cls)
-        arguments = {key: build(value, hints.get(key, Any)) for key, value in given.items()}
+        init_args = spec.get("init_args") or {}
+        if not isinstance(init_args, Mapping) or not all(isinstance(key, str) for key in init_args):
+            raise ValueError(f"{path}: init_args are a mapping of argument names, found {init_args!r}")
+        annotations = constructor_annotations(cls)
+        arguments = {key: build(value, annotations.get(key, Any)) for key, value in init_args.items()}
         try:
             return cls(**arguments)
         except TypeError as error:
             raise ValueError(f"{path} cannot be built: {error}") from error
     if isinstance(spec, Mapping):
         return {key: build(value, slot) for key, value in spec.items()}
-    if isinstance(spec, (list, tuple)):
-        return [build(value, slot) for value in spec]
-    return spec
+    return [build(value, slot) for value in spec] if isinstance(spec, list | tuple) else spec
 
 
 def completed(saved: Any, ours: Any) -> Any:
@@ -78,13 +73,10 @@ def build_with_weights(spec: Mapping[str, Any], state: Mapping[str, Tensor], sou
 
     Args:
         source: what to call their origin in an error.
-        slot: class or annotation of the place it is for.
-
-    Returns:
-        The net.
+        slot: class or annotation of the argument it is for.
 
     Raises:
-        ValueError: when the tensors are not the whole net; the message names missing, unexpected and differing ones.
+        ValueError: when the tensors are not the net's; see `check_state_dict`.
     """
     with torch.device("meta"):
         check_state_dict(build(spec, slot), state, source, f"a whole {str(spec['class_path']).rpartition('.')[2]}")
@@ -106,11 +98,10 @@ def check_state_dict(net: torch.nn.Module, state: Mapping[str, Tensor], source: 
         ValueError: naming missing, unexpected and differing tensors.
     """
     expected = {key: tuple(value.shape) for key, value in net.state_dict().items()}
-    given = {key: tuple(value.shape) for key, value in state.items()}
-    faults = [f"missing {key}" for key in expected if key not in given]
-    faults += [f"unexpected {key}" for key in given if key not in expected]
-    faults += [
-        f"{key} is {given[key]}, expected {shape}" for key, shape in expected.items() if given.get(key, shape) != shape
-    ]
+    shapes = {key: tuple(value.shape) for key, value in state.items()}
+    faults = [f"missing {key}" for key in expected if key not in shapes]
+    faults += [f"unexpected {key}" for key in shapes if key not in expected]
+    faults += [f"{key} is {shapes[key]}, expected {expected[key]}" for key in expected.keys() & shapes
+               if shapes[key] != expected[key]]  # fmt: skip
     if faults:
         raise ValueError(f"{source}: {len(faults)} tensors do not fit {what}: {'; '.join(faults[:4])}")

@@ -1,4 +1,4 @@
-"""Range checks of arguments, a line each: `at_least(1, batch_size=batch_size, workers=workers)`.
+"""Checks of arguments, a line each: `check_at_least(1, batch_size=batch_size, workers=workers)`.
 
 Each raises a ValueError that names the argument, what is expected and what was found.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-SHOWN = 5  # files named in a message
+MAX_SHOWN = 5  # files named in a message
 
 
 def check_at_least(least: float, **values: Any) -> None:
@@ -65,16 +65,16 @@ def check_one_of(choices: Collection[Any], **values: Any) -> None:
 
 
 def find_data_folder(
-    key: str, path: str | None, may_be_missing: bool, made: str = "what is made in code", cure: str = ""
+    key: str, path: str | None, optional: bool, fallback: str = "what is made in code", hint: str = ""
 ) -> Path | None:
     """Check a folder of a recipe's data section.
 
     Args:
         key: its name there.
         path: the folder; null for none.
-        may_be_missing: return None, with a message, where it does not exist.
-        made: what is used then.
-        cure: what to do about it, where that is not the usual.
+        optional: return None, with a message, where it does not exist.
+        fallback: what is used then.
+        hint: what to do about it, where that is not the usual.
 
     Returns:
         The folder, or None for what is made in code.
@@ -84,19 +84,19 @@ def find_data_folder(
     """
     if path is None or Path(path).is_dir():
         return None if path is None else Path(path)
-    if not may_be_missing:
-        cure = cure or f"put one there, set ZOO_DATA, or use null for {made}"
-        raise FileNotFoundError(f"data.init_args.{key}: no folder {path}; {cure}")
-    log.warning("no folder %s (data.init_args.%s): using %s (set ZOO_DATA)", path, key, made)
+    if not optional:
+        hint = hint or f"put one there, set ZOO_DATA, or use null for {fallback}"
+        raise FileNotFoundError(f"data.init_args.{key}: no folder {path}; {hint}")
+    log.warning("no folder %s (data.init_args.%s): using %s (set ZOO_DATA)", path, key, fallback)
     return None
 
 
 def check_unreadable_share(
     causes: Collection[str],
     count: int,
-    max_bad_share: float,
-    found: str = "audio files are bad so far",
-    shown: int = SHOWN,
+    max_share: float,
+    what: str = "audio files are bad so far",
+    shown: int = MAX_SHOWN,
     option: str | None = "max_bad_share",
 ) -> None:
     """Refuse a data set of which too many files cannot be read.
@@ -104,17 +104,17 @@ def check_unreadable_share(
     Args:
         causes: what is wrong with each bad file, with its name.
         count: files in all.
-        max_bad_share: share of bad files in [0, 1] that is tolerated.
-        found: what the message says of the bad ones.
+        max_share: share of bad files in [0, 1] that is tolerated.
+        what: what the message calls the bad ones.
         shown: bad files that the message names.
         option: the option that sets the share; None where there is none.
 
     Raises:
         ValueError: when more are bad.
     """
-    if len(causes) > max_bad_share * count:
+    if len(causes) > max_share * count:
         more = f"; and {len(causes) - shown} more" if len(causes) > shown else ""
         raise ValueError(
-            f"{len(causes)} of {count} {found}, more than the allowed share of {max_bad_share:g}"
+            f"{len(causes)} of {count} {what}, more than the allowed share of {max_share:g}"
             f"{f' ({option})' if option else ''}, replace or delete them: {'; '.join(list(causes)[:shown])}{more}"
         )

@@ -1,31 +1,40 @@
-"""What this machine computes on: devices, their memory, and the memory that this process uses."""
+"""The machine and this process: devices, memory, rank among processes that a launcher started, verbosity."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
-import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     import torch
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 VERBOSITY_VARIABLE = "ZOO_VERBOSITY"
+# The variables in which launchers give a process its rank and the number of processes: torchrun and accelerate, Open
+# MPI, LSF, MPICH, srun. A batch script and a shell of salloc have a SLURM_PROCID, too, but are no task of a step.
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # of a process on its host
+# Files of a container's memory limit and use: control groups of version 2, then 1.
+_CONTAINER = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """One device that torch can use.
 
-    Args:
+    Attributes:
         name: torch's name, `cuda:0`; AMD devices are called cuda as well.
         description: the maker's name.
         backend: "CPU", "CUDA 13.0", "ROCm 6.4" or "MPS".
+        memory_bytes: its memory.
     """
 
     name: str
@@ -38,15 +47,25 @@ def list_devices() -> list[Device]:
     """List the CPU and every accelerator that torch sees."""
     import torch
 
-    found = [Device("cpu", cpu_name(), "CPU", total_memory_bytes())]
+    devices = [Device("cpu", cpu_name(), "CPU", total_memory_bytes())]
     if torch.cuda.is_available():
         backend = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            found.append(Device(f"cuda:{index}", properties.name, backend, properties.total_memory))
+            devices.append(Device(f"cuda:{index}", properties.name, backend, properties.total_memory))
     if torch.backends.mps.is_available():
-        found.append(Device("mps", platform.machine(), "MPS", torch.mps.recommended_max_memory()))
-    return found
+        devices.append(Device("mps", platform.machine(), "MPS", torch.mps.recommended_max_memory()))
+    return devices
+
+
+def local_device(device: str) -> torch.device:
+    """Return the device of that name; `cuda` is each process's own where several were started."""
+    import torch
+
+    if device != "cuda":
+        return torch.device(device)
+    rank = int(next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0"))
+    return torch.device("cuda", rank % max(1, torch.cuda.device_count()))  # a task of srun may see its own GPU alone
 
 
 def describe_device(device: torch.device) -> str:
@@ -59,22 +78,15 @@ def describe_device(device: torch.device) -> str:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory that this process held so far.
+    """Return the most memory that this process has used so far, 0 where the system does not tell.
 
-    Args:
-        device: where; on CUDA and ROCm the allocator's peak, on MPS its present use (it keeps no peak), on the CPU the
-            process's peak resident size.
-
-    Returns:
-        Bytes; 0 when the system does not tell.
+    On CUDA and ROCm it is the allocator's peak, on MPS its present use, on the CPU the process's peak resident size.
     """
     import torch
 
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
-    return peak_resident_bytes()
+    return torch.mps.driver_allocated_memory() if device.type == "mps" else peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
@@ -87,8 +99,7 @@ def peak_resident_bytes() -> int:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # macOS counts bytes, others KiB (getrusage(2) of each).
-    return peak if platform.system() == "Darwin" else peak * 1024
+    return peak if platform.system() == "Darwin" else peak * 1024  # macOS counts bytes, others KiB
 
 
 def total_memory_bytes() -> int:
@@ -99,13 +110,7 @@ def total_memory_bytes() -> int:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 0
-    for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(limit_file, encoding="ascii") as file:
-                total = min(total, int(file.read()))
-        except (OSError, ValueError):
-            continue
-    return total
+    return min([total, *(_read_container(limit) for limit, _ in _CONTAINER)])
 
 
 def free_memory_bytes() -> int:
@@ -115,14 +120,14 @@ def free_memory_bytes() -> int:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return total_memory_bytes() // 2
-    group = Path("/sys/fs/cgroup")
-    for files in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        try:
-            most, now = (int((group / name).read_text(encoding="ascii")) for name in files)
-            free = min(free, max(0, most - now))
-        except (OSError, ValueError):
-            continue
-    return free
+    return min([free, *(max(0, _read_container(limit) - _read_container(use, 0)) for limit, use in _CONTAINER)])
+
+
+def _read_container(name: str, default: int = sys.maxsize) -> int:
+    try:
+        return int(Path("/sys/fs/cgroup", name).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # "max" is no limit
+        return default
 
 
 def available_cores() -> int:
@@ -132,18 +137,15 @@ def available_cores() -> int:
 
 def cpu_name() -> str:
     """Return the processor's name as the system reports it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    if os.path.exists("/proc/cpuinfo"):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
 def describe_machine() -> dict[str, Any]:
-    """What the figures depend on: processor, cores, threads, memory, load, versions."""
+    """Collect what measurements depend on: processor, cores, threads, memory, load, versions."""
     import lightning
     import torch
 
@@ -160,43 +162,12 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; for `preexec_fn`, does nothing outside of Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-# The variables in which launchers give a process its rank and the number of processes: torchrun and accelerate, Open
-# MPI, LSF, MPICH, srun. A batch script and a shell of salloc have a SLURM_PROCID, too, but are no task of a step.
-LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
-
-
 def process_rank() -> tuple[int, int]:
     """Return the rank of this process and the number of processes that a launcher started; 0 and 1 without one."""
     for rank, world_size in LAUNCHERS:
         if rank in os.environ and world_size in os.environ:
             return int(os.environ[rank]), int(os.environ[world_size])
     return 0, 1
-
-
-# The variables in which they tell a process its number on its host.
-LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-
-
-def local_device(device: str) -> torch.device:
-    """The device of that name; `cuda` is each process's own where several were started."""
-    import torch
-
-    if device != "cuda":
-        return torch.device(device)
-    rank = int(next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0"))
-    return torch.device("cuda", rank % max(1, torch.cuda.device_count()))  # a task of srun may see its own GPU alone
 
 
 def verbosity() -> Verbosity:
@@ -206,7 +177,7 @@ def verbosity() -> Verbosity:
         ValueError: for another word.
     """
     word = os.environ.get(VERBOSITY_VARIABLE) or "normal"
-    for known in get_args(Verbosity):
-        if word == known:
-            return known
+    for level in get_args(Verbosity):
+        if word == level:
+            return level
     raise ValueError(f"{VERBOSITY_VARIABLE} is {word!r}, expected one of {', '.join(get_args(Verbosity))}")

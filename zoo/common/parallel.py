@@ -33,14 +33,14 @@ def map_in_processes(function: Callable[[Item], Outcome], items: Sequence[Item],
         return
     context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
     with ProcessPoolExecutor(min(workers, len(items)), context, _begin_worker, (function,)) as pool:
-        waiting: deque[Future[Any]] = deque()
+        pending: deque[Future[Any]] = deque()
         try:
             for item in items:
-                waiting.append(pool.submit(_call, item))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                pending.append(pool.submit(_call, item))
+                if len(pending) > 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         except BrokenExecutor as error:
             raise ChildProcessError(
                 "a worker died, is the memory full? Run the same command again with fewer --workers: it goes on"
@@ -49,7 +49,7 @@ def map_in_processes(function: Callable[[Item], Outcome], items: Sequence[Item],
             pool.shutdown(cancel_futures=True)
 
 
-_function: Callable[[Any], Any] | None = None  # of a worker process
+_function: Callable[[Any], Any]  # of a worker process
 
 
 def _begin_worker(function: Callable[[Any], Any]) -> None:
@@ -59,17 +59,16 @@ def _begin_worker(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
 def _call(item: Any) -> Any:
-    assert _function is not None
     return _function(item)
 
 
 def _leave_with_parent() -> None:
-    """Workers of a killed process would wait for work for ever."""
+    """End with a killed parent: a worker would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""Random numbers that belong to the items of a batch, permutations computed by position, and precision of tensors."""
+"""Random numbers that belong to the items of a batch, and precision of tensors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 def sample_uniforms(seeds: Sequence[int], count: int) -> Tensor:
-    """`sample_uniforms_numpy` as a tensor (count, B), float64 on the CPU."""
+    """Return `sample_uniforms_numpy` as a tensor (count, B), float64 on the CPU."""
     return torch.from_numpy(sample_uniforms_numpy(seeds, count))
 
 
 def sample_uniforms_numpy(seeds: Sequence[int], count: int) -> np.ndarray:
-    """Random numbers that belong to the items of a batch: the same for any batch size and number of processes.
+    """Sample numbers that belong to the items of a batch: the same for any batch size and number of processes.
 
     Args:
         seeds: one per item, 0 to 2**64 - 1.

@@ -31,7 +31,7 @@ Split = Literal["train", "test", "all"]
 SPLITS = ("train", "test", "all")
 SPLIT_SEED, TRAIN_SHARE = 0, 0.9  # the recipes'
 CHUNK = 1024  # pairs of task and seed in lock-step
-MOST_ROOMS, MOST_EPISODES, MOST_HORIZON = 4, 100, 50  # of one answer
+MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one answer
 FRAMES_PER_SECOND = 4
 PLAYING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
 REQUEST_KEYS = ("tasks", "split", "split_seed", "train_share", "seeds", "episodes")
@@ -104,8 +104,8 @@ class Agent(Inference):
         drawn = "of which goals the drawn ones are: those of training, or kept for the test (the recipes' split)"
         fields += [
             InputField("split", "Drawn from", "choice", "test", allowed=SPLITS, help=drawn),
-            InputField("rooms", "Rooms", "int", 2, (1, MOST_ROOMS), help="played side by side"),
-            InputField("episodes", "Episodes", "int", min(20, self.episodes), (1, MOST_EPISODES)),
+            InputField("rooms", "Rooms", "int", 2, (1, MAX_ROOMS), help="played side by side"),
+            InputField("episodes", "Episodes", "int", min(20, self.episodes), (1, MAX_EPISODES)),
             InputField("seed", "Seed", "int", 0, (0, 2**31)),
             InputField(
                 "greedy", "Most likely action", "bool", self.greedy, help="it then stops exploring", advanced=True
@@ -116,7 +116,7 @@ class Agent(Inference):
             if isinstance(value, bool):
                 fields.append(InputField(name, label, "bool", value, help="of the environment", advanced=True))
             elif name == "horizon":
-                most = max(MOST_HORIZON, value)
+                most = max(MAX_HORIZON, value)
                 fields.append(
                     InputField(name, label, "int", value, (1, most), help="steps of an episode", advanced=True)
                 )

@@ -25,8 +25,8 @@ Animation = Literal["none", "gif", "mp4"]
 
 ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
-LEAST_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
-LEAST_TILE = 48  # pixels of an image in a row of several
+MIN_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
+MIN_TILE = 48  # pixels of an image in a row of several
 TILE_GAP = 2
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
@@ -66,7 +66,7 @@ def grid(images: np.ndarray) -> np.ndarray:
     return laid.reshape(rows * height, columns * width, channels)
 
 
-def enlarged(image: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
+def enlarged(image: np.ndarray, least: int = MIN_SIDE) -> np.ndarray:
     """Repeat the pixels of a small image (H, W, C) until its longer side has about `least`; larger ones stay."""
     factor = max(1, round(least / max(image.shape[:2])))
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -85,7 +85,7 @@ def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
 def titled_rows(rows: Sequence[tuple[str, np.ndarray]], names: Sequence[str] | None = None) -> np.ndarray:
     """Lay rows of images (B, H, W, C) out below one another, each under its title, all under names of the columns."""
     count, height, width, channels = rows[0][1].shape
-    factor = max(1, round(LEAST_TILE / max(height, width)))
+    factor = max(1, round(MIN_TILE / max(height, width)))
     pitch = factor * width + TILE_GAP
     parts = []
     if names is not None:

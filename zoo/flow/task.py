@@ -40,7 +40,7 @@ REAL_ITEMS = 512  # of the training set, among which the nearest to a sample is 
 STRIP_STATES, ANIMATED_STATES = 8, 30  # of a trajectory
 EXAGGERATED = 2.0  # scale of guidance that is shown where the recipe has none
 ANIMATION_FPS = 8
-LEAST_ERROR = 1e-3  # in the weight of MeanFlow's loss
+MIN_ERROR = 1e-3  # in the weight of MeanFlow's loss
 
 
 class FlowTask(SingleOptimizerTask):
@@ -491,7 +491,7 @@ class MeanFlowTask(FlowTask):
         with torch.random.fork_rng(devices=devices):  # dropout then drops the same below
             target, _ = mean_flow_target(average, x, t, span, velocity)
         error = (average(x, t, span) - target).float().square().flatten(1).sum(dim=1)
-        loss = (error / (error.detach() + LEAST_ERROR) ** self.power).mean()
+        loss = (error / (error.detach() + MIN_ERROR) ** self.power).mean()
         self.log_terms("train", {"loss": loss, "error": error.mean() / x[0].numel()}, batch_size=len(x1))
         return loss
 

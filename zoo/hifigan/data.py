@@ -13,22 +13,25 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.analysis.features import check_features, load_features, read_frames
 from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import (
     CACHES,
+    MAX_EXAMPLES,
     Corpus,
-    EmbeddedCorpus,
     cache_dir,
     corpus_files,
+    drop_short_clips,
     match_list,
     read_normalized,
     select,
     split_last_items,
+    unique_stems,
+    without_suffix,
 )
-from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, unique_stems, without_suffix
 from zoo.common.checks import find_data_folder
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import Key, item_seed
 

@@ -13,8 +13,8 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.tensors import promote_to_float32
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.encodec import EncodecFeatures
-from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable

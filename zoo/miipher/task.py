@@ -14,8 +14,8 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample, resampler
 from zoo.common.atomic_files import replace_atomically
 from zoo.common.checks import check_at_least
-from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.base import WaveformGenerator
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.task import HiFiGANTask
 from zoo.miipher.data.clips import Segments
 from zoo.miipher.data.datamodule import VocoderSegments
@@ -205,7 +205,7 @@ class VocoderTask(HiFiGANTask):
         super().on_train_start()
         if self.least_squares and not self.steps_trained:
             generator = cast(MagnitudeVocos, self.generator)
-            generator.solve((self.features(batch), batch["audio"]) for batch in self._first_batches())
+            generator.fit_shortcut((self.features(batch), batch["audio"]) for batch in self._first_batches())
 
     def _first_batches(self) -> Iterator[Batch]:
         """Batches of the first epochs' items, in the corpus' order; the loader is left alone."""

@@ -149,9 +149,9 @@ def _difference(graph: Graph, session: Any, example: tuple[Tensor, ...]) -> floa
 
 def fuse(parts: dict[str, nn.Module]) -> list[str]:
     """Fold weight norm and the like of every part that can, in place; returns their names."""
-    fused = [name for name, part in parts.items() if hasattr(part, "fuse_")]
+    fused = [name for name, part in parts.items() if hasattr(part, "remove_weight_norm_")]
     for name in fused:
-        parts[name].fuse_()  # type: ignore[operator]
+        parts[name].remove_weight_norm_()  # type: ignore[operator]
     return fused
 
 

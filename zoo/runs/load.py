@@ -82,7 +82,7 @@ def build_inference(
         if not isinstance(part, nn.Module):
             continue
         if name in fused:
-            part.fuse_()  # type: ignore[operator]
+            part.remove_weight_norm_()  # type: ignore[operator]
         part.load_state_dict(export.parts_state(state, name))
     chosen = {**specs.get("options", {}), **options}
     built = {name: build(value, slots.get(name, Any)) for name, value in chosen.items()}
@@ -242,7 +242,7 @@ class FrozenNet(frozen.FrozenModule):
         self.spec, self.recorded = found.spec, found.recorded
         with seeded_rng(seed):
             net: nn.Module = build(self.spec, self.net_base)
-        fuse = getattr(net, "fuse_", None)
+        fuse = getattr(net, "remove_weight_norm_", None)
         if fuse is not None and found.fused:
             fuse()
         if found.state:

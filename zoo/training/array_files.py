@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.progress import track
 
-from zoo.common.journal import Share, write_part
+from zoo.common.atomic_files import write_atomic
+from zoo.common.journal import pending_items
 
 
 def array_paths(stem: Path, count: int, file_rows: int) -> list[Path]:
@@ -39,10 +41,10 @@ def write_array_files(
     stem.parent.mkdir(parents=True, exist_ok=True)
     spans = [range(first, min(first + file_rows, count)) for first in range(0, count, file_rows)]
     files = list(zip(array_paths(stem, count, file_rows), spans, strict=True))
-    share = Share(files, lambda file: file[0].is_file(), rank, world_size)
-    for path, span in share.track(stem.name):
-        write_part(path, partial(np.save, arr=compute_rows(span)))
-    return len(share.owed)
+    pending = pending_items(files, lambda file: file[0].is_file(), rank, world_size)
+    for path, span in track(pending, stem.name, disable=not pending or rank > 0):
+        write_atomic(path, partial(np.save, arr=compute_rows(span)))
+    return len(pending)
 
 
 class MappedArrays:

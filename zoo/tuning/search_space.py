@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from zoo.cli.options import SETTINGS_SUFFIXES
+from zoo.cli.recipes import SETTINGS_SUFFIXES
 from zoo.common.configs import read_mapping
 
 if TYPE_CHECKING:

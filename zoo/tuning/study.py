@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from zoo.cli.options import SETTINGS_SUFFIXES
+from zoo.cli.recipes import SETTINGS_SUFFIXES
 from zoo.common.checks import check_at_least
 from zoo.common.environment import verbosity
 from zoo.common.locks import lock_folder

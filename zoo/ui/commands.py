@@ -13,7 +13,7 @@ COMMANDS = {
     "ui": ("zoo.ui.commands:main", "Serve the local web page: train, watch, inspect, predict; for this machine only."),
 }
 MODULES = ("fastapi", "nicegui", "psutil", "uvicorn")
-LEAST_PASSWORD = 8
+MIN_PASSWORD = 8
 
 
 def main(
@@ -66,8 +66,8 @@ def main(
             raise ValueError(f"--password_env {password_env}: there is no such environment variable")
     elif ask_password:
         password = getpass.getpass("Password for the page: ")
-    if password is not None and len(password) < LEAST_PASSWORD:
-        raise ValueError(f"the password has {len(password)} characters, at least {LEAST_PASSWORD} are needed")
+    if password is not None and len(password) < MIN_PASSWORD:
+        raise ValueError(f"the password has {len(password)} characters, at least {MIN_PASSWORD} are needed")
     from zoo.ui.jobs.trainings import Queue
     from zoo.ui.server import MIB, Limits, serve
 

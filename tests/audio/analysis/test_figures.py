@@ -20,7 +20,7 @@ def test_spectra_show_each_waveform_on_one_scale():
     level = np.asarray(image.get_array())
     assert level.mean(1).argmax() == 64  # of 513 bins up to 8 kHz
     assert [line.get_ydata()[0] for line in panels[1].lines] == [4.0]
-    assert media.rendered(figure).shape[2] == 3
+    assert media.figure_to_image(figure).shape[2] == 3
     with pytest.raises(ValueError, match="at least one"):
         figures.plot_spectrograms({}, 16000)
 

@@ -71,6 +71,7 @@ def test_report_shows_the_gain(tmp_path):
     assert by_measure["restored", "lsd"]["gain_low"] > 0 and math.isnan(by_measure["degraded", "lsd"]["gain"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "per_file.csv",
+        "per_file.jsonl",
         "summary.csv",
         "summary.json",
         "report.md",
@@ -80,7 +81,7 @@ def test_report_shows_the_gain(tmp_path):
     assert content["sample_rates"] == {"si_sdr": RATE, "lsd": RATE} and content["failed"] == []
     assert [row["gain"] for row in content["summary"] if row["system"] == "degraded"] == [None, None]
     head, *lines = (tmp_path / "out" / "per_file.csv").read_text().splitlines()
-    assert head == "name,system,status,reason,seconds,length_difference_seconds,level_db,si_sdr,lsd,key"
+    assert head == "name,system,status,reason,seconds,length_difference_seconds,level_db,si_sdr,lsd"
     assert lines[0].startswith("s0/0,degraded,done,,0.5,0,")
     assert (tmp_path / "out" / "boxplots.png").read_bytes().startswith(b"\x89PNG")
     assert "| restored | 4 |" in (tmp_path / "out" / "report.md").read_text()
@@ -102,7 +103,7 @@ def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
     assert calls == [] and (output / "report.md").read_text() == report
     assert [row["key"] for row in again.rows] == [row["key"] for row in first.rows]
 
-    table = output / "per_file.csv"
+    table = output / "per_file.jsonl"
     table.write_bytes(table.read_bytes()[:-8])  # as a kill leaves it: the last row is torn
     run(paths, output)
     assert calls == [("restored", "s1/3")]

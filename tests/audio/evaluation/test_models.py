@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation.asr import ASR
 from zoo.audio.evaluation.dnsmos import DNSMOS, cut_windows, mel_input
-from zoo.audio.evaluation.evaluate import evaluate_folders
+from zoo.audio.evaluation.evaluate import EvaluationModels, evaluate_folders
 from zoo.audio.evaluation.models import MOSPredictor, split_audio
 from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
 from zoo.audio.io import files
@@ -92,7 +92,7 @@ def test_ssl_distance_finds_another_voice(ssl_model, tmp_path):
     for folder, audio in (("clean", clean), ("degraded", clean + 1e-4), ("restored", restored)):
         files.write(tmp_path / folder / "0.wav", audio, RATE)
     folders = [tmp_path / name for name in ("clean", "restored", "out", "degraded")]
-    options = {"metrics": ["lsd"], "sample_rate": RATE, "ssl_model": str(ssl_model)}
+    options = {"metrics": ["lsd"], "sample_rate": RATE, "models": EvaluationModels(ssl_model=str(ssl_model))}
     assert evaluate_folders(*folders, **options) == 0
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["summary"]
     means = {(row["system"], row["measure"]): row["mean"] for row in rows}

@@ -282,7 +282,7 @@ def test_a_vocoder_whose_numbers_its_shapes_do_not_show(tmp_path: Path) -> None:
     made = nets("audiosr")
     odd = {**VOCODER, "upsample_rates": [6, 2], "resblock": "2", "resblock_dilation_sizes": [[1, 2]]}
     vae = Autoencoder(32, (1, 1), 1, 4, dropout=0.3)
-    vocoder = Generator(**odd).fuse_()
+    vocoder = Generator(**odd).remove_weight_norm_()
     path = tmp_path / "pytorch_model.bin"
     assert write_theirs(Nets(vae, Denoiser(made["unet"]), vocoder), "audiosr", path) == []
     model = from_original(path)
@@ -293,7 +293,7 @@ def test_a_vocoder_whose_numbers_its_shapes_do_not_show(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"upsample_rates are \[5, 2\].*config\.yaml.*read as \[6, 2\]"):
         write_theirs(Nets(vae, Denoiser(made["unet"]), made["vocoder"]), "audiosr", path)
     assert path.read_bytes() == before
-    reflecting = Nets(vae, Denoiser(made["unet"]), Generator(**odd, padding_mode="reflect").fuse_())
+    reflecting = Nets(vae, Denoiser(made["unet"]), Generator(**odd, padding_mode="reflect").remove_weight_norm_())
     assert "reflect" in write_theirs(reflecting, "audiosr", tmp_path / "other.bin")[0]
 
 

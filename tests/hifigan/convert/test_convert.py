@@ -179,7 +179,7 @@ def test_module_round_trip(tmp_path):
 def test_fused_file(tmp_path):
     generator = generator_of()
     x = torch.randn(1, 4, 6)
-    to_original(copy.deepcopy(generator).fuse_(), tmp_path / "g_00000005")
+    to_original(copy.deepcopy(generator).remove_weight_norm_(), tmp_path / "g_00000005")
     fused = from_original(tmp_path / "g_00000005")
     assert "conv_pre.weight" in fused.state_dict()
     torch.testing.assert_close(fused(x), generator(x), atol=1e-6, rtol=0)
@@ -322,7 +322,7 @@ def test_odd_stages_run_as_in_the_original(tmp_path, config):
     (tmp_path / "original").mkdir()
     (tmp_path / "original" / "config.json").write_text(json.dumps(config))
     to_original(net, tmp_path / "original" / "g_00000003")
-    again = from_original(tmp_path / "original" / "g_00000003").fuse_()
+    again = from_original(tmp_path / "original" / "g_00000003").remove_weight_norm_()
     x = torch.randn(2, 4, 9)
     stages = zip(config["upsample_rates"], config["upsample_kernel_sizes"], again.ups, again.resblocks, strict=True)
     with torch.no_grad():

@@ -49,8 +49,8 @@ def test_every_system_goes_and_comes_back(recipe: str, online: Hub, tmp_path: Pa
     own, theirs = load(folder), load("hf://me/model")
     assert type(own) is type(theirs)
     for name, part in load(tmp_path / "run").modules().items():
-        if hasattr(part, "fuse_"):
-            part.fuse_()  # type: ignore[operator]
+        if hasattr(part, "remove_weight_norm_"):
+            part.remove_weight_norm_()  # type: ignore[operator]
         given, taken = part.state_dict(), theirs.modules()[name].state_dict()
         assert given.keys() == taken.keys()
         assert all(torch.equal(given[key], taken[key]) for key in given)

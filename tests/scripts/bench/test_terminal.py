@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from scripts.bench import terminal as benchmark
 from scripts.bench.tools import Settings
-from zoo.training.callbacks.progress import Progress
+from zoo.training.callbacks.progress import ProgressBar
 
 
 class Line(L.LightningModule):
@@ -38,7 +38,7 @@ def test_the_bar_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert "--terminal.every_seconds=1" in args
         trainer = L.Trainer(
             accelerator="cpu", max_steps=10**6, logger=False, enable_checkpointing=False, enable_model_summary=False,
-            default_root_dir=tmp_path, callbacks=[Progress()],
+            default_root_dir=tmp_path, callbacks=[ProgressBar()],
         )  # fmt: skip
         models.append(Line())
         data = L.LightningDataModule.from_datasets(TensorDataset(torch.ones(3, 1)), batch_size=1)

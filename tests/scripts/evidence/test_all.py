@@ -54,7 +54,7 @@ def test_seeds_are_those_of_the_date_and_never_the_demos_own() -> None:
 
 def test_systems_are_chosen_by_their_names_or_their_demos() -> None:
     found = [demo.name for demo in evidence.chosen(["flow/digits", "hifigan"])]
-    assert found == ["flow/digits", "hifigan/demo", "hifigan/demo_vocos"]
+    assert found == ["flow/digits", "hifigan/demo"]
     assert len(evidence.chosen()) == len(DEMOS)
     with pytest.raises(ValueError, match=r"--systems hifi: known are audiosr, audiosr/demo, .*hifigan/demo"):
         evidence.chosen(["hifi"])

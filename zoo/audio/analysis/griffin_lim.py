@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from zoo.audio.analysis.mel import LogMel
@@ -31,29 +31,6 @@ class Transform(Protocol):
     window: Tensor
 
 
-class Spectra(nn.Module):
-    """A transform without bands: a Hann window of n_fft, frame i lying on samples [i, i + 1) * hop_length.
-
-    Args:
-        n_fft: in samples, even.
-        hop_length: samples between frames, even and at most n_fft.
-
-    Raises:
-        ValueError: for other sizes.
-    """
-
-    window: Tensor
-
-    def __init__(self, n_fft: int, hop_length: int) -> None:
-        super().__init__()
-        if n_fft % 2 or hop_length % 2 or not 0 < hop_length <= n_fft:
-            raise ValueError(f"expected even 0 < hop_length <= n_fft, got hop_length {hop_length}, n_fft {n_fft}")
-        self.n_fft = self.win_length = n_fft
-        self.hop_length = hop_length
-        self.padding_samples = (n_fft - hop_length) // 2
-        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-
-
 def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
     """Find the linear magnitudes (B, n_fft // 2 + 1, F) whose mel projection is nearest, by multiplicative updates.
 
@@ -68,26 +45,6 @@ def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
     magnitude = back / (gram.sum(1, keepdim=True) + _TINY)
     for _ in range(_MEL_INVERSION_STEPS):
         magnitude = magnitude * back / (gram @ magnitude + _TINY)
-    return magnitude
-
-
-def invert_mel_kl(mel_magnitude: Tensor, mel: LogMel, updates: int = 10) -> Tensor:
-    """Like `invert_mel`, nearest in the generalised Kullback-Leibler divergence, which quiet bands count in.
-
-    Args:
-        mel_magnitude: (B, n_mels, F), not negative; its gradient is followed.
-        updates: multiplicative ones; ten are as good as a hundred of the Euclidean distance's.
-
-    Returns:
-        Linear magnitudes (B, n_fft // 2 + 1, F), not negative; 0 outside [f_min, f_max].
-
-    Source: Lee and Seung, "Algorithms for Non-negative Matrix Factorization" (2000), equation 5, with fixed basis.
-    """
-    basis = mel.mel_basis
-    sums = basis.sum(0)[:, None].clamp(min=_TINY)
-    magnitude = basis.T @ mel_magnitude / (basis.T @ basis.sum(1, keepdim=True) + _TINY)
-    for _ in range(updates):
-        magnitude = magnitude / sums * (basis.T @ (mel_magnitude / (basis @ magnitude + _TINY)))
     return magnitude
 
 

@@ -1,4 +1,4 @@
-"""The corpus cache: built file by file beside its target, taken up again after an interruption; read at random."""
+"""The corpus cache: 16-bit samples of all files in one, built file by file beside its target, read at random."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -18,25 +19,24 @@ import numpy as np
 from filelock import FileLock
 from rich.progress import track
 
-from zoo.audio.corpora.selection import MAX_EXAMPLES, relative_name
-from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mixed
-from zoo.common.atomic_files import BINARY, read_at
+from zoo.audio.corpora.corpus import relative_name
+from zoo.audio.io.files import AudioFileError, Channels, read_channels
+from zoo.common.atomic_files import replace_folder
 from zoo.common.checks import check_unreadable_share
 from zoo.common.journal import Journal
 
 VERSION = 3
 JOURNAL_NAME = "journal.jsonl"
-MAX_MIXING_LOSS_DB = 20.0  # above it the channels of a file nearly cancel each other
 _FULL_SCALE = 32768.0
 _MAX_EXPONENT = 64  # of the gain of a quiet file
 _LOG = logging.getLogger(__name__)
 
 
 class CorpusCache:
-    """Random access to the samples of a built cache; may be pickled, and every process maps the files itself.
+    """Random access to the samples of a built cache; may be pickled, and every process opens the files itself.
 
     Args:
-        folder: folder made by `zoo.audio.corpora.cache.build_cache`.
+        folder: folder made by `build_cache`.
 
     Attributes:
         lengths: samples per file (N,) int64.
@@ -64,7 +64,14 @@ class CorpusCache:
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
         self.unreadable: dict[str, str] = meta["unreadable"]
-        self._map()
+        self.offsets, self.lengths, self.peaks, self.exponents = (
+            np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "lengths", "peaks", "exponents")
+        )
+        path = self.folder / "channels.npy"
+        self.channels = np.load(path, mmap_mode="r") if path.is_file() else None
+        # read and not mapped: every page touched would count as this process' memory
+        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        weakref.finalize(self, os.close, self._audio).atexit = False
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
         samples = os.fstat(self._audio).st_size // 2
         if samples != expected:
@@ -73,24 +80,8 @@ class CorpusCache:
                 f"{expected}; delete the folder and build it anew"
             )
 
-    def _map(self) -> None:
-        self.offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
-        self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
-        self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
-        self.exponents = np.load(self.folder / "exponents.npy", mmap_mode="r")
-        path = self.folder / "channels.npy"
-        self.channels = np.load(path, mmap_mode="r") if path.is_file() else None
-        # read and not mapped: every page touched would count as this process' memory
-        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
-        weakref.finalize(self, os.close, self._audio).atexit = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        mapped = ("offsets", "lengths", "peaks", "exponents", "names", "channels", "_audio")
-        return {key: value for key, value in self.__dict__.items() if key not in mapped}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
+    def __reduce__(self) -> tuple[type[CorpusCache], tuple[Path]]:
+        return CorpusCache, (self.folder,)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -114,7 +105,7 @@ class CorpusCache:
         if not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
         count = length - start if samples == -1 else min(samples, length - start)
-        content = read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
+        content = _read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
         if len(content) != 2 * count:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
         return from_int16(np.frombuffer(content, dtype="<i2"), int(self.exponents[index]))
@@ -178,15 +169,19 @@ def build_cache(
             for cause in cache.unreadable.values():
                 _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
+        partial.mkdir(exist_ok=True)
+        journal = Journal(partial / JOURNAL_NAME)
+        if journal.read()[:1] != [key]:  # none, or of another build
+            journal.write([key])
         try:
-            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share, progress)
+            rows = _decode_files(paths, journal, sample_rate, channels, max_bad_share, progress)
             _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if isinstance(error, OSError):
                 raise OSError(error.errno, f"{folder}: corpus cache not built, nothing kept ({error})") from error
             raise
-        _replace_folder(partial, folder)
+        replace_folder(partial, folder)
     return CorpusCache(folder)
 
 
@@ -225,66 +220,41 @@ Row = list[Any]  # of a file in the journal: samples, peak, exponent, channels; 
 
 def _decode_files(
     paths: Sequence[Path],
-    partial: Path,
-    key: str,
+    journal: Journal,
     sample_rate: int,
     channels: Channels,
     max_bad_share: float,
     progress: bool,
 ) -> list[Row]:
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
-    partial.mkdir(exist_ok=True)
-    audio = partial / "audio.i16"
+    audio = journal.path.with_name("audio.i16")
     audio.touch()
-    journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
-    rows: list[Row] = journal.read()
+    key, *rows = journal.read()
     samples = sum(row[0] for row in rows if len(row) > 1)
     if audio.stat().st_size < 2 * samples:
         rows, samples = [], 0
-    journal.write(rows)
+    journal.write([key, *rows])
     unreadable = [row[0] for row in rows if len(row) == 1]
-    cancelled: list[str] = []
     with audio.open("r+b") as handle:
         handle.truncate(2 * samples)
         handle.seek(0, os.SEEK_END)
         for path in track(paths[len(rows) :], description="corpus cache", disable=not progress):
             try:
-                content, row = _decode(path, sample_rate, channels, cancelled)
-                handle.write(content)
+                decoded = read_channels(path, sample_rate, channels)
+                content, peak, exponent = to_int16(decoded.reshape(-1))
+                handle.write(content.tobytes())
                 handle.flush()
+                row: Row = [len(content), peak, exponent, len(decoded)]
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 row = [str(error)]
-                unreadable.append(row[0])
+                unreadable += row
                 check_unreadable_share(unreadable, len(paths), max_bad_share)
             journal.append(row)
             rows.append(row)
-        os.fsync(handle.fileno())
-    if cancelled:
-        _LOG.warning(
-            "%d files lose more than %g dB when their channels are mixed to mono: %s%s", len(cancelled),
-            MAX_MIXING_LOSS_DB, ", ".join(cancelled[:MAX_EXAMPLES]), ", ..." if len(cancelled) > MAX_EXAMPLES else "",
-        )  # fmt: skip
     if len(unreadable) == len(paths):
         raise ValueError(f"none of {len(paths)} files is valid audio, the first: {unreadable[0]}")
     return rows
-
-
-def _decode(path: Path, sample_rate: int, channels: Channels, cancelled: list[str]) -> tuple[bytes, Row]:
-    """Read the samples of a file as the cache stores them, and its row.
-
-    Args:
-        cancelled: gets the path of a file whose channels nearly cancel each other in the mix.
-    """
-    if channels == "mono":
-        mono, loss_db = read_mixed(path, sample_rate)
-        audio = mono[None]
-        if loss_db > MAX_MIXING_LOSS_DB:
-            cancelled.append(str(path))
-    else:
-        audio = read_channels(path, sample_rate, channels)
-    samples, peak, exponent = to_int16(audio.reshape(-1))
-    return samples.tobytes(), [len(samples), peak, exponent, len(audio)]
 
 
 def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float, int]:
@@ -331,10 +301,9 @@ def _write_index(
     (partial / JOURNAL_NAME).unlink()
 
 
-def _replace_folder(partial: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(partial, folder)
-    shutil.rmtree(old, ignore_errors=True)
+def _read_at(descriptor: int, count: int, start: int) -> bytes:
+    """Read from a position of an open file; on Windows, which has no pread, no two threads at a time."""
+    if sys.platform != "win32":
+        return os.pread(descriptor, count, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, count)

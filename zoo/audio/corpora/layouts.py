@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
-from zoo.audio.corpora.selection import unique_stems, without_suffix
+from zoo.audio.corpora.corpus import unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.checks import check_one_of
 from zoo.common.configs import read_lines

@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import track
 
 from zoo.audio.corpora.cache import build_cache
-from zoo.audio.corpora.corpus import CACHES, cache_dir, read_entries
+from zoo.audio.corpora.corpus import CACHES, cache_dir, read_file_list
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, find_corpus_root, list_utterances
 from zoo.audio.io import files
 from zoo.common.atomic_files import extract_archive, write_atomic
@@ -143,7 +143,7 @@ def split_rows(
 
 def _select_rows(path: Path, by_id: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Select the rows that a list names; unknown ids are a warning."""
-    ids = read_entries(path)
+    ids = read_file_list(path)
     rows = [by_id[name] for name in ids if name in by_id]
     if not rows:
         raise ValueError(f"{path}: none of its {len(ids)} ids is in the corpus")

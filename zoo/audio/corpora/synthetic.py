@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import scipy
 
+from zoo.audio.corpora.corpus import MemoryCorpus
 from zoo.audio.io import files
 from zoo.common.checks import check_at_least, check_within
 
@@ -220,6 +221,21 @@ class SyntheticSpeech:
 @functools.lru_cache(maxsize=64)
 def _rendered(sample_rate: int, speakers: int, seed: int, seconds: tuple[float, float], index: int) -> np.ndarray:
     return SyntheticSpeech(sample_rate, speakers, seed, seconds)._render(index)
+
+
+class EmbeddedCorpus(MemoryCorpus):
+    """The speech-like corpus made in code, in memory.
+
+    Args:
+        utterances: how many there are, >= 1.
+        sample_rate: in Hz.
+        seed: equal arguments give equal clips.
+    """
+
+    def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
+        speech = SyntheticSpeech(sample_rate=sample_rate, seed=seed)
+        clips = [speech.utterance(index) for index in range(utterances)]
+        super().__init__([f"embedded{index:04d}" for index in range(utterances)], clips)
 
 
 def write_synthetic_corpus(

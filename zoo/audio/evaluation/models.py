@@ -65,7 +65,7 @@ class MetricModel(ABC):
 
 @dataclass(frozen=True)
 class MOSPredictor(MetricModel):
-    """A predicted mean opinion score: UTMOS and its like, as an ONNX file.
+    """A predicted mean opinion score: UTMOS and its like.
 
     Args:
         model: ONNX file that maps waveforms (1, T) float32 at 16 kHz to one number.
@@ -79,12 +79,12 @@ class MOSPredictor(MetricModel):
         return load_onnx(self.model)
 
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """See `MetricModel.__call__`."""
+        """Average the scores of the segments."""
         segments = split_audio(restored, self.sample_rate)
-        return {"mos": float(np.mean([run_onnx(self._model, segment[None]).mean() for segment in segments]))}
+        return {"mos": float(np.mean([run_onnx(self._model, segment).mean() for segment in segments]))}
 
 
-def resolve_model(model: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
+def resolve_model(model: str) -> tuple[str, dict[str, Any]]:
     """Check a hub id or folder of a model of transformers.
 
     Returns:
@@ -96,8 +96,8 @@ def resolve_model(model: str, revision: str | None = None) -> tuple[str, dict[st
     """
     if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
         raise FileNotFoundError(f"{model}: no such folder of a transformers model")
-    check_pretrained(model, revision)
-    return model, {"revision": revision, "trust_remote_code": False}
+    check_pretrained(model, None)
+    return model, {"trust_remote_code": False}
 
 
 def split_audio(audio: np.ndarray, sample_rate: int) -> Sequence[np.ndarray]:
@@ -119,38 +119,20 @@ def load_onnx(path: Path) -> Any:
         raise ImportError(f"{path}: ONNX models need the extra `export`: pip install 'zoo[export]'") from error
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such ONNX file")
-    import torch
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except _onnx_errors() as error:
+        return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own errors are direct children of Exception
         raise ValueError(f"{path}: no ONNX model that onnxruntime can run ({error})") from error
 
 
 def run_onnx(session: Any, value: np.ndarray) -> np.ndarray:
-    """Run a model of one input on a float32 array and return its first output.
+    """Run a model of one input on a batch of one float32 array and return its first output.
 
     Raises:
         ValueError: the model does not take an array of this shape.
     """
-    first = session.get_inputs()[0]
+    first, batch = session.get_inputs()[0], np.ascontiguousarray(value[None], dtype=np.float32)
     try:
-        return np.asarray(session.run(None, {first.name: np.ascontiguousarray(value, dtype=np.float32)})[0])
-    except _onnx_errors() as error:
-        raise ValueError(f"the ONNX model takes {first.shape}, got {value.shape} ({error})") from error
-
-
-def _onnx_errors() -> tuple[type[Exception], ...]:
-    """What onnxruntime raises: its own classes are direct children of Exception."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    return (
-        ValueError,
-        state.Fail,
-        state.InvalidArgument,
-        state.InvalidGraph,
-        state.InvalidProtobuf,
-        state.RuntimeException,
-    )
+        return np.asarray(session.run(None, {first.name: batch})[0])
+    except Exception as error:
+        raise ValueError(f"the ONNX model takes {first.shape}, got {batch.shape} ({error})") from error

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from zoo.common.checks import check_between
 from zoo.training.callbacks.guard import unscaled
-from zoo.training.callbacks.rates import Counting
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class MonitorState:
         return kind, self.since_best >= patience
 
 
-class LossMonitor(Counting):
+class LossMonitor(L.Callback):
     """Applies the original's rules to each micro-batch's loss, in one process; `zoo.training.LossGuard` is better.
 
     An exploded loss trains with reduced rates, which the schedule's next step overwrites. Unlike the original, the run

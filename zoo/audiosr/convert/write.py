@@ -40,8 +40,8 @@ from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.common.atomic_files import write_atomic
 from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import add_prefix, select_prefix
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.checkpoints import find_checkpoints, step_of
 from zoo.runs.export import WEIGHTS_NAME, export_config, is_export
 from zoo.runs.folder import find_checkpoint
@@ -125,8 +125,6 @@ def _unfit(vocoder: WaveformGenerator, layout: str) -> str:
             f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
             f"{vocoder.last_slope} and {vocoder.output_padding}"
         )
-    if vocoder.causal:
-        return f"{layout}'s vocoder is not causal, this one is"
     if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
         return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
     return ""

@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 import lightning as L
 import numpy as np
 
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.augment.rooms import load_noises
 from zoo.audio.corpora.cache import CorpusCache, build_cache
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_dir, select
+from zoo.audio.corpora.corpus import CACHES, Corpus, cache_dir, select
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError, Channels, find_audio_files
 from zoo.audiosr.data.items import Clips, Crops, Grid, Silence

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import scipy
 
-from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.degrade import DegradationRanges, Degrader
 from zoo.audio.augment.effects import match_length
 from zoo.audio.corpora.corpus import Corpus
 from zoo.common.checks import check_at_least, check_one_of, check_within
@@ -126,10 +126,10 @@ class Simulation:
             "cutoff_hz": self.cutoff_hz, "filter_types": self.filter_types, "order": self.order,
             "resampling": resampling, "noise": noise, "snr_db": tuple(snr_db), "codec": codec, "codecs": codecs,
         }  # fmt: skip
-        noisy: dict[str, Any] = {"probabilities": {"noise": noise}, "snr_db": (float(snr_db[0]), float(snr_db[1]))}
-        coded: dict[str, Any] = {"probabilities": {"codec": codec}, "codecs": _CODECS if codecs is None else codecs}
-        self._before = Degrader(steps=("noise",), **noisy) if noise else None
-        self._after = Degrader(steps=("codec",), **coded) if codec else None
+        noisy = DegradationRanges(snr_db=(float(snr_db[0]), float(snr_db[1])))
+        coded = DegradationRanges(codecs=_CODECS if codecs is None else codecs)
+        self._before = Degrader(("noise",), {"noise": noise}, ranges=noisy) if noise else None
+        self._after = Degrader(("codec",), {"codec": codec}, ranges=coded) if codec else None
 
     def degrade(
         self, high: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None = None

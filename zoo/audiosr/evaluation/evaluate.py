@@ -29,7 +29,7 @@ from zoo.audiosr.data.sources import FileCorpus, Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.inference.restore import Restorer, band_distances
-from zoo.common.journal import Table, format_error
+from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
 from zoo.common.reports import Row, failure_lines, new_figure, summary_table, write_report
 from zoo.common.statistics import LEVEL, MetricColumn, summarize
@@ -58,6 +58,7 @@ MEASURES = (
     MetricColumn("real_time_factor", False),
 )
 PER_ITEM = "per_item.csv"
+JOURNAL_NAME = "per_item.jsonl"
 
 _TEXTS = ("name", "system", "status", "reason")
 _NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
@@ -112,7 +113,7 @@ class Evaluation:
 
 
 def write_evaluation(output: Path, evaluation: Evaluation, facts: Mapping[str, Any]) -> None:
-    """Write summary.csv, summary.json (with these facts about the evaluation), report.md and cutoffs.png."""
+    """Write per_item.csv, summary.csv, summary.json (with these facts), report.md and cutoffs.png."""
     rows = [{"cutoff": part, **row} for part, summary in evaluation.summaries.items() for row in summary]
     content = {
         "version": zoo.__version__,
@@ -122,7 +123,9 @@ def write_evaluation(output: Path, evaluation: Evaluation, facts: Mapping[str, A
         "margins": evaluation.margins,
         "summary": rows,
     }
+    items = [dict.fromkeys(_NUMBERS, math.nan) | row for row in evaluation.rows]
     files = {
+        PER_ITEM: ([*_TEXTS, *_NUMBERS], items),
         "summary.csv": (list(rows[0]), rows),
         "summary.json": content,
         "report.md": markdown(evaluation),
@@ -293,8 +296,8 @@ def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -
     if NOISE not in systems:
         log.warning("no training audio is known, so there is no row %s: name a folder with --train", NOISE)
     keys = {(job, system): _key(run, settings, job, system) for job in jobs for system in systems}
-    table = Table(output / PER_ITEM, _TEXTS, _NUMBERS)
-    done = table.begin(set(keys.values()))
+    journal = Journal(output / JOURNAL_NAME)
+    done = journal.open(set(keys.values()))
     missing = [job for job in jobs if any(keys[job, system] not in done for system in systems)]
     bench = _Bench(restorer, grid, settings, output, systems)
     if missing and NOISE in systems:
@@ -303,9 +306,8 @@ def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -
         for row in bench.rows(job):
             row["key"] = keys[job, row["system"]]
             if row["key"] not in done:
-                table.append(row)
-            done[row["key"]] = row
-    evaluation = Evaluation(table.finish(keys.values()), systems)
+                journal.add(row)
+    evaluation = Evaluation(journal.close(keys.values()), systems)
     write_evaluation(
         output, evaluation, {"run": str(run), "device": device, **json.loads(json.dumps(asdict(settings), default=str))}
     )

@@ -20,10 +20,10 @@ from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.features import LOG_FLOOR, MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import split
-from zoo.hifigan.inference.vocoder import generator_graph
+from zoo.hifigan.inference import generator_graph
 from zoo.runs.export import Graph, OnnxForm
 
-MOST_STEPS = 50  # that the numpy sampler takes by itself
+MAX_STEPS = 50  # that the numpy sampler takes by itself
 POWER_FLOOR = 1e-8  # of `stft_magnitude`, squared
 SIZES = ((2, 2), (1, 3))  # (batch, units) of the examples
 
@@ -69,7 +69,7 @@ class _Step(nn.Module):
 def default_steps(sampler: Sampler) -> int:
     """Steps of the numpy sampler where its caller names none: those of a sampler that it is, at most 50."""
     same = isinstance(sampler, DDIM) and sampler.grid == "trailing" and not sampler.eta
-    return min(sampler.steps, MOST_STEPS) if same else MOST_STEPS
+    return min(sampler.steps, MAX_STEPS) if same else MAX_STEPS
 
 
 def onnx_form(

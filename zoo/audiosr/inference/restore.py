@@ -36,7 +36,7 @@ from zoo.runs.export import OnnxForm
 from zoo.runs.inference.forms import InputField, Output, Progress
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
-MOST_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
+MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
 BLOCK_SECONDS = 4  # read and written at once
 SEGMENT_SECONDS = 5  # of each the cut-off is looked for: long enough that speech has a sibilant in it
 
@@ -174,7 +174,7 @@ class Recording:
 
     @property
     def _level(self) -> float:
-        return min(PEAK / float(self.peaks.max()), MOST_GAIN)
+        return min(PEAK / float(self.peaks.max()), MAX_GAIN)
 
     def _generated(self) -> Iterator[np.ndarray]:
         """What the nets make of the input (C, n), at the input's level; silent channels stay silent."""
@@ -227,7 +227,7 @@ def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: flo
 
 CutoffRule = Literal["edge", "share"]
 
-MOST_STEPS = 200  # of one answer
+MAX_STEPS = 200  # of one answer
 SHOWN = ("cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chunks", "real_time_factor", "gain")
 SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
@@ -434,7 +434,7 @@ class Restorer(AudioInference):
         return (
             recording_field(),
             InputField("cutoff_hz", "Cut-off (Hz)", "float", self.cutoff_hz, (0, half), help=found, optional=True),
-            InputField("steps", "Steps", "int", min(sampler.steps, MOST_STEPS), (1, MOST_STEPS), help="more is slower"),
+            InputField("steps", "Steps", "int", min(sampler.steps, MAX_STEPS), (1, MAX_STEPS), help="more is slower"),
             InputField("guidance_scale", "Guidance", "float", scale, (0, 20), help="1 takes half as long"),
             InputField("seed", "Seed", "int", self.settings.seed, (0, 2**31)),
             InputField("input_lowpass_hz", "Low-pass (Hz)", "float", self.input_lowpass_hz, (0, half), help=taken,

@@ -12,8 +12,8 @@ from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.registry import public_name
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.runs.load import FrozenNet
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import track
 from torch import Tensor
 
 import zoo
@@ -28,7 +29,7 @@ from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_positive, check_within
 from zoo.common.environment import local_device
-from zoo.common.journal import Share, begin_output, write_part
+from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.runs.frozen import state_digest
 from zoo.training.resume import item_seed
@@ -77,7 +78,7 @@ class CrowdEvaluation:
         rows = [self._row(index, {way: each[at] for way, each in texts.items()}) for at, index in enumerate(asked)]
         rows += [self._row(index, {}) for index in questions if index not in fit]
         content = np.frombuffer(json.dumps(rows, ensure_ascii=False).encode(), np.uint8)
-        write_part(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
+        write_atomic(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
 
     def _row(self, index: int, texts: dict[str, list[str]]) -> Row:
         example = self.examples[index]
@@ -293,12 +294,12 @@ def evaluate_crowd(
     work = CrowdEvaluation(trained, examples, tokens, options, layers, fitted, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
     parts = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-    share = Share(range(len(parts)), lambda number: work.path(number).exists(), rank, world_size)
-    for number in share.track("questions", progress):
+    numbers = range(len(parts))
+    pending = pending_items(numbers, lambda number: work.path(number).exists(), rank, world_size)
+    for number in track(pending, "questions", disable=not progress or rank > 0):
         work.do(number, parts[number])
-    missing = share.missing()
-    if missing:
-        return {"missing": missing}
+    if missing := pending_items(numbers, lambda number: work.path(number).exists()):
+        return {"missing": len(missing)}
     facts, rows = work.join(len(parts))
     write_evaluation(output, facts, rows)
     if progress:

@@ -31,7 +31,7 @@ from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
-MOST_TOKENS, MOST_CHARACTERS = 256, 4000  # of one answer, of a question
+MAX_TOKENS, MAX_CHARACTERS = 256, 4000  # of one answer, of a question
 FIELDS = ("prompt", "question")  # of a line that is an object
 
 
@@ -132,18 +132,18 @@ class Writer(Inference):
         temperature = 0.0 if self.sampling is None else self.sampling.temperature
         before = "what was said so far; it stands in front of the question"
         return (
-            InputField("question", "Question", "text", bounds=(None, MOST_CHARACTERS)),
+            InputField("question", "Question", "text", bounds=(None, MAX_CHARACTERS)),
             InputField(
                 "history",
                 "Before it",
                 "text",
-                bounds=(None, MOST_CHARACTERS),
+                bounds=(None, MAX_CHARACTERS),
                 optional=True,
                 help=before,
                 advanced=True,
             ),
             InputField(
-                "max_new_tokens", "Tokens", "int", min(self.max_new_tokens, 64), (1, MOST_TOKENS), help="at most"
+                "max_new_tokens", "Tokens", "int", min(self.max_new_tokens, 64), (1, MAX_TOKENS), help="at most"
             ),
             InputField("temperature", "Temperature", "float", temperature, (0, 2), help="0 takes the likeliest token"),
             InputField("seed", "Seed", "int", self.answer_seed, (0, 2**31), help="of tokens that are drawn"),

@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "inspect": (
         "zoo.cli.commands.inspect:main",
-        "Tell what a checkpoint, run folder, export or original's file holds and whether it is sound.",
+        "Tell what a checkpoint, run folder, export or original's file holds and whether it is valid.",
     ),
     "list": ("zoo.cli.commands.listing:list_recipes", "List systems and recipes by name, a line each."),
     "predict": (

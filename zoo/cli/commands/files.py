@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,8 +18,7 @@ def convert(
 ) -> None:
     """Convert an original's checkpoint to ours, or ours to the original's format.
 
-    Pickled code in the source is never executed; the direction follows from the source. Which options a system has, its
-    `convert` declares as arguments of the same names.
+    Pickled code in the source is never executed; the direction follows from the source.
 
     Args:
         system: which system's formats, as `zoo list` names it.
@@ -31,16 +31,12 @@ def convert(
         FileNotFoundError: there is no source.
         ValueError: the system is unknown or has no converter or no such option, or the source is none of its formats.
     """
-    selected = get_system(system)
+    function = find_converter(system, "convert")
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
-    if not selected.has_converter:
-        raise ValueError(f"system {selected.name!r} has no converter ({selected.package}.convert does not exist)")
-    function = importlib.import_module(f"{selected.package}.convert").convert
     options = {name: value for name, value in {"backbone": backbone, "allow_partial": allow_partial}.items() if value}
-    for name in options:
-        if name not in inspect.signature(function).parameters:
-            raise ValueError(f"--{name}: the converter of {selected.name!r} has no such option; leave it out")
+    for name in options.keys() - inspect.signature(function).parameters:
+        raise ValueError(f"--{name}: the converter of {system!r} has no such option; leave it out")
     report = function(source, target, **options)
     print(f"{source} -> {target}")
     width = max(map(len, report), default=0)
@@ -65,17 +61,13 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
     """
     from zoo.common.atomic_files import write_atomic
 
+    translate = find_converter(system, "convert_config")
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
-    selected = get_system(system)
-    module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
-    translate = getattr(module, "convert_config", None)
-    if translate is None:
-        raise ValueError(f"system {selected.name!r} translates no configurations")
     recipe, unmapped = translate(file)
-    lines = [f"# Translated from {file.name} by `zoo convert-config {selected.name}`."]
+    lines = [f"# Translated from {file.name} by `zoo convert-config {system}`."]
     lines += [f"# not translated: {key}" for key in unmapped]
-    text = "\n".join(lines) + "\n" + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    text = "\n".join([*lines, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)])
     if output is None:
         print(text, end="")
     else:
@@ -83,6 +75,19 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
         print(f"{file} -> {output}", file=sys.stderr)
     for key in unmapped:
         print(f"not translated: {key}", file=sys.stderr)
+
+
+def find_converter(system: str, name: str) -> Any:
+    """Import a function of a system's converter.
+
+    Raises:
+        ValueError: the system is unknown, or its converter has no such function.
+    """
+    selected = get_system(system)
+    module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
+    if not hasattr(module, name):
+        raise ValueError(f"system {selected.name!r} has no converter: {selected.package}.convert.{name} does not exist")
+    return getattr(module, name)
 
 
 def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None:

@@ -104,7 +104,7 @@ def check_arguments(model_options: Sequence[str], *required: Path | None) -> Non
     Raises:
         WrongNameError: saying what to type.
     """
-    for option, value, _ in split_arguments(model_options):
+    for option, value in split_arguments(model_options):
         section, _, key = option.removeprefix("--").partition(".")
         if not option:
             raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
@@ -136,7 +136,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     defaults = {f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys}
     parser.set_defaults(defaults)
     words, chosen_keys = [], []
-    for option, value, _ in split_arguments(args):
+    for option, value in split_arguments(args):
         option = option.replace("--model.init_args.", "--model.", 1)
         key = option.removeprefix("--model.").partition(".")[0].removesuffix("+")
         if key not in keys:

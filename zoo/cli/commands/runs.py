@@ -147,7 +147,7 @@ def format_run(facts: dict[str, Any]) -> str:
         **facts["config"],
     }
     checkpoints = [
-        (each["name"], f"{each['bytes'] / 2**20:.1f} MiB", "sound" if each["sound"] else "TORN")
+        (each["name"], f"{each['bytes'] / 2**20:.1f} MiB", "valid" if each["sound"] else "CORRUPT")
         for each in facts["checkpoints"]
     ]
     sections: dict[str, Sequence[Sequence[str]]] = {

@@ -12,11 +12,12 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from zoo.common.atomic_files import delete_temporary_files
 from zoo.common.build import build
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.configs import load_run_config
 from zoo.common.environment import process_rank
-from zoo.common.journal import Share
+from zoo.common.journal import pending_items
 from zoo.common.locks import writes_into
 from zoo.compressed_ad.collecting.base import Algorithm, Request
 from zoo.compressed_ad.collecting.ppo import PPO
@@ -122,11 +123,14 @@ def collect(
         output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share,
         episode_stride,
     )  # fmt: skip
-    share = Share(list(enumerate(writer.shards)), lambda shard: writer.finished(shard[0]), rank, world_size)
-    made = sum(len(part) for _, part in share.owed)
+    if world_size == 1:
+        delete_temporary_files(writer.folder)
+    shards = list(enumerate(writer.shards))
+    pending = pending_items(shards, lambda shard: writer.finished(shard[0]), rank, world_size)
+    made = sum(len(part) for _, part in pending)
     with Progress(disable=not progress) as bar:
         shown = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
-        for number, part in share.owed:
+        for number, part in pending:
             seeds = [item_seed(seed, 0, task) for task in part]
             histories = source.histories(
                 env, every[part], seeds, streams, learned, lambda count: bar.advance(shown, count)
@@ -134,7 +138,7 @@ def collect(
             if episode_stride > 1:
                 histories = thin(histories, steps, episode_stride)
             writer.write(number, histories)
-    return {"made": made, "skipped": sum(len(part) for _, part in share.mine) - made}
+    return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
 
 
 def last_returns(store: HistoryStore) -> Tensor:

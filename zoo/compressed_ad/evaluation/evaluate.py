@@ -11,13 +11,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 import zoo
+from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.configs import load_run_config
 from zoo.common.environment import local_device
-from zoo.common.journal import Share, begin_output, write_part
+from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.common.reports import replace_non_finite, terminal_table, write_report
 from zoo.compressed_ad.data.history import read_index
@@ -198,13 +200,13 @@ def evaluate(
     paired, keys = pairs(agent.env, tasks, range(seeds))
     spans = [slice(first, min(first + chunk, len(keys))) for first in range(0, len(keys), chunk)]
     paths = [output / PARTS_NAME / f"{number:05d}.npz" for number in range(len(spans))]
-    share = Share(list(zip(spans, paths, strict=True)), lambda chunk: chunk[1].exists(), rank, world_size)
-    for span, path in share.track("chunks", progress and len(spans) > 1):
+    chunks = list(zip(spans, paths, strict=True))
+    pending = pending_items(chunks, lambda chunk: chunk[1].exists(), rank, world_size)
+    for span, path in track(pending, "chunks", disable=not progress or rank > 0 or len(spans) == 1):
         part = _play(agent, paired[span], keys[span], settings, progress and rank == 0 and len(spans) == 1)
-        write_part(path, partial(np.savez, **part))
-    missing = share.missing()
-    if missing:
-        return {"missing": missing}
+        write_atomic(path, partial(np.savez, **part))
+    if missing := pending_items(chunks, lambda chunk: chunk[1].exists()):
+        return {"missing": len(missing)}
     facts = _join(agent, output, paths, tasks, settings, {"run": str(run), "split": split, "split_from": told})
     show(facts)
     return facts

@@ -37,8 +37,8 @@ from zoo.runs.inference.base import Inference, attempt, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
-MOST_IMAGES, MOST_POINTS, MOST_STEPS = 64, 5000, 100  # of one answer
-MOST_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
+MAX_IMAGES, MAX_POINTS, MAX_STEPS = 64, 5000, 100  # of one answer
+MAX_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
 ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
 
 
@@ -377,12 +377,12 @@ class Sampler(Inference):
     def fields(self) -> tuple[InputField, ...]:
         """Classes by name, how many, how to integrate."""
         images = rendering.is_image(self.sample_shape)
-        most = MOST_IMAGES if images else MOST_POINTS
-        steps = min(self.solver.steps, MOST_STEPS)
+        most = MAX_IMAGES if images else MAX_POINTS
+        steps = min(self.solver.steps, MAX_STEPS)
         fields = [
             InputField("count", "Images" if images else "Points", "int", 16 if images else 1000, (1, most)),
             InputField("seed", "Seed", "int", 0, (0, 2**31), help="the same seed gives the same samples"),
-            InputField("steps", "Steps", "int", steps, (1, MOST_STEPS), help="more are slower and closer to the flow"),
+            InputField("steps", "Steps", "int", steps, (1, MAX_STEPS), help="more are slower and closer to the flow"),
             InputField("method", "Solver", "choice", self.solver.method, allowed=METHODS),
             InputField("animation", "Animate the way from noise", "bool", True),
         ]
@@ -482,7 +482,7 @@ class Sampler(Inference):
         found, first = [], 0
         for each in asked:
             rows = slice(first, first + each["count"])
-            shown = slice(first, first + min(each["count"], ANIMATED_IMAGES if image else MOST_POINTS))
+            shown = slice(first, first + min(each["count"], ANIMATED_IMAGES if image else MAX_POINTS))
             found.append((samples[rows], labels[rows] or None, None if states is None else states[:, shown], nfe))
             first += each["count"]
         return found
@@ -524,7 +524,7 @@ class Sampler(Inference):
         parts = [] if image else [Output("file", "Samples as numbers", "samples.npy")]
         if image or samples.shape[1:] == (2,):
             if states is not None:
-                shown = np.linspace(0, len(states) - 1, min(len(states), MOST_FRAMES)).round().astype(int)
+                shown = np.linspace(0, len(states) - 1, min(len(states), MAX_FRAMES)).round().astype(int)
                 drawn = rendering.frames(states[shown], labels, names=classes)
                 rendering.write_animation(folder / "way.gif", drawn, min(FRAMES_PER_SECOND, len(drawn)))
                 parts.insert(0, Output("animation", "From noise to samples", "way.gif"))

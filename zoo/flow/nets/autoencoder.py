@@ -22,7 +22,7 @@ from zoo.runs.frozen import FrozenModule
 from zoo.runs.load import read_net, run_of
 
 EPS = 1e-6
-LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -30.0, 20.0
+MIN_LOG_VARIANCE, MAX_LOG_VARIANCE = -30.0, 20.0
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "diffusion_pytorch_model.safetensors"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 USUAL_SCALE = 0.18215  # of a diffusers config that gives none
@@ -203,7 +203,7 @@ class AutoencoderKL(nn.Module):
         check_size(x, self.factor)
         h = self.encoder(x)
         mean, log_variance = (h if self.quant_conv is None else self.quant_conv(h)).chunk(2, dim=1)
-        return torch.cat([mean, log_variance.clamp(LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE)], dim=1)
+        return torch.cat([mean, log_variance.clamp(MIN_LOG_VARIANCE, MAX_LOG_VARIANCE)], dim=1)
 
     def decode(self, z: Tensor) -> Tensor:
         """Images (B, out_channels, H, W), about in [-1, 1], of latents (B, latent_channels, H / factor, W / factor)."""

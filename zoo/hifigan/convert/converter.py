@@ -26,11 +26,11 @@ from zoo.hifigan.convert.rules import (
     Config,
     HifiganFile,
     build_generator,
+    check_convertible,
     check_finite,
     discriminator_specs,
     layout_of,
     pair,
-    refuse_variants,
     settings_of,
     to_legacy_keys,
     trainable_state,
@@ -142,7 +142,7 @@ class HifiganConverter(Converter[HifiganFile]):
             name=file.name,
         )
         if not is_checkpoint:
-            converted.nets = {"generator": generator.fuse_(), "mel": build(arguments["mel"])}
+            converted.nets = {"generator": generator.remove_weight_norm_(), "mel": build(arguments["mel"])}
             return converted
         state = converted.state = trainable_state(original.state)
         arguments["discriminators"].update(discriminator_specs(state, source, settings))
@@ -162,7 +162,7 @@ class HifiganConverter(Converter[HifiganFile]):
         if spec["class_path"] not in classes or spec["init_args"].get("conditioner"):
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
         generator = classes[spec["class_path"]](**spec["init_args"])
-        refuse_variants(generator)  # before anything is written
+        check_convertible(generator)  # before anything is written
         check_finite(state, source)
         parts = group_by_component(state)
         generator.load_state_dict(parts["generator"])
@@ -212,7 +212,7 @@ class HifiganConverter(Converter[HifiganFile]):
                 "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
                 f"has conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
             )
-        refuse_variants(module)
+        check_convertible(module)
         check_finite(module.state_dict(), type(module).__name__)
         _write_config(path.with_name(CONFIG_NAME), original_config(vars(module), None, {}))
         state = to_legacy_keys(module.state_dict())

@@ -320,7 +320,7 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     if not bigvgan.same_filters(original.filters, generator):
         raise ValueError(f"{source} has filters other than those that BigVGAN's code makes")
     if original.is_fused and not any(_NORM in key for key in state):
-        generator.fuse_()
+        generator.remove_weight_norm_()
     else:
         state = with_weight_norm(state)
     check_state_dict(generator, state, str(source), "the generator of the config")
@@ -362,19 +362,12 @@ def discriminator_specs(
     return specs
 
 
-def refuse_causal(generator: nn.Module) -> None:
-    """Refuse a causal generator, which no other project's format knows: its code would compute something else."""
-    if getattr(generator, "causal", False):
-        raise ValueError("the format holds no causal generator; use `zoo export`")
-
-
-def refuse_variants(generator: nn.Module) -> None:
+def check_convertible(generator: nn.Module) -> None:
     """Refuse a generator whose weights the original's code, and every descendant of it, would run otherwise.
 
     Raises:
-        ValueError: for another slope of the last activation, another padding of odd stages, or a causal one.
+        ValueError: for another slope of the last activation or another padding of odd stages.
     """
-    refuse_causal(generator)
     if not isinstance(generator, Generator | BigVGAN):
         return
     stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)

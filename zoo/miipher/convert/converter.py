@@ -220,7 +220,7 @@ class MiipherConverter(Converter[MiipherFile]):
         for name, part in parts.items():
             if isinstance(part, nn.Module):
                 if name in fused:
-                    part.fuse_()  # type: ignore[operator]
+                    part.remove_weight_norm_()  # type: ignore[operator]
                 part.load_state_dict(parts_state(state, name))
         encoder, generator = parts.get("encoder"), parts.get("generator")
         step = int(specs.get("step") or 0)

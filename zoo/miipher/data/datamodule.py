@@ -12,21 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.rooms import load_noises, load_rirs
 from zoo.audio.corpora.cache import CorpusCache, build_cache, relative_names
 from zoo.audio.corpora.corpus import (
     CACHES,
+    MAX_EXAMPLES,
     Corpus,
-    EmbeddedCorpus,
     MemoryCorpus,
     cache_dir,
     corpus_files,
+    drop_short_clips,
+    match_companions,
     select,
     split_last_items,
 )
 from zoo.audio.corpora.layouts import CorpusKind, list_utterances
-from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, match_companions
 from zoo.audio.io.resample import resample_array
 from zoo.common.checks import check_within, find_data_folder
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions

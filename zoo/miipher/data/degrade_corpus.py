@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,23 +161,25 @@ def degrade_corpus(
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = list_utterances(clean, kind)
     jobs = plan(utterances, copies, seed, val_items)
+    degrader_settings = {**vars(degrader), **asdict(degrader.ranges), "codecs": degrader.ranges.codec_settings}
+    del degrader_settings["ranges"]
     settings: Row = {
         **{"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
         "utterances": _digest([[utterance.name for utterance in utterances]]),
-        "degrader": json.loads(json.dumps(vars(degrader))),
+        "degrader": json.loads(json.dumps(degrader_settings)),
         "noise": _digest(noises and [noises.names, noises.lengths, noises.peaks]),
         "rirs": _digest(rirs),
     }
     begin_output(output, settings, sweep=True)
     bench = Workbench(degrader, noises, rirs, sample_rate, clean, output)
     manifest = Journal(output / "manifest.jsonl")
-    manifest.begin()
+    manifest.open()
     made = sum(
         _make_copies([job for job in jobs if job.split == split], split, bench, manifest, workers, progress)
         for split in SPLITS
     )
     keys = [key for job in jobs for key, _ in job.copies]
-    rows = manifest.finish(keys)
+    rows = manifest.close(keys)
     failed = [row for row in rows if row["status"] == "failed"]
     counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - made}
     return {**counts, "bad_files": len({row["source"] for row in failed})}

@@ -19,7 +19,7 @@ from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_fi
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
 from zoo.common.checks import check_one_of
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
@@ -31,8 +31,8 @@ Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
 
 BLOCK_SECONDS = 4  # read and written at once
-MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
-LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
+MAX_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
+MIN_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
 
 
 class _Encoding(AudioInference):
@@ -48,8 +48,8 @@ class _Encoding(AudioInference):
         frames, overlap = (
             round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
         )
-        if frames < LEAST_FRAMES:
-            raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {LEAST_FRAMES}")
+        if frames < MIN_FRAMES:
+            raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {MIN_FRAMES}")
         self.encoder = encoder
         self.chunk_seconds, self.overlap_seconds = chunk_seconds, overlap_seconds
         self.chunker = Chunker(frames, overlap, encoder.hop_samples, chunk_batch)
@@ -57,7 +57,7 @@ class _Encoding(AudioInference):
     def computed_samples(self, samples: int, sample_rate: int) -> int:
         """Samples that a clip is computed as, at the encoder's rate."""
         encoder = self.encoder
-        return max(math.ceil(samples * encoder.sample_rate / sample_rate), LEAST_FRAMES * encoder.hop_samples)
+        return max(math.ceil(samples * encoder.sample_rate / sample_rate), MIN_FRAMES * encoder.hop_samples)
 
     def features(self, chunks: np.ndarray, valid: Sequence[int]) -> Tensor:
         """Features (N, C, F) of chunks (N, T) whose first `valid` samples count."""
@@ -252,7 +252,7 @@ class _Run:
             wanted, found = self._input.loudness(), self._result.loudness()
             for channel in range(self.channels):
                 if math.isfinite(found[channel]):
-                    gains[channel] = min(10 ** ((wanted[channel] - found[channel]) / 20), MOST_GAIN)
+                    gains[channel] = min(10 ** ((wanted[channel] - found[channel]) / 20), MAX_GAIN)
         return gains / max((gains * self.peaks).max(), 1.0)
 
 

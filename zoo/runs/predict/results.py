@@ -70,7 +70,7 @@ class Results:
     ) -> None:
         self.output, self.settings_id, self.overwrite = output, settings_id, overwrite
         self._path = output / f"manifest.{part}.jsonl"
-        own = Journal(self._path, key="target", ascii=True).begin() if self._path.exists() else {}
+        own = Journal(self._path, key="target").open() if self._path.exists() else {}
         self.rows = {**rows, **own}
         self._file: BinaryIO | None = None  # stays open: to open it twice for each file costs as much as a short file
         self.totals: Counter[str] = Counter(dict.fromkeys((*OUTCOMES, "skipped"), 0))
@@ -278,7 +278,7 @@ def merge_parts(output: Path) -> dict[str, Row]:
     """Merge the parts of the manifest that processes left; returns all rows by target."""
     rows = read_rows(output)
     if parts := sorted(output.glob("manifest.*.jsonl")):
-        merged = Journal(output / MANIFEST_NAME, key="target", ascii=True)
+        merged = Journal(output / MANIFEST_NAME, key="target")
         merged.write(rows[target] for target in sorted(rows))
         for path in parts:
             path.unlink()

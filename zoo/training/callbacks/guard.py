@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zoo.common.checks import check_above, check_at_least, check_between, check_one_of, check_positive, check_within
-from zoo.training.callbacks.rates import Counting
+from zoo.training.callbacks.lr_multiplier import LrMultiplier
 from zoo.training.strategies.sharding import gradient_norm
 
 log = logging.getLogger(__name__)
@@ -25,15 +25,13 @@ class DivergedError(RuntimeError):
     """Too many bad batches in a row."""
 
 
-class LossGuard(Counting):
+class LossGuard(LrMultiplier):
     """Skips batches whose loss or gradient is not finite, or whose loss explodes; stops when they do not end.
 
     Gradients of a bad batch are dropped before the optimizer sees them, so neither weights nor moments change. With
     several optimizers (GAN) a bad discriminator loss also drops the generator's step on that batch. Losses are
-    averaged over ranks first, so that all ranks decide alike. Costs one host synchronisation per optimizer step.
-
-    Under fp16 an overflow of the scaled gradient is the scaler's everyday business and not counted, unless the scale
-    has fallen below 1.
+    averaged over ranks first, so that all ranks decide alike. Under fp16 an overflow of the scaled gradient is left to
+    the scaler, unless the scale has fallen below 1. Costs one host synchronisation per optimizer step.
 
     Args:
         action: what happens besides skipping: "skip" nothing; "reduce" lowers the learning rates by a multiplier on
@@ -50,7 +48,7 @@ class LossGuard(Counting):
         DivergedError: while training, after `patience` bad batches in a row.
     """
 
-    counters: ClassVar[tuple[str, ...]] = ("trips", "multiplier", "in_a_row")
+    counters: ClassVar[tuple[str, ...]] = ("skipped_batches", "multiplier", "in_a_row")
 
     def __init__(
         self,
@@ -75,7 +73,7 @@ class LossGuard(Counting):
         self.patience = patience
         self.reduce_factor = reduce_factor
         self.floor = floor
-        self.trips = 0
+        self.skipped_batches = 0
         self.in_a_row = 0
         self.skipped = False
         self._stepped = False
@@ -85,7 +83,7 @@ class LossGuard(Counting):
         self._statistics: list[tuple[Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and losses."""
+        """Return counters and losses."""
         return super().state_dict() | {"losses": {index: list(losses) for index, losses in self._losses.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -93,13 +91,8 @@ class LossGuard(Counting):
         super().load_state_dict(state_dict)
         self._losses = {index: deque(losses, self.window) for index, losses in state_dict["losses"].items()}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hook the multiplier into the optimizers."""
-        if self.action == "reduce":
-            self.hook_rates(trainer)
-
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Forget the last batch; remember running statistics, which the forward pass itself changes."""
+        """Reset; save running statistics, which the forward pass itself changes."""
         self.skipped = self._stepped = False
         if not self._pending:  # otherwise this batch is accumulated on earlier ones, and their step is one
             norms = [m for m in pl_module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
@@ -132,33 +125,33 @@ class LossGuard(Counting):
     ) -> None:
         """Count; act on a bad batch."""
         if self.skipped:
-            self.trips += 1
+            self.skipped_batches += 1
             self.in_a_row += 1
-            message = _describe(trainer, batch, batch_idx, self._reasons)
-            self._reasons.clear()
             for buffer, before in self._statistics:
                 buffer.copy_(before)
-            self._handle_bad_batch(message)
+            self._handle_bad_batch(_describe_batch(trainer, batch, batch_idx, self._reasons))
+            self._reasons = []
         elif self._stepped:
             self.in_a_row = 0
-        pl_module.log("train/guard_trips", float(self.trips), on_step=True, on_epoch=False)
+        values = {"train/skipped_batches": float(self.skipped_batches)}
         if self.action == "reduce":
-            pl_module.log("train/guard_lr_multiplier", self.multiplier, on_step=True, on_epoch=False)
+            values["train/guard_lr_multiplier"] = self.multiplier
+        pl_module.log_dict(values, on_step=True, on_epoch=False)
 
     def _find_fault(self, trainer: L.Trainer, index: int, loss: float, gradient: float) -> str | None:
-        """Why this step is bad, or None."""
-        what = _loss_of(trainer, index)
+        """Return why this step is bad, or None."""
+        name = f"the loss of optimizer {index}" if len(trainer.optimizers) > 1 else "the loss"
         if not math.isfinite(loss):
-            return f"{what} is {loss}"
+            return f"{name} is {loss}"
         if self.limit is not None and loss > self.limit:
-            return f"{what} is {loss:.4g}, above the limit of {self.limit:g}"
-        seen = self._losses.get(index, ())
-        median = statistics.median(seen) if len(seen) == self.window else 0.0
+            return f"{name} is {loss:.4g}, above the limit of {self.limit:g}"
+        history = self._losses.get(index, ())
+        median = statistics.median(history) if len(history) == self.window else 0.0
         if 0 < median * self.factor < loss:
-            return f"{what} is {loss:.4g}, above {self.factor:g} times the running median of {median:.4g}"
+            return f"{name} is {loss:.4g}, above {self.factor:g} times the running median of {median:.4g}"
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if not math.isfinite(gradient) and (scaler is None or scaler.get_scale() < 1):
-            return f"the gradient norm behind {what} is {gradient}"
+            return f"the gradient norm behind {name} is {gradient}"
         return None
 
     def _handle_bad_batch(self, message: str) -> None:
@@ -168,30 +161,24 @@ class LossGuard(Counting):
                 "or check these files; the last checkpoint is from before"
             )
         if self.action == "reduce":
-            self.lower(self.reduce_factor)
+            self.reduce(self.reduce_factor)
             message += f"; learning rates are now times {self.multiplier:.3g}"
         log.warning("skipped %s", message)
 
 
 def unscaled(trainer: L.Trainer, loss: Tensor) -> Tensor:
-    """A loss before fp16's scale; scaling a one yields the scale without waiting for the device."""
+    """Return a loss before fp16's scale; scaling a one yields the scale without waiting for the device."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     loss = loss.detach().float()
     return loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))
 
 
-def _loss_of(trainer: L.Trainer, index: int) -> str:
-    return f"the loss of optimizer {index}" if len(trainer.optimizers) > 1 else "the loss"
-
-
-def _describe(trainer: L.Trainer, batch: Any, batch_idx: int, reasons: list[str]) -> str:
-    """Name a bad batch: its number, its reasons, its items when it carries names, and the terms that are not finite."""
+def _describe_batch(trainer: L.Trainer, batch: Any, batch_idx: int, reasons: list[str]) -> str:
+    """Return a batch's number, the reasons, the terms that are not finite, and its items where it carries names."""
     text = f"batch {batch_idx} of epoch {trainer.current_epoch}: {'; '.join(reasons)}"
     terms = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("train/")}
-    broken = [f"{key} = {value}" for key, value in terms.items() if not math.isfinite(value)]
-    if broken:
-        text += f"; terms: {', '.join(broken)}"
-    names = batch.get("names") if isinstance(batch, Mapping) else getattr(batch, "names", None)
-    if names:
+    if nonfinite := [f"{key} = {value}" for key, value in terms.items() if not math.isfinite(value)]:
+        text += f"; terms: {', '.join(nonfinite)}"
+    if names := batch.get("names") if isinstance(batch, Mapping) else getattr(batch, "names", None):
         text += f"; items: {', '.join(map(str, names))}"
     return text

@@ -5,24 +5,36 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
+import shlex
+import subprocess
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning as L
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from zoo import __version__
+from zoo.common.configs import load_yaml
+from zoo.common.environment import describe_device
 from zoo.common.locks import is_rank_zero
+from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
+from zoo.runs.csv_log import RunCSV
+from zoo.runs.folder import run_folder
+from zoo.runs.listing import CONFIG_NAME, FINISHED_MARK, flatten
+from zoo.training.callbacks.checkpoint import Checkpoints, is_fast_dev_run
 
 log = logging.getLogger(__name__)
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 WANDB_ID_FILE = "wandb_run_id"
 MLFLOW_ID_FILE = "mlflow_run_id"
-_MLFLOW_VARIABLE = "MLFLOW_TRACKING_URI"
-_FILE_STORE_VARIABLE = "MLFLOW_ALLOW_FILE_STORE"  # mlflow 3.7 and later refuse a folder without it
+_GIT_SECONDS = 5
+_LOGIN = re.compile(r"://[^/@\s]+@")  # user and password in an address stay here
 
 
 @dataclass
@@ -36,8 +48,7 @@ class WandbSettings:
         group: runs that W&B shows together; `<system>/<recipe>` when None.
         notes: free text shown with the run.
         job_type: kind of the run within its group.
-        log_model: checkpoints that go to W&B as artifacts: "best" the best one when the fit ends (without a monitor the
-            last), "all" each as it is saved.
+        log_model: "best" sends the best checkpoint (without a monitor the last) as an artifact when the fit ends.
     """
 
     project: str = "zoo"
@@ -48,19 +59,20 @@ class WandbSettings:
     group: str | None = None
     notes: str | None = None
     job_type: str = "fit"
-    log_model: Literal["best", "all", "none"] = "none"
+    log_model: Literal["best", "none"] = "none"
 
 
 class ZooWandbLogger(WandbLogger):
     """Lightning's logger, whose run ends with the fit, so that the next one in this process has its own.
 
     Args:
-        keeps: see `WandbSettings.log_model`.
+        send_best: whether the best checkpoint becomes an artifact.
     """
 
-    def __init__(self, keeps: str, **options: Any) -> None:
+    def __init__(self, send_best: bool, **options: Any) -> None:
         super().__init__(**options)
-        self.keeps = keeps
+        self.send_best = send_best
+        self._wandb_init.pop("anonymous")  # Lightning sets what W&B warns of
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -80,10 +92,11 @@ def make_loggers(
     step: int | None = None,
     trained_steps: int | None = None,
 ) -> list[Logger]:
-    """Build the loggers that a config names, and shield them and those that it brings; they write below the run folder.
+    """Build the loggers that a config names, which write below the run folder, and let none of them end a run.
 
     Args:
         names: "tensorboard", "wandb", "mlflow".
+        configured: the config's own.
         recipe: `<system>/<recipe>`, for names and groups.
         step: of every value, in place of the trainer's, which knows none when it only evaluates.
         trained_steps: of the checkpoint that a run resumes from: what TensorBoard has from there on is logged again.
@@ -92,39 +105,43 @@ def make_loggers(
         Those whose service can be had.
 
     Raises:
-        ImportError: mlflow is asked for and not installed.
+        ImportError: mlflow is requested and not installed.
     """
-    makers = {
-        "tensorboard": lambda: TensorBoardLogger(
-            save_dir=folder, name="", version="tensorboard", purge_step=trained_steps
-        ),
-        "wandb": lambda: _wandb(wandb, folder, recipe),
-        "mlflow": lambda: _mlflow(folder, recipe),
+    address = os.environ.get("MLFLOW_TRACKING_URI")
+    makers: dict[str, Callable[[], Logger]] = {
+        "tensorboard": lambda: TensorBoardLogger(folder, "", "tensorboard", purge_step=trained_steps),
+        "wandb": lambda: _make_wandb(wandb, folder, recipe),
+        "mlflow": lambda: _make_mlflow(folder, recipe, address),
     }
-    loggers, address = [], os.environ.get(_MLFLOW_VARIABLE)
-    for logger in [*(makers[name]() for name in names), *configured]:
-        if isinstance(logger, WandbLogger):
-            logger._wandb_init.pop("anonymous", None)  # Lightning sets what W&B warns of
-        if isinstance(logger, MLFlowLogger) and logger._run_id is None:
-            logger._run_id = _read_id(folder / MLFLOW_ID_FILE)
-        if _opens(logger):
-            loggers.append(_at_step(shield(logger), step))
+    loggers = [logger for logger in [*(makers[name]() for name in names), *configured] if _is_reachable(logger)]
+    for logger in loggers:
+        for name in ("log_metrics", "log_hyperparams", "save", "finalize", "after_save_checkpoint"):
+            setattr(logger, name, catch_errors(getattr(logger, name), type(logger).__name__))
+        if step is not None:
+            setattr(logger, "log_metrics", functools.partial(_log_at_step, logger.log_metrics, step))  # noqa: B010
     if address is None:
-        os.environ.pop(_MLFLOW_VARIABLE, None)  # mlflow sets it, and would lead this process's next run to this store
+        os.environ.pop("MLFLOW_TRACKING_URI", None)  # mlflow sets it, and would lead the next run to this store
     return loggers
 
 
-def _wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
+def _log_at_step(log_metrics: Callable[..., None], run_step: int, metrics: Any, *_: Any, **__: Any) -> None:
+    log_metrics(metrics, step=run_step)
+
+
+def _make_wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
     mode = os.environ.get("WANDB_MODE", settings.mode)
     folder.mkdir(parents=True, exist_ok=True)
     if settings.log_model != "none":
         os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))  # copies that wait for `wandb sync`
+    id_file = folder / WANDB_ID_FILE  # chosen once, kept over every resume
+    if not id_file.is_file() and is_rank_zero():
+        id_file.write_text(uuid.uuid4().hex[:8] + "\n", encoding="utf-8")
     return ZooWandbLogger(
-        settings.log_model,
+        settings.log_model == "best",
         save_dir=folder.absolute(),  # its service keeps the folder in which it was started
         project=settings.project,
-        name=settings.name or run_name(recipe, folder),
-        id=run_id(folder),
+        name=settings.name or f"{recipe}/{folder.name}",
+        id=_read_id(id_file),
         resume="allow",
         mode=mode,
         entity=settings.entity,
@@ -136,24 +153,24 @@ def _wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
     )
 
 
-def _mlflow(folder: Path, recipe: str) -> Logger:
-    uri = os.environ.get(_MLFLOW_VARIABLE) or (folder.absolute() / "mlflow").as_uri()
+def _make_mlflow(folder: Path, recipe: str, address: str | None) -> Logger:
+    uri = address or (folder.absolute() / "mlflow").as_uri()
     if uri.startswith("file:"):
-        os.environ.setdefault(_FILE_STORE_VARIABLE, "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3.7 and later refuse a folder without it
     logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it warns of each new experiment
+    run_id = _read_id(folder / MLFLOW_ID_FILE)
     try:
-        return MLFlowLogger(experiment_name=recipe, run_name=run_name(recipe, folder), tracking_uri=uri)
+        return MLFlowLogger(recipe, run_name=f"{recipe}/{folder.name}", tracking_uri=uri, run_id=run_id)
     except ModuleNotFoundError as error:
         raise ImportError(f"loggers: mlflow needs a package: pip install 'zoo[mlflow]' ({error})") from error
 
 
-def run_name(recipe: str, folder: Path) -> str:
-    """How loggers call the run of a folder, the same after every resume."""
-    return f"{recipe}/{folder.name}"
+def _read_id(file: Path) -> str | None:
+    return (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
 
 
-def _opens(logger: Logger) -> bool:
-    """Whether a logger's service answers; in Lightning's hands its error would end the run."""
+def _is_reachable(logger: Logger) -> bool:
+    """Return whether a logger's service answers; in Lightning's hands its error would end the run."""
     if not is_rank_zero():  # the first process writes alone
         return True
     try:
@@ -169,34 +186,8 @@ def _opens(logger: Logger) -> bool:
     return True
 
 
-def run_id(folder: Path) -> str:
-    """The W&B id of a run folder: chosen once, kept over every resume."""
-    file = folder / WANDB_ID_FILE
-    if not file.is_file() and is_rank_zero():
-        file.write_text(uuid.uuid4().hex[:8] + "\n", encoding="utf-8")
-    return _read_id(file) or uuid.uuid4().hex[:8]
-
-
-def _read_id(file: Path) -> str | None:
-    return (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
-
-
-def shield(logger: Logger) -> Logger:
-    """Let a logger's errors end in one warning instead of the training."""
-    for method in ("log_metrics", "log_hyperparams", "save", "finalize", "after_save_checkpoint"):
-        setattr(logger, method, warn_once(getattr(logger, method), type(logger).__name__))
-    return logger
-
-
-def _at_step(logger: Logger, step: int | None) -> Logger:
-    if step is not None:
-        method = logger.log_metrics
-        setattr(logger, "log_metrics", lambda metrics, *_, **__: method(metrics, step=step))  # noqa: B010
-    return logger
-
-
-def warn_once(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A method of the logger of that name whose first error is a warning; the others are not mentioned."""
+def catch_errors(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a method of the logger of that name whose first error is a warning; the others are not mentioned."""
     failed = False
 
     @functools.wraps(method)
@@ -206,10 +197,131 @@ def warn_once(method: Callable[..., Any], name: str) -> Callable[..., Any]:
             return method(*args, **kwargs)
         except Exception as error:  # whatever a service raises: metrics.csv is the record
             if not failed:
-                failed = True
-                log.warning(
-                    "%s failed (%s: %s); training goes on, metrics.csv is complete", name, type(error).__name__, error
-                )
+                message = "%s failed (%s: %s); training goes on, metrics.csv is complete"
+                log.warning(message, name, type(error).__name__, error)
+            failed = True
             return None
 
     return call
+
+
+class RunInfoLogger(L.Callback):
+    """Sends config, code and machine to every logger, and the results when a fit ends, also by a signal.
+
+    Args:
+        recipe: `<system>/<recipe>`.
+        read_config: returns the config as YAML when the fit begins.
+    """
+
+    def __init__(self, recipe: str, read_config: Callable[[], str]) -> None:
+        self.recipe = recipe
+        self._read_config = read_config
+        self._is_active = False  # a fit, on the first rank
+        self._text = ""
+        self._info: dict[str, Any] = {}  # the config, and facts of the run under `run`
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the config."""
+        self._is_active = trainer.is_global_zero and not is_fast_dev_run(trainer)
+        if self._is_active:
+            self._text = _LOGIN.sub("://", self._read_config())
+            self._info = {**load_yaml(self._text), "run": collect_run_info(trainer, self.recipe)}
+            for logger in trainer.loggers:
+                catch_errors(self._log_config, type(logger).__name__)(trainer, logger)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the results."""
+        if self._is_active:
+            self._log_results(trainer)
+            log.info("%s %d", FINISHED_MARK, trainer.global_step)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Log what there is."""
+        if self._is_active:
+            self._log_results(trainer)
+
+    def _log_config(self, trainer: L.Trainer, logger: Logger) -> None:
+        if isinstance(logger, WandbLogger):
+            logger.log_hyperparams(self._info)
+            checkpoints = _find_checkpoints_callback(trainer)
+            if checkpoints.monitor is not None:
+                axis = {"step_metric": "trainer/global_step", "step_sync": True}
+                logger.experiment.define_metric(checkpoints.monitor, summary=f"{checkpoints.mode},last", **axis)
+        elif isinstance(logger, MLFlowLogger):
+            run_id = str(logger.run_id)
+            (run_folder(trainer) / MLFLOW_ID_FILE).write_text(run_id + "\n", encoding="utf-8")
+            logger.experiment.update_run(run_id, status="RUNNING")
+            logged = logger.experiment.get_run(run_id).data.params  # a resume may add parameters, not change them
+            logger.log_hyperparams({key: value for key, value in flatten(self._info).items() if key not in logged})
+            logger.experiment.log_text(run_id, self._text, CONFIG_NAME)
+        elif not isinstance(logger, RunCSV | TensorBoardLogger):  # TensorBoard takes it with the results
+            logger.log_hyperparams(flatten(self._info))
+
+    def _log_results(self, trainer: L.Trainer) -> None:
+        self._is_active = False
+        checkpoints = _find_checkpoints_callback(trainer)
+        best = best_checkpoint(run_folder(trainer), checkpoints.mode)
+        path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                metrics = trainer.callback_metrics
+                values = {f"final/{key}": float(value) for key, value in metrics.items() if key.startswith("val/")}
+                values |= {} if best is None else {f"best/{checkpoints.monitor}": score_of(best)}
+                logger.log_hyperparams(flatten(self._info), values, trainer.global_step)
+            elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
+                catch_errors(self._send_checkpoint, type(logger).__name__)(logger, path, checkpoints.monitor)
+            if location := catch_errors(_describe_location, type(logger).__name__)(logger):
+                log.info("%s", location)
+
+    def _send_checkpoint(self, logger: ZooWandbLogger, path: Path, monitor: str | None) -> None:
+        """Send a checkpoint to W&B with its hash and config."""
+        import wandb
+
+        metadata = {"step": step_of(path), "monitor": monitor, "value": score_of(path), "config": self._info}
+        artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
+        for file in (path, path.with_name(path.name + HASH_SUFFIX), path.with_name(CONFIG_NAME)):
+            if file.is_file():
+                artifact.add_file(str(file), name=file.name)
+        logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{step_of(path)}"])
+
+
+def _find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints:
+    return next(callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints))
+
+
+def collect_run_info(trainer: L.Trainer, recipe: str) -> dict[str, Any]:
+    """Return what a run is beside its config: recipe, version and commit of the code, what it runs on."""
+    return {
+        "recipe": recipe,
+        "zoo": __version__,
+        "commit": find_commit(Path(__file__).parents[3]),
+        "device": describe_device(trainer.strategy.root_device),
+        "processes": trainer.world_size,
+        "precision": str(trainer.precision),
+    }
+
+
+def find_commit(checkout: Path) -> str | None:
+    """Return the commit of a checkout, `-dirty` with changes; None for an installed zoo."""
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip() or None
+
+
+def _describe_location(logger: Logger) -> str | None:
+    """Return where a logger's record can be seen: a command or an address."""
+    if isinstance(logger, TensorBoardLogger):
+        return f"TensorBoard: tensorboard --logdir {shlex.quote(logger.log_dir)}"
+    if isinstance(logger, ZooWandbLogger):
+        runs = f"{shlex.quote(str(logger.save_dir))}/wandb/offline-run-*-{logger.version}"
+        return f"W&B: {logger.experiment.url or f'wandb sync {runs}'}"
+    if isinstance(logger, MLFlowLogger):
+        variable, store = "MLFLOW_ALLOW_FILE_STORE=true", logger.save_dir
+        ui = f": {variable} mlflow ui --backend-store-uri {shlex.quote(store)}" if store else f" run {logger.run_id}"
+        return f"MLflow{ui}"
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import wave
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import lightning as L
 import numpy as np
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sample_rate: int) -> None:
-    """Keep a sound of this step as `media/step_XXXXXXXX/<name>.wav` and show it in the loggers.
+    """Write a sound of this step as `media/step_XXXXXXXX/<name>.wav` and log it.
 
     Call it on every rank; rank zero writes. Nothing happens in a shortened sanity check. A logger that fails, or a
     full disk, is reported once and costs nothing but the sound.
@@ -34,6 +34,7 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
     Args:
         name: what it is, e.g. `val/generated_0`; the same in every validation.
         audio: (T,) floats in [-1, 1]; leading axes of size 1 are dropped, values that are not finite become silence.
+        sample_rate: in Hz.
 
     Raises:
         ValueError: when the audio has more than one channel or no sample.
@@ -43,27 +44,20 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
 
-    _keep(
-        task,
-        name,
-        ".wav",
-        lambda path: write_atomic(path, lambda file: _write_wav(file, samples, sample_rate)),
-        lambda logger, path, step: logger.log_audio(name, [str(path)], step=step),
+    def write(file: BinaryIO) -> None:
+        import soundfile
+
+        soundfile.write(file, samples, sample_rate, "PCM_16", format="WAV")
+
+    _write_and_log(
+        task, name, ".wav", write,
+        lambda logger, path, step: logger.log_audio(name, [path], step=step),
         lambda writer, step: writer.add_audio(name, samples[None], step, sample_rate=sample_rate),
-    )
-
-
-def _write_wav(file: BinaryIO, samples: np.ndarray, sample_rate: int) -> None:
-    """Write audio (T,) in [-1, 1] as 16-bit wav."""
-    with wave.open(file, "wb") as target:
-        target.setparams((1, 2, sample_rate, 0, "NONE", ""))
-        target.writeframes(np.rint(samples * 2.0**15).clip(-(2**15), 2**15 - 1).astype("<i2").tobytes())
+    )  # fmt: skip
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
-    """Keep a picture of this step as `media/step_XXXXXXXX/<name>.png` and show it in the loggers.
-
-    Call it on every rank; rank zero writes. Otherwise as `log_audio`.
+    """Write a picture of this step as `media/step_XXXXXXXX/<name>.png` and log it; otherwise as `log_audio`.
 
     Args:
         name: what it is, e.g. `val/samples`.
@@ -72,36 +66,22 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     Raises:
         ValueError: when the shape is none of these.
     """
-    pixels = _pixels(name, to_numpy(image))
-    if _folder(task) is None:
-        return
-    encoded = _png(pixels)
-    _keep(
-        task,
-        name,
-        ".png",
-        lambda path: write_atomic(path, lambda file: file.write(encoded)),
-        lambda logger, path, step: logger.log_image(name, [str(path)], step=step),
-        lambda writer, step: _add_encoded(writer, name, encoded, pixels, step),
-    )
+    from PIL import Image
+
+    pixels, file = _to_pixels(name, to_numpy(image)), BytesIO()
+    if media_dir(task) is not None:
+        Image.fromarray(pixels).save(file, format="PNG")
+        _log_encoded(task, name, ".png", file.getvalue(), pixels, "log_image")
 
 
 def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
-    """Draw a matplotlib figure without pyplot and log it as an image.
-
-    Call it on every rank; rank zero draws. Otherwise as `log_image`.
-
-    Args:
-        name: what it is, e.g. `val/mel_0`.
-        figure: the figure, e.g. of `zoo.common.reports.new_figure`.
-    """
-    if _folder(task) is None:
-        return
-    log_image(task, name, rendered(figure))
+    """Log a matplotlib figure as an image, as `log_image`."""
+    if media_dir(task) is not None:
+        log_image(task, name, figure_to_image(figure))
 
 
-def rendered(figure: Figure) -> np.ndarray:
-    """A matplotlib figure as an image (H, W, 3), uint8."""
+def figure_to_image(figure: Figure) -> np.ndarray:
+    """Render a matplotlib figure without pyplot; returns (H, W, 3), uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -116,7 +96,7 @@ def log_matrices(task: L.LightningModule, name: str, matrices: Mapping[str, Tens
         name: what they are, e.g. `val/mel_0`.
         matrices: by title, each (rows, columns).
     """
-    if _folder(task) is None:
+    if media_dir(task) is None:
         return
     values = {title: to_numpy(matrix).astype(np.float32) for title, matrix in matrices.items()}
     first = next(iter(values.values()))
@@ -133,9 +113,7 @@ def log_matrices(task: L.LightningModule, name: str, matrices: Mapping[str, Tens
 def log_animation(
     task: L.LightningModule, name: str, frames: Tensor | np.ndarray | Sequence[np.ndarray], fps: float = 8.0
 ) -> None:
-    """Keep an animation of this step as `media/step_XXXXXXXX/<name>.gif` and show it in the loggers.
-
-    Call it on every rank; rank zero writes. Otherwise as `log_audio`.
+    """Write an animation of this step as `media/step_XXXXXXXX/<name>.gif` and log it; otherwise as `log_audio`.
 
     Args:
         name: what it is, e.g. `val/trajectory`.
@@ -145,26 +123,17 @@ def log_animation(
     Raises:
         ValueError: when the shape is none of these.
     """
-    if _folder(task) is None:
+    if media_dir(task) is None:
         return
-    pictures = [_pixels(name, to_numpy(frame)) for frame in frames]
+    pictures = [_to_pixels(name, to_numpy(frame)) for frame in frames]
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
-    encoded = encode_gif(np.stack(pictures), fps)
-    _keep(
-        task,
-        name,
-        ".gif",
-        lambda path: write_atomic(path, lambda file: file.write(encoded)),
-        lambda logger, path, step: logger.log_video(name, [str(path)], step=step, format=["gif"]),
-        lambda writer, step: _add_encoded(writer, name, encoded, pictures[0], step),
-    )
+    content = encode_gif(np.stack(pictures), fps)
+    _log_encoded(task, name, ".gif", content, pictures[0], "log_video", format=["gif"])
 
 
 def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Keep a table of this step as `media/step_XXXXXXXX/<name>.csv` and show it in the loggers.
-
-    Call it on every rank; rank zero writes. Otherwise as `log_audio`.
+    """Write a table of this step as `media/step_XXXXXXXX/<name>.csv` and log it; otherwise as `log_audio`.
 
     Args:
         name: what it is, e.g. `val/answers`.
@@ -177,97 +146,94 @@ def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: 
         raise ValueError(f"log_table({name!r}): expected {len(columns)} cells in every row")
     content = csv_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
     texts = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    _keep(
-        task,
-        name,
-        ".csv",
-        lambda path: write_atomic(path, lambda file: file.write(content)),
+    _write_and_log(
+        task, name, ".csv", lambda file: file.write(content),
         lambda logger, path, step: logger.log_table(name, columns=list(columns), data=[*map(list, rows)], step=step),
         lambda writer, step: writer.add_text(name, markdown_table(columns, texts), step),
-    )
+    )  # fmt: skip
 
 
-def _pixels(name: str, image: np.ndarray) -> np.ndarray:
-    """The image as (H, W, 3 or 4) or (H, W) uint8."""
+def _to_pixels(name: str, image: np.ndarray) -> np.ndarray:
+    """Return the image as (H, W, 3 or 4) or (H, W) uint8."""
     if image.ndim == 3 and image.shape[0] in (1, 3, 4) and image.shape[-1] not in (3, 4):
         image = image.transpose(1, 2, 0)
     if image.ndim == 3 and image.shape[-1] == 1:
         image = image[..., 0]
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[-1] not in (3, 4)) or image.size == 0:
-        raise ValueError(
-            f"log_image({name!r}): expected (H, W), (H, W, 3), (H, W, 4) or (C, H, W), found {tuple(image.shape)}"
-        )
+        raise ValueError(f"log_image({name!r}): expected (H, W), (H, W, C) or (C, H, W), found {tuple(image.shape)}")
     if image.dtype == np.uint8:
         return image
     return np.rint(255.0 * np.clip(np.nan_to_num(image.astype(np.float32)), 0.0, 1.0)).astype(np.uint8)
 
 
-def _png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
+def _log_encoded(
+    task: L.LightningModule, name: str, suffix: str, content: bytes, pixels: np.ndarray, method: str, **options: Any
+) -> None:
+    """Log an encoded image or animation: by a method of W&B's logger; TensorBoard gets it as it is in the file."""
 
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
+    def add(writer: Any, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        colours = 1 if pixels.ndim == 2 else pixels.shape[2]
+        size = {"height": pixels.shape[0], "width": pixels.shape[1], "colorspace": colours}
+        image = Summary.Image(encoded_image_string=content, **size)
+        writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+
+    def show(logger: Any, path: str, step: int) -> None:
+        getattr(logger, method)(name, [path], step=step, **options)
+
+    _write_and_log(task, name, suffix, lambda file: file.write(content), show, add)
 
 
-def _add_encoded(writer: Any, name: str, encoded: bytes, pixels: np.ndarray, step: int) -> None:
-    """Give TensorBoard an image or animation as it is in the file."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    colours = 1 if pixels.ndim == 2 else pixels.shape[2]
-    image = Summary.Image(
-        height=pixels.shape[0], width=pixels.shape[1], colorspace=colours, encoded_image_string=encoded
-    )
-    writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+def is_shortened(trainer: L.Trainer) -> bool:
+    """Return whether this is a sanity check of a part of the validation."""
+    return trainer.sanity_checking and not math.isinf(float(trainer.num_sanity_val_steps))
 
 
-def _folder(task: L.LightningModule) -> Path | None:
-    """The run's media folder, or None when this rank or this moment writes nothing."""
+def media_dir(task: L.LightningModule) -> Path | None:
+    """Return this step's media folder, or None when this rank or this moment writes nothing."""
     trainer = task.trainer
     folder = run_folder(trainer) / "media"  # before the rank check: the first call is collective
-    shortened = trainer.sanity_checking and not math.isinf(float(trainer.num_sanity_val_steps))
-    return folder if trainer.is_global_zero and not shortened else None
+    writes = trainer.is_global_zero and not is_shortened(trainer)
+    return folder / f"step_{trainer.global_step:08d}" if writes else None
 
 
-def _keep(
+def _write_and_log(
     task: L.LightningModule,
     name: str,
     suffix: str,
-    write: Callable[[Path], object],
-    on_wandb: Callable[[Any, Path, int], object],
-    on_tensorboard: Callable[[Any, int], object],
+    write: Callable[[BinaryIO], object],
+    show_in_wandb: Callable[[Any, str, int], object],
+    add_to_tensorboard: Callable[[Any, int], object],
 ) -> None:
     """Write the file on rank zero, then pass it to each logger; one that fails is named once.
 
     Args:
-        on_wandb: shows it by a logger of that kind, given the file and the step.
-        on_tensorboard: shows it by TensorBoard's writer, given the step.
+        show_in_wandb: called with the logger, the file and the step.
+        add_to_tensorboard: called with TensorBoard's writer and the step.
     """
-    trainer, folder = task.trainer, _folder(task)
+    folder, trainer = media_dir(task), task.trainer
     if folder is None:
         return
-    plain = re.sub(r"[^\w.-]+", "_", name).strip("._") or "unnamed"
-    # the folder is named like this step's checkpoint, the logger gets the step that this validation's metrics get
-    path = folder / f"step_{trainer.global_step:08d}" / f"{plain}{suffix}"
+    path = folder / ((re.sub(r"[^\w.-]+", "_", name).strip("._") or "unnamed") + suffix)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, write)
     except OSError as error:
         _warn_once("files", f"{path} cannot be written ({error}): sounds and pictures may be missing from now on")
         return
-    step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped  # that of this validation's metrics
     for logger in trainer.loggers:
         try:
-            experiment: Any = getattr(logger, "experiment", None)
-            if hasattr(logger, "log_audio"):
-                on_wandb(logger, path, step)
-            elif hasattr(experiment, "add_audio"):
-                on_tensorboard(experiment, step)
-            elif hasattr(experiment, "log_artifact") and hasattr(logger, "run_id"):
-                experiment.log_artifact(logger.run_id, str(path), f"media/{path.parent.name}")
+            if isinstance(logger, WandbLogger):
+                show_in_wandb(logger, str(path), step)
+            elif isinstance(logger, TensorBoardLogger):
+                add_to_tensorboard(logger.experiment, step)
+            elif isinstance(logger, MLFlowLogger):
+                logger.experiment.log_artifact(logger.run_id, str(path), f"media/{folder.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
-            kind_of = type(logger).__name__
-            _warn_once(kind_of, f"{kind_of} could not take {path.name} ({error}); the file is in {path.parent}")
+            name = type(logger).__name__
+            _warn_once(name, f"{name} could not take {path.name} ({error}); the file is in {folder}")
 
 
 _warned: set[str] = set()

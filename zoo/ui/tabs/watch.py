@@ -23,7 +23,7 @@ from zoo.ui.tabs.tables import Chip, progress, table, whose
 from zoo.ui.visit import Visit, aside, one_line
 
 REFRESH_SECONDS = 0.5
-MOST_BESIDE = 5
+MAX_BESIDE = 5
 _BROKEN = ("failed", "killed", "torn", "ended")
 _DIFFERENCES = 200  # rows of a table
 
@@ -144,9 +144,9 @@ class WatchTab:
         self.beside.set_options(alike, value=[name for name in self.beside.value if name in alike])
 
     def _lay_over(self) -> None:
-        self.visit.beside = list(self.beside.value)[:MOST_BESIDE]
-        if len(self.beside.value) > MOST_BESIDE:
-            ui.notify(f"At most {MOST_BESIDE} other runs at a time")
+        self.visit.beside = list(self.beside.value)[:MAX_BESIDE]
+        if len(self.beside.value) > MAX_BESIDE:
+            ui.notify(f"At most {MAX_BESIDE} other runs at a time")
             self.beside.set_value(self.visit.beside)
 
     def _filter(self) -> None:

@@ -1,4 +1,4 @@
-"""Learning rates below any schedule: a multiplier that callbacks lower, and one that lowers it on a plateau."""
+"""Learning rates below any schedule: a multiplier that callbacks reduce, and one that reduces it on a plateau."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
-from weakref import WeakKeyDictionary
 
 import lightning as L
 from torch.optim import Optimizer
@@ -16,44 +15,39 @@ from zoo.training.strategies.sharding import hides_gradients
 
 log = logging.getLogger(__name__)
 
-_FACTORS: WeakKeyDictionary[Optimizer, list[Callable[[], float]]] = WeakKeyDictionary()
 
-
-def scale_rates(optimizer: Optimizer, factor: Callable[[], float]) -> None:
-    """Multiply an optimizer's rates by a factor that may change, in effect during its steps only.
-
-    Between steps the rates are the schedule's, so it neither overwrites the factor nor takes it for its own. Several
-    factors multiply.
+def multiply_lr(optimizer: Optimizer, factor: Callable[[], float]) -> None:
+    """Multiply an optimizer's rates during its steps only; between them they are the schedule's.
 
     Args:
-        factor: asked at each step, > 0.
+        factor: called at each step; returns a number > 0.
     """
-    if optimizer in _FACTORS:
-        _FACTORS[optimizer].append(factor)
-        return
-    _FACTORS[optimizer] = [factor]
     scheduled: list[Any] = []
 
-    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def multiply(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         scheduled[:] = [group["lr"] for group in optimizer.param_groups]
-        product = rate_factor(optimizer)
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * product
+            group["lr"] = group["lr"] * factor()
 
-    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def restore(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group, rate in zip(optimizer.param_groups, scheduled, strict=True):
             group["lr"] = rate
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
+    optimizer.register_step_pre_hook(multiply)
+    optimizer.register_step_post_hook(restore)
 
 
-def rate_factor(optimizer: Optimizer) -> float:
-    """Return the product of the factors that `scale_rates` applies in an optimizer's next step."""
-    return math.prod(factor() for factor in _FACTORS.get(optimizer, ()))
+def lr_multiplier(trainer: L.Trainer) -> float:
+    """Return the product of the multipliers of all callbacks."""
+    return math.prod(each.multiplier for each in _multipliers(trainer))
 
 
-class Counting(L.Callback):
+def _multipliers(trainer: L.Trainer) -> list[LrMultiplier]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [each for each in callbacks if isinstance(each, LrMultiplier)]
+
+
+class LrMultiplier(L.Callback):
     """Base of callbacks with counters in the checkpoint, and a multiplier of the learning rates."""
 
     counters: ClassVar[tuple[str, ...]] = ()
@@ -66,8 +60,13 @@ class Counting(L.Callback):
         return type(self).__name__
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters."""
+        """Return the counters."""
         return {name: getattr(self, name) for name in self.counters}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the counters."""
+        for name in self.counters:
+            setattr(self, name, state_dict[name])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse strategies that step an optimizer of their own."""
@@ -75,29 +74,22 @@ class Counting(L.Callback):
             name = type(trainer.strategy).__name__
             raise ValueError(f"{type(self).__name__} does not work with {name}: use --config trainer/fsdp")
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the counters."""
-        for name in self.counters:
-            setattr(self, name, state_dict[name])
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Apply all multipliers to the optimizers, once."""
+        if self is _multipliers(trainer)[0]:
+            for optimizer in trainer.optimizers:
+                multiply_lr(optimizer, lambda: lr_multiplier(trainer))
 
-    def hook_rates(self, trainer: L.Trainer) -> None:
-        """Hook the multiplier into the optimizers."""
-        for optimizer in trainer.optimizers:
-            scale_rates(optimizer, lambda: self.multiplier)
-
-    def lower(self, factor: float) -> None:
-        """Lower the multiplier, to `floor` at the most."""
+    def reduce(self, factor: float) -> None:
+        """Reduce the multiplier, to `floor` at the lowest."""
         self.multiplier = max(self.floor, self.multiplier * factor)
 
 
-class Plateau(Counting):
+class Plateau(LrMultiplier):
     """Multiplies the learning rates by a factor after validations without improvement.
 
-    torch's ReduceLROnPlateau sets the rates themselves, and any other schedule would overwrite it one step later. To
-    end training instead, Lightning's EarlyStopping serves as it is, with validations by batches and over a resume:
-
-        - class_path: lightning.pytorch.callbacks.EarlyStopping
-          init_args: {monitor: val/loss, patience: 10}
+    torch's ReduceLROnPlateau sets the rates themselves, and any other schedule would overwrite it one step later.
+    Lightning's EarlyStopping ends training instead.
 
     Args:
         monitor: metric key, e.g. `val/loss`.
@@ -137,17 +129,13 @@ class Plateau(Counting):
         self.best = math.inf
         self.waited = 0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hook the multiplier into the optimizers."""
-        self.hook_rates(trainer)
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look at the metric."""
+        """Compare the metric with the best."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         if self.monitor not in trainer.callback_metrics:
-            known = ", ".join(sorted(map(str, trainer.callback_metrics))) or "none"
-            raise ValueError(f"Plateau: monitor {self.monitor!r} is not logged; logged metrics: {known}")
+            names = ", ".join(sorted(map(str, trainer.callback_metrics))) or "none"
+            raise ValueError(f"Plateau: monitor {self.monitor!r} is not logged; logged metrics: {names}")
         score = self.sign * float(trainer.callback_metrics[self.monitor])
         if score < self.best - self.min_delta:
             self.best, self.waited = score, 0
@@ -155,10 +143,6 @@ class Plateau(Counting):
         self.waited += 1
         if self.waited >= self.patience:
             self.waited = 0
-            self.lower(self.factor)
-            said = "%s did not improve in %d validations: learning rates are now times %.3g"
-            log.warning(said, self.monitor, self.patience, self.multiplier)
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Log the multiplier."""
-        pl_module.log("train/plateau_lr_multiplier", self.multiplier, on_step=True, on_epoch=False)
+            self.reduce(self.factor)
+            message = "%s did not improve in %d validations: learning rates are now times %.3g"
+            log.warning(message, self.monitor, self.patience, self.multiplier)

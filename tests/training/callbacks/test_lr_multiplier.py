@@ -9,7 +9,7 @@ from toy_wing.data import PairData
 
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.training.callbacks.checkpoint import Checkpoints
-from zoo.training.callbacks.rates import Plateau
+from zoo.training.callbacks.lr_multiplier import Plateau
 from zoo.training.task import ZooTask
 
 ERRORS = [5.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]  # of the validations
@@ -62,7 +62,6 @@ def test_a_plateau_lowers_the_rates_below_any_schedule(tmp_path):
     # after batch 12 there were two validations without improvement
     factors = [0.1 if batch >= 12 else 1.0 for batch in range(16)]
     assert moves == pytest.approx([factor * 0.5**batch for batch, factor in enumerate(factors)], rel=0.02)
-    assert float(trainer.callback_metrics["train/plateau_lr_multiplier"]) == pytest.approx(0.1)
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5**16
 
 

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from zoo.hifigan.inference.vocoder import export_onnx
+from zoo.hifigan.inference import export_onnx
 from zoo.hifigan.nets.generator import Generator
 
 SIZES = {

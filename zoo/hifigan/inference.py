@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,10 +19,9 @@ from zoo.audio.inference import AudioInference, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, resample_blocks
 from zoo.audio.io.resample import resample_array
-from zoo.hifigan.inference.stream import VocoderStream, look_ahead
+from zoo.hifigan.nets.base import Conditioned, WaveformGenerator
 from zoo.hifigan.nets.encodec import EncodecFeatures
-from zoo.hifigan.nets.griffin_lim import PhaseSearch
-from zoo.hifigan.nets.interface import Conditioned, WaveformGenerator
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
 from zoo.runs.inference.forms import InputField
 
@@ -124,30 +123,21 @@ class Vocoder(AudioInference):
         result = np.concatenate(list(self._synthesise([batch])), axis=1)
         return result[0] if mel.ndim == 2 else result
 
-    @overload
-    def stream(self) -> VocoderStream: ...
-
-    @overload
-    def stream(self, frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]: ...
-
-    def stream(self, frames: Iterable[np.ndarray] | None = None) -> VocoderStream | Iterator[np.ndarray]:
-        """Vocode a mel that arrives in pieces (n_mels, n), in constant memory.
+    def stream(self, frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Vocode a mel that arrives in pieces (n_mels, n), 256 frames at a time, in constant memory.
 
         Args:
-            frames: the pieces. A causal generator answers each of them at once; others compute 256 frames at a time,
-                which costs least. None opens a stream that the caller pushes frames into, with the least delay.
+            frames: the pieces, of any length.
 
         Returns:
-            The stream, or pieces (m,) float32 of the audio; joined they are `from_mel` of the joined input.
+            Pieces (m,) float32 of the audio; joined they are `from_mel` of the joined input.
 
         Raises:
-            ValueError: when the generator's conditioner sees the whole input.
+            ValueError: when the generator's conditioner depends on the whole input.
         """
-        if frames is None:
-            return VocoderStream(self._synthesiser, self.sample_rate)
-        if look_ahead(self.generator) == 0:
-            stream = VocoderStream(self._synthesiser, self.sample_rate)
-            return (samples for piece in frames if len(samples := stream.push(piece)))
+        if self.generator.receptive_frames is None:
+            name = type(getattr(self.generator, "conditioner", self.generator)).__name__
+            raise ValueError(f"{name} depends on the whole input, so its generator cannot stream: use from_mel")
         return (piece[0] for piece in self._synthesise(np.asarray(each, np.float32)[None] for each in frames))
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
@@ -270,10 +260,10 @@ def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:
     Raises:
         ValueError: when the generator has no ONNX form.
     """
-    if isinstance(generator, PhaseSearch):
+    if isinstance(generator, MagnitudeVocos):
         kind = type(generator).__name__
         raise ValueError(f"{kind} has no ONNX form: Griffin-Lim computes on complex numbers, ONNX has none")
-    fused = copy.deepcopy(generator).cpu().float().eval().fuse_()
+    fused = copy.deepcopy(generator).cpu().float().eval().remove_weight_norm_()
     random = torch.Generator().manual_seed(0)
     examples = [(torch.randn(batch, fused.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]
     return Graph(fused, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples, name)

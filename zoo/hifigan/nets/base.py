@@ -1,11 +1,9 @@
-"""What every generator of a vocoder is: features in, waveform out, a hop, a context, weight norm that can be folded."""
+"""Base classes of vocoder generators: features to waveform, hop, receptive field, folding of weight norm."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Literal, Self
 
 import torch
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from zoo.common.checks import check_one_of, check_within
-from zoo.hifigan.nets.causal import CausalConvTranspose1d, Overlap, Past, conv1d
 from zoo.hifigan.nets.conditioners import Conditioner
 
 EDGE_KERNEL = 7
@@ -27,28 +24,20 @@ class WaveformGenerator(nn.Module):
     Attributes:
         in_channels: channels of the input frames.
         hop_length: samples per frame.
-        receptive_frames: input frames on each side that a frame's samples depend on; None means all. Of a causal
-            generator, those before it.
-        causal: whether a frame's samples depend on no later frame.
-        conditions: number of conditions, one of which it takes beside the frames; None for none.
+        receptive_frames: input frames on each side that a frame's samples depend on; None means all.
+        conditions: number of conditions, one of which is an input besides the frames; None for none.
     """
 
     in_channels: int
     hop_length: int
     receptive_frames: int | None
-    causal: bool = False
     conditions: int | None = None
-
-    @property
-    def look_ahead_frames(self) -> int | None:
-        """Later frames that a frame's samples depend on; None means all."""
-        return 0 if self.causal else self.receptive_frames
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from frames (B, in_channels, F)."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
-    def fuse_(self) -> Self:
+    def remove_weight_norm_(self) -> Self:
         """Fold weight norm into plain weights, in place: faster, but the module cannot be trained on as it was."""
         for name, module in self.named_modules():
             if not name.startswith("conditioner.") and parametrize.is_parametrized(module, "weight"):
@@ -58,15 +47,6 @@ class WaveformGenerator(nn.Module):
                 del module.parametrizations
                 module.weight = nn.Parameter(weight)
         return self
-
-    def streaming(self) -> Self:
-        """Copy it, folded and on the same tensors; each call of a causal one then goes on where the last one ended."""
-        shared = {id(tensor): tensor for tensor in chain(self.parameters(), self.buffers())}
-        twin = copy.deepcopy(self, shared).eval().fuse_()
-        for module in twin.modules():
-            if isinstance(module, Past | Overlap):
-                module.keeps = True
-        return twin
 
 
 class Conditioned(WaveformGenerator):
@@ -84,7 +64,7 @@ class Conditioned(WaveformGenerator):
         check_within(0, (generator.conditions or 1) - 1, condition=condition)
         self.generator = generator
         self.in_channels, self.hop_length = generator.in_channels, generator.hop_length
-        self.receptive_frames, self.causal = generator.receptive_frames, generator.causal
+        self.receptive_frames = generator.receptive_frames
         device = next(generator.parameters()).device
         self.register_buffer("number", torch.tensor(condition, device=device), persistent=False)
 
@@ -116,11 +96,9 @@ class StagedGenerator(WaveformGenerator):
         conditioner: Conditioner | None = None,
         padding_mode: PaddingMode = "zeros",
         output_padding: Literal[0, 1] | None = None,
-        causal: bool = False,
     ) -> None:
         super().__init__()
-        _check_causal(causal, conditioner, padding_mode, output_padding)
-        _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, 0 if causal else output_padding)
+        _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
         _check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
         self.in_channels = in_channels
         self.initial_channels = initial_channels
@@ -130,33 +108,21 @@ class StagedGenerator(WaveformGenerator):
         self.resblock_kernel_sizes = tuple(resblock_kernel_sizes)
         self.resblock_dilation_sizes = tuple(tuple(dilations) for dilations in resblock_dilation_sizes)
         self.output_padding = output_padding
-        self.causal = causal
         self.hop_length = math.prod(upsample_rates)
         self.conditioner = conditioner
         first = in_channels if conditioner is None else conditioner.out_channels
-        self.conv_pre = self.edge(first, initial_channels, padding_mode)
+        self.conv_pre = edge_convolution(first, initial_channels, padding_mode)
         self.ups = nn.ModuleList()
         self.resblocks = nn.ModuleList()
         channels = initial_channels
         for rate, kernel in zip(upsample_rates, upsample_kernel_sizes, strict=True):
             excess = kernel - rate
             added = (output_padding or 0) * (excess % 2)
-            self.ups.append(
-                CausalConvTranspose1d(channels, channels // 2, kernel, rate)
-                if causal
-                else nn.ConvTranspose1d(channels, channels // 2, kernel, rate, excess // 2, added)
-            )
+            self.ups.append(nn.ConvTranspose1d(channels, channels // 2, kernel, rate, excess // 2, added))
             channels //= 2
             for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True):
                 self.resblocks.append(block(channels, size, dilations))
         self.last_channels = channels
-
-    def edge(
-        self, channels_in: int, channels_out: int, padding_mode: PaddingMode = "zeros", bias: bool = True
-    ) -> nn.Conv1d:
-        """Make the first or the last convolution."""
-        options = {"bias": bias} if self.causal else {"bias": bias, "padding_mode": padding_mode}
-        return conv1d(channels_in, channels_out, EDGE_KERNEL, self.causal, **options)
 
     def stages(self, x: Tensor, activate: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Raise the rate of (B, initial_channels, F) to (B, last_channels, T).
@@ -177,20 +143,18 @@ class StagedGenerator(WaveformGenerator):
         Follows the interval of inputs that the first and last sample of a frame need, from the output backwards.
 
         Args:
-            reach: samples to each side (causal: back) that a convolution of (kernel size, dilation) looks, with its
-                activation.
+            reach: samples to each side that a convolution of (kernel size, dilation) sees, with its activation.
             last: the same of the activation before the last convolution.
         """
-        edge, plain = EDGE_KERNEL - 1 if self.causal else EDGE_KERNEL // 2, self.resblock == "1"
-        ahead = not self.causal
+        edge, plain = EDGE_KERNEL // 2, self.resblock == "1"
         units = max(
             sum(reach(size, dilation) + (reach(size, 1) if plain else 0) for dilation in dilations)
             for size, dilations in zip(self.resblock_kernel_sizes, self.resblock_dilation_sizes, strict=True)
         )
-        low, high = -edge - last, self.hop_length - 1 + ahead * (edge + last)
+        low, high = -edge - last, self.hop_length - 1 + edge + last
         for rate, kernel in zip(reversed(self.upsample_rates), reversed(self.upsample_kernel_sizes), strict=True):
-            padding = ahead * ((kernel - rate) // 2)
-            low, high = low - units, high + ahead * units
+            padding = (kernel - rate) // 2
+            low, high = low - units, high + units
             low, high = math.ceil((low + padding - kernel + 1) / rate), (high + padding) // rate
         frames = max(-low, high) + edge
         if self.conditioner is None:
@@ -199,18 +163,19 @@ class StagedGenerator(WaveformGenerator):
         return None if more is None else frames + more
 
 
-def _check_causal(causal: bool, conditioner: Conditioner | None, padding_mode: str, output_padding: int | None) -> None:
-    if not causal:
-        return
-    if conditioner is not None and conditioner.receptive_frames != 0:
-        raise ValueError(
-            f"causal: the conditioner {type(conditioner).__name__} looks at later frames; use LinearConditioner or none"
-        )
-    if padding_mode != "zeros" or output_padding is not None:
-        raise ValueError(
-            f"causal: padding_mode must be zeros and output_padding null (any kernel not below its rate is allowed), "
-            f"found {padding_mode} and {output_padding}"
-        )
+def edge_convolution(
+    channels_in: int, channels_out: int, padding_mode: PaddingMode = "zeros", bias: bool = True
+) -> nn.Conv1d:
+    """Make the first or the last convolution of a staged generator."""
+    return nn.Conv1d(
+        channels_in, channels_out, EDGE_KERNEL, padding=EDGE_KERNEL // 2, bias=bias, padding_mode=padding_mode
+    )
+
+
+def same_conv1d(channels: int, kernel_size: int, dilation: int, padding_mode: PaddingMode = "zeros") -> nn.Conv1d:
+    """Make a convolution of odd kernel size that keeps channels and length."""
+    padding = (kernel_size - 1) * dilation // 2
+    return nn.Conv1d(channels, channels, kernel_size, 1, padding, dilation, padding_mode=padding_mode)
 
 
 def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
-from zoo.hifigan.inference import vocoder as vocoder_module
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan import inference
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.nets.conditioners import ConformerConditioner, LinearConditioner
 from zoo.hifigan.nets.generator import Generator
 
@@ -32,7 +32,7 @@ def build(**changes) -> Vocoder:
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(vocoder_module, "CHUNK_FRAMES", 5)
+    monkeypatch.setattr(inference, "CHUNK_FRAMES", 5)
 
 
 def noise(*shape) -> np.ndarray:
@@ -102,7 +102,7 @@ def test_local_conditioner_streams_and_global_one_refuses(small_chunks):
     with torch.no_grad():
         expected = attention.generator(torch.from_numpy(mel)[None])[0, 0].numpy()
     np.testing.assert_allclose(attention.from_mel(mel), expected, atol=1e-6)
-    with pytest.raises(ValueError, match="ConformerConditioner sees the whole input"):
+    with pytest.raises(ValueError, match="ConformerConditioner"):
         list(attention.stream([mel]))
 
 
