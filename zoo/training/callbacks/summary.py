@@ -173,7 +173,7 @@ def suggest_commands(folder: Path, module: Any, finished: bool) -> list[str]:
     quoted = shlex.quote(str(folder))
     commands = [] if finished else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
-        commands += [module.use_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
+        commands += [module.usage_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
     return [
         " ".join([command, *(f"--allow-import {package}" for package in allowed_packages())]) for command in commands
     ]
