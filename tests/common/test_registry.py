@@ -42,7 +42,7 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
         "zoo.cli.trainer.LightningCLI",
         "zoo.cli.trainer.ZooCLI",
         "zoo.audio.io.files._Sequential",
-        "zoo.runs.predict.results.Results",
+        "zoo.runs.inference.predict.Results",
         "torch.nn.Module.load_state_dict",
         "torch.nn.functional.relu",
         "torch.nn.parallel.DistributedDataParallel",

@@ -82,7 +82,7 @@ NODES: dict[str, Node] = {
     "user interface's processes": part("zoo.ui.jobs.trainings.Trainings", runs="ELSEWHERE", jobs="ELSEWHERE"),
     "log file": part("zoo.training.callbacks.train_log._LogFile", filename="ELSEWHERE/marker"),
     "rows": part("zoo.runs.csv_log.RunCSV", save_dir="ELSEWHERE/rows"),
-    "bulk": part("zoo.runs.predict.results.Results", output="ELSEWHERE/out", settings_id="", part="x", rows={}),
+    "bulk": part("zoo.runs.inference.predict.Results", output="ELSEWHERE/out", part="x", rows={}),
     "pickle by way of torch": part("torch.nn.modules.module.torch.load", f="ELSEWHERE/secret.yaml", weights_only=False),
     "torch.hub.load": part("torch.hub.load", repo_or_dir="ELSEWHERE", model="model", source="local"),
     "torch.jit.load": part("torch.jit.load", f="ELSEWHERE/secret.yaml"),

@@ -12,7 +12,7 @@ from tests.harness import TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forke
 from zoo.audio.io import files
 from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.predict.results import read_manifest
+from zoo.runs.inference.predict import read_manifest
 
 
 @pytest.fixture

@@ -387,7 +387,7 @@ class _Bench:
 def upper_bands(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,) in equal bands above a cut-off, from the lowest: `lsd_hf_1` and so on."""
     edges = np.linspace(cutoff_hz, sample_rate / 2, len(HF_BANDS) + 1).tolist()
-    return dict(zip(HF_BANDS, map(float, metrics.lsd_between(found, high, sample_rate, edges)), strict=True))
+    return dict(zip(HF_BANDS, map(float, metrics.lsd_bands(found, high, sample_rate, edges)), strict=True))
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:

@@ -221,7 +221,7 @@ def _store(spool: IO[bytes], piece: np.ndarray) -> None:
 
 def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,): `lsd`, and above and below a cut-off, `lsd_hf` and `lsd_lf`."""
-    below, above = metrics.lsd_bands(found, high, sample_rate, cutoff_hz)
+    below, above = metrics.lsd_bands(found, high, sample_rate, (0.0, cutoff_hz, sample_rate / 2))
     return {"lsd": float(metrics.lsd(found, high)), "lsd_lf": float(below), "lsd_hf": float(above)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def inspect_folder(path: Path) -> int:
 
 def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
-    from zoo.common.safe_load import UnsafeFileError, iterate_contents, load_foreign_checkpoint
+    from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
     from zoo.convert.engine import load_original
     from zoo.runs.checkpoints import is_sound
 
@@ -183,8 +183,6 @@ def count_tensors(content: Any) -> Components:
     """
     import torch
 
-    from zoo.common.safe_load import iterate_contents
-
     components: Components = {}
     visited: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
@@ -193,6 +191,30 @@ def count_tensors(content: Any) -> Components:
                 entry = (tensor.numel(), str(tensor.dtype).removeprefix("torch."))
                 components.setdefault(str(key).partition(".")[0], []).append(entry)
     return components
+
+
+def iterate_contents(content: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield the tensors and records inside a loaded object, including classes that were not called.
+
+    Args:
+        seen: ids of the containers to pass over; added to. Every container is opened once.
+    """
+    import torch
+
+    from zoo.common.safe_load import Record
+
+    seen = set() if seen is None else seen
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor | Record) or (isinstance(value, type) and issubclass(value, Record)):
+            yield value
+        if id(value) not in seen and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
+            seen.add(id(value))
+            if isinstance(value, Record):
+                pending += [*value.args, value.state]
+            else:
+                pending += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
 
 
 def format_size(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from zoo.miipher.nets.cleaner import Encoder
 from zoo.runs.export import is_export
 from zoo.runs.folder import find_checkpoint
 from zoo.runs.frozen import state_digest
+from zoo.runs.inference.predict import content_digest, list_input_files, predict_files, result_settings
 from zoo.runs.load import load
-from zoo.runs.predict.input_files import describe_left_out, list_input_files
-from zoo.runs.predict.run import content_digest, predict_files, result_settings
-
-log = logging.getLogger(__name__)
 
 
 def read_encoder(path: Path) -> Encoder:
@@ -88,8 +84,6 @@ def cache_features(
         path = encoder if is_export(encoder) else find_checkpoint(encoder)
         made, options, digest = read_encoder(path), {}, content_digest(path)
     extractor = FeatureExtractor(made).to(local_device(device)).eval()
-    files, left_out = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
-    if left_out and rank == 0:
-        log.warning("%s: left out %s", input, describe_left_out(left_out))
+    files = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
     settings = result_settings(digest, public_name(FeatureExtractor), options)
     return predict_files(extractor, files, output, settings, overwrite, rank, world_size)

@@ -325,7 +325,7 @@ def _pack(archive: zipfile.ZipFile, name: str, parts: Sequence[Output], folder: 
 
 
 def _rows(target: Path) -> list[dict[str, Any]]:
-    """The outcomes that a bulk prediction has recorded so far, see `zoo.runs.predict`."""
+    """The outcomes that a bulk prediction has recorded so far, see `zoo.runs.inference.predict`."""
     rows = [row for path in sorted(target.glob("manifest*.jsonl")) for row in Journal(path).read()]
     found = {row["target"]: row for row in rows if isinstance(row, dict) and {"target", "status"} <= row.keys()}
     return [row for row in found.values() if row["status"] in ("done", "failed")]
