@@ -123,7 +123,7 @@ def test_exact_denoiser_of_one_point_is_its_own_student() -> None:
 def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) -> None:
     made = teacher()
     task = student(teacher=made)
-    task.specs = {"parts": {}, "options": {"sampler": None}}
+    task.specs = {"components": {}, "options": {"sampler": None}}
     for name, value in made.net.state_dict().items():
         assert torch.equal(task.net.state_dict()[name], value), name
     assert float(task.net.latent_scale) == pytest.approx(0.7)
@@ -155,7 +155,7 @@ def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
     made, autoencoder = teacher(), FrozenAutoencoder(config=AUTOENCODER)
-    made.recorded = {"autoencoder": {"sha256": autoencoder.fingerprint()}}
+    made.records = {"autoencoder": {"sha256": autoencoder.fingerprint()}}
     made.save_source(tmp_path)
     copied = FrozenDenoiser(str(tmp_path))
     assert copied.fingerprint() == made.fingerprint()

@@ -23,7 +23,7 @@ from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.checks import check_one_of, check_within
-from zoo.runs.frozen import state_digest
+from zoo.common.tensors import state_digest
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.freezing import freeze
 from zoo.training.resume import Key, item_seed

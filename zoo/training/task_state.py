@@ -10,7 +10,7 @@ import lightning as L
 
 from zoo.common.build import completed
 from zoo.runs import frozen
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.hyperparameters import apply_hyperparameters, split_optimizers
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class CheckpointedTask(L.LightningModule):
             self._apply_hyperparameters(checkpoint)
         modules = frozen.frozen_modules({"": self})
         self._check_module_specs(checkpoint.get("zoo"), [path for path, module in modules.items() if module.is_frozen])
-        frozen.check(modules, checkpoint.get("frozen", {}), "the checkpoint")
+        frozen.verify_frozen_weights(modules, checkpoint.get("frozen", {}), "the checkpoint")
         if is_fit:
             self.save_frozen_modules()  # the run may continue in another folder
 
@@ -65,7 +65,7 @@ class CheckpointedTask(L.LightningModule):
                 checkpoint was read.
         """
         modules = frozen.frozen_modules({"": self})
-        records = frozen.records(modules)
+        records = frozen.frozen_records(modules)
         if records:
             folder = run_folder(self.trainer)
             if self.trainer.is_global_zero and not (unless_resuming and next(folder.glob("*.ckpt"), None)):
@@ -87,11 +87,11 @@ class CheckpointedTask(L.LightningModule):
         """Compare descriptions without memory options and sources of frozen modules, whose hashes are compared."""
         if saved is None or self.specs is None:
             return
-        saved_spec, current_spec = copy.deepcopy(saved["parts"]), copy.deepcopy(self.specs["parts"])
+        saved_spec, current_spec = copy.deepcopy(saved["components"]), copy.deepcopy(self.specs["components"])
         for spec in (saved_spec, current_spec):
             for path in frozen_paths:
                 for key in ("source", "revision", "config", "gradient_checkpointing"):
-                    (frozen.find_arguments(spec, path) or {}).pop(key, None)
+                    (frozen.find_init_args(spec, path) or {}).pop(key, None)
         for name in self.inference_modules:
             saved_module = completed(saved_spec.get(name), current_spec.get(name))
             if name in saved_spec and saved_module != current_spec[name]:

@@ -11,7 +11,7 @@ import lightning as L
 from zoo.audiosr.convert.write import FINAL, from_ours, layout_of, original_name
 from zoo.audiosr.task import DiffusionTask
 from zoo.runs.checkpoints import find_checkpoints
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks.checkpoint import is_fast_dev_run
 from zoo.training.strategies.sharding import is_sharded
 

@@ -17,9 +17,8 @@ from zoo.common import reports
 from zoo.common.atomic_files import write_atomic
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.tensor_names import strip_wrappers
-from zoo.runs import export
-from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
+from zoo.runs.components import WEIGHTS_NAME, is_export
 
 WRAPPERS = ("state_dict", "model", "generator")  # keys below which other projects' files keep their weights
 
@@ -95,8 +94,8 @@ def read_tensors(path: Path, ema: bool = False) -> dict[str, Tensor]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    if export.is_export(path):
-        content: Any = load_file(path / export.WEIGHTS_NAME)
+    if is_export(path):
+        content: Any = load_file(path / WEIGHTS_NAME)
     elif path.is_dir() or path.suffix == ".ckpt":
         content = load_checkpoint(find_checkpoint(path))
     else:

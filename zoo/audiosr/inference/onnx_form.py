@@ -21,7 +21,7 @@ from zoo.audiosr.nets.features import LOG_FLOOR, MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import split
 from zoo.hifigan.inference import generator_graph
-from zoo.runs.export import Graph, OnnxForm
+from zoo.runs.onnx_export import OnnxExport, OnnxGraph
 
 MAX_STEPS = 50  # that the numpy sampler takes by itself
 POWER_FLOOR = 1e-8  # of `stft_magnitude`, squared
@@ -80,7 +80,7 @@ def onnx_form(
     features: MelFeatures,
     diffusion: CosineDiffusion,
     settings: Settings,
-) -> OnnxForm:
+) -> OnnxExport:
     """The parts of a restorer: see `numpy_sampler.AudioSR`, which is written beside them as `onnx_audiosr.py`.
 
     A clip's frames are a multiple of those of the UNet's coarsest image, and at most as many as the global encoder has
@@ -113,9 +113,9 @@ def onnx_form(
     inputs = {"x": image, "t": {0: "batch"}, "condition": image}
     examples: list[tuple[Tensor, ...]] = list(zip(latents, steps, condition, strict=True))
     graphs = [
-        Graph(_Encoder(conditions, scale), {"mel": {0: "batch", 2: size * Dim("rows")}}, ["condition"], mels,
+        OnnxGraph(_Encoder(conditions, scale), {"mel": {0: "batch", 2: size * Dim("rows")}}, ["condition"], mels,
               "encoder"),
-        Graph(_Decoder(autoencoder, scale), {"latents": {0: "batch", 2: "rows"}}, ["mel"],
+        OnnxGraph(_Decoder(autoencoder, scale), {"latents": {0: "batch", 2: "rows"}}, ["mel"],
               [(each,) for each in latents], "decoder"),
         generator_graph(vocoder.net, "vocoder"),
     ]  # fmt: skip
@@ -124,20 +124,20 @@ def onnx_form(
         most = frames * features.hop_length
         clips = [(draw(batch, 1, number, bands),) for batch, number in ((2, frames // 2), (1, frames // 3 + 1))]
         graphs.append(
-            Graph(_ClipEncoder(net), {"mel": {0: "batch", 2: Dim("frames", max=frames)}},
+            OnnxGraph(_ClipEncoder(net), {"mel": {0: "batch", 2: Dim("frames", max=frames)}},
                   ["context", "sequence"], clips, "clip_encoder")
         )  # fmt: skip
         with torch.no_grad():
             encoded = [net.encode_clip(clip[0]) for clip in clips]
         inputs |= {"context": {0: "batch"}, "sequence": {0: "batch", 1: "tokens"}}
         examples = [(*given, *more) for given, more in zip(examples, encoded, strict=True) if more is not None]
-    graphs.append(Graph(_Step(net), inputs, ["output"], examples, "denoiser"))
+    graphs.append(OnnxGraph(_Step(net), inputs, ["output"], examples, "denoiser"))
     unit = unit_samples(net, autoencoder, features)
     tables = _tables(features, diffusion, settings, float(scale), unit, most)
     file = io.BytesIO()
     np.savez(file, **{name: np.asarray(value) for name, value in tables.items()})  # type: ignore[arg-type]
     runtime = Path(numpy_sampler.__file__).read_bytes()
-    return OnnxForm(graphs, {"onnx_audiosr.npz": file.getvalue(), "onnx_audiosr.py": runtime})
+    return OnnxExport(graphs, {"onnx_audiosr.npz": file.getvalue(), "onnx_audiosr.py": runtime})
 
 
 def _tables(

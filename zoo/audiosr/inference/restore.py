@@ -32,8 +32,8 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
-from zoo.runs.export import OnnxForm
 from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.runs.onnx_export import OnnxExport
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
@@ -417,7 +417,7 @@ class Restorer(AudioInference):
             "picture": None if picture is None else picture.name,
         }
 
-    def onnx_form(self) -> OnnxForm:
+    def onnx_form(self) -> OnnxExport:
         """Encoder, denoiser, decoder, vocoder and, if there is one, encoder of the clip; with a sampler in numpy."""
         return onnx_form(
             self.net, self.autoencoder, self.condition_autoencoder, self.vocoder, self.features, self.diffusion,
