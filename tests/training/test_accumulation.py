@@ -90,7 +90,7 @@ def test_step_is_that_of_one_large_batch(items, accumulate, limit):
 def test_first_lines_name_the_true_batch(items, accumulate, said):
     fit, task = trainer(accumulate), Task()
     fit.fit(task, Data(items, 8))
-    assert describe_run(fit, task, ["cpu"])["effective batch"].startswith(said)
+    assert describe_run(fit, task)["effective batch"].startswith(said)
 
 
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (1, 2), (0, 2), (3, 1)])

@@ -120,6 +120,7 @@ def configure_logging() -> None:
     for handler in root.handlers:
         if isinstance(handler, TerminalHandler):
             handler.setLevel(logging.WARNING if verbosity() == "quiet" else logging.INFO)
+    logging.getLogger("zoo").setLevel(logging.INFO)  # for train.log; the root logger of a host program may say less
     for name in LIGHTNING:
         logger = logging.getLogger(name)
         logger.handlers = [each for each in logger.handlers if type(each) is not logging.StreamHandler]

@@ -282,7 +282,9 @@ class ZooCLI(LightningCLI):
         logger = settings.get("logger") or []
         own_loggers = logger if isinstance(logger, list) else [] if logger is True else [logger]
         names, wandb = self.config["loggers"], self.config_init["wandb"]
-        loggers = [self.csv, *make_loggers(names, wandb, self.folder, own_loggers, self.recipe, evaluated, step)]
+        loggers: list[Any] = [self.csv]
+        if self.command == "fit":
+            loggers += make_loggers(names, wandb, self.folder, own_loggers, self.recipe, step)
         if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
             kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights

@@ -7,8 +7,7 @@ __getattr__, __all__ = register_components(
     {
         "adversarial": "Discriminator",
         "callbacks.ema": "EMA",
-        "callbacks.guard": "LossGuard",
-        "callbacks.lr_multiplier": "Plateau",
+        "callbacks.guard": "LossGuard Plateau",
         "datamodule": "ZooDataModule",
         "gan": "GANStep GANTask",
         "schedules": "LrScaling StageCosine WarmupConstant WarmupCosine WarmupLinear",
