@@ -4,7 +4,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from zoo.cli.recipes import read_files, replace_recipe_names
+from zoo.cli.recipes import read_files
 from zoo.training.errors import ConnectionLostError
 
 
@@ -38,4 +38,4 @@ def test_pods_find_each_other_and_the_run(manifest):
     assert {"RANK", "WORLD_SIZE", "LOCAL_RANK"}.isdisjoint(environment)  # else Lightning starts no process by GPU
     ended = spec["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
     assert ConnectionLostError.exit_code not in ended and 143 not in ended
-    read_files(replace_recipe_names(container["args"][1:]))
+    read_files(container["args"][1:])

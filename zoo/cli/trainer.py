@@ -31,8 +31,8 @@ from zoo.cli.parser import (
     restrict_imports,
     use_public_names,
 )
-from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, iterate_keys
-from zoo.cli.resume import choose_run_folder, config_files, recipe_name, resolve_checkpoint
+from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, config_files, iterate_keys
+from zoo.cli.resume import choose_run_folder, recipe_name, resolve_checkpoint
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import check_config_paths
 from zoo.common.locks import lock_folder
@@ -210,7 +210,7 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse files and options, and check what the parser does not."""
-        if not any(arg.startswith(("--config", "-c", "--model", "--print_config", "--help", "-h")) for arg in args):
+        if not config_files(args) and not any(arg.startswith(("--model", "--help")) for arg in args):
             raise WrongNameError(
                 f"{self.command} needs a recipe (`zoo list`) or --ckpt_path RUN: zoo {self.command} RECIPE"
             )
