@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import configure_logging, quiet_output
-from zoo.cli.recipes import replace_recipe_names
-from zoo.cli.resume import config_files, resolve_checkpoint
+from zoo.cli.recipes import config_files
+from zoo.cli.resume import resolve_checkpoint
 from zoo.cli.trainer import ZooCLI, start_from_weights
-from zoo.runs import folder as runs
-from zoo.runs.checkpoints import step_of
+from zoo.runs.checkpoints import find_checkpoint, parse_step
 from zoo.runs.init_from import init_from
 
 ALONE = {
-    "devices": 1,
-    "num_nodes": 1,
-    "strategy": "auto",
-    "limit_val_batches": 0,
-    "num_sanity_val_steps": 0,
+    "devices": 1, "num_nodes": 1, "strategy": "auto", "limit_val_batches": 0, "num_sanity_val_steps": 0,
     "fast_dev_run": False,
-}
+}  # fmt: skip
 # max_steps is a number of steps, as recipes let their schedules end there; more than any trial takes
 ENDLESS = {"max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
 
@@ -34,7 +29,7 @@ class _Trial(ZooCLI):
     def before_instantiate_classes(self) -> None:
         """Leave a run's folder alone."""
         source = self.config["ckpt_path"]
-        self.checkpoint = None if source is None else runs.find_checkpoint(Path(source))
+        self.checkpoint = None if source is None else find_checkpoint(Path(source))
         self.folder = Path(self.config["trainer.default_root_dir"])
         self.trainer_defaults["callbacks"] = self.callbacks()
 
@@ -57,7 +52,7 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
         options = [f"--trainer.{key}={value}" for key, value in settings.items()]
-        arguments, source_run = resolve_checkpoint("fit", [*replace_recipe_names(words), *options])
+        arguments, source_run = resolve_checkpoint("fit", [*words, *options])
         if not config_files(arguments):
             raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")
         configure_logging()
@@ -71,5 +66,5 @@ def train(cli: ZooCLI) -> None:
     else:
         init_from(cli.model, cli.checkpoint, 1.0)
         if hasattr(cli.model, "discriminator_start"):  # which counts batches of the run
-            cli.model.discriminator_start = max(0, cli.model.discriminator_start - step_of(cli.checkpoint))
+            cli.model.discriminator_start = max(0, cli.model.discriminator_start - parse_step(cli.checkpoint))
     cli.trainer.fit(cli.model, cli.datamodule)

@@ -24,7 +24,7 @@ from zoo.cli.trials import ENDLESS, train, trial
 from zoo.common.checks import check_at_least, check_positive
 from zoo.common.locks import lock_folder
 from zoo.common.reports import new_figure, print_table, terminal_table, write_report
-from zoo.runs.folder import RUNS_ROOT
+from zoo.runs.run_folder import RUNS_ROOT
 from zoo.training.callbacks.guard import unscaled
 from zoo.training.gan import GANTask
 
@@ -243,7 +243,7 @@ class LrRangeTest(L.Callback):
         if self.only == "d" and "d/total" not in row:
             raise ValueError(
                 f"the discriminators do not train before batch {task.discriminator_start}: add "
-                "--model.init_args.discriminator_start=0"
+                "--model.init_args.step.discriminator_start=0"
             )
         if self.loss_key is None:
             self.loss_key = "d/total" if self.only == "d" else "g/reconstruction" if weighted else "g/total"

@@ -228,10 +228,13 @@ def test_what_a_hub_may_not_do(run: Path, online: Hub, tmp_path: Path, monkeypat
     assert load("hf://bad/beside").dry_run()
     assert {path.name for path in (tmp_path / "cache" / "models--bad--beside" / "snapshots").rglob("*.*")} == {*good}
 
-    net = config["parts"]["net"]
+    net = config["components"]["net"]
     refused = {
         "system": ({**config, "inference": "os.system"}, "os.system"),
-        "eval": ({**config, "parts": {**config["parts"], "net": {**net, "class_path": "builtins.eval"}}}, "eval"),
+        "eval": (
+            {**config, "components": {**config["components"], "net": {**net, "class_path": "builtins.eval"}}},
+            "eval",
+        ),
         "deep": ({**config, "options": {"solver": [{"class_path": "subprocess.Popen"}]}}, "Popen"),
         "outside": ({**config, "frozen": {"net": {"folder": "../../../etc", "source": None}}}, "frozen"),
         "other": ({"model_type": "llama"}, "another project's"),

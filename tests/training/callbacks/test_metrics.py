@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from zoo.runs.csv_log import RunCSV, read_metrics
+from zoo.runs.metrics_csv import MetricsCSV, read_metrics
 from zoo.training.callbacks.metrics import TrainingMetrics, count_items, learning_rates
 from zoo.training.callbacks.train_log import LOGGERS, TrainLog
 
@@ -35,7 +35,7 @@ def test_items_are_counted(batch, items):
 def test_learning_rates_are_named():
     adam = [torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.1 * (i + 1)) for i in range(2)]
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 2.0)]
-    rates = {"train/lr_adam": 0.1, "train/lr_adam_1": 0.2, "train/lr_sgd_0": 1.0, "train/lr_sgd_1": 2.0}
+    rates = {"train/lr_adam_0": 0.1, "train/lr_adam_1": 0.2, "train/lr_sgd_2_0": 1.0, "train/lr_sgd_2_1": 2.0}
     assert learning_rates([*adam, torch.optim.SGD(groups, lr=3.0)]) == rates
     assert learning_rates(adam, ("g", "d")) == {"train/lr_g": 0.1, "train/lr_d": 0.2}
 
@@ -83,7 +83,7 @@ class Toy(L.LightningModule):
 
 def fit(folder, module, callback, item_seconds=0.0, validation=None, **settings):
     trainer = L.Trainer(
-        default_root_dir=folder, logger=RunCSV(folder), log_every_n_steps=2, max_epochs=1, accelerator="cpu",
+        default_root_dir=folder, logger=MetricsCSV(folder), log_every_n_steps=2, max_epochs=1, accelerator="cpu",
         callbacks=[callback], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         **settings,
     )  # fmt: skip

@@ -19,7 +19,8 @@ from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
 from zoo.compressed_ad.evaluation.summary import bootstrap_groups, last_episodes, speed
-from zoo.runs.csv_log import CSV_NAME, read_metrics
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import CSV_NAME
 
 NAME = "report"
 METRICS = 9  # panels of training curves

@@ -12,11 +12,11 @@ from zoo.common.configs import load_run_config
 from zoo.common.environment import local_device
 from zoo.common.registry import public_name
 from zoo.common.reports import Row
+from zoo.common.tensors import state_digest
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.miipher.nets.cleaner import Encoder
-from zoo.runs.export import is_export
-from zoo.runs.folder import find_checkpoint
-from zoo.runs.frozen import state_digest
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import is_export
 from zoo.runs.inference.predict import content_digest, list_input_files, predict_files, result_settings
 from zoo.runs.load import load
 

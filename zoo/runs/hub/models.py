@@ -22,8 +22,8 @@ import zoo
 from zoo.common import registry
 from zoo.common.configs import MAX_JSON, load_json
 from zoo.common.environment import verbosity
-from zoo.runs.descriptions import described
-from zoo.runs.export import CONFIG_NAME, WEIGHTS_NAME
+from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
+from zoo.runs.model_description import validate_description
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -218,10 +218,10 @@ def _check_description(path: Path, name: HubName) -> None:
     """Refuse what is no export of ours, or asks for components that may not be built here."""
     try:
         config = load_json(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or not {"zoo", "inference", "parts"} <= config.keys():
+        if not isinstance(config, dict) or not {"zoo", "inference", "components"} <= config.keys():
             raise ValueError(f"its {CONFIG_NAME} is another project's")
-        config = described(config)
-        for component in (config["inference"], *_class_paths([config["parts"], config.get("options", {})])):
+        config = validate_description(config)
+        for component in (config["inference"], *_class_paths([config["components"], config.get("options", {})])):
             registry.get_class(component)
         for record in config.get("frozen", {}).values():
             copy = record.get("folder", "") if isinstance(record, dict) else ""

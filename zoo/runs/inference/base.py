@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from zoo.common.reports import replace_non_finite
-from zoo.runs.export import CALL_USAGE, OnnxForm
+from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.runs.onnx_export import OnnxExport
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> Any:
@@ -120,7 +121,7 @@ class Inference(ABC):
         """Python lines for a model card that load the system and call it once."""
         return CALL_USAGE
 
-    def onnx_form(self) -> OnnxForm:
+    def onnx_form(self) -> OnnxExport:
         """Return the nets as ONNX graphs. ValueError: this system has no ONNX export."""
         raise ValueError(f"{type(self).__name__} has no ONNX export")
 

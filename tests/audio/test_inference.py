@@ -11,7 +11,7 @@ import soundfile
 
 from tests.audiosr.inference.test_restore import restorer as audiosr_restorer
 from tests.audiosr.task_parts import AUTOENCODER, features
-from tests.hifigan.inference.test_vocoder import build as vocoder
+from tests.hifigan.test_inference import build as vocoder
 from tests.miipher.stand_ins import LocalEncoder
 from tests.miipher.stand_ins import restorer as miipher_restorer
 from zoo.audio.inference import as_audio
