@@ -75,7 +75,7 @@ NODES: dict[str, Node] = {
     "argument named __class__": lambda place: {**NET, "init_args": {"__class__": "os.system"}},
     "backbone from elsewhere": part("zoo.ci_llm.Backbone", source="ELSEWHERE"),
 }
-HARMLESS = ("module of nobody, short",)  # in a checkpoint: a text that nobody reads
+HARMLESS = "module of nobody, short"  # in a checkpoint: a text that nobody reads
 # key of the trainer -> what it may not be; in a run's config also what writes elsewhere
 TRAINER: dict[str, tuple[str, Node]] = {
     "callback of nobody": ("callbacks", lambda place: [NODES["module of nobody"](place)]),
@@ -144,13 +144,15 @@ def described(kind: str, name: str, *keys: str, value: Node, refused: bool = Tru
 
 def descriptions(kind: str) -> list[Case]:
     """Make checkpoints or exports whose description names what is no component."""
-    cases = [described(kind, name, "components", "net", value=NODES[name], refused=name not in HARMLESS) for name in NODES]
+    cases = [
+        described(kind, name, "components", "net", value=NODES[name], refused=name not in HARMLESS) for name in NODES
+    ]
     for name in ("subprocess.Popen", "module of nobody"):
         cases.append(described(kind, f"{name} as option", "options", "solver", value=NODES[name]))
         cases.append(described(kind, f"{name} as path", "components", "path", value=NODES[name]))
     for name in ("subprocess.Popen", f"{DECOY}.Thing", "zoo.flow.inference.sampler.Path", "", 3, None):
         cases.append(described(kind, f"inference {name}", "inference", value=lambda place, name=name: name))
-    cases.append(described(kind, "components that are a list", "components", value=lambda place: [NODES["os.system"](place)]))
+    cases.append(described(kind, "a list", "components", value=lambda place: [NODES["os.system"](place)]))
     allowed = lambda place: ["subprocess", DECOY]  # noqa: E731
     return [*cases, described(kind, "permission in the file", "allow_import", value=allowed, refused=False)]
 
