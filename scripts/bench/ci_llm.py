@@ -28,7 +28,7 @@ from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput, Mode
 from zoo.cli.trainer import ZooCLI
-from zoo.training.data import ResumableBatches
+from zoo.training.resume import ResumableBatchSampler
 
 Init = Literal["lora", "normal"]
 AGENTS, VOCABULARY = 4, 512
@@ -120,7 +120,7 @@ def padding(settings: Settings) -> list[Finding]:
     data.setup("fit")
     lengths = np.asarray(data.lengths)
     longest = int(lengths.max())
-    random = _numbers(ResumableBatches(len(lengths), BATCH))
+    random = _numbers(ResumableBatchSampler(len(lengths), BATCH))
     bucketed = _numbers(TextBatches(lengths, BATCH))
     budget = _numbers(TextBatches(lengths, token_budget=BATCH * AGENTS * longest, agents=AGENTS))
     details: dict[str, Any] = {"texts": len(lengths), "longest": longest}
