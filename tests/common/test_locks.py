@@ -115,7 +115,6 @@ TOOLS = [
     "sample x out",
     "compare-samplers x out",
     "make-pairs x out",
-    "preprocess x high out",
 ]
 
 

@@ -82,7 +82,7 @@ def test_checkpoint(tmp_path: Path, inspect: Inspect) -> None:
     facts = {first: rest for first, rest in (pair for pair in words if len(pair) == 2)}
     expected = {
         "kind": "checkpoint of the zoo",
-        "system": "hifigan",
+        "task": "zoo.hifigan.HiFiGANTask",
         "version": "0.1.0",
         "step": "40 batches",
         "epoch": "2",
@@ -207,7 +207,7 @@ def test_mutated_files(tmp_path: Path, inspect: Inspect) -> None:
     rng = random.Random(0)
     write_safetensors(tmp_path / "model.safetensors", HEADER)
     (tmp_path / "config.json").write_text(json.dumps(EXPORT))
-    assert "system" in inspect(tmp_path)[1]
+    assert "export of the zoo" in inspect(tmp_path)[1]
     for number in range(60):
         torch.save(mutate(CHECKPOINT, rng), tmp_path / f"{number}.pt")
         inspect(tmp_path / f"{number}.pt")

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from zoo.common.build import build
+from zoo.common.configs import load_recipe
 from zoo.convert.engine import NO_TRAINING
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
 from zoo.flow.convert.recipe import FLAGS, options, recipe_path
@@ -270,7 +271,7 @@ def test_sit_is_read(tmp_path):
 
 
 def test_the_recipe_has_the_defaults_of_the_flags() -> None:
-    recipe = yaml.safe_load(recipe_path().read_text())
+    recipe = load_recipe(recipe_path())
     for option, value in options({flag: setting.default for flag, setting in FLAGS.items()}, "defaults").items():
         section = recipe
         for key in option.split("."):

@@ -25,7 +25,6 @@ from zoo.audiosr.data.simulate import top
 from zoo.audiosr.diffusion.samplers import DDIM, Sampler
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference.chunks import TAGS, Chunks, Settings, clip_mel, copied_bands, tagged, unit_samples, vocoded
-from zoo.audiosr.inference.onnx_form import onnx_form
 from zoo.audiosr.inference.postprocess import Segments, combined, crossover, lowpass_gains, match
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
@@ -33,7 +32,6 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.runs.onnx_export import OnnxExport
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
@@ -416,13 +414,6 @@ class Restorer(AudioInference):
             "match": run.match,
             "picture": None if picture is None else picture.name,
         }
-
-    def onnx_form(self) -> OnnxExport:
-        """Encoder, denoiser, decoder, vocoder and, if there is one, encoder of the clip; with a sampler in numpy."""
-        return onnx_form(
-            self.net, self.autoencoder, self.condition_autoencoder, self.vocoder, self.features, self.diffusion,
-            self.settings,
-        )  # fmt: skip
 
     def fields(self) -> tuple[InputField, ...]:
         """A recording, where its band ends, and how to sample."""

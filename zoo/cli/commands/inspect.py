@@ -11,6 +11,7 @@ from typing import Any
 
 from zoo.cli.log_filters import printable
 from zoo.common.systems import list_systems
+from zoo.runs.run_info import path_size
 
 MAX_KEYS = 12  # of an unknown file that are printed
 Components = dict[str, list[tuple[int, str]]]
@@ -18,9 +19,9 @@ Components = dict[str, list[tuple[int, str]]]
 
 
 def main(path: Path) -> int:
-    """Tell what a checkpoint, run folder, export or original's file holds and whether it is valid.
+    """Tell what a file or a run folder holds and whether it is valid.
 
-    Pickled code is never executed.
+    That is: a checkpoint, an export or an original's file. Pickled code is never executed.
 
     Args:
         path: the file or folder.
@@ -48,18 +49,15 @@ def inspect_folder(path: Path) -> int:
     if not is_run and (facts := describe_original(path)):
         return print_facts(path, facts)
     if checkpoints := find_checkpoints(path):
-        print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
-        if not is_run:
-            print("  config.yaml is missing: name the recipe with --config to resume this run")
+        print(f"{path}: run folder, checkpoints: {len(checkpoints)}{'' if is_run else ', config.yaml is missing'}")
         valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
         for checkpoint in checkpoints:
-            print(f"  {checkpoint.name}  {format_size(checkpoint)}  {'valid' if checkpoint in valid else 'CORRUPT'}")
+            state = "valid" if checkpoint in valid else "CORRUPT"
+            print(f"  {checkpoint.name}  {path_size(checkpoint) / 2**20:.1f} MiB  {state}")
         return inspect_file(valid[0]) if valid else 1
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        raise ValueError(
-            f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's folder"
-        )
+        raise ValueError(f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's")
     return max(inspect_safetensors(file) for file in weights)
 
 
@@ -72,9 +70,7 @@ def inspect_file(path: Path) -> int:
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
     if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
-        return print_facts(
-            path, {"kind": "checkpoint", "valid": "NO: its contents do not match their checksums"}, code=1
-        )
+        return print_facts(path, {"kind": "checkpoint", "valid": "NO: its checksums do not match"}, code=1)
     try:
         # a .ckpt is compared with its checksums above
         content: Any = load_foreign_checkpoint(path, mmap=True) if path.suffix == ".ckpt" else load_original(path)
@@ -91,7 +87,7 @@ def inspect_file(path: Path) -> int:
         keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
         more = f", … ({len(keys)} in all)" if len(keys) > MAX_KEYS else ""
         facts = {"kind": "file of another project", "keys": ", ".join(keys[:MAX_KEYS]) + more}
-    if classes := sorted({entry.path for entry in iterate_contents(content) if hasattr(entry, "path")}):
+    if classes := sorted({entry.path for entry in iterate_contents(content, set()) if hasattr(entry, "path")}):
         facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
     return print_facts(path, facts, count_tensors(content))
 
@@ -116,7 +112,7 @@ def inspect_safetensors(path: Path) -> int:
         config = read_export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
-            "system": find_system_name(str(config.get("task"))),
+            "task": config.get("task"),
             "inference": config["inference"],
             "version": config["zoo"],
             "source": config.get("source"),
@@ -131,12 +127,10 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
     """Collect the facts of a checkpoint that this project wrote."""
     from zoo.runs.checkpoints import HASH_SUFFIX
 
-    is_hashed = path.is_dir() or path.with_name(path.name + HASH_SUFFIX).is_file()
     optimizers = content.get("optimizer_states") or []
-    values = sum(count for count, _ in count_tensors({"": optimizers}).get("", []))
+    values = sum(count for count, _ in count_tensors(optimizers).get("content", []))
     return {
         "kind": "checkpoint of the zoo",
-        "system": find_system_name(str(content["zoo"].get("task"))),
         "task": content["zoo"].get("task"),
         "version": content["zoo"].get("version"),
         "step": f"{content.get('global_step')} batches",
@@ -144,7 +138,7 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
         "optimizers": f"{len(optimizers)}, {values:,} values" if optimizers else "none",
         "EMA": f"after {content['ema'].get('updates')} updates" if content.get("ema") else "none",
         **describe_frozen(content.get("frozen", {}), path.parent),
-        "valid": "yes (sha256)" if is_hashed else "yes (its own checksums; it has no sha256 file)",
+        "valid": f"yes ({'sha256' if path.with_name(path.name + HASH_SUFFIX).is_file() else 'checksums of its own'})",
     }
 
 
@@ -170,12 +164,6 @@ def describe_original(path: Path, content: Any = None) -> dict[str, Any] | None:
     return None
 
 
-def find_system_name(task: str) -> str:
-    """Return the system whose package holds a task."""
-    names = [system.name for system in list_systems() if task.startswith(system.package + ".")]
-    return names[0] if names else "unknown (its package is not named by --allow-import)"
-
-
 def count_tensors(content: Any) -> Components:
     """List size and dtype of the tensors of a nested object by its first keys up to their first dot.
 
@@ -193,34 +181,23 @@ def count_tensors(content: Any) -> Components:
     return components
 
 
-def iterate_contents(content: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield the tensors and records inside a loaded object, including classes that were not called.
-
-    Args:
-        seen: ids of the containers to pass over; added to. Every container is opened once.
-    """
+def iterate_contents(content: Any, visited: set[int]) -> Iterator[Any]:
+    """Yield the tensors and records inside a loaded object; each container is opened once."""
     import torch
 
     from zoo.common.safe_load import Record
 
-    seen = set() if seen is None else seen
     pending = [content]
     while pending:
         value = pending.pop()
         if isinstance(value, torch.Tensor | Record) or (isinstance(value, type) and issubclass(value, Record)):
             yield value
-        if id(value) not in seen and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
-            seen.add(id(value))
+        if id(value) not in visited and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
+            visited.add(id(value))
             if isinstance(value, Record):
                 pending += [*value.args, value.state]
             else:
                 pending += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-
-
-def format_size(path: Path) -> str:
-    """Format the size of a file or folder in MiB."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return f"{sum(file.stat().st_size for file in files if file.is_file()) / 2**20:.1f} MiB"
 
 
 def print_facts(path: Path, facts: Mapping[str, Any], components: Components | None = None, code: int = 0) -> int:
@@ -229,7 +206,7 @@ def print_facts(path: Path, facts: Mapping[str, Any], components: Components | N
     for name, entries in (components or {}).items():
         dtypes = ", ".join(sorted({dtype for _, dtype in entries}))
         rows[name] = f"{len(entries)} tensors, {sum(count for count, _ in entries):,} values, {dtypes}"
-    print(f"{path}  ({format_size(path)})")
+    print(f"{path}  ({path_size(path) / 2**20:.1f} MiB)")
     width = max((len(printable(key)) for key in rows), default=0)
     for key, value in rows.items():
         print(f"  {printable(key):<{width}}  {printable(value)}")
