@@ -178,8 +178,10 @@ def test_wrong_trees(tmp_path):
 
 def test_read_transcripts(tmp_path):
     path = tmp_path / "texts"
-    path.write_text("a|raw 1|one\nb.wav|two\n\nc/d.flac\tthree | four\n")
-    assert read_transcripts(path) == {"a": "one", "b": "two", "c/d": "three | four"}
+    path.write_text("a|raw 1|one\nb.wav|two\n\n")
+    assert read_transcripts(path) == {"a": "one", "b": "two"}
+    path.write_text("c/d.flac\tthree | four\n")
+    assert read_transcripts(path) == {"c/d": "three | four"}
     path.write_text("no separator\n")
     with pytest.raises(ValueError, match="texts:1: expected"):
         read_transcripts(path)
