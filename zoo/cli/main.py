@@ -115,9 +115,9 @@ def _report(error: Exception) -> int:
     """Print one line for an error that the user can mend, the traceback for one that only we can."""
     message = None
     if "torch" in sys.modules:
-        from zoo.training.errors import explain
+        from zoo.training.errors import explain_error
 
-        message = explain(error, {})
+        message = explain_error(error, {})
     if message is None and isinstance(error, (ValueError, OSError, ImportError)):
         message = str(error) or type(error).__name__
     code = getattr(error, "exit_code", 1)

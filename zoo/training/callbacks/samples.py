@@ -17,7 +17,7 @@ from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks import media
 from zoo.training.callbacks.metrics import count_items
 from zoo.training.callbacks.progress import count_steps
-from zoo.training.callbacks.rng import capture_rng, restore_rng
+from zoo.training.resume import capture_rng, restore_rng
 from zoo.training.strategies.sharding import gather_weights
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Samples(L.Callback):
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let the task sample."""
         batches, self._batches = self._batches, []
-        log_samples: Any = getattr(pl_module, "draw_samples", None)
+        log_samples: Any = getattr(pl_module, "log_samples", None)
         if self.showing and log_samples is not None:
             with gather_weights(trainer):
                 self.run(lambda: log_samples(batches, is_last_validation(trainer)))
