@@ -6,14 +6,8 @@ from omegaconf.basecontainer import BaseContainer
 
 from tests.harness import REPOSITORY
 from zoo.common import configs
-from zoo.common.configs import (
-    check_config_paths,
-    load_json,
-    load_run_config,
-    load_yaml,
-    read_lines,
-    restrict_resolvers,
-)
+from zoo.common.configs import check_config_paths, load_run_config, load_yaml, restrict_resolvers
+from zoo.common.journal import load_json, read_lines
 
 
 def test_no_resolver_but_ours_is_left() -> None:

@@ -1,20 +1,20 @@
 """Work lists that may be killed at any point and called again: what is done stays, what is missing or failed is redone.
 
 `Journal` keeps a row per item, `pending_items` tells a process its share of items whose results are files, and
-`begin_output` refuses a folder that was begun with other settings.
+`begin_output` refuses a folder that was begun with other settings. `load_json` and `read_lines` read JSON and text.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo.common.atomic_files import TEMPORARY_MARK, delete_temporary_files, write_atomic
-from zoo.common.locks import LOCK_NAME
+from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK, delete_temporary_files, write_atomic
 
+MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 MAX_SHOWN = 60  # characters of a value in a message
 
 Item = TypeVar("Item")
@@ -89,6 +89,43 @@ class Journal:
         """Replace the file."""
         content = b"".join(map(json_line, rows))
         write_atomic(self.path, lambda file: file.write(content))
+
+
+def load_json(text: str | bytes) -> Any:
+    """Read JSON like `json.loads`.
+
+    Raises:
+        ValueError: it is no JSON, too long or too deep.
+    """
+    if len(text) > MAX_JSON:
+        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("lists and tables nest too deeply") from error
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    r"""Read a UTF-8 file line by line, with or without a byte order mark.
+
+    Yields:
+        The lines without their ends: `\n` or `\r\n`; U+2028, U+0085 and form feeds are text.
+
+    Raises:
+        ValueError: a line is not UTF-8; the message names the file and the line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read all lines of a UTF-8 file, see `iterate_lines`."""
+    return list(iterate_lines(path))
 
 
 def json_line(row: Any) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 
 ATTENTION = ("sdpa", "eager")
 EXPERTS = ("eager", "batched_mm", "grouped_mm")

@@ -23,8 +23,7 @@ from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
-from zoo.common.configs import read_lines
-from zoo.common.journal import Journal, format_error
+from zoo.common.journal import Journal, format_error, read_lines
 from zoo.common.locks import writes_into
 from zoo.common.parallel import map_in_processes
 from zoo.common.reports import Row, failure_lines, plot_boxes, summary_table, write_report

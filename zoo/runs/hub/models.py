@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zoo
 from zoo.common import registry
-from zoo.common.configs import MAX_JSON, load_json
 from zoo.common.environment import verbosity
+from zoo.common.journal import MAX_JSON, load_json
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
 from zoo.runs.model_description import validate_description
 

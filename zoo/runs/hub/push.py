@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.common.configs import dump_yaml, load_json
+from zoo.common.configs import dump_yaml
+from zoo.common.journal import load_json
 from zoo.common.registry import package_of
 from zoo.common.systems import list_systems
 from zoo.runs import run_folder, run_info

@@ -25,10 +25,9 @@ import torch
 from rich.progress import track
 
 from zoo import __version__
-from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.atomic_files import LOCK_NAME, delete_temporary_files
 from zoo.common.environment import peak_memory_bytes
 from zoo.common.journal import Journal, begin_output, format_error
-from zoo.common.locks import LOCK_NAME
 from zoo.common.reports import Row, write_report
 from zoo.runs.inference.base import Inference
 
