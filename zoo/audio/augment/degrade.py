@@ -87,8 +87,8 @@ class Degraded:
 
     Attributes:
         audio: (T,) float32 in [-1, 1], as long as the clean signal and aligned with it.
-        details: plain values: `steps` in the order done, `skipped` ones that had no effect, always `gain`, `polarity`
-            and `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`).
+        details: plain values: `steps` in the order done, `skipped` ones without effect, `gain`, `polarity` and
+            `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`).
     """
 
     audio: np.ndarray
@@ -231,21 +231,20 @@ class Degrader:
         noises: Corpus | None,
         rirs: Sequence[np.ndarray] | None,
     ) -> _Outcome:
+        ranges = self.ranges
         if step == "noise" and noises is not None:
             return self._add_noise(audio, rng, noises)
         if step == "reverb" and rirs is not None:
             rir = int(rng.integers(len(rirs)))
             return effects.reverberate(audio, rirs[rir], sample_rate), {"rir": rir}
         if step == "clipping":
-            drive, soft = float(rng.uniform(*self.ranges.drive)), bool(rng.random() < self.ranges.soft_clipping)
+            drive, soft = float(rng.uniform(*ranges.drive)), bool(rng.random() < ranges.soft_clipping)
             return effects.clip(audio, drive, soft), {"drive": drive, "clipping": "soft" if soft else "hard"}
         if step == "lowpass":
             return self._limit_band(audio, sample_rate, rng)
         if step == "packet_loss":
             return self._drop_packets(audio, sample_rate, rng)
-        codecs = self.ranges.codec_settings
-        codec = list(codecs)[int(rng.integers(len(codecs)))]
-        settings = codecs[codec]
+        codec, settings = list(ranges.codec_settings.items())[int(rng.integers(len(ranges.codec_settings)))]
         setting = float(settings[int(rng.integers(len(settings)))]) if settings else None
         return coding.encode_decode(audio, sample_rate, codec, setting), {"codec": codec, "codec_setting": setting}
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import SAMPLE_RATE, standardise
-from zoo.runs.frozen import FrozenModule, build_config, load_config, load_pretrained
+from zoo.runs.frozen import FrozenModule
+from zoo.runs.pretrained_files import build_config, load_config, load_pretrained
 
 WAVEFORM_MODELS = ("data2vec-audio", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm")
 
