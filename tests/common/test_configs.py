@@ -5,7 +5,7 @@ import yaml
 from omegaconf.basecontainer import BaseContainer
 
 from tests.harness import REPOSITORY
-from zoo.common import configs, journal
+from zoo.common import journal
 from zoo.common.configs import check_config_paths, load_run_config, load_yaml, restrict_resolvers
 from zoo.common.journal import load_json, read_lines
 
