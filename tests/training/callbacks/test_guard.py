@@ -17,7 +17,7 @@ from zoo.runs.checkpoints import find_checkpoints
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.guard import DivergedError, LossGuard, Plateau
-from zoo.training.gan import GANTask
+from zoo.training.gan import GANStep, GANTask
 from zoo.training.task import ZooTask
 
 NAN = float("nan")
@@ -118,7 +118,7 @@ def test_a_bad_batch_touches_nothing(change):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_bad_batch_of_a_gan_touches_nothing(change, accumulate):
     guard = LossGuard(window=5, factor=20)
-    _, states = fit(Adversarial(accumulate=accumulate), guard, batches(width=8, x7=change))
+    _, states = fit(Adversarial(step=GANStep(accumulate=accumulate)), guard, batches(width=8, x7=change))
     assert guard.skipped_batches == 1 and same(states[6], states[7]) and not same(states[7], states[8])
 
 

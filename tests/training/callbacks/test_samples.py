@@ -13,15 +13,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from zoo.training.callbacks.media import log_table
-from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 EPOCHS = {"max_steps": -1, "check_val_every_n_epoch": 1}
 
 
 class Toy(ZooTask):
-    inference_class, inference_parts = "", ()
+    inference_class, inference_modules = "", ()
 
     def __init__(self, sample=None):
         super().__init__()
@@ -35,7 +35,7 @@ class Toy(ZooTask):
     def evaluate(self, batch, batch_idx, stage):
         return {"loss": self.weight.detach().sum()}, len(batch)
 
-    def draw_samples(self, batches, last):
+    def log_samples(self, batches, last):
         assert not self.training and not torch.is_grad_enabled()
         self.calls.append((self.global_step, [len(batch) for batch in batches], last, float(torch.rand(1))))
         if self.sample is not None:

@@ -91,7 +91,7 @@ class Checkpoints(Checkpoint):
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find a mistyped monitor before the first step."""
-        names = sorted(getattr(pl_module, "evaluated", ()))
+        names = sorted(getattr(pl_module, "logged_metric_names", ()))
         if self.monitor is None or not names or self.monitor in names:
             return
         if nearest := difflib.get_close_matches(self.monitor, names, n=1, cutoff=0.8):

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.reports import csv_table, encode_gif, markdown_table, to_numpy
+from zoo.common.reports import csv_table, encode_gif, markdown_table, new_figure, to_numpy
 from zoo.runs.run_folder import run_folder
 
 if TYPE_CHECKING:
@@ -85,6 +85,27 @@ def figure_to_image(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def log_matrices(task: L.LightningModule, name: str, matrices: Mapping[str, Tensor | np.ndarray]) -> None:
+    """Draw matrices below one another on the scale of the first, row 0 at the bottom, and log the figure.
+
+    Args:
+        name: what they are, e.g. `val/mel_0`.
+        matrices: by title, each (rows, columns).
+    """
+    if media_dir(task) is None:
+        return
+    values = {title: to_numpy(matrix).astype(np.float32) for title, matrix in matrices.items()}
+    first = next(iter(values.values()))
+    figure = new_figure(8.0, 0.6 + 1.8 * len(values))
+    panels = list(figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0])
+    for axes, (title, matrix) in zip(panels, values.items(), strict=True):
+        limits = {"vmin": float(first.min()), "vmax": float(first.max())}
+        image = axes.imshow(matrix, origin="lower", aspect="auto", cmap="magma", **limits)
+        axes.set_title(title)
+    figure.colorbar(image, ax=panels)
+    log_figure(task, name, figure)
 
 
 def log_animation(task: L.LightningModule, name: str, frames: Any, fps: float = 8.0) -> None:

@@ -25,7 +25,7 @@ from zoo.runs.run_info import format_duration
 from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.progress import count_steps, format_number, select_metrics
 from zoo.training.callbacks.train_log import LOG_NAME, log_to_file
-from zoo.training.data import ZooDataModule
+from zoo.training.datamodule import ZooDataModule
 from zoo.training.schedules import accumulated_batches
 from zoo.training.signals import Interrupted
 
@@ -152,6 +152,6 @@ def suggest_commands(folder: Path, module: Any, finished: bool) -> list[str]:
     quoted = shlex.quote(str(folder))
     commands = [] if finished else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
-        commands += [module.use_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
+        commands += [module.usage_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
     packages = "".join(f" --allow-import {package}" for package in allowed_packages())
     return [command + packages for command in commands]
