@@ -115,11 +115,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         BigVGAN(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
         lambda size: (noise(2, 4, size),),
     ),
-    "BigVGAN-causal": lambda: (
-        BigVGAN(4, 8, (2,), (5,), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),), causal=True),
-        lambda size: (noise(2, 4, size),),
-    ),
-    "Vocos-causal": lambda: (Vocos(4, 8, 12, 1, 16, 4, causal=True), lambda size: (noise(2, 4, size),)),
     "StochasticVocos": lambda: (
         StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), lambda size: (noise(2, 4, size),)
     ),
