@@ -1,13 +1,13 @@
 """Prediction over many files by one process, or by several that share a folder of results.
 
-Each process appends a row to its part of the manifest, `manifest.rank<i>-of-<n>.jsonl`, before and after each file. The
-process that ends last merges the parts into `manifest.jsonl`, one row a result, and writes `summary.json`.
+Each process appends a row to its part of the manifest, `manifest.rank<i>-of-<n>.jsonl`, before and after each file.
+When all files have an outcome, the parts become `manifest.jsonl`, one row a result.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import glob
 import hashlib
 import json
 import logging
@@ -25,10 +25,9 @@ import torch
 from rich.progress import track
 
 from zoo import __version__
-from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.atomic_files import TEMPORARY_MARK, delete_path
 from zoo.common.environment import peak_memory_bytes
 from zoo.common.journal import Journal, begin_output, format_error
-from zoo.common.locks import LOCK_NAME
 from zoo.common.reports import Row, write_report
 from zoo.runs.inference.base import Inference
 
@@ -44,10 +43,6 @@ class InputFile(NamedTuple):
 
     source: str
     target: str
-
-
-class PartLockedError(ValueError):
-    """Another process computes this part."""
 
 
 def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str) -> list[InputFile]:
@@ -141,15 +136,12 @@ def predict_files(
         Counts and times of this process, see `Results.finish`.
 
     Raises:
-        ValueError: when the folder has results of other settings, or another process computes the same part.
+        ValueError: when the folder has results of other settings.
         OSError: when the disk is full.
     """
     share = files[rank::world_size]
-    with (
-        open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite) as results,
-        torch.inference_mode(),
-        autocast(inference.device, precision),
-    ):
+    results = open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite)
+    with torch.inference_mode(), autocast(inference.device, precision):
         for file in track(share, "predict", disable=not (show_progress and share and rank == 0)):
             results.process(inference, file)
     return {**results.finish(files), "peak_memory_gib": round(peak_memory_bytes(inference.device) / 2**30, 3)}
@@ -204,14 +196,19 @@ class Results:
         self.processed.append(row)
 
     def finish(self, files: Sequence[InputFile]) -> Row:
-        """Merge the parts of the manifest unless another process runs, and summarize.
+        """Merge the parts of the manifest when all files have an outcome, and summarize the work of this process.
 
         Returns:
-            See `summarize`; `skipped`; `missing`, if any of all files is not computed yet by another process.
+            See `summarize`; `skipped`; `missing`, the number of files without outcome, if there are any.
         """
-        merge_parts(self.output)
-        rows = read_rows(self.output)
+        parts = list(self.output.glob("manifest.*.jsonl"))
+        rows = read_rows(self.output) | {row["target"]: row for row in self.processed}
         missing = sum(rows.get(file.target, {}).get("status") not in ("done", "failed") for file in files)
+        if not missing:
+            Journal(self.output / MANIFEST_NAME).write(rows[target] for target in sorted(rows))
+            write_report(self.output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)
+            for path in parts:
+                path.unlink(missing_ok=True)  # another process may end at this moment, too
         return summarize(self.processed, skipped=self.skipped) | ({"missing": missing} if missing else {})
 
     def is_done(self, file: InputFile) -> bool:
@@ -226,6 +223,9 @@ class Results:
     def _compute(self, inference: Inference, file: InputFile, row: Row) -> Mapping[str, Any]:
         last, target = self.rows.get(file.target, {}), self.output / file.target
         attempt = last["attempt"] if last.get("status") == "started" and last["sha256"] == row["sha256"] else 0
+        if last.get("status") in ("started", "interrupted"):  # by a process that was killed
+            for path in target.parent.glob(f".{glob.escape(target.name)}{TEMPORARY_MARK}*"):
+                delete_path(path)
         if attempt >= MAX_ATTEMPTS:
             raise ChildProcessError(f"{attempt} processes died at this file, of a crash or of too little memory")
         self._journal.append(row | {"status": "started", "attempt": attempt + 1})
@@ -244,64 +244,19 @@ class Results:
         return error.errno in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(self.output).free < MIN_FREE_BYTES
 
 
-@contextlib.contextmanager
-def open_results(output: Path, settings: Mapping[str, Any], part: str, overwrite: bool = False) -> Iterator[Results]:
-    """Begin or resume a folder of results, and lock one part of it; see `predict_files`."""
+def open_results(output: Path, settings: Mapping[str, Any], part: str, overwrite: bool = False) -> Results:
+    """Begin or resume one part of a folder of results; see `predict_files`."""
     path = output / SETTINGS_NAME
     previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if overwrite and "checkpoint" in previous and {**settings, "zoo": previous["zoo"]} != previous:
-        with lock_parts(output) as parts:
-            for manifest in (*parts, output / MANIFEST_NAME):
-                manifest.unlink(missing_ok=True)
-            write_report(output, {SETTINGS_NAME: settings})
+    if overwrite and "checkpoint" in previous and {**settings, "zoo": previous.get("zoo")} != previous:
+        for manifest in output.glob("manifest*.jsonl"):
+            manifest.unlink()
+        write_report(output, {SETTINGS_NAME: settings})
     try:
         begin_output(output, settings, SETTINGS_NAME, notes=("zoo",))
     except ValueError as error:
         raise ValueError(f"{error}{', or use --overwrite true' if 'checkpoint' in previous else ''}") from None
-    merge_parts(output)
-    with _lock_part(output, part):
-        part_path(output, part).touch()
-        yield Results(output, part, read_rows(output), overwrite)
-
-
-def merge_parts(output: Path) -> None:
-    """Merge the parts of the manifest and write the summary, unless a process runs: the last one does it."""
-    with contextlib.suppress(PartLockedError), lock_parts(output) as parts:
-        if not parts:
-            return
-        delete_temporary_files(output)
-        rows = read_rows(output)
-        Journal(output / MANIFEST_NAME).write(rows[target] for target in sorted(rows))
-        write_report(output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)
-        for path in parts:
-            path.unlink(missing_ok=True)  # another process may have merged it before
-
-
-@contextlib.contextmanager
-def lock_parts(output: Path) -> Iterator[list[Path]]:
-    """Lock all parts of the manifest and yield their paths; PartLockedError when the process of one runs."""
-    parts = sorted(output.glob("manifest.*.jsonl"))
-    with contextlib.ExitStack() as stack:
-        for name in sorted({path.name.split(".")[1] for path in parts}):
-            stack.enter_context(_lock_part(output, name))
-        yield parts
-
-
-@contextlib.contextmanager
-def _lock_part(output: Path, part: str) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    path = output / f"{LOCK_NAME}.{part}"  # `zoo.common.locks` locks on rank 0 alone
-    lock = FileLock(path, timeout=0.5)  # another process may end at this moment
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise PartLockedError(f"{output}: {part} is computed by another `zoo predict`; wait or stop it") from error
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # while it is locked: a process that waits for it makes a new one
-        lock.release()
+    return Results(output, part, read_rows(output), overwrite)
 
 
 def part_path(output: Path, part: str) -> Path:
@@ -318,7 +273,7 @@ def read_manifest(path: Path) -> list[Row]:
 def read_rows(output: Path) -> dict[str, Row]:
     """Read the last row of each result in a folder, by target."""
     parts = [read_manifest(path) for path in sorted(output.glob("manifest.*.jsonl"))]
-    merged = read_manifest(output / MANIFEST_NAME)  # read last: a process that ends moves rows from parts to it
+    merged = read_manifest(output / MANIFEST_NAME)  # read last: a process that ends moves rows to it
     return {row["target"]: row for rows in (merged, *parts) for row in rows}
 
 
