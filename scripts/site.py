@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from zoo.cli.help_text import TRAINER_COMMANDS
 from zoo.cli.tools import find_tools
 from zoo.common import registry
+from zoo.common.configs import load_recipe
 from zoo.common.systems import OVERRIDES, list_systems, recipe_paths
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.recipes import comment_of
@@ -179,7 +179,7 @@ def _parts(package: str) -> str:
 
 
 def _recipe(name: str, path: Path) -> list[str]:
-    values = flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    values = flatten(load_recipe(path))
     lines = [f"## {name}", "", comment_of(path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         shown = json.dumps(value, ensure_ascii=False)

@@ -85,7 +85,7 @@ def test_every_room_has_its_place() -> None:
     ("file", "line"),
     [
         ("training/x.py", "from zoo.hifigan.task import HiFiGANTask"),
-        ("common/x.py", "import zoo.runs.folder"),
+        ("common/x.py", "import zoo.runs.run_folder"),
         ("runs/x.py", "from zoo.audio.io import files"),
         ("training/x.py", "from zoo.audio.io import files"),
         ("flow/nets/x.py", "from zoo.flow.data import images"),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from scripts.bench.audio_peers_others import MaskNet, OurRestorer, SpectralGate, TransformersPackage, VocosPackage
 from scripts.bench.tools import Finding, command, interleave, median, times_as_fast
 from zoo.common.build import build
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.hifigan.convert.rules import to_our_keys
 
@@ -108,7 +108,7 @@ def _spec(name: str) -> dict[str, Any]:
 
 
 def _read(recipe: str) -> dict[str, Any]:
-    return load_yaml((recipe_root() / f"{recipe}.yaml").read_text(encoding="utf-8"))["model"]["init_args"]
+    return load_recipe(recipe_root() / f"{recipe}.yaml")["model"]["init_args"]
 
 
 def restore(quick: bool) -> list[Finding]:

@@ -24,6 +24,7 @@ from zoo.audio.io import files
 from zoo.cli.trainer import ZooCLI
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import save_checkpoint
+from zoo.runs.model_description import FORMAT
 from zoo.ui.places import Places
 from zoo.ui.warm.pool import Finished, Workers
 
@@ -160,7 +161,11 @@ def _write_run(folder: Path, size: dict[str, object]) -> None:
     }
     parts = {"generator": Generator(in_channels=MEL["n_mels"], **size), "mel": LogMel(**MEL)}  # type: ignore[arg-type]
     state = {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()}
-    specs = {"inference": "zoo.hifigan.Vocoder", "parts": {**described, "sample_rate": MEL["sample_rate"]}}
+    specs = {
+        "inference": "zoo.hifigan.Vocoder",
+        "format": FORMAT,
+        "components": {**described, "sample_rate": MEL["sample_rate"]},
+    }
     save_checkpoint({"state_dict": state, "global_step": 1, "zoo": specs}, folder / "step_00000001.ckpt")
 
 

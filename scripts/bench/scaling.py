@@ -18,8 +18,8 @@ import torch
 from scripts.bench.tools import Finding, machine, save, show
 from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
-from zoo.runs.csv_log import read_metrics
-from zoo.runs.folder import find_config
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import find_config
 
 RATE = "train/samples_per_sec"
 EXPECTED = {1: 1.0, 2: 1.85, 4: 3.6, 8: 6.5}  # speed-up that the manual of the original's training expects on GPUs

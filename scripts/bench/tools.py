@@ -33,7 +33,7 @@ from rich.table import Table
 from zoo.common.atomic_files import write_atomic
 from zoo.common.environment import describe_machine, peak_resident_bytes
 from zoo.common.locks import is_locked
-from zoo.runs.listing import read_run
+from zoo.runs.run_info import read_run
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import zoo
 from scripts.bench.tools import cost_of, train_once
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, Claim, Demo, Figures, Unit
 from zoo.common.atomic_files import write_atomic
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_recipe
 from zoo.common.environment import describe_machine
 from zoo.common.locks import lock_folder
 from zoo.common.reports import markdown_table, replace_non_finite
@@ -142,7 +142,7 @@ def _digest(unit: Unit, root: Path, quick: bool) -> str:
     """Of all that decides a unit: its arguments, wherever the folders lie, and the recipes' contents."""
     arguments = [each.replace(str(root), "").replace(str(recipe_root()), "") for each in unit.arguments]
     configs = [Path(each.removeprefix("--config=")) for each in unit.arguments if each.startswith("--config=")]
-    recipes = [load_yaml(path.read_text(encoding="utf-8")) for path in configs]
+    recipes = [load_recipe(path) for path in configs]
     return hashlib.sha256(json.dumps([arguments, quick, recipes]).encode()).hexdigest()
 
 

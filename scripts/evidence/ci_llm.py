@@ -11,7 +11,6 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from scripts.bench.tools import Finding, evidence, save, train_once
 from zoo.ci_llm.aggregation.answers import flexible_answer, same_answer
@@ -19,10 +18,10 @@ from zoo.ci_llm.evaluation.controls import spoiled_scores
 from zoo.ci_llm.evaluation.evaluate import evaluate
 from zoo.ci_llm.evaluation.report import SINGLE
 from zoo.common.atomic_files import write_atomic
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.common.reports import new_figure, replace_non_finite, write_figure
 from zoo.common.systems import recipe_root
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +47,7 @@ def plan(root: Path, seeds: Sequence[int]) -> Iterator[tuple[str, Path, list[str
         The group as `gather` calls it (empty for the backbone), the run folder, and the arguments of `zoo`.
     """
     recipes = recipe_root() / "ci_llm"
-    recipe = yaml.safe_load((recipes / f"{RECIPE}.yaml").read_text(encoding="utf-8"))
+    recipe = load_recipe(recipes / f"{RECIPE}.yaml")
     agents = recipe["model"]["init_args"]["crowd"]["init_args"]["agents"]["init_args"]
     count, rank, alpha = (agents[key] for key in ("count", "rank", "alpha"))
     form, kind = "model.init_args.crowd.init_args", "model.init_args.diversity.init_args"

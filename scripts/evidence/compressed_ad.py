@@ -24,7 +24,7 @@ from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_a
 from zoo.compressed_ad.evaluation.report import source_curve
 from zoo.compressed_ad.evaluation.summary import summarise
 from zoo.compressed_ad.inference import pairs
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 SEEDS, MANY, FEW = 20, 100, 2  # agents for each held-out goal; few of them are quick
 SMALL, LARGE, POINTS = Darkroom(5, 10), Darkroom(9, 20), PointMass(64, 20)

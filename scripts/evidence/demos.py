@@ -23,10 +23,10 @@ from scripts.evidence import (
 )
 from zoo.audio.io import files
 from zoo.common.build import build
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import Clips, VocoderData
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 Figures = dict[str, float]
 MEAN, MEDIAN, EACH = "mean", "median", "every seed"
@@ -185,7 +185,7 @@ def _plan_points(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 def _plan_lakes(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, data, store = "compressed_ad/demo_lakes", "data__init_args", root / "histories"
-    env = load_yaml((recipe_root() / f"{recipe}.yaml").read_text(encoding="utf-8"))["data"]["init_args"]["env"]
+    env = load_recipe(recipe_root() / f"{recipe}.yaml")["data"]["init_args"]["env"]
     learner = {"rate": 1.0, "bonus": 0.02, "epsilon": 0.0, "last_epsilon": 0.0}
     learned = ["--steps=112", "--episode_stride=2", f"--streams={1 if quick else 16}", "--algorithm=q_learning"]
     learned += [f"--q_learning.{key}={value}" for key, value in learner.items()]

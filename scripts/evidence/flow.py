@@ -25,7 +25,7 @@ from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 SAMPLES, FEW_SAMPLES = 900, 150  # few of them are quick
 DRAWS = 3  # of so many samples

@@ -21,7 +21,7 @@ from zoo.flow.evaluation.extractors import Extractor
 from zoo.flow.inference.drawing import load_sampler
 from zoo.flow.process.solvers import Solver
 from zoo.flow.rendering import to_pixels
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 STEPS = 20  # of Euler, where nets are compared
 FEW = (1, 2, 4)  # evaluations of the net for a sample

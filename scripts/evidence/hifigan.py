@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scripts.bench.tools import Finding, evidence, save
+from scripts.evidence.curves import Curve, read_curve
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
@@ -23,9 +24,10 @@ from zoo.common.configs import load_yaml
 from zoo.hifigan.data import Clips, Crops, VocoderData
 from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.task import mel_l1
-from zoo.runs.csv_log import Curve, curve_of, read_metrics
-from zoo.runs.folder import find_config
-from zoo.runs.load import load, read_parts
+from zoo.runs.components import read_components
+from zoo.runs.load import load
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import find_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,9 +71,9 @@ def load_pair(run: Path, seed: int = 0) -> tuple[Vocoder, Vocoder]:
     trained = load(run)
     if not isinstance(trained, Vocoder) or trained.mel is None:
         raise ValueError(f"{run} holds a {type(trained).__name__}, expected a Vocoder with a mel front end")
-    specs, _, _ = read_parts(run)
+    specs, _, _ = read_components(run)
     torch.manual_seed(seed)
-    untrained = Vocoder(**{name: build(spec) for name, spec in specs["parts"].items()}).eval()
+    untrained = Vocoder(**{name: build(spec) for name, spec in specs["components"].items()}).eval()
     return trained, untrained
 
 
@@ -124,7 +126,7 @@ def gather(run: Path, *, clip: Path, seconds: float = 10.0, quick: bool = False)
     """
     check_unseen(run, clip)
     rows = read_metrics(run)
-    curve = curve_of(rows, METRIC)
+    curve = read_curve(rows, METRIC)
     trained, untrained = load_pair(run)
     mel, rate = trained.front_end, trained.sample_rate
     audio = files.read_mono(clip, rate)[: int((1 if quick else seconds) * rate)]
@@ -139,7 +141,7 @@ def gather(run: Path, *, clip: Path, seconds: float = 10.0, quick: bool = False)
     for name, signal in signals.items():
         files.write(run / "evidence" / f"{name}.wav", signal, rate)
     mels = {name: mel(torch.from_numpy(signal)[None])[0] for name, signal in signals.items()}
-    drawn = figure(mels, curve, curve_of(rows, "train/g/mel"))
+    drawn = figure(mels, curve, read_curve(rows, "train/g/mel"))
     write_atomic(run / "evidence.png", lambda file: drawn.savefig(file, format="png"))
     excerpt = {"clip": clip.name, "seconds": len(signals[ORIGINAL]) / rate}
     save(run / "evidence.json", findings, evidence="copy synthesis", **excerpt, curve=asdict(curve), scores=scores)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from scripts.bench.tools import Finding, evidence, save
+from scripts.evidence.curves import read_curve
 from zoo.audio.evaluation.evaluate import CLEAN, Evaluation, Settings, evaluate
 from zoo.audio.evaluation.metrics import mel_cepstra
 from zoo.audio.evaluation.models import MetricModel
@@ -22,9 +23,9 @@ from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.inference.restore import Restorer
 from zoo.miipher.nets.families import SAMPLE_RATE
-from zoo.runs.csv_log import curve_of, read_metrics
-from zoo.runs.folder import find_config
 from zoo.runs.load import load
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import find_config
 from zoo.training.data import item_seed
 
 FOLDER = "evidence"
@@ -90,11 +91,11 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
         Settings(METRICS, SAMPLE_RATE, match_level=True, models=(Timbre(),)), progress=False,
     )  # fmt: skip
     rows = read_metrics(adapter)
-    identity, adapted = (curve_of(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
+    identity, adapted = (read_curve(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
     details = {"without adapters": identity, "adapted": adapted}
     findings = [Finding("adapter: validation loss to that without adapters", adapted / identity, "x", details=details)]
     curves = {
-        name: curve_of(read_metrics(run), "val/mel_l1")
+        name: read_curve(read_metrics(run), "val/mel_l1")
         for name, run in (("pretrain", pretrain), ("finetune", finetune))
     }
     for name, curve in curves.items():

@@ -55,12 +55,13 @@ WRONG = [
     ("fit flow/smoke --trainer.max_step 3", "trainer.max_step: did you mean max_steps"),
     ("fit flow/smoke --model.net.chanels=3", "model.net.chanels: did you mean channels"),
     (f"fit flow/smoke --{NET}.chanels=3", f"{NET}.chanels: did you mean channels"),
+    ("fit flow/smoke --model.optimizr.lr=3", "model.optimizr: did you mean optimizer?"),
     ("fit flow/smoke --model.net zoo.flow.UNett", "model.net: zoo.flow registers no part 'zoo.flow.UNett'"),
     ("fit flow/smoke --model zoo.flow.FlowTsk", "model: zoo.flow registers no part"),
     ("fit flow/smoke --model os.system", "model: os.system is no part of the zoo"),
     ("fit flow/smoke --model.optimizer=torch.optim.SGD --model.optimizer.betas=3", "keys of torch.optim.SGD"),
     ("fit flow/smoke --trainer.precision bf16-mixd", "error: trainer.precision: expected"),
-    ("fit flow/smoke --trainer.strategy fsdp", "trainer.strategy: expected auto, ddp or a class"),
+    ("fit flow/smoke --trainer.strategy fsdp", "trainer.strategy is fsdp; expected auto, ddp or a class"),
     ("fit flow/smoke --seed_everything -1", "seed_everything is -1"),
     ("fit flow/smoke --data.batch_size eight", "error: data.batch_size: expected int, got eight"),
     ("fit flow/smoke --model.net.channels abc", "error: model.net.channels: expected int, got abc"),
@@ -185,7 +186,7 @@ def test_options_of_fit_are_passed_on_by_a_tool():
     args = "flow/smoke --search a=int(1,2) --prune trainer/gpu --trainer.max_steps 5 --trials=3 --search b=int(1,2)"
     more = "--data.x=1 -c f.yaml --seed_everything 4 --trails 3"
     words, options = split_options([*args.split(), *more.split()], get_type_hints(find_tools()["tune"].load()), True)
-    assert options == ["--prune=true", "--trials=3", "--trails=3", '--search=["a=int(1,2)", "b=int(1,2)"]']
+    assert options == ["--search+=a=int(1,2)", "--prune=true", "--trials=3", "--search+=b=int(1,2)", "--trails=3"]
     assert words == "flow/smoke trainer/gpu --trainer.max_steps=5 --data.x=1 -c=f.yaml --seed_everything=4".split()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 
 from tests.audiosr import task_parts as audiosr
@@ -22,6 +21,7 @@ from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.ci_llm.nets.backbone import LearningBackbone
+from zoo.common.configs import load_recipe
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, QueryCompressor, ReconstructionDecoder
@@ -233,7 +233,7 @@ def test_every_net_of_the_recipes_is_there() -> None:
     known = {name.partition("-")[0] for name in NETS} | set(PARTS_OF)
     for recipe in RECIPES:
         if recipe not in FRAGMENTS:
-            assert nets(yaml.safe_load(recipe.read_text())["model"]) <= known, recipe
+            assert nets(load_recipe(recipe)["model"]) <= known, recipe
 
 
 def nets(description: Any) -> set[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.slurm import NODES, Slurm, available, slurm
 from tests.harness import REPOSITORY, fingerprint, good, newest, zoo
-from zoo.runs.checkpoints import step_of
+from zoo.runs.checkpoints import parse_step
 
 pytestmark = [
     pytest.mark.cluster,
@@ -81,7 +81,7 @@ class Job:
 
     def saved(self) -> int:
         """The step of the newest checkpoint; -1 when there is none."""
-        return max(map(step_of, self.work.glob("runs/*/*/*/step_*.ckpt")), default=-1)
+        return max(map(parse_step, self.work.glob("runs/*/*/*/step_*.ckpt")), default=-1)
 
     def trained(self) -> int:
         """How many steps metrics.csv knows."""

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from scripts.site import docstring
 from zoo.cli.tools import find_tools
 from zoo.common import registry
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_paths
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.signatures import arguments, described
@@ -64,7 +64,7 @@ def test_every_command_and_each_of_its_arguments_is_told() -> None:
 
 @pytest.mark.parametrize(("name", "path"), recipe_paths().items(), ids=lambda value: str(value))
 def test_every_key_of_a_recipe_has_a_meaning(name: str, path: Path) -> None:
-    values = flatten(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    values = flatten(load_recipe(path))
     assert [key for key in values if not explain(values, key).text.strip()] == [], f"{name}: nothing says what"
     rows = [line for line in site._recipe(name, path) if line.startswith("| <code")]
     assert len(rows) == len(values)

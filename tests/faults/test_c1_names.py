@@ -126,10 +126,18 @@ def test_every_reachable_name_is_refused_or_registered(walked: Walk) -> None:
 def files(folder: Path, path: str) -> Iterator[tuple[Path, str]]:
     """Checkpoints with a path as part, as option, as inference; configs with it as model and callback."""
     node = {"class_path": path, "init_args": {}}
-    specs = {"version": "0", "task": "zoo.flow.FlowTask", "inference": "zoo.flow.Sampler", "parts": {}, "options": {}}
+    task = "zoo.flow.FlowTask"
+    specs = {
+        "format": 2,
+        "version": "0",
+        "task": task,
+        "inference": "zoo.flow.Sampler",
+        "components": {},
+        "options": {},
+    }
     for place in ("part", "option", "inference"):
         changed = {
-            "part": {**specs, "parts": {"net": node, "path": node}},
+            "part": {**specs, "components": {"net": node, "path": node}},
             "option": {**specs, "options": {"solver": node}},
             "inference": {**specs, "inference": path},
         }[place]

@@ -23,7 +23,7 @@ from tests.harness import (
     record,
 )
 from zoo.common.atomic_files import TEMPORARY_MARK
-from zoo.runs.checkpoints import is_sound, load_checkpoint
+from zoo.runs.checkpoints import is_valid_checkpoint, load_checkpoint
 
 FIT = [*TOY_FIT, "--checkpoints.every_n_steps=1", "--checkpoints.monitor=null"]
 SHARED_MEMORY = Path("/dev/shm")
@@ -49,7 +49,7 @@ def corrupt(run: Path) -> list[Path]:
         except ValueError:
             found.append(path)
         else:
-            assert is_sound(path)
+            assert is_valid_checkpoint(path)
     return found
 
 
@@ -158,7 +158,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, d
     for best in run.glob("best-*"):
         best.unlink()
     resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
-    assert f"torn checkpoint {torn}" in resumed.stderr
+    assert f"corrupt checkpoint {torn}" in resumed.stderr
     assert "step_00000015.ckpt" in resumed.stderr
     assert fingerprint(newest(run)) == fingerprint(newest(whole))
     assert record(run) == record(whole)

@@ -333,7 +333,7 @@ def test_descriptions_are_found_by_module_path(path: str, expected: dict | None)
         return {"class_path": "k", "init_args": arguments}
 
     arguments = {"a": spec(x=1), "b": spec(inner=spec(y=2)), "c": [spec(), spec(z=3)], "e": {"class_path": "k"}}
-    assert frozen.find_arguments(arguments, path) == expected
+    assert frozen.find_init_args(arguments, path) == expected
 
 
 def test_one_module_under_two_names_is_left_out_under_both() -> None:
@@ -395,7 +395,7 @@ def test_where_a_file_holds_its_tensors_does_not_matter(tmp_path: Path) -> None:
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=6, n_layer=1, n_head=2)).eval()
     model.save_pretrained(tmp_path)
-    loaded = frozen.pretrained(GPT2LMHeadModel, str(tmp_path), None, dtype=torch.float32)
+    loaded = frozen.load_pretrained(GPT2LMHeadModel, str(tmp_path), None, dtype=torch.float32)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in (*loaded.parameters(), *loaded.buffers()))
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
     tokens = torch.tensor([[1, 7, 3]])

@@ -16,7 +16,7 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from tests.ui.browser import NARROW, PATIENCE, WIDE, barriers, busy, enter, keep, kill_trainings, too_wide
 from tests.ui.serving import Server, started
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.common.systems import first_comment, list_systems, recipe_root
 from zoo.ui.forms.controls import CONTROLS
 from zoo.ui.forms.draft import Draft, key_of
@@ -192,7 +192,7 @@ def walk(page: Any, server: Server, turns: int, starts: int, real: bool) -> None
         (run,) = new
         seen |= new
         page.locator('[role=tab][aria-selected=true]:has-text("Watch")').wait_for()
-        written = load_yaml((recipe_root() / run.split("/")[0] / f"{run.split('/')[1]}.yaml").read_text())
+        written = load_recipe(recipe_root() / run.split("/")[0] / f"{run.split('/')[1]}.yaml")
         compare(run, runs / run, pressed["shown"], None if real else written)
         page.get_by_role("tab", name="Train").click()
         page.get_by_role("combobox", name="System", exact=True).wait_for()

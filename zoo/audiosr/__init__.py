@@ -6,8 +6,6 @@ __getattr__, __all__ = register_components(
     __name__,
     {
         "convert.loss_monitor": "LossMonitor",
-        "convert.original_files": "OriginalFiles",
-        "convert.schedules": "OriginalWarmupCosine",
         "data.datamodule": "SuperResolutionData",
         "data.simulate": "Simulation",
         "diffusion.samplers": "DDIM DPMSolver Sampler",

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from zoo import __version__
 from zoo.audio.analysis.figures import plot_mels, plot_spectrograms
 from zoo.audiosr.data.cutoff import CONFIDENCE
-from zoo.audiosr.data.datamodule import SuperResolutionData
-from zoo.audiosr.data.latents import LatentCache
 from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, conditioned, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, checked, draws, replicated, weighted_sum
@@ -23,11 +19,10 @@ from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.checks import check_one_of, check_within
-from zoo.runs.frozen import state_digest
 from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.compiling import Mode as CompileMode
 from zoo.training.compiling import compile_in_place
-from zoo.training.data import Key, ZooDataModule, item_seed
+from zoo.training.data import ZooDataModule, item_seed
 from zoo.training.freezing import freeze
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
@@ -119,8 +114,6 @@ class DiffusionTask(SingleOptimizerTask):
         cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or the original's rule ("share").
         cutoff_confidence: of an edge that counts, 0 to 1.
         seed: of the noise, in training as in inference.
-        latent_cache: folder in which the latents of the training items are kept, computed before the first step; null
-            computes them in every step. The losses are the same, bit for bit. Needs `data.init_args.variants`.
         condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
             targets, as in some of ProjectLily's files; null takes `autoencoder`.
         compile_mode: of torch.compile, with `compile`; where that fails the reason is logged and training goes on
@@ -167,7 +160,6 @@ class DiffusionTask(SingleOptimizerTask):
         condition_autoencoder: FrozenAutoencoder | None = None,
         cutoff_rule: Literal["edge", "share"] = "edge",
         cutoff_confidence: float = CONFIDENCE,
-        latent_cache: str | None = None,
         compile_mode: CompileMode = "default",
         compile_fullgraph: bool = False,
         **kwargs: Any,
@@ -190,7 +182,6 @@ class DiffusionTask(SingleOptimizerTask):
         self.global_input = global_input
         self.parallel = parallel
         self.restore_items = restore_items
-        self.latent_cache = latent_cache
         self.restore_sampler = restore_sampler or DPMSolver(VALIDATION_STEPS)
         self.keep_options(locals())
         self.compile_options = (compile_mode, compile_fullgraph)
@@ -208,13 +199,11 @@ class DiffusionTask(SingleOptimizerTask):
         return self
 
     def on_fit_start(self) -> None:
-        """Take the scale of the latents, unless weights brought one; keep the latents; replicate; compile."""
+        """Take the scale of the latents, unless weights brought one; replicate; compile."""
         if self.latent_scale == "auto" and float(self.net.latent_scale) == 1.0:
             with gather_weights(self.trainer):
                 self.net.latent_scale.copy_(self._measured_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
-        if self.latent_cache is not None:
-            self._keep_latents(Path(self.latent_cache))
         if self.parallel == "dp":
             self._replicas = [replicated(self._objective(), self.device)]
         if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._replicas):
@@ -231,7 +220,7 @@ class DiffusionTask(SingleOptimizerTask):
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
         number = progress.total.processed  # of the batches before this one, also while it is on its way to the device
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        rows = len(batch[TARGET] if TARGET in batch else batch["high"])
+        rows = len(batch["high"])
         seeds = [item_seed(self.seed, number, row * world + rank) for row in range(rows)]
         drawn = draws(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition_dropout)
         return {**batch, "draws": drawn, "known": list(zip(drawn.t.tolist(), drawn.place.tolist(), strict=True))}
@@ -241,13 +230,10 @@ class DiffusionTask(SingleOptimizerTask):
         return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped.
-
-        A batch may bring what `_encoded` makes of them in their place.
-        """
+        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
         batch = self.drawn(batch)
         drawn = batch["draws"]
-        encoded = batch if TARGET in batch else self._encoded(batch)
+        encoded = self._encoded(batch)
         target, scale = encoded[TARGET], self.net.latent_scale
         condition = torch.where(drawn.kept[:, None, None, None], encoded["condition"], UNCONDITIONAL) * scale
         terms = self._compare(
@@ -359,40 +345,6 @@ class DiffusionTask(SingleOptimizerTask):
         encoded = {TARGET: self._moments(high), "condition": condition}
         clip = self._full_audio(high, low)
         return encoded if clip is None else {**encoded, "clip": clip}
-
-    def _keep_latents(self, folder: Path) -> None:
-        """Let training read latents instead of sound; compute those that are missing."""
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, SuperResolutionData):
-            raise ValueError("latent_cache needs data of zoo.audiosr.SuperResolutionData; set it to null")
-        crops = data.train_set
-
-        def encode(keys: Sequence[Key]) -> dict[str, Tensor]:
-            batch = data.collate([crops[key] for key in keys])
-            with self.trainer.precision_plugin.train_step_context():
-                return self._encoded({name: value.to(self.device) for name, value in batch.items()})
-
-        decided = {
-            **data.decided_by(),
-            "features": [
-                self.features.kind,
-                self.features.hop_length,
-                state_digest(dict(self.features.named_buffers())),
-            ],
-            "autoencoders": [
-                each.fingerprint() for each in (self.autoencoder, self.condition_autoencoder) if each is not None
-            ],
-            "clip": None if self.net.global_encoder is None else self.global_input,
-            "made_by": [__version__, torch.__version__, self.device.type, str(self.trainer.precision)],
-        }
-        with gather_weights(self.trainer):
-            shapes = {name: value.shape[1:] for name, value in encode([(0, 0)]).items()}
-            cached = LatentCache(folder, decided, shapes, len(crops), data.variants or 1, data.batch_size)
-            cached.fill(encode, self.trainer.global_rank, self.trainer.world_size)
-            self.trainer.strategy.barrier()
-            cached.fill(encode, 0, 1)  # of a machine that does not share the folder
-        log.info("latents of %d items: %s", len(crops) * (data.variants or 1), cached.folder)
-        data.train_set = cached  # type: ignore[assignment]
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """What the global encoder gets."""

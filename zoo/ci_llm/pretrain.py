@@ -17,7 +17,7 @@ from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
 from zoo.ci_llm.losses.objective import Batch, attended, targets
 from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
 from zoo.common.atomic_files import replace_atomically
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
 from zoo.training.strategies.sharding import gather_weights

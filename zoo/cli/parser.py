@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_dumper, set_loader, set_parsing_settings
 
-from zoo.cli.recipes import iterate_keys, nearest_names, read_files, shorten_list, split_arguments
+from zoo.cli.recipes import CLASS_KEYS, iterate_keys, nearest_names, read_files, shorten_list, split_arguments
 from zoo.common import registry
 from zoo.common.configs import dump_yaml, load_yaml, restrict_resolvers
 
@@ -140,16 +140,20 @@ def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequ
     files, options = read_files(args)
     entries = [_Entry(f"{path}: ", key, value) for path, content in files for key, value in iterate_keys(content)]
     for option, value in split_arguments(options):
-        parsed = None if value is None else _load_value(value)
-        entries += [_Entry("", key, each) for key, each in iterate_keys({option.removeprefix("--"): parsed})]
+        node = None if value is None else _load_value(value)
+        for name in reversed(option.removeprefix("--").split(".")):
+            node = {name: node}
+        entries += [_Entry("", key, each) for key, each in iterate_keys(node)]
     if match := _NOT_ALLOWED.search(message):
         for entry in entries:
             if entry.value == match[1]:
                 return f"{entry.origin}{entry.key}: {_explain_class(match[1])}"
     if match := _UNKNOWN_KEY.search(message):
-        name = next(filter(None, match.groups())).rpartition(".")[2]
+        path = f".{next(filter(None, match.groups()))}".replace(".init_args", "")
+        paths = [entry.path for entry in entries if f".{entry.path}".endswith(path)]
         for entry in entries:
-            if f".{entry.path}".endswith(f".{name}") and (reason := _explain_key(entry, entries, groups)):
+            is_above = any(f"{each}.".startswith(f"{entry.path}.") for each in paths)
+            if is_above and (reason := _explain_key(entry, entries, groups)):
                 return f"{entry.origin}unknown key {entry.key}{reason}"
     if match := _WRONG_VALUE.search(_simplify(message)):
         matches = [entry for entry in entries if f".{entry.path}".endswith(f".{match[1]}")]
@@ -167,17 +171,15 @@ def _explain_class(name: str) -> str:
 
 
 def _explain_key(entry: _Entry, entries: Sequence[_Entry], groups: Mapping[str, Sequence[str]]) -> str:
-    """Name the nearest keys that the section or class of a key has; "" where it has that key."""
+    """Name the nearest keys of the section or class that a key belongs to; "" where it has that key or is unknown."""
     parent, _, name = entry.path.rpartition(".")
     keys: Collection[str]
     classes = {each.path.removesuffix(".class_path"): each.value for each in entries if isinstance(each.value, str)}
     owner = parent if parent in groups else classes.get(parent, "")
     try:
-        keys = (
-            groups[parent]
-            if parent in groups
-            else registry.constructor_annotations(registry.get_class(str(owner))).keys() - {"args", "kwargs"}
-        )
-    except ValueError:  # a short name, or a class of another package
-        return f" (of {owner})"
-    return "" if name in keys else f"{nearest_names(name, keys)} (keys of {owner}: {shorten_list(sorted(keys))})"
+        keys = groups.get(parent) or registry.constructor_annotations(registry.get_class(owner)).keys()
+    except ValueError:  # no class, one by its short name, or one of another package
+        return ""
+    keys = set(keys) - {"args", "kwargs"}
+    is_key = name in keys or name in CLASS_KEYS
+    return "" if is_key else f"{nearest_names(name, keys)} (keys of {owner}: {shorten_list(sorted(keys))})"

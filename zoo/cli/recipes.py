@@ -59,7 +59,7 @@ def replace_recipe_names(args: Sequence[str]) -> list[str]:
     for option, value in split_arguments(args):
         if option in ("", *CONFIG_OPTIONS) and value is not None:
             option, value = CONFIG_OPTIONS[0], str(find_recipe(value))
-        words.append(option if value is None else f"{option}={value}")
+        words.append(join_option(option, value))
     return words
 
 
@@ -78,24 +78,16 @@ def split_arguments(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield option, pending.pop(0)
 
 
-def take_option(args: Sequence[str], option: str) -> tuple[list[str], list[str]]:
-    """Split off every `option VALUE` and `option=VALUE`.
+def join_option(option: str, value: str | None) -> str:
+    """Write an option with its value, or a lone word, as one argument."""
+    return option if value is None else f"{option}={value}" if option else value
 
-    Returns:
-        The values, and the other arguments.
-    """
-    values: list[str] = []
-    rest: list[str] = []
-    pending = list(args)
-    while pending:
-        word = pending.pop(0)
-        if word == option and pending:
-            values.append(pending.pop(0))
-        elif word.startswith(f"{option}="):
-            values.append(word.removeprefix(f"{option}="))
-        else:
-            rest.append(word)
-    return values, rest
+
+def take_option(args: Sequence[str], option: str) -> tuple[list[str], list[str]]:
+    """Split off an option; returns its values, and the other arguments as `--option=value`."""
+    pairs = list(split_arguments(args))
+    values = [value for name, value in pairs if name == option and value is not None]
+    return values, [join_option(name, value) for name, value in pairs if name != option]
 
 
 def nearest_names(name: str, candidates: Collection[str]) -> str:
@@ -127,9 +119,8 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
         The files in their order with what they say, and the other arguments as `--option=value`.
 
     Raises:
-        WrongNameError: for a section that a config has not, and for an option that belongs to none.
+        WrongNameError: for a file or section that there is not, and for an option that belongs to none.
         ConfigFileError: for a file that is no mapping, or holds a key twice.
-        FileNotFoundError: for a file that is not there.
     """
     from zoo.common.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
 
@@ -144,7 +135,7 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
             files.append((Path(value), {section: read_mapping(Path(value))}))
         else:
             check_option(option)
-            options.append(option if value is None else f"{option}={value}" if option else value)
+            options.append(join_option(option, value))
     for path, content in files:
         check_layout(content, path)
     return files, options
@@ -160,18 +151,12 @@ def compose_arguments(args: Sequence[str]) -> list[str]:
 
 
 def check_option(option: str) -> None:
-    """Refuse an option of fit, validate or test that belongs to no section.
-
-    Raises:
-        WrongNameError: with the nearest.
-    """
+    """Refuse an option of fit, validate or test that belongs to no section, with the nearest."""
     first, _, rest = option.removeprefix("--").removesuffix("+").partition(".")
     sections = (*GROUPS, *CLASSES) if rest else (*SECTIONS, "config", "print_config", "help")
     if option.startswith("--") and first not in sections:
         candidates = [f"--{section}{rest and '.'}{rest}" for section in sections]
-        raise WrongNameError(
-            f"unknown option {option}{nearest_names(option, candidates)} (`--help all` shows every option)"
-        )
+        raise WrongNameError(f"unknown option {option}{nearest_names(option, candidates)} (`--help all` shows all)")
 
 
 def check_layout(content: Mapping[str, Any], path: Path) -> None:
@@ -179,9 +164,6 @@ def check_layout(content: Mapping[str, Any], path: Path) -> None:
 
     That is: unknown sections, also empty ones; text where a section is expected; keys next to `class_path` that belong
     in `init_args`.
-
-    Raises:
-        WrongNameError: naming the file and the key.
     """
     for key, value in content.items():
         if key not in SECTIONS:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from zoo.cli.recipes import take_option
-from zoo.runs import folder as runs
+from zoo.runs import run_folder as runs
+from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.hub.models import is_hub_name
-from zoo.runs.listing import recorded_recipe
+from zoo.runs.run_info import read_recipe_name
 
 
 def config_files(args: Sequence[str]) -> list[str]:
@@ -23,7 +24,7 @@ def recipe_name(configs: Sequence[str]) -> str:
         return "unnamed"
     first = Path(configs[0]).absolute()
     if first.name == runs.CONFIG_NAME:
-        return recorded_recipe(first) or "/".join(first.parts[-4:-2])
+        return read_recipe_name(first) or "/".join(first.parts[-4:-2])
     folder = first.parent.parent if first.parent.name == "configs" else first.parent
     return f"{folder.name}/{first.stem}"
 
@@ -49,7 +50,7 @@ def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path |
     if value in ("last", "auto"):
         roots = take_option(rest, "--trainer.default_root_dir")[0]
         root = Path(roots[-1]) if roots else runs.RUNS_ROOT / (recipe_name(configs) if configs else "")
-        newest = runs.newest_run(root)
+        newest = runs.find_latest_run(root)
         if newest is None and value == "auto" and command == "fit":
             return rest, None
         if newest is None:
@@ -77,11 +78,11 @@ def choose_run_folder(command: str, config: Mapping[str, Any], recipe: str) -> t
         ValueError: when a fresh run would write into the folder of another.
     """
     root, path = config["trainer.default_root_dir"], config["ckpt_path"]
-    checkpoint = None if path is None else runs.find_checkpoint(Path(path))
+    checkpoint = None if path is None else find_checkpoint(Path(path))
     if command != "fit":
         return checkpoint, Path(root) if root else checkpoint.parent if checkpoint else runs.RUNS_ROOT / command
     if checkpoint is not None:
-        is_newest = checkpoint == runs.find_checkpoint(checkpoint.parent)
+        is_newest = checkpoint == find_checkpoint(checkpoint.parent)
         if is_newest or checkpoint != Path(path):
             return checkpoint, checkpoint.parent
     folder = Path(root) if root else runs.new_run_folder(recipe)

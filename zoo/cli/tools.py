@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import inspect
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from zoo.cli.help_text import TRAINER_COMMANDS
-from zoo.cli.recipes import SECTIONS, WrongNameError, nearest_names, shorten_list, split_arguments
+from zoo.cli.recipes import SECTIONS, WrongNameError, join_option, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
 from zoo.common.environment import process_rank
 from zoo.common.locks import lock_arguments
@@ -60,35 +59,34 @@ def find_tools() -> dict[str, Tool]:
     return tools
 
 
-def run_tool(command: str, args: list[str]) -> int:
-    """Parse the arguments of a tool's function and call it.
-
-    Returns:
-        The exit code.
+def find_tool(command: str, args: Sequence[str]) -> tuple[str, Tool, list[str]]:
+    """Find the tool of a command line; returns its full name, the tool and its arguments.
 
     Raises:
-        WrongNameError: for a command or an option that there is not, with the nearest.
+        WrongNameError: for a command that there is not, with the nearest.
     """
     tools = find_tools()
-    if args and f"{command} {args[0]}" in tools:
-        command, args = f"{command} {args[0]}", args[1:]
-    if command not in tools:
-        of_systems = [name for name in tools if name.startswith(f"{command} ")]
-        candidates = of_systems or [*TRAINER_COMMANDS, *tools]
-        name = " ".join([command, *args[:1]]) if of_systems else command
-        raise WrongNameError(
-            f"no command {name!r}{nearest_names(name, candidates)} (commands: {', '.join(candidates)})"
-        )
+    name, rest = (" ".join([command, *args[:1]]), args[1:])
+    if command in tools:
+        name, rest = command, args
+    if name in tools:
+        return name, tools[name], list(rest)
+    of_systems = [each for each in tools if each.startswith(f"{command} ")]
+    name, candidates = (name, of_systems) if of_systems else (command, [*TRAINER_COMMANDS, *tools])
+    raise WrongNameError(f"no command {name!r}{nearest_names(name, candidates)} (commands: {', '.join(candidates)})")
+
+
+def run_tool(command: str, args: Sequence[str]) -> int:
+    """Parse the arguments of a tool's function and call it; returns the exit code."""
+    command, tool, args = find_tool(command, args)
     with without_collector():
-        function = tools[command].load()
-    words, values = parse_arguments(command, tools[command], function, args)
+        function = tool.load()
+    words, values = parse_arguments(command, tool, function, args)
     folders = getattr(function, "writes_into", ())
     find_models(values, [*folders, "output", "target"])
-    rank, world_size = process_rank()
-    ranks = {
-        key: value for key, value in zip(RANKS, (rank, world_size), strict=True) if key in get_type_hints(function)
-    }
-    if rank > 0 and not ranks and not getattr(function, "shared", True):
+    processes = dict(zip(RANKS, process_rank(), strict=True))
+    ranks = {name: value for name, value in processes.items() if name in get_type_hints(function)}
+    if processes["rank"] > 0 and not ranks and not getattr(function, "shared", True):
         print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
         return 0
     with lock_arguments(function, values, command):
@@ -109,10 +107,7 @@ def without_collector() -> Iterator[None]:
 
 
 def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Parse the arguments of a tool by the types of its function.
-
-    Returns:
-        What it takes as `*args`, unparsed, and its named arguments.
+    """Parse a tool's arguments by the types of its function; returns what it takes as `*args`, and its named ones.
 
     Raises:
         WrongNameError: for an option that it has not, with the nearest.
@@ -131,13 +126,11 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
     try:
         return words, dict(parser.instantiate(parser.parse_args(options)))
     except RefusedError as error:
-        match = re.match(r"unrecognized arguments: (--[\w-]+)", error.message)
-        if match is None:
+        if (match := re.match(r"unrecognized arguments: (--[\w-]+)", error.message)) is None:
             raise
         names = [f"--{name}" for name, each in parameters.items() if not positional or each.default is not each.empty]
-        raise WrongNameError(
-            f"{command} has no option {match[1]}{nearest_names(match[1], names)} (options: {shorten_list(names)})"
-        ) from None
+        nearest = nearest_names(match[1], names)
+        raise WrongNameError(f"{command} has no option {match[1]}{nearest} (options: {shorten_list(names)})") from None
 
 
 def split_options(args: Sequence[str], hints: Mapping[str, Any], takes_words: bool) -> tuple[list[str], list[str]]:
@@ -149,50 +142,40 @@ def split_options(args: Sequence[str], hints: Mapping[str, Any], takes_words: bo
         takes_words: whether it passes on arguments.
 
     Returns:
-        The arguments that are passed on; and the tool's: a switch has its value, a repeated option is a list.
+        The arguments that are passed on; and the tool's: a switch has its value, a repeated option adds to a list.
     """
     words: list[str] = []
     own_args: list[str] = []
-    lists: dict[str, list[str]] = {}
     for option, value in split_arguments(args):
         name = option.lstrip("-").replace("-", "_")
-        hint = hints.get(name)
-        texts = [option] if value is None else [f"{option}={value}" if option else value]
-        if hint is bool and (value is None or value.lower() not in TRUTH_VALUES):
+        if hints.get(name) is bool and (value is None or value.lower() not in TRUTH_VALUES):
             own_args.append(f"{option}=true")
-            option, texts, hint = "", [] if value is None else [value], None
-        if takes_words and hint is None and (not option or name.partition(".")[0] in (*SECTIONS, "config", "c")):
-            words += texts
-        elif get_origin(hint) is list and value is not None and not value.startswith("["):
-            lists.setdefault(option, []).append(value)
-        else:
-            own_args += texts
-    return words, [*own_args, *(f"{option}={json.dumps(values)}" for option, values in lists.items())]
+            if value is None:
+                continue
+            option, name = "", ""  # the value is a word that follows a switch
+        elif get_origin(hints.get(name)) is list and value and not value.startswith("["):
+            option += "+"
+        is_passed = name not in hints and (not option or name.partition(".")[0] in (*SECTIONS, "config", "c"))
+        (words if takes_words and is_passed else own_args).append(join_option(option, value))
+    return words, own_args
 
 
 def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
-    """Replace names in a tool's arguments by folders: `hf://user/name` of a hub, `last` for the newest run.
-
-    Args:
-        values: the arguments.
-        targets: names of those that are written to.
-    """
+    """Replace a tool's paths `hf://user/name` and `last` (newest run) by folders, those of targets excepted."""
     for name, value in values.items():
-        if not isinstance(value, Path):
+        if not isinstance(value, Path) or name in targets:
             continue
         if value.as_posix().startswith("hf:/"):
-            from zoo.runs.hub.models import parse_hub_name, resolve_path
+            from zoo.runs.hub.models import resolve_path
 
-            if name in targets:
-                raise ValueError(f"{parse_hub_name(value)} is on a hub: `zoo push` writes there")
             values[name] = resolve_path(value)
-        elif value == Path("last") and name not in targets and not value.exists():
-            from zoo.runs import folder
+        elif value == Path("last") and not value.exists():
+            from zoo.runs.run_folder import RUNS_ROOT, find_latest_run
 
-            values[name] = newest = folder.newest_run(folder.RUNS_ROOT)
-            if newest is None:
-                raise FileNotFoundError(f"last: no run with a checkpoint below {folder.RUNS_ROOT}")
-            print(f"last is {newest}", file=sys.stderr)
+            values[name] = find_latest_run(RUNS_ROOT)
+            if values[name] is None:
+                raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
+            print(f"last is {values[name]}", file=sys.stderr)
 
 
 def show_counts(counts: Mapping[str, Any], folder: Any) -> int:

@@ -33,17 +33,18 @@ from zoo.cli.parser import (
 )
 from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, iterate_keys
 from zoo.cli.resume import choose_run_folder, config_files, recipe_name, resolve_checkpoint
-from zoo.common import registry
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import check_config_paths
 from zoo.common.locks import lock_folder
-from zoo.runs import folder as runs
 from zoo.runs import frozen
-from zoo.runs.checkpoints import step_of
-from zoo.runs.csv_log import RunCSV
+from zoo.runs import run_folder as runs
+from zoo.runs.checkpoints import parse_step
+from zoo.runs.components import read_frozen_records
 from zoo.runs.hub.models import pin_revisions
 from zoo.runs.init_from import init_from
-from zoo.runs.listing import RECIPE_MARK
+from zoo.runs.metrics_csv import MetricsCSV
+from zoo.runs.model_description import describe_model
+from zoo.runs.run_info import RECIPE_MARK
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
@@ -59,12 +60,6 @@ DEFAULT_SEED = 1234
 POSITIVE = {  # numbers that Lightning and the loaders divide by
     "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_steps", "val_check_interval",
 }  # fmt: skip
-# They read checkpoints by pickle.
-SHARDED_BY_LIGHTNING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
-STRATEGY_ERROR = (
-    "trainer.strategy: expected auto, ddp or a class; for shards use zoo.training.FSDP "
-    "(--config configs/trainer/fsdp.yaml) or zoo.training.DeepSpeed (--config configs/trainer/deepspeed.yaml)"
-)
 
 
 class ZooParser(LightningArgumentParser):
@@ -90,7 +85,10 @@ def check_values(config: Mapping[str, Any]) -> None:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
     strategy = config["trainer"]["strategy"]
     if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
-        raise WrongNameError(STRATEGY_ERROR)
+        raise WrongNameError(
+            f"trainer.strategy is {strategy}; expected auto, ddp or a class: zoo.training.FSDP, zoo.training.DeepSpeed "
+            "(recipes trainer/fsdp, trainer/deepspeed)"
+        )
     seed = config["seed_everything"]
     if seed is not None and not 0 <= seed < 2**32:
         raise WrongNameError(f"seed_everything is {seed}; expected 0 to {2**32 - 1}")
@@ -124,15 +122,11 @@ class SaveConfig(SaveConfigCallback):
         """Remove what a resumed run has logged beyond its checkpoint."""
         if trainer.ckpt_path is not None and trainer.is_global_zero:
             for logger in trainer.loggers:
-                if isinstance(logger, RunCSV):
+                if isinstance(logger, MetricsCSV):
                     logger.trim(trainer.global_step - 1)  # rows carry the number of the batch, from 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Write the config of a resumed run after its first step."""
-        self._write(trainer, pl_module)
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write it also where a checkpoint comes before the first step."""
         self._write(trainer, pl_module)
 
     def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -233,8 +227,6 @@ class ZooCLI(LightningCLI):
         check_values(self.config.as_dict())
 
     def _explain_refusal(self, message: str, args: Any) -> str:
-        if any(name in message for name in SHARDED_BY_LIGHTNING):
-            return STRATEGY_ERROR
         keys = list(self.parser.get_defaults().keys())
         groups = {group: [key.split(".")[1] for key in keys if key.startswith(f"{group}.")] for group in GROUPS}
         return explain_refusal(message, args, groups)
@@ -265,14 +257,16 @@ class ZooCLI(LightningCLI):
         self.config = copy.deepcopy(self.config)
         arguments, used = self._parsed["model"].get("init_args") or {}, {}
         if self.checkpoint is not None:
-            recorded = frozen.read_records(self.checkpoint)
-            used = frozen.use_copies(self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent)
+            recorded = read_frozen_records(self.checkpoint)
+            used = frozen.use_local_copies(
+                self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent
+            )
         try:
             super().instantiate_classes()
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error) from error
-        frozen.note_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        self.model.specs = describe(self.model, self.config)
+        frozen.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
+        self.model.specs = describe_model(self.model, plain_init_args(self.config))
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with our loggers and plugins."""
@@ -281,9 +275,9 @@ class ZooCLI(LightningCLI):
         plugins = [*(settings.get("plugins") or []), AtomicCheckpointIO()]
         if SLURMEnvironment.detect():
             plugins += [SLURMEnvironment(auto_requeue=False)]
-        step = None if self.checkpoint is None else step_of(self.checkpoint)
+        step = None if self.checkpoint is None else parse_step(self.checkpoint)
         evaluated = None if self.command == "fit" else step
-        self.csv = RunCSV(self.folder, "metrics.csv" if self.command == "fit" else f"{self.command}.csv", evaluated)
+        self.csv = MetricsCSV(self.folder, "metrics.csv" if self.command == "fit" else f"{self.command}.csv", evaluated)
         logger = settings.get("logger") or []
         own_loggers = logger if isinstance(logger, list) else [] if logger is True else [logger]
         names, wandb = self.config["loggers"], self.config_init["wandb"]
@@ -294,16 +288,9 @@ class ZooCLI(LightningCLI):
         return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)
 
 
-def describe(model: ZooTask, config: Namespace) -> dict[str, Any]:
-    """Collect what a checkpoint must carry so that its parts can be built again without the run folder."""
-    init_args = yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
-    return {
-        "version": __version__,
-        "task": registry.public_name(type(model)),
-        "inference": model.inference_class,
-        "parts": {part: init_args[part] for part in model.inference_parts},
-        "options": {option: init_args[option] for option in model.inference_options},
-    }
+def plain_init_args(config: Namespace) -> dict[str, Any]:
+    """Return the arguments of the config's model as plain values."""
+    return yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
 
 
 def run(command: str, args: list[str], source_run: Path | None = None) -> int:
@@ -343,7 +330,7 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
 
 def fit(cli: ZooCLI) -> None:
     """Train, from a checkpoint, from given weights or from the start."""
-    done = step_of(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
+    done = parse_step(cli.checkpoint) if cli.checkpoint is not None and cli.checkpoint.parent == cli.folder else 0
     resumed = None if cli.checkpoint is None else str(cli.checkpoint)
     if resumed is None:
         cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows

@@ -12,8 +12,7 @@ from zoo.cli.log_filters import configure_logging, quiet_output
 from zoo.cli.recipes import replace_recipe_names
 from zoo.cli.resume import config_files, resolve_checkpoint
 from zoo.cli.trainer import ZooCLI, start_from_weights
-from zoo.runs import folder as runs
-from zoo.runs.checkpoints import step_of
+from zoo.runs.checkpoints import find_checkpoint, parse_step
 from zoo.runs.init_from import init_from
 
 ALONE = {
@@ -34,7 +33,7 @@ class _Trial(ZooCLI):
     def before_instantiate_classes(self) -> None:
         """Leave a run's folder alone."""
         source = self.config["ckpt_path"]
-        self.checkpoint = None if source is None else runs.find_checkpoint(Path(source))
+        self.checkpoint = None if source is None else find_checkpoint(Path(source))
         self.folder = Path(self.config["trainer.default_root_dir"])
         self.trainer_defaults["callbacks"] = self.callbacks()
 
@@ -71,5 +70,5 @@ def train(cli: ZooCLI) -> None:
     else:
         init_from(cli.model, cli.checkpoint, 1.0)
         if hasattr(cli.model, "discriminator_start"):  # which counts batches of the run
-            cli.model.discriminator_start = max(0, cli.model.discriminator_start - step_of(cli.checkpoint))
+            cli.model.discriminator_start = max(0, cli.model.discriminator_start - parse_step(cli.checkpoint))
     cli.trainer.fit(cli.model, cli.datamodule)

@@ -12,12 +12,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 TEMPORARY_MARK = ".tmp-"
 REPLACED_MARK = ".replaced"
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
-_TAR_BLOCK = 512  # bytes; a tar ends with blocks of zeros
 
 
 def temporary_path(path: Path) -> Path:
@@ -147,50 +146,35 @@ def _sync_folder(folder: Path) -> None:
 
 
 def extract_archive(archive: Path, folder: Path) -> int:
-    """Extract the plain files of an archive; each appears under its name when it is complete.
+    """Extract the plain files of an archive below a folder; they appear when all of it has been read.
 
     Returns:
         The number of files.
 
     Raises:
         FileNotFoundError: there is no such archive.
-        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or corrupt, or a member is no plain
-            file below the folder.
+        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or corrupt, or a member lies elsewhere.
     """
-    if not archive.is_file():
-        raise FileNotFoundError(f"{archive}: no such archive")
     if not archive.name.endswith(ARCHIVE_SUFFIXES):
         raise ValueError(f"{archive}: expected an archive ending in {', '.join(ARCHIVE_SUFFIXES)}")
-    count = 0
+    temporary, count = temporary_path(folder / archive.name), 0
     try:
-        for name, content in _read_zip(archive) if archive.suffix == ".zip" else _read_tar(archive):
-            if name.startswith("__MACOSX/"):  # resource forks of the Finder
-                continue
-            target = folder / name
-            if content is None or not target.resolve().is_relative_to(folder.resolve()):
-                raise ValueError(f"{archive}: {name!r} is not a plain file below the folder; extracting stops here")
-            write_atomic(target, lambda file, content=content: shutil.copyfileobj(content, file))  # type: ignore[misc]
-            count += 1
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as members:
+                members.extractall(temporary)  # names that lead outside lose what leads there
+        else:
+            with tarfile.open(archive) as tar:
+                tar.extractall(temporary, filter="data")
+        for path in temporary.rglob("*"):
+            target = folder / path.relative_to(temporary)
+            if (
+                path.is_file() and not path.is_symlink() and "__MACOSX" not in path.parts
+            ):  # resource forks of the Finder
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+                count += 1
     except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive}: cut, damaged or no archive ({error}); get it again") from error
+    finally:
+        delete_path(temporary)
     return count
-
-
-def _read_tar(archive: Path) -> Iterator[tuple[str, IO[bytes] | None]]:
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if not member.isdir():
-                yield member.name, tar.extractfile(member) if member.isreg() and not member.issparse() else None
-    if archive.suffix == ".tar":  # tarfile takes a cut between two members for the end
-        with archive.open("rb") as file:
-            file.seek(-_TAR_BLOCK, 2)
-            if file.read().strip(b"\0"):
-                raise tarfile.ReadError("no end mark")
-
-
-def _read_zip(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(archive) as members:
-        for member in members.infolist():
-            if not member.is_dir():
-                with members.open(member) as content:
-                    yield member.filename, content

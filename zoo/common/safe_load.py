@@ -14,7 +14,7 @@ import threading
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, ClassVar
 
@@ -229,23 +229,3 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _to_plain(entry) for key, entry in value.items()}
     return type(value)(map(_to_plain, value)) if type(value) in (list, tuple) else value
-
-
-def iterate_contents(content: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield the tensors and records inside a loaded object, including classes that were not called.
-
-    Args:
-        seen: ids of the containers to pass over; added to. Every container is opened once.
-    """
-    seen = set() if seen is None else seen
-    pending = [content]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, torch.Tensor | Record) or (isinstance(value, type) and issubclass(value, Record)):
-            yield value
-        if id(value) not in seen and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
-            seen.add(id(value))
-            if isinstance(value, Record):
-                pending += [*value.args, value.state]
-            else:
-                pending += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value

@@ -78,31 +78,6 @@ def _weighted_mean(values: np.ndarray, weights: np.ndarray, axis: int = -1) -> n
     return (values * weights).sum(axis) / weights.sum(axis)
 
 
-def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Compute percentile intervals of a mean by resampling groups, and in each its members.
-
-    Args:
-        values: (groups, members, N) float, finite.
-
-    Returns:
-        Lower and upper ends (N,) of the 95 % intervals; NaN for a single value.
-
-    Source: Davison and Hinkley, "Bootstrap methods and their application" (1997), section 3.8.
-    """
-    groups, members, count = values.shape
-    if groups * members < 2:
-        return np.full(count, math.nan), np.full(count, math.nan)
-    flat = values.reshape(groups * members, count).astype(np.float64)
-    rng, batch = np.random.default_rng(seed), max(1, _MAX_VALUES // len(flat))
-    means = []
-    for first in range(0, resamples, batch):
-        sampled = rng.multinomial(groups, [1 / groups] * groups, size=min(batch, resamples - first))
-        weights = rng.multinomial(sampled * members, [1 / members] * members)
-        means.append(weights.reshape(len(sampled), -1) @ flat / (groups * members))
-    low, high = np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return low, high
-
-
 def summarize(
     rows: Sequence[Mapping[str, Any]],
     systems: Sequence[str],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -99,3 +99,12 @@ class KeyedPermutation:
             moved = halves[changed] + ((mixed >> np.uint64(32)) * sizes[changed] >> np.uint64(32))
             halves[changed] = np.where(moved >= sizes[changed], moved - sizes[changed], moved)
         return halves[0] * sizes[1] + halves[1]
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of names, types, shapes and values, tensor by tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -22,8 +22,9 @@ from zoo.audio.io.resample import resample_array
 from zoo.hifigan.nets.base import Conditioned, WaveformGenerator
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
-from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, Graph, OnnxForm, write_graph
+from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.inference.forms import InputField
+from zoo.runs.onnx_export import OnnxExport, OnnxGraph, write_onnx
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
@@ -174,9 +175,9 @@ class Vocoder(AudioInference):
         audio = self.from_mel(np.zeros((self.generator.in_channels, 8), np.float32))
         return f"8 frames to {len(audio)} samples at {self.sample_rate} Hz"
 
-    def onnx_form(self) -> OnnxForm:
+    def onnx_form(self) -> OnnxExport:
         """The generator, from frames to audio."""
-        return OnnxForm([generator_graph(self._synthesiser)])
+        return OnnxExport([generator_graph(self._synthesiser)])
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
@@ -251,7 +252,7 @@ class Vocoder(AudioInference):
         yield from Chunker(window, overlap, hop, fades=False).process_stream(blocks, compute)
 
 
-def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:
+def generator_graph(generator: WaveformGenerator, name: str = "model") -> OnnxGraph:
     """A generator with folded weight norm, `frames` (B, C, F) to `audio` (B, 1, T) of any batch size and length.
 
     Args:
@@ -266,9 +267,9 @@ def generator_graph(generator: WaveformGenerator, name: str = "model") -> Graph:
     fused = copy.deepcopy(generator).cpu().float().eval().remove_weight_norm_()
     random = torch.Generator().manual_seed(0)
     examples = [(torch.randn(batch, fused.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]
-    return Graph(fused, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples, name)
+    return OnnxGraph(fused, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples, name)
 
 
 def export_onnx(generator: WaveformGenerator, path: Path | str) -> float:
-    """Write a generator as an ONNX file; see `generator_graph` and `zoo.runs.export.write_graph`."""
-    return write_graph(generator_graph(generator), Path(path))
+    """Write a generator as an ONNX file; see `generator_graph` and `zoo.runs.onnx_export.write_onnx`."""
+    return write_onnx(generator_graph(generator), Path(path))

@@ -25,7 +25,7 @@ from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import WaveformFamily, valid
 from zoo.miipher.nets.speaker import SpeakerEncoder
 from zoo.miipher.rendering import features_figure, mels_figure
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.strategies.sharding import gather_weights, is_sharded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A request until its result is there.
-
-    Args:
-        values: of the fields of the model.
-        folder: for the files of the result.
-    """
+    """Values of the model's fields, a folder for the files of the result, and the result when it is there."""
 
     values: Mapping[str, Any]
     folder: Path
@@ -69,15 +65,11 @@ class MicroBatcher:
         """Compute what waits, again and again."""
         while True:
             batch = [await self.queue.get()]
-            deadline = asyncio.get_running_loop().time() + self.max_wait_seconds
-            while len(batch) < self.max_batch:
-                remaining = deadline - asyncio.get_running_loop().time()
-                try:
-                    batch.append(await asyncio.wait_for(self.queue.get(), max(remaining, 0.0)))
-                except TimeoutError:
-                    break
-            batch = [request for request in batch if not request.result.cancelled()]
-            if batch:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.max_wait_seconds):
+                    while len(batch) < self.max_batch:
+                        batch.append(await self.queue.get())
+            if batch := [request for request in batch if not request.result.cancelled()]:
                 self.observe_batch(len(batch))
                 await self._compute(batch)
 
@@ -90,11 +82,9 @@ class MicroBatcher:
             log.exception("a batch of %d requests failed", len(batch))
             results = [error] * len(batch)
         for request, result in zip(batch, results, strict=True):
-            if request.result.done():
-                continue
-            if isinstance(result, Exception):
+            if isinstance(result, Exception) and not request.result.done():
                 request.result.set_exception(_http_error(result))
-            else:
+            elif isinstance(result, list) and not request.result.done():
                 request.result.set_result(result)
 
     def _predict(self, batch: list[PendingRequest]) -> list[list[Output] | Exception]:

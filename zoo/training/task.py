@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from zoo.common.build import completed
 from zoo.common.registry import constructor_annotations, get_class
 from zoo.runs import frozen
-from zoo.runs.folder import run_folder
 from zoo.runs.inference.base import Inference
+from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks.samples import Samples
 from zoo.training.resume import apply_hyperparameters
 from zoo.training.schedules import LrScaling, set_total_steps
@@ -255,7 +255,7 @@ class ZooTask(L.LightningModule):
         Whether the run is resumed is known only after its checkpoint was read.
         """
         modules = frozen.frozen_modules({"": self})
-        recorded = frozen.records(modules)
+        recorded = frozen.frozen_records(modules)
         if recorded:
             folder = run_folder(self.trainer)
             if self.trainer.is_global_zero and not (unless_resuming and next(folder.glob("*.ckpt"), None)):
@@ -324,7 +324,7 @@ class ZooTask(L.LightningModule):
             self._apply_hyperparameters(checkpoint)
         modules = frozen.frozen_modules({"": self})
         self._check_parts(checkpoint.get("zoo"), [path for path, module in modules.items() if module.is_frozen])
-        frozen.check(modules, checkpoint.get("frozen", {}), "the checkpoint")
+        frozen.verify_frozen_weights(modules, checkpoint.get("frozen", {}), "the checkpoint")
         if self.trainer.state.fn == "fit":
             self._save_frozen()  # it may go on in another folder than its own
 
@@ -346,11 +346,11 @@ class ZooTask(L.LightningModule):
         """
         if saved is None or self.specs is None:
             return
-        theirs, ours = copy.deepcopy(saved["parts"]), copy.deepcopy(self.specs["parts"])
+        theirs, ours = copy.deepcopy(saved["components"]), copy.deepcopy(self.specs["components"])
         for parts in (theirs, ours):
             for path in frozen_paths:
                 for key in ("source", "revision", "config", "gradient_checkpointing"):
-                    (frozen.find_arguments(parts, path) or {}).pop(key, None)
+                    (frozen.find_init_args(parts, path) or {}).pop(key, None)
         for part in self.inference_parts:
             saved_part = completed(theirs.get(part), ours.get(part))
             if part in theirs and saved_part != ours[part]:

@@ -24,7 +24,7 @@ from zoo.cli.trials import ENDLESS, train, trial
 from zoo.common.checks import check_at_least, check_positive
 from zoo.common.locks import lock_folder
 from zoo.common.reports import new_figure, print_table, terminal_table, write_report
-from zoo.runs.folder import RUNS_ROOT
+from zoo.runs.run_folder import RUNS_ROOT
 from zoo.training.callbacks.guard import unscaled
 from zoo.training.gan import GANTask
 

@@ -14,7 +14,7 @@ import yaml
 from zoo.common.atomic_files import write_atomic
 from zoo.common.environment import verbosity
 from zoo.common.reports import new_figure, print_table, terminal_table, write_report
-from zoo.runs.details import duration
+from zoo.runs.run_info import format_duration
 from zoo.tuning.search_space import decode_value, to_fragment
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def print_study(study: Study, config: StudyConfig, folder: Path) -> None:
     if verbosity() != "quiet":
         cells = []
         for row in rows[:TABLE_ROWS]:
-            seconds = None if row["seconds"] is None else duration(row["seconds"])
+            seconds = None if row["seconds"] is None else format_duration(row["seconds"])
             values = (row["value"], row["step"], seconds, *(row.get(key) for key in names))
             cells.append(
                 (row["trial"], row["state"], *("-" if each is None else format_value(each) for each in values))

@@ -32,8 +32,9 @@ from zoo.common.checks import check_at_least
 from zoo.common.environment import verbosity
 from zoo.common.locks import lock_folder
 from zoo.common.registry import allowed_packages
-from zoo.runs.folder import find_checkpoint
-from zoo.runs.listing import CSV_NAME, read_curves, size_of
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.run_folder import CSV_NAME
+from zoo.runs.run_info import path_size, read_curves
 from zoo.tuning.report import (
     StudyConfig,
     find_best,
@@ -410,7 +411,7 @@ def train(trial: Trial, config: StudyConfig, run: Path, values: Sequence[str]) -
 
     def should_prune() -> bool:
         nonlocal reported, size
-        before, size = size, size_of(run / CSV_NAME)
+        before, size = size, path_size(run / CSV_NAME)
         for value, _ in read_curve(run, config.metric)[reported:] if size != before else ():
             reported += 1
             trial.report(value, reported)

@@ -15,7 +15,8 @@ from typing import Any
 
 from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.common.locks import LOCK_INFO_NAME, LOCK_NAME, is_locked
-from zoo.runs.listing import CONFIG_NAME, CSV_NAME, LOG_NAME, Run, read_run
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME
+from zoo.runs.run_info import RunInfo, read_run
 from zoo.ui.curves import Metrics
 from zoo.ui.jobs.runs import NOTES_NAME, read_notes, size
 from zoo.ui.jobs.trainings import Trainings
@@ -54,7 +55,7 @@ class Row:
 
     name: str
     state: str
-    run: Run
+    run: RunInfo
     owner: str | None = None
     position: int | None = None
     label: str | None = None

@@ -18,7 +18,7 @@ from typing import Any, cast
 import zoo
 from zoo.common.atomic_files import delete_path
 from zoo.common.locks import lock_folder
-from zoo.runs.listing import tail
+from zoo.runs.run_info import tail_lines
 from zoo.ui.jobs.commands import last_error
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places, check_name
@@ -160,7 +160,7 @@ class Exports:
                     if export.cancelled:
                         return "cancelled", False
             if code != 0:
-                return last_error(tail(console)).replace(f"{self.places.runs}/", ""), False
+                return last_error(tail_lines(console)).replace(f"{self.places.runs}/", ""), False
             delete_path(folder / export.name)
             os.rename(making / export.name, folder / export.name)
             return f"{export.name} is ready", True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from zoo.common.systems import System, list_systems, recipe_root
-from zoo.runs.listing import is_run
+from zoo.runs.run_info import is_run
 from zoo.ui.checks import Rules
 
 CONSOLE_NAME = "console.log"

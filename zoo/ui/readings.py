@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from zoo.common.environment import available_cores, total_memory_bytes
-from zoo.runs.listing import LOG_NAME, MEDIA_NAME, media_of, tail
+from zoo.runs.run_folder import LOG_NAME, MEDIA_NAME
+from zoo.runs.run_info import sample_folders, tail_lines
 from zoo.ui.places import CONSOLE_NAME, check_name
 
 GIB = 2**30
@@ -52,7 +53,7 @@ def recent(path: Path, lines: int = 200) -> str:
 
 @lru_cache(64)
 def _tail(path: Path, lines: int, changed: int, size: int) -> str:
-    return tail(path, lines)
+    return tail_lines(path, lines)
 
 
 def why_failed(run: Path) -> str:
@@ -83,7 +84,7 @@ def speed_of(log: str) -> Speed:
 
 def steps_of(run: Path) -> list[str]:
     """Names of the step folders of `media/`, the oldest first."""
-    return [folder.name for folder in reversed(media_of(run)) if re.fullmatch(r"step_\d+", folder.name)]
+    return [folder.name for folder in reversed(sample_folders(run)) if re.fullmatch(r"step_\d+", folder.name)]
 
 
 def samples_of(run: Path, step: str) -> tuple[list[str], dict[str, Table]]:

@@ -99,7 +99,7 @@ def test_a_telephone_line_has_no_sound_above_4_khz(speech):
         ("mp2", None, "codec is one of mp3, .*, not 'mp2'"),
         ("mp3", 4, "kb/s from 8 to 320, got 4"),
         ("vorbis", -1, "quality from 0 to 10"),
-        ("gsm", 13, "has no setting"),
+        ("gsm", 13, "expected as setting none"),
     ],
 )
 def test_wrong_requests_are_named(codec, setting, message):

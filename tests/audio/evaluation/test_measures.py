@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from zoo.audio.corpora.synthetic import SyntheticSpeech
-from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
+from zoo.audio.evaluation.measures import (
+    METRICS,
+    AudioPair,
+    available_metrics,
+    check_names,
+    compute_metrics,
+    warp_cost,
+)
 
 RATE = 22050
 ALL = tuple(METRICS)
@@ -41,6 +48,17 @@ def test_log_f0_rmse_of_a_shifted_pitch():
     low, high = (0.3 * np.sin(2 * np.pi * f * time).astype(np.float32) for f in (200, 220))
     values = compute_metrics(AudioPair(high, RATE, low, RATE), ["pitch"], RATE)
     assert values["log_f0_rmse"] == pytest.approx(math.log(1.1), rel=0.01)
+
+
+def test_warp_cost_by_hand():
+    # Cheapest path (0,0) -> (1,1) -> (1,2): 0 + 2 + 4 over three cells.
+    assert warp_cost(np.array([[0.0, 3.0, 9.0], [3.0, 2.0, 4.0]])) == pytest.approx(2.0)
+
+
+def test_mcd_forgives_a_pause():
+    late = np.concatenate([CLEAN[:4096], CLEAN[3840:]])
+    shifted, aligned = (AudioPair(x, RATE, CLEAN, RATE) for x in (noisy(0), late))
+    assert compute_metrics(aligned, ["mcd"], RATE)["mcd_dtw"] < 0.2 * compute_metrics(shifted, ["mcd"], RATE)["mcd_dtw"]
 
 
 def test_rates_differ():

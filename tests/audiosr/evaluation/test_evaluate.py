@@ -52,7 +52,7 @@ def export(tmp_path: Path) -> Path:
         "features": features(),
         "diffusion": CosineDiffusion(),
     }
-    specs = {"inference": "zoo.audiosr.Restorer", "parts": parts, "options": {"overlap_seconds": 0.32}}
+    specs = {"inference": "zoo.audiosr.Restorer", "components": parts, "options": {"overlap_seconds": 0.32}}
     write_export(tmp_path / "export", specs, built, "a test")
     for index in range(3):
         speech = SyntheticSpeech(sample_rate=RATE).utterance(index)[: RATE // 2]

@@ -31,21 +31,25 @@ def test_missing_package_fails_the_command(monkeypatch, capsys, tmp_path):
     assert "failed: no-such-package" in capsys.readouterr().out
 
 
-def test_used_port_is_named():
+def machine(root, port=29500):
+    return {check.subject: check for check in doctor.check_machine(root, port)}
+
+
+def test_used_port_is_named(tmp_path):
     with socket.socket() as used:
         used.bind(("", 0))
         used.listen()
-        check = doctor.check_port(used.getsockname()[1])
+        check = machine(tmp_path, used.getsockname()[1])["port"]
     assert check.status == "warning" and "MASTER_PORT" in check.detail
 
 
 def test_disk(tmp_path, monkeypatch):
-    assert doctor.check_disk(tmp_path / "not" / "there").detail.endswith(f"{tmp_path / 'not' / 'there'}")
+    assert machine(tmp_path / "not" / "there")["disk"].detail.endswith(f"{tmp_path / 'not' / 'there'}")
     file = tmp_path / "file"
     file.touch()
-    assert doctor.check_disk(file).status == "FAILED"
+    assert machine(file)["disk"].status == "FAILED"
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=2**20))
-    assert doctor.check_disk(tmp_path).status == "warning"
+    assert machine(tmp_path)["disk"].status == "warning"
 
 
 @pytest.mark.parametrize(

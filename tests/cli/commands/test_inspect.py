@@ -24,7 +24,8 @@ CHECKPOINT: dict[str, Any] = {
         "version": "0.1.0",
         "task": "zoo.hifigan.HiFiGANTask",
         "inference": "x",
-        "parts": {"net": {}},
+        "format": 2,
+        "components": {"net": {}},
         "options": {},
     },
     "epoch": 2,
@@ -40,8 +41,8 @@ HEADER: dict[str, Any] = {
     "generator.b": {"dtype": "F16", "shape": [], "data_offsets": [48, 50]},
 }
 EXPORT: dict[str, Any] = {
-    "zoo": "0.1.0", "format": 1, "task": "zoo.hifigan.HiFiGANTask", "inference": "zoo.hifigan.Vocoder", "options": {},
-    "parts": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
+    "zoo": "0.1.0", "format": 2, "task": "zoo.hifigan.HiFiGANTask", "inference": "zoo.hifigan.Vocoder", "options": {},
+    "components": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
     "source": "runs/a/step_00000040.ckpt", "step": 40, "frozen": {"net.backbone": RECORD},
 }  # fmt: skip
 ADAPTER: dict[str, Any] = {
@@ -81,7 +82,7 @@ def test_checkpoint(tmp_path: Path, inspect: Inspect) -> None:
     facts = {first: rest for first, rest in (pair for pair in words if len(pair) == 2)}
     expected = {
         "kind": "checkpoint of the zoo",
-        "system": "hifigan",
+        "task": "zoo.hifigan.HiFiGANTask",
         "version": "0.1.0",
         "step": "40 batches",
         "epoch": "2",
@@ -206,7 +207,7 @@ def test_mutated_files(tmp_path: Path, inspect: Inspect) -> None:
     rng = random.Random(0)
     write_safetensors(tmp_path / "model.safetensors", HEADER)
     (tmp_path / "config.json").write_text(json.dumps(EXPORT))
-    assert "system" in inspect(tmp_path)[1]
+    assert "export of the zoo" in inspect(tmp_path)[1]
     for number in range(60):
         torch.save(mutate(CHECKPOINT, rng), tmp_path / f"{number}.pt")
         inspect(tmp_path / f"{number}.pt")

@@ -8,6 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from zoo.common.build import build
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert import convert_config, describe, to_original
 
@@ -22,7 +23,7 @@ def test_an_empty_configuration_is_the_originals_recipe(tmp_path):
     for model, name in (("AD", "darkroom_ad"), ("CompressedAD", "darkroom_cad")):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model}))
         recipe, unmapped = convert_config(tmp_path / "config.yaml")
-        assert recipe == yaml.safe_load((recipe_root() / "compressed_ad" / f"{name}.yaml").read_text())
+        assert recipe == load_recipe(recipe_root() / "compressed_ad" / f"{name}.yaml")
         assert unmapped == []
 
 

@@ -164,7 +164,7 @@ def test_a_teacher_that_diverged_leaves_no_shard(tmp_path: Path) -> None:
 def exported(tmp_path: Path) -> Path:
     specs = {
         "inference": "zoo.flow.Sampler",
-        "parts": {
+        "components": {
             "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
             "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },

@@ -132,13 +132,13 @@ def test_checkpoint_layout(folder, tmp_path):
     assert list(dict.fromkeys(key.partition(".")[0] for key in checkpoint["state_dict"])) == ["generator", "mpd", "msd"]
     arguments = checkpoint["zoo"]["config"]
     nets = {name: build(arguments["discriminators"][name]) for name in ("mpd", "msd")}
-    nets["generator"] = build(checkpoint["zoo"]["parts"]["generator"])
+    nets["generator"] = build(checkpoint["zoo"]["components"]["generator"])
     for name, net in nets.items():
         prefix = f"{name}."
         net.load_state_dict(
             {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
         )
-    build(checkpoint["zoo"]["parts"]["mel"])
+    build(checkpoint["zoo"]["components"]["mel"])
 
 
 def test_the_original_resumes_from_our_files(folder, tmp_path):

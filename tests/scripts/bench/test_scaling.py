@@ -7,8 +7,7 @@ import pytest
 
 from scripts.bench import scaling
 from tests.harness import TOY_RECIPE, environment
-from zoo.runs.csv_log import CSV_NAME
-from zoo.runs.folder import CONFIG_NAME
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME
 
 RATES = {1: (1.0, 100.0, 50.0), 2: (1.0, 160.0, 96.0), 4: (1.0, 180.0, 180.0)}
 

@@ -20,7 +20,7 @@ from scripts.evidence import all as evidence
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, MEAN, MEDIAN, Claim, Demo, Unit
 from tests.harness import REPOSITORY, TOY_FIT, callback, environment, record
 from zoo.audio.io import files
-from zoo.runs.listing import read_run
+from zoo.runs.run_info import read_run
 
 MACHINE = {"python": "3", "torch": "2", "lightning": "2", "processor": "P"}
 

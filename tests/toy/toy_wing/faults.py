@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from toy_wing.data import PairData, Pairs
 from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks import media
 
 

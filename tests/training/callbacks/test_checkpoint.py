@@ -12,7 +12,7 @@ from toy_wing.nets import Gain
 from toy_wing.task import GainTask
 
 from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, forked_ranks, good, newest, record
-from zoo.runs.checkpoints import find_checkpoints, load_checkpoint, step_of
+from zoo.runs.checkpoints import find_checkpoints, load_checkpoint, parse_step
 from zoo.training.callbacks.checkpoint import Checkpoints
 
 EPOCH = 20  # batches of the toy recipe
@@ -59,14 +59,14 @@ def test_signal_between_accumulated_batches_waits_for_the_step(batches: int, tmp
 def test_saves_by_steps_and_time_and_keeps_the_last(settings, steps, tmp_path):
     fit(tmp_path, Checkpoints(**settings), max_steps=13, limit_val_batches=0)
     expected = steps if 13 in steps else [13, *steps[:1]]
-    assert [step_of(path) for path in find_checkpoints(tmp_path, "step_*.ckpt")] == expected
+    assert [parse_step(path) for path in find_checkpoints(tmp_path, "step_*.ckpt")] == expected
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_best_checkpoints_are_kept_by_metric(mode, tmp_path):
     best = Checkpoints(monitor="val/error", mode=mode, save_best=2)
     fit(tmp_path, best, max_steps=12, val_check_interval=3, check_val_every_n_epoch=None, num_sanity_val_steps=0)
-    steps = sorted(step_of(path) for path in tmp_path.glob("best-*.ckpt"))
+    steps = sorted(parse_step(path) for path in tmp_path.glob("best-*.ckpt"))
     assert steps == ([9, 12] if mode == "min" else [3, 6])  # the error falls
 
 

@@ -16,7 +16,7 @@ from tests.harness import TOY_FIT, callback, forked, forked_ranks, good
 from tests.logged import hparams, offline_runs, records, values
 from zoo import __version__
 from zoo.cli.main import main
-from zoo.runs.listing import read_curves, read_run
+from zoo.runs.run_info import read_curves, read_run
 from zoo.training.callbacks.loggers import RunInfoLogger, find_commit
 
 ALL = "--loggers=[wandb,tensorboard,mlflow]"

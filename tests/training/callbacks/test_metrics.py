@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from zoo.runs.csv_log import RunCSV, read_metrics
+from zoo.runs.metrics_csv import MetricsCSV, read_metrics
 from zoo.training.callbacks.metrics import TrainingMetrics, count_items, learning_rates
 from zoo.training.callbacks.train_log import LOGGERS, TrainLog
 
@@ -83,7 +83,7 @@ class Toy(L.LightningModule):
 
 def fit(folder, module, callback, item_seconds=0.0, validation=None, **settings):
     trainer = L.Trainer(
-        default_root_dir=folder, logger=RunCSV(folder), log_every_n_steps=2, max_epochs=1, accelerator="cpu",
+        default_root_dir=folder, logger=MetricsCSV(folder), log_every_n_steps=2, max_epochs=1, accelerator="cpu",
         callbacks=[callback], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         **settings,
     )  # fmt: skip

@@ -13,8 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.ema import EMA

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.common.systems import list_systems, recipe_root
 from zoo.ui.checks import RESERVED, Rules
 from zoo.ui.forms.controls import CONTROLS, OPTIONAL, Control
@@ -22,7 +22,7 @@ RECIPE: dict[str, Any] = {
     "model": {"init_args": {"trains": "full", "compile": False, "optimizer": {"init_args": {"lr": 0.001}}}},
     "data": {"init_args": {"batch_size": 4}},
 }
-RECIPES = {file: load_yaml(file.read_text()) for system in list_systems() for file in system.recipes}
+RECIPES = {file: load_recipe(file) for system in list_systems() for file in system.recipes}
 FRAGMENTS = {file: load_yaml(file.read_text()) for file in sorted((recipe_root() / "trainer").glob("*.yaml"))}
 
 

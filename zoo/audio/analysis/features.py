@@ -32,16 +32,13 @@ def load_features(path: Path) -> np.ndarray:
 
 
 def check_features(path: Path, shape: Sequence[int], frames: int, channels: int | None = None) -> None:
-    """Compare the shape of a feature file with the audio and the net.
+    """Refuse the shape of a feature file that does not fit the audio or the net.
 
     Args:
         path: of the file, for the message.
         shape: of its array.
         frames: whole frames of the audio; one more or less is accepted.
         channels: input channels of the net; None accepts any number.
-
-    Raises:
-        ValueError: the shape is another.
     """
 
     def fits(shape: Sequence[int]) -> bool:
@@ -56,18 +53,7 @@ def check_features(path: Path, shape: Sequence[int], frames: int, channels: int 
 
 
 def read_frames(path: Path, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Read frames of a feature file.
-
-    Args:
-        start: first frame.
-        stop: frame to stop before; None reads to the end.
-
-    Returns:
-        Features (C, n) float32, a copy.
-
-    Raises:
-        ValueError: a value is NaN or infinite.
-    """
+    """Read frames `start` to `stop` of a feature file, (C, n) float32, a copy; NaN and infinity are a ValueError."""
     features = np.array(load_features(path)[:, start:stop], dtype=np.float32)
     if not np.isfinite(features).all():
         raise ValueError(f"{path}: NaN or infinite features in frames {start} to {start + features.shape[1] - 1}")

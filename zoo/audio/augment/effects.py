@@ -24,7 +24,7 @@ Band = Literal["filter", "resample"]
 
 def match_length(audio: np.ndarray, samples: int) -> np.ndarray:
     """Cut a signal to a length or extend it with zeros."""
-    return audio[:samples] if len(audio) >= samples else np.pad(audio, (0, samples - len(audio)))
+    return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))
 
 
 def power(audio: np.ndarray) -> float:

@@ -30,7 +30,7 @@ _HIGHPASS_HZ = 20.0  # images all add with one sign, which no loudspeaker or mic
 
 
 def load_rirs(folder: Path | None, sample_rate: int, count: int = SYNTHETIC_RIRS) -> list[np.ndarray]:
-    """Read the room impulse responses (N,) below a folder, resampled, as recorded, in the order of their paths.
+    """Read the room impulse responses (N,) below a folder, resampled, in the order of their paths.
 
     Args:
         folder: of audio files; None makes `count` responses in code.
@@ -137,7 +137,7 @@ def _tail(response: np.ndarray, rt60: float, mixing: float, sample_rate: int, rn
 
 
 class SyntheticNoise(MemoryCorpus):
-    """Noises made in code, in memory, where there is no folder of them: white, pink, brown, hum, gusts, babble in turn.
+    """Noises made in code, in memory: white, pink, brown, hum, gusts, babble in turn.
 
     Args:
         sample_rate: Hz, >= 8000.
@@ -150,12 +150,10 @@ class SyntheticNoise(MemoryCorpus):
         check_at_least(0.1, seconds=seconds)
         samples = round(seconds * sample_rate)
         kinds = [_KINDS[index % len(_KINDS)] for index in range(clips)]
+        generators = [np.random.default_rng([seed, index]) for index in range(clips)]
         super().__init__(
             [f"{kind}{index:04d}" for index, kind in enumerate(kinds)],
-            [
-                _noise(kind, samples, sample_rate, np.random.default_rng([seed, index]))
-                for index, kind in enumerate(kinds)
-            ],
+            [_noise(kind, samples, sample_rate, rng) for kind, rng in zip(kinds, generators, strict=True)],
         )
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
-from zoo.audio.corpora.corpus import unique_stems, without_suffix
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.checks import check_one_of
 from zoo.common.configs import read_lines
@@ -36,7 +36,6 @@ FLEURS_LOCALES: tuple[str, ...] = tuple(  # the 102 of FLEURS, arXiv 2205.12446
     """.split()
 )
 _LOG = logging.getLogger(__name__)
-_MAX_EXAMPLES = 5  # names in a message
 _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(?<![^/])\.")  # also dots that begin a part of the path
 
 
@@ -60,7 +59,10 @@ class Utterance:
 
 
 def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
-    """List the utterances of a corpus folder.
+    """List the utterances of a corpus folder, sorted by name.
+
+    Files without transcript are among them, except for FLEURS-R. Files that a list names and that are missing are left
+    out with a warning.
 
     Args:
         root: folder of the corpus, or the folder around it that an archive unpacks into.
@@ -69,11 +71,7 @@ def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", wit
             audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
             `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or beside it), or
             "auto": the one whose layout is found.
-        with_text: read the transcripts; training on audio alone does not need them. FLEURS-R has no files without.
-
-    Returns:
-        Utterances sorted by name; files without transcript are among them, except for FLEURS-R. Files that a list names
-        and that are missing are left out with a warning.
+        with_text: read the transcripts; training on audio alone does not need them.
 
     Raises:
         FileNotFoundError: there is no such folder, or it has not the layout of that kind.
@@ -118,7 +116,7 @@ def _safe(name: str) -> str:
 
 
 def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
-    texts = _read_texts(root / "metadata.csv", "|", has_unique_ids=True) if with_text else {}
+    texts = _read_texts(root / "metadata.csv", "|") if with_text else {}
     paths = files.find_audio_files(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
@@ -126,7 +124,7 @@ def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
 
 def _warn_of_missing(root: Path, missing: list[str]) -> None:
     if missing:
-        _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:_MAX_EXAMPLES]))
+        _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:MAX_EXAMPLES]))
 
 
 def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
@@ -147,13 +145,12 @@ def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
 
 def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
     utterances = []
-    for folder in sorted(root.glob(_JVS_FOLDERS)):
-        subset = folder.parent
-        lines = subset / "transcripts_utf8.txt"
+    for folder in root.glob(_JVS_FOLDERS):
+        lines = folder.with_name("transcripts_utf8.txt")
         texts = _read_texts(lines, ":") if with_text and lines.is_file() else {}
-        speaker = subset.parent.name
+        speaker, subset = folder.parts[-3:-1]
         for path in files.find_audio_files(folder):
-            name = _safe(f"{speaker}/{subset.name}/{path.stem}")
+            name = _safe(f"{speaker}/{subset}/{path.stem}")
             utterances.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
     return utterances
 
@@ -225,14 +222,9 @@ def _read_metadata(root: Path) -> dict[str, str]:
     return {}
 
 
-def _read_texts(path: Path, separator: str, has_unique_ids: bool = False) -> dict[str, str]:
+def _read_texts(path: Path, separator: str) -> dict[str, str]:
     """Read the last field of each line by the first, an id."""
-    rows = _read_rows(path, separator, 2)
-    texts = {fields[0]: fields[-1] for fields in rows}
-    if has_unique_ids and len(texts) < len(rows):
-        repeated = next(name for name, count in Counter(fields[0] for fields in rows).items() if count > 1)
-        raise ValueError(f"{path}: expected each id once, {repeated!r} is repeated")
-    return texts
+    return {fields[0]: fields[-1] for fields in _read_rows(path, separator, 2)}
 
 
 def _read_rows(path: Path, separator: str, min_fields: int) -> list[list[str]]:

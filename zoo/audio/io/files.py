@@ -41,7 +41,7 @@ _UNSUPPORTED_SUFFIXES = (
     *(".mp4", ".oga", ".ra", ".rf64", ".sph", ".w64", ".webm", ".wma", ".wv"),
 )
 BLOCK_SAMPLES = 1 << 18
-_STREAM_BYTES = 0x7FFF0000  # a wav header with a larger size was written into a pipe
+_STREAMED_BYTES = 0x7FFF0000  # a wav header with a larger size was written into a pipe
 _OGG_PAGE_BYTES, _OGG_END = 65307, 4  # longest page; flag of the last one
 Channels = Literal["mono", "each", "mid_side"]
 
@@ -164,29 +164,19 @@ class AudioWriter:
             )
         except (soundfile.SoundFileError, ValueError) as error:
             self._temporary.unlink(missing_ok=True)
-            raise ValueError(
-                f"{self.path}: cannot write {container} {self._subtype} with {channels} channels at "
-                f"{sample_rate} Hz ({_reason(error)})"
-            ) from error
+            kind = f"{container} {self._subtype} with {channels} channels at {sample_rate} Hz"
+            raise ValueError(f"{self.path}: cannot write {kind} ({_reason(error)})") from error
 
     def write(self, audio: np.ndarray) -> None:
-        """Append samples; all but FLOAT and DOUBLE files are clipped to [-1, 1] and rounded to the nearest step.
-
-        Args:
-            audio: (T,) or (C, T) float.
-        """
+        """Append samples (T,) or (C, T); all but FLOAT and DOUBLE files are clipped to [-1, 1] and rounded."""
         audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
         if audio.ndim != 2 or len(audio) != self._channels:
             raise ValueError(f"{self.path}: expected {self._channels} channels (C, T), got shape {audio.shape}")
+        if not np.isfinite(audio).all():
+            raise ValueError(f"{self.path}: refusing to write NaN or infinite samples")
         for first in range(0, audio.shape[1], BLOCK_SAMPLES):  # libsndfile's vorbis encoder overflows on long arrays
-            block = audio[:, first : first + BLOCK_SAMPLES]
-            if not np.isfinite(block).all():
-                raise ValueError(f"{self.path}: refusing to write NaN or infinite samples")
-            try:
-                self._handle.write(_quantize(block, self._subtype).T)
-            except soundfile.SoundFileError as error:
-                raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(error)})") from error
-            self._samples += block.shape[1]
+            self._handle.write(_quantize(audio[:, first : first + BLOCK_SAMPLES], self._subtype).T)
+        self._samples += audio.shape[1]
 
     def __enter__(self) -> AudioWriter:
         return self
@@ -196,20 +186,19 @@ class AudioWriter:
     ) -> None:
         try:
             self._handle.close()
+            if kind is None and self._samples == 0:
+                raise ValueError(f"{self.path}: nothing was written, an audio file needs at least one sample")
+            # an encoder may lose its last block on a full disk when it closes, without an error
+            if kind is None and soundfile.info(os.fspath(self._temporary)).frames != self._samples:
+                raise OSError(f"{self.path}: not all of {self._samples} samples arrived, is the disk full?")
             if kind is None:
-                if self._samples == 0:
-                    raise ValueError(f"{self.path}: nothing was written, an audio file needs at least one sample")
-                self._verify()
                 os.replace(self._temporary, self.path)
+        except soundfile.SoundFileError as failure:
+            raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(failure)})") from failure
         finally:
             self._temporary.unlink(missing_ok=True)
-
-    def _verify(self) -> None:
-        """Count the samples: an encoder may lose its last block on a full disk when it closes, without an error."""
-        with self._temporary.open("rb") as file, soundfile.SoundFile(file) as written:
-            samples = written.frames
-        if samples != self._samples:
-            raise OSError(f"{self.path}: {samples} of {self._samples} samples arrived, is the disk full?")
+        if isinstance(error, soundfile.SoundFileError):
+            raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(error)})") from error
 
 
 def _quantize(audio: np.ndarray, subtype: str) -> np.ndarray:
@@ -225,13 +214,7 @@ def _quantize(audio: np.ndarray, subtype: str) -> np.ndarray:
 
 
 def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, subtype: str | None = None) -> None:
-    """Write a file atomically, see `AudioWriter`.
-
-    Args:
-        path: target; the suffix picks the container.
-        audio: (T,) or (C, T) float; clipped to [-1, 1] unless the subtype is FLOAT or DOUBLE.
-        subtype: libsndfile's sample format; None takes the container's usual one.
-    """
+    """Write audio (T,) or (C, T) atomically, see `AudioWriter`."""
     audio = np.atleast_2d(np.asarray(audio))
     with AudioWriter(path, sample_rate, len(audio), subtype) as writer:
         writer.write(audio)
@@ -357,7 +340,7 @@ def find_truncation(path: Path) -> str | None:
         return "is empty"
     if magic[:4] == b"RIFF" and magic[8:] == b"WAVE":
         expected = int.from_bytes(magic[4:8], "little") + 8
-        if size + 1 < expected < _STREAM_BYTES:  # some writers count a padding byte that they leave out
+        if size + 1 < expected < _STREAMED_BYTES:  # some writers count a padding byte that they leave out
             return f"cut, the WAV header promises {expected - size} more bytes"
     if magic[:4] == b"OggS":
         page = end[end.rfind(b"OggS") :]
@@ -377,13 +360,7 @@ def _reason(error: Exception) -> str:
 
 
 def _decode(handle: _NonSeekingFile, path: Path, start: int, samples: int) -> np.ndarray:
-    """Decode in blocks, because headers lie about lengths and memory must not follow them.
-
-    Args:
-        handle: from `_open`, standing at `start`.
-
-    Returns:
-        Audio (samples, C) float32.
+    """Decode audio (samples, C) float32 in blocks: headers lie about lengths and memory must not follow them.
 
     Raises:
         AudioFileError: the file ends before, or holds values that are not finite.
@@ -396,10 +373,8 @@ def _decode(handle: _NonSeekingFile, path: Path, start: int, samples: int) -> np
         except soundfile.SoundFileError as error:
             raise AudioFileError(f"{path}: damaged or cut, decoding stopped ({_reason(error)})") from error
         if len(block) == 0:
-            position = start + samples - missing
-            raise AudioFileError(
-                f"{path}: cut, {position} samples could be decoded where the header promises {handle.frames}"
-            )
+            decoded = start + samples - missing
+            raise AudioFileError(f"{path}: cut, {decoded} of the {handle.frames} samples of its header are there")
         if not np.isfinite(block).all():
             raise AudioFileError(f"{path}: holds NaN or infinite samples")
         blocks.append(block)

@@ -33,9 +33,10 @@ from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
 from zoo.common.reports import Row, failure_lines, new_figure, summary_table, write_report
 from zoo.common.statistics import LEVEL, MetricColumn, summarize
-from zoo.runs.export import WEIGHTS_NAME, is_export
-from zoo.runs.folder import find_checkpoint, find_config, has_config
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import WEIGHTS_NAME, is_export
 from zoo.runs.load import load
+from zoo.runs.run_folder import find_config, has_config_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -207,7 +208,7 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
         FileNotFoundError: the evaluation needs it, and the run names none.
         ValueError: it is another system's.
     """
-    named = not is_export(run) and has_config(run)
+    named = not is_export(run) and has_config_file(run)
     if settings.data is not None and (settings.train is not None or not named):
         return None
     if not named:
@@ -387,7 +388,7 @@ class _Bench:
 def upper_bands(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,) in equal bands above a cut-off, from the lowest: `lsd_hf_1` and so on."""
     edges = np.linspace(cutoff_hz, sample_rate / 2, len(HF_BANDS) + 1).tolist()
-    return dict(zip(HF_BANDS, map(float, metrics.lsd_between(found, high, sample_rate, edges)), strict=True))
+    return dict(zip(HF_BANDS, map(float, metrics.lsd_bands(found, high, sample_rate, edges)), strict=True))
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:

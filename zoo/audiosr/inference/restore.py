@@ -25,14 +25,12 @@ from zoo.audiosr.data.simulate import top
 from zoo.audiosr.diffusion.samplers import DDIM, Sampler
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference.chunks import TAGS, Chunks, Settings, clip_mel, copied_bands, tagged, unit_samples, vocoded
-from zoo.audiosr.inference.onnx_form import onnx_form
 from zoo.audiosr.inference.postprocess import Segments, combined, crossover, lowpass_gains, match
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
-from zoo.runs.export import OnnxForm
 from zoo.runs.inference.forms import InputField, Output, Progress
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
@@ -221,7 +219,7 @@ def _store(spool: IO[bytes], piece: np.ndarray) -> None:
 
 def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,): `lsd`, and above and below a cut-off, `lsd_hf` and `lsd_lf`."""
-    below, above = metrics.lsd_bands(found, high, sample_rate, cutoff_hz)
+    below, above = metrics.lsd_bands(found, high, sample_rate, (0.0, cutoff_hz, sample_rate / 2))
     return {"lsd": float(metrics.lsd(found, high)), "lsd_lf": float(below), "lsd_hf": float(above)}
 
 
@@ -416,13 +414,6 @@ class Restorer(AudioInference):
             "match": run.match,
             "picture": None if picture is None else picture.name,
         }
-
-    def onnx_form(self) -> OnnxForm:
-        """Encoder, denoiser, decoder, vocoder and, if there is one, encoder of the clip; with a sampler in numpy."""
-        return onnx_form(
-            self.net, self.autoencoder, self.condition_autoencoder, self.vocoder, self.features, self.diffusion,
-            self.settings,
-        )  # fmt: skip
 
     def fields(self) -> tuple[InputField, ...]:
         """A recording, where its band ends, and how to sample."""

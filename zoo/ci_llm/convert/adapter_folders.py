@@ -14,8 +14,8 @@ from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.task import CrowdTask
 from zoo.common.atomic_files import delete_path
 from zoo.common.configs import load_yaml
-from zoo.runs.checkpoints import step_of
-from zoo.runs.folder import CONFIG_NAME, run_folder
+from zoo.runs.checkpoints import parse_step
+from zoo.runs.run_folder import CONFIG_NAME, run_folder
 from zoo.training.callbacks.checkpoint import is_fast_dev_run
 from zoo.training.strategies.sharding import is_sharded
 
@@ -115,7 +115,7 @@ class AdapterFolders(L.Callback):
             return
         self._sweep_due = False
         folder = run_folder(trainer)
-        kept = {step_of(path) for path in folder.glob("*.ckpt")}
+        kept = {parse_step(path) for path in folder.glob("*.ckpt")}
         for prefix in (STEP, PEFT_STEP):
             for path, number in _steps(folder, prefix).items():
                 if number not in kept:

@@ -30,7 +30,7 @@ from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.atomic_files import replace_atomically
 from zoo.common.checks import check_at_least, check_within
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint
 
 Method = Literal["average", "svd", "linear", "ties", "dare_linear", "dare_ties", "magnitude_prune"]
 Sign = Literal["total", "frequency"]

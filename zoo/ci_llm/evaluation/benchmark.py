@@ -31,7 +31,7 @@ from zoo.common.environment import local_device
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.common.reports import terminal_table, write_report
-from zoo.runs.frozen import state_digest
+from zoo.common.tensors import state_digest
 
 Kind = Literal["gsm8k", "arc", "choice", "text", "likelihood"]
 VOTE = "vote"

@@ -3,7 +3,7 @@
 COMMANDS = {
     "compare": (
         "zoo.cli.commands.runs:compare",
-        "Show how runs differ in config, results and curves: zoo compare RUN RUN ...",
+        "Show how runs differ in config, results, curves: compare RUN RUN.",
     ),
     "completion": (
         "zoo.cli.commands.listing:print_completion",
@@ -11,7 +11,7 @@ COMMANDS = {
     ),
     "convert": (
         "zoo.cli.commands.files:convert",
-        "Convert an original's checkpoint to ours, or ours to the original's format.",
+        "Convert an original's checkpoint to ours, or ours to its format.",
     ),
     "convert-config": (
         "zoo.cli.commands.files:convert_config",
@@ -19,7 +19,7 @@ COMMANDS = {
     ),
     "doctor": (
         "zoo.cli.commands.doctor:main",
-        "Report on this machine and installation; with --config try a recipe for one step.",
+        "Report on this machine and installation; --config tries a recipe.",
     ),
     "export": (
         "zoo.cli.commands.files:export",

@@ -31,7 +31,7 @@ class Check(NamedTuple):
 
 
 def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs")) -> int:
-    """Report on this machine and installation; with --config try a recipe for one step.
+    """Report on this machine and installation; --config tries a recipe.
 
     Args:
         config: a recipe to build, train for one step, save, load and predict with.
@@ -46,8 +46,7 @@ def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs"
     """
     if config is not None and not config.is_file():
         raise FileNotFoundError(f"{config}: no such recipe; `zoo list` names them")
-    checks = [*check_machine(), *check_versions(), *check_devices(), *check_backends(), *check_extras()]
-    checks += [check_audio(), check_disk(root), check_port(port), check_hub()]
+    checks = [*check_versions(), *check_devices(), *check_backends(), *check_machine(root, port)]
     checks += check_recipe(config) if config is not None else ()
     width = max(len(check.subject) for check in checks)
     for check in checks:
@@ -57,16 +56,8 @@ def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs"
     return int(bool(failed))
 
 
-def check_machine() -> Iterator[Check]:
-    """Report Python, operating system, processor and memory."""
-    yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
-    threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    memory = f"{total_memory_bytes() / GIB:.1f} GiB"
-    yield Check("cpu", "ok", f"{available_cores()} usable cores, {memory}, OMP_NUM_THREADS {threads}, {cpu_name()}")
-
-
 def check_versions() -> Iterator[Check]:
-    """Report installed versions; torchaudio must be of torch's minor version, whose private libraries it loads."""
+    """Report versions and extras; torchaudio must be of torch's minor version, whose private libraries it loads."""
     torch_minor: list[str] = []
     for name in VERSIONS:
         try:
@@ -76,9 +67,13 @@ def check_versions() -> Iterator[Check]:
             continue
         minor = version.split(".")[:2]
         torch_minor = minor if name == "torch" else torch_minor
-        fits = name != "torchaudio" or minor == torch_minor
-        note = "" if fits else f"; torch is {'.'.join(torch_minor)}, the minor versions must be equal"
-        yield Check(name, "ok" if fits else "FAILED", f"{version}{note}")
+        if name == "torchaudio" and minor != torch_minor:
+            version += f"; torch is {'.'.join(torch_minor)}, the minor versions must be equal"
+        yield Check(name, "FAILED" if ";" in version else "ok", version)
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        without = f"without {', '.join(missing)}; pip install 'zoo[{extra}]'"
+        yield Check(f"extra [{extra}]", "ok", without if missing else f"installed: {', '.join(modules)}")
 
 
 def check_devices() -> Iterator[Check]:
@@ -90,9 +85,7 @@ def check_devices() -> Iterator[Check]:
         try:
             ones = torch.ones(4, 4, device=device.name)
             is_right = float((ones @ ones).sum()) == 64.0
-            yield Check(
-                device.name, "ok" if is_right else "FAILED", detail + ("" if is_right else "; computes wrongly")
-            )
+            yield Check(device.name, "ok" if is_right else "FAILED", detail)
         except RuntimeError as error:
             yield Check(device.name, "FAILED", f"{detail}; {' '.join(str(error).split())[:200]}")
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
@@ -117,63 +110,49 @@ def check_backends() -> Iterator[Check]:
     yield Check("distributed", "ok" if (nccl if has_gpu else gloo) else "warning", detail)
 
 
-def check_audio() -> Check:
-    """Report the audio formats that libsndfile reads and writes."""
+def check_machine(root: Path, port: int) -> Iterator[Check]:
+    """Report Python, processor, audio formats, free space, the meeting port of processes and settings of the hub."""
+    yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    memory = f"{total_memory_bytes() / GIB:.1f} GiB"
+    yield Check("cpu", "ok", f"{available_cores()} usable cores, {memory}, OMP_NUM_THREADS {threads}, {cpu_name()}")
     try:
         import soundfile
+
+        formats = {name: name in soundfile.available_formats() for name in ("WAV", "FLAC", "OGG", "MP3")}
+        detail = ", ".join(name if is_there else f"{name} missing" for name, is_there in formats.items())
+        version = soundfile.__libsndfile_version__
+        yield Check("libsndfile", "ok" if all(formats.values()) else "warning", f"{version}: {detail}")
     except (ImportError, OSError) as error:
-        return Check("libsndfile", "FAILED", str(error))
-    formats = {name: name in soundfile.available_formats() for name in ("WAV", "FLAC", "OGG", "MP3")}
-    detail = ", ".join(name if is_there else f"{name} missing" for name, is_there in formats.items())
-    version = soundfile.__libsndfile_version__
-    return Check("libsndfile", "ok" if all(formats.values()) else "warning", f"{version}: {detail}")
-
-
-def check_extras() -> Iterator[Check]:
-    """Report the optional parts of the installation."""
-    for extra, modules in EXTRAS.items():
-        missing = [module for module in modules if importlib.util.find_spec(module) is None]
-        without = f"without {', '.join(missing)}; pip install 'zoo[{extra}]'"
-        yield Check(f"extra [{extra}]", "ok", without if missing else f"installed: {', '.join(modules)}")
-
-
-def check_disk(root: Path) -> Check:
-    """Report the free space where runs are written."""
+        yield Check("libsndfile", "FAILED", str(error))
     root = root.absolute()
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Check("disk", "FAILED", f"{existing} is not a writable folder; set trainer.default_root_dir")
-    free = shutil.disk_usage(existing).free
-    return Check("disk", "ok" if free >= LOW_DISK_BYTES else "warning", f"{free / GIB:.1f} GiB free for {root}")
-
-
-def check_port(port: int) -> Check:
-    """Report whether the meeting port of a distributed run is free."""
+    folder = next(each for each in (root, *root.parents) if each.exists())
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        free = shutil.disk_usage(folder).free
+        yield Check("disk", "ok" if free >= LOW_DISK_BYTES else "warning", f"{free / GIB:.1f} GiB free for {root}")
+    else:
+        yield Check("disk", "FAILED", f"{folder} is not a writable folder; set trainer.default_root_dir")
     with socket.socket() as probe:
         # What torch's store sets as well: a port in TIME_WAIT after a stopped run is usable.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
+            yield Check("port", "ok", f"{port} is free")
         except OSError as error:
-            return Check("port", "warning", f"{port} cannot be used ({error.strerror}); set MASTER_PORT to another one")
-    return Check("port", "ok", f"{port} is free")
-
-
-def check_hub() -> Check:
-    """Report whether models may be downloaded, by settings only; nothing is contacted."""
+            yield Check("port", "warning", f"{port} cannot be used ({error.strerror}); set MASTER_PORT to another one")
     is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Check("hub", "ok", f"{'offline: models come from the cache' if is_offline else 'online'}, cache {cache}")
+    yield Check("hub", "ok", f"{'offline: models come from the cache' if is_offline else 'online'}, cache {cache}")
 
 
 def check_recipe(config: Path) -> Iterator[Check]:
     """Build a recipe, train one step, save, load and predict once, in a temporary folder; ends at the first failure."""
     from zoo.cli.log_filters import quiet_output
     from zoo.cli.trainer import run
-    from zoo.runs.folder import has_config
     from zoo.runs.load import load
+    from zoo.runs.run_folder import has_config_file
 
-    source_run = config.parent if has_config(config) and any(config.parent.glob("*.ckpt")) else None
+    source_run = config.parent if has_config_file(config) and any(config.parent.glob("*.ckpt")) else None
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]

@@ -16,7 +16,7 @@ from zoo.common.systems import get_system
 def convert(
     system: str, source: Path, target: Path, *, backbone: Path | None = None, allow_partial: bool = False
 ) -> None:
-    """Convert an original's checkpoint to ours, or ours to the original's format.
+    """Convert an original's checkpoint to ours, or ours to its format.
 
     Pickled code in the source is never executed; the direction follows from the source.
 
@@ -100,12 +100,14 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
         onnx: also as ONNX, compared with torch (needs the extra `export`): model.onnx of a vocoder or of Miipher-2,
             encoder.onnx, denoiser.onnx and so on of AudioSR.
     """
-    from zoo.runs.export import check_onnx, write_export
-    from zoo.runs.load import load, read_parts
+    from zoo.runs.components import read_components
+    from zoo.runs.export import write_export
+    from zoo.runs.load import load
+    from zoo.runs.onnx_export import check_onnx_packages
 
     if onnx:
-        check_onnx()
-    specs, _, _ = read_parts(path, ema)
+        check_onnx_packages()
+    specs, _, _ = read_components(path, ema)
     model = load(path, ema=ema)
     form = model.onnx_form() if onnx else None  # refused before anything is written
     source, step = specs.get("source") or path.name, specs.get("step")

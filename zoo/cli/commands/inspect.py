@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import printable
 from zoo.common.systems import list_systems
+from zoo.runs.run_info import path_size
 
 MAX_KEYS = 12  # of an unknown file that are printed
 Components = dict[str, list[tuple[int, str]]]
@@ -42,39 +43,34 @@ def main(path: Path) -> int:
 
 def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
-    from zoo.runs.checkpoints import find_checkpoints, is_sound
+    from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
 
     is_run = (path / "config.yaml").is_file()
     if not is_run and (facts := describe_original(path)):
         return print_facts(path, facts)
     if checkpoints := find_checkpoints(path):
-        print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
-        if not is_run:
-            print("  config.yaml is missing: name the recipe with --config to resume this run")
-        valid = [checkpoint for checkpoint in checkpoints if is_sound(checkpoint)]
+        print(f"{path}: run folder, checkpoints: {len(checkpoints)}{'' if is_run else ', config.yaml is missing'}")
+        valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
         for checkpoint in checkpoints:
-            print(f"  {checkpoint.name}  {format_size(checkpoint)}  {'valid' if checkpoint in valid else 'CORRUPT'}")
+            state = "valid" if checkpoint in valid else "CORRUPT"
+            print(f"  {checkpoint.name}  {path_size(checkpoint) / 2**20:.1f} MiB  {state}")
         return inspect_file(valid[0]) if valid else 1
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        raise ValueError(
-            f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's folder"
-        )
+        raise ValueError(f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's")
     return max(inspect_safetensors(file) for file in weights)
 
 
 def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
-    from zoo.common.safe_load import UnsafeFileError, iterate_contents, load_foreign_checkpoint
+    from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
     from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import is_sound
+    from zoo.runs.checkpoints import is_valid_checkpoint
 
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
-    if path.suffix == ".ckpt" and not is_sound(path):
-        return print_facts(
-            path, {"kind": "checkpoint", "valid": "NO: its contents do not match their checksums"}, code=1
-        )
+    if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
+        return print_facts(path, {"kind": "checkpoint", "valid": "NO: its checksums do not match"}, code=1)
     try:
         # a .ckpt is compared with its checksums above
         content: Any = load_foreign_checkpoint(path, mmap=True) if path.suffix == ".ckpt" else load_original(path)
@@ -91,7 +87,7 @@ def inspect_file(path: Path) -> int:
         keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
         more = f", … ({len(keys)} in all)" if len(keys) > MAX_KEYS else ""
         facts = {"kind": "file of another project", "keys": ", ".join(keys[:MAX_KEYS]) + more}
-    if classes := sorted({entry.path for entry in iterate_contents(content) if hasattr(entry, "path")}):
+    if classes := sorted({entry.path for entry in iterate_contents(content, set()) if hasattr(entry, "path")}):
         facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
     return print_facts(path, facts, count_tensors(content))
 
@@ -100,7 +96,7 @@ def inspect_safetensors(path: Path) -> int:
     """Describe a safetensors file by its header and the export that it belongs to; returns the exit code."""
     from safetensors import SafetensorError, safe_open
 
-    from zoo.runs.export import export_config, is_export
+    from zoo.runs.components import is_export, read_export_config
 
     components: Components = {}
     try:
@@ -113,10 +109,10 @@ def inspect_safetensors(path: Path) -> int:
     except SafetensorError as error:
         return print_facts(path, {"kind": "safetensors", "valid": f"NO: {error}"}, code=1)
     if is_export(path.parent):
-        config = export_config(path.parent)
+        config = read_export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
-            "system": find_system_name(str(config.get("task"))),
+            "task": config.get("task"),
             "inference": config["inference"],
             "version": config["zoo"],
             "source": config.get("source"),
@@ -131,12 +127,10 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
     """Collect the facts of a checkpoint that this project wrote."""
     from zoo.runs.checkpoints import HASH_SUFFIX
 
-    is_hashed = path.is_dir() or path.with_name(path.name + HASH_SUFFIX).is_file()
     optimizers = content.get("optimizer_states") or []
-    values = sum(count for count, _ in count_tensors({"": optimizers}).get("", []))
+    values = sum(count for count, _ in count_tensors(optimizers).get("content", []))
     return {
         "kind": "checkpoint of the zoo",
-        "system": find_system_name(str(content["zoo"].get("task"))),
         "task": content["zoo"].get("task"),
         "version": content["zoo"].get("version"),
         "step": f"{content.get('global_step')} batches",
@@ -144,19 +138,19 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
         "optimizers": f"{len(optimizers)}, {values:,} values" if optimizers else "none",
         "EMA": f"after {content['ema'].get('updates')} updates" if content.get("ema") else "none",
         **describe_frozen(content.get("frozen", {}), path.parent),
-        "valid": "yes (sha256)" if is_hashed else "yes (its own checksums; it has no sha256 file)",
+        "valid": f"yes ({'sha256' if path.with_name(path.name + HASH_SUFFIX).is_file() else 'checksums of its own'})",
     }
 
 
 def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
     """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
-    from zoo.runs.frozen import described
+    from zoo.runs.frozen import describe_record
 
     facts = {}
     for path, record in records.items():
         copy = record["folder"]
         location = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
-        facts[f"frozen {path}"] = described(record) + location
+        facts[f"frozen {path}"] = describe_record(record) + location
     return facts
 
 
@@ -170,20 +164,12 @@ def describe_original(path: Path, content: Any = None) -> dict[str, Any] | None:
     return None
 
 
-def find_system_name(task: str) -> str:
-    """Return the system whose package holds a task."""
-    names = [system.name for system in list_systems() if task.startswith(system.package + ".")]
-    return names[0] if names else "unknown (its package is not named by --allow-import)"
-
-
 def count_tensors(content: Any) -> Components:
     """List size and dtype of the tensors of a nested object by its first keys up to their first dot.
 
     A container that several keys share counts for the first; keys without tensors are left out.
     """
     import torch
-
-    from zoo.common.safe_load import iterate_contents
 
     components: Components = {}
     visited: set[int] = set()
@@ -195,10 +181,23 @@ def count_tensors(content: Any) -> Components:
     return components
 
 
-def format_size(path: Path) -> str:
-    """Format the size of a file or folder in MiB."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return f"{sum(file.stat().st_size for file in files if file.is_file()) / 2**20:.1f} MiB"
+def iterate_contents(content: Any, visited: set[int]) -> Iterator[Any]:
+    """Yield the tensors and records inside a loaded object; each container is opened once."""
+    import torch
+
+    from zoo.common.safe_load import Record
+
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor | Record) or (isinstance(value, type) and issubclass(value, Record)):
+            yield value
+        if id(value) not in visited and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
+            visited.add(id(value))
+            if isinstance(value, Record):
+                pending += [*value.args, value.state]
+            else:
+                pending += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
 
 
 def print_facts(path: Path, facts: Mapping[str, Any], components: Components | None = None, code: int = 0) -> int:
@@ -207,7 +206,7 @@ def print_facts(path: Path, facts: Mapping[str, Any], components: Components | N
     for name, entries in (components or {}).items():
         dtypes = ", ".join(sorted({dtype for _, dtype in entries}))
         rows[name] = f"{len(entries)} tensors, {sum(count for count, _ in entries):,} values, {dtypes}"
-    print(f"{path}  ({format_size(path)})")
+    print(f"{path}  ({path_size(path) / 2**20:.1f} MiB)")
     width = max((len(printable(key)) for key in rows), default=0)
     for key, value in rows.items():
         print(f"  {printable(key):<{width}}  {printable(value)}")

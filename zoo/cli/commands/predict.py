@@ -15,17 +15,16 @@ from zoo.common import registry
 from zoo.common.environment import local_device, verbosity
 from zoo.common.locks import writes_into
 from zoo.common.reports import Row
-from zoo.runs import export
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import is_export, read_components
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import (
     content_digest,
     exit_on_sigterm,
     list_input_files,
     predict_files,
-    result_settings,
 )
-from zoo.runs.load import build_inference, read_parts
+from zoo.runs.load import build_inference
 
 USAGE = "zoo predict --ckpt_path RUN --input PATH --output DIR"
 
@@ -73,13 +72,14 @@ def main(
     rank, world_size = parse_shard(shard, rank, world_size)
     if engine == "ray" and world_size > 1:
         raise ValueError("--engine ray: start the command once, without --shard")
-    path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
-    specs, state, fused = read_parts(path)
+    path = ckpt_path if is_export(ckpt_path) else find_checkpoint(ckpt_path)
+    components = read_components(path)
+    specs = components.description
     options = parse_options(specs, model_options)
     inference_class: type[Inference] = registry.get_class(specs["inference"], Inference)
     files = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
-    all_options = {**specs.get("options", {}), **options}
-    settings = result_settings(content_digest(path), specs["inference"], all_options, precision)
+    settings = {"checkpoint": content_digest(path), "inference": specs["inference"], "precision": precision}
+    settings["options"] = {**specs.get("options", {}), **options}
     if engine == "ray":
         from zoo.runs.inference.predict_ray import predict_with_ray
 
@@ -88,7 +88,7 @@ def main(
     exit_on_sigterm()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    inference = build_inference(path, specs, state, fused, local_device(device), **options)
+    inference = build_inference(path, components, local_device(device), **options)
     show_progress = verbosity() != "quiet"
     return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision, show_progress)
 
@@ -113,7 +113,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     """Parse `--model.KEY VALUE` by the types of the system's inference.
 
     Args:
-        specs: of the checkpoint, see `read_parts`.
+        specs: of the checkpoint, see `read_components`.
         args: the options; `--model.init_args.KEY` means the same.
 
     Returns:
@@ -125,7 +125,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     restrict_imports()
     cls = registry.get_class(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
-    option_names = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
+    option_names = parser.add_class_arguments(cls, "model", skip=set(specs["components"]), instantiate=False)
     keys = [name.removeprefix("model.") for name in option_names]
     parser.set_defaults({f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys})
     words, chosen_keys = [], []

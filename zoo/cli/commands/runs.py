@@ -16,9 +16,9 @@ from zoo.common.reports import (
     terminal_table,
     write_report,
 )
-from zoo.runs import comparison as comparing
-from zoo.runs import listing
-from zoo.runs.details import ago, described, duration, record
+from zoo.runs import compare_runs as comparing
+from zoo.runs import run_folder, run_info
+from zoo.runs.run_info import describe_run, format_age, format_duration, run_to_dict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,24 +46,24 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
     if len(run) > 1:
         raise ValueError(f"runs tells one run, found {', '.join(run)}; `zoo compare` takes several")
     if run:
-        folder = listing.find_run(run[0], root)
-        if not listing.is_run(folder):
-            raise ValueError(f"{folder} holds no run: no {listing.CONFIG_NAME}, {listing.CSV_NAME} or checkpoint")
-        facts = described(listing.read_run(folder, root))
+        folder = run_info.find_run(run[0], root)
+        if not run_info.is_run(folder):
+            raise ValueError(f"{folder} holds no run: no {run_folder.CONFIG_NAME}, {run_folder.CSV_NAME} or checkpoint")
+        facts = describe_run(run_info.read_run(folder, root))
         print(text.dumps(replace_non_finite(facts), indent=1, ensure_ascii=False) if json else format_run(facts))
         return 0
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; --root names the one that runs lie below")
-    found = listing.list_runs(root)
+    found = run_info.list_runs(root)
     newest = found[:last] if last > 0 else found
     if json:
-        print(text.dumps(replace_non_finite([record(each) for each in newest]), indent=1, ensure_ascii=False))
+        print(text.dumps(replace_non_finite([run_to_dict(each) for each in newest]), indent=1, ensure_ascii=False))
     elif not found:
         print(f"no runs below {root}; `zoo fit --config RECIPE` makes one")
     else:
         rows = [
             (each.recipe, each.short_name, each.state, format_steps(each),
-             "-" if each.best is None else f"{each.monitor} {each.best:.4g}", ago(each.changed))
+             "-" if each.best is None else f"{each.monitor} {each.best:.4g}", format_age(each.changed))
             for each in newest
         ]  # fmt: skip
         print_columns(["recipe", "run", "state", "step", "best", "age"], rows, whole=("run", "state", "step", "age"))
@@ -73,7 +73,7 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
 
 
 def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Path | None = None) -> int:
-    """Show how runs differ in config, results and curves: zoo compare RUN RUN ...
+    """Show how runs differ in config, results, curves: compare RUN RUN.
 
     Args:
         *runs: two or more folders of runs or evaluations, ends of runs' names, or `last`.
@@ -90,19 +90,19 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
     """
     if len(runs) < 2:
         raise ValueError(f"compare needs two or more runs, found {', '.join(runs) or 'none'}: zoo compare RUN RUN ...")
-    comparison = comparing.compare([listing.find_run(run, root) for run in runs], root)
+    comparison = comparing.compare_runs([run_info.find_run(run, root) for run in runs], root)
     monitors = [run.monitor for run in comparison.runs if run.monitor is not None]
-    selected = comparing.choose(comparison.shared, metrics, monitors)
-    seconds = [listing.trained_seconds(run.folder) for run in comparison.runs]
+    selected = comparing.select_metrics(comparison.shared, metrics, monitors)
+    seconds = [run_info.trained_seconds(run.folder) for run in comparison.runs]
     facts = [
         ["recipe", *(run.recipe for run in comparison.runs)],
         ["state", *(run.state for run in comparison.runs)],
         ["step", *map(format_steps, comparison.runs)],
-        ["time", *("-" if each is None else duration(each) for each in seconds)],
+        ["time", *("-" if each is None else format_duration(each) for each in seconds)],
     ]
-    config = [[key, *map(comparing.shown, values)] for key, values in comparison.config.items()]
+    config = [[key, *map(comparing.format_value, values)] for key, values in comparison.config.items()]
     short = [[key if len(key) <= MAX_CELL else f"{key[: MAX_CELL - 1]}…" for key in row[1:]] for row in config]
-    results = [[metric, *values] for metric, values in comparing.values_of(comparison, selected).items()]
+    results = [[metric, *values] for metric, values in comparing.result_table(comparison, selected).items()]
     print_columns(["", *comparison.names], facts)
     print()
     rows = [[key, *row] for (key, *_), row in zip(config, short, strict=True)]
@@ -111,7 +111,7 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
     head = "lowest ↓ or highest ↑ (last)"
     print_columns([head, *comparison.names], results or [["no metric that all have"]], left=[head])
     width = shutil.get_terminal_size().columns - max(map(len, comparison.names)) - 5
-    lines = comparing.plots(comparison, selected, min(max(width, 20), 60))
+    lines = comparing.plot_lines(comparison, selected, min(max(width, 20), 60))
     print("\n".join(["", *lines] if lines else []))
     if output is not None:
         write_report(output, comparison_files(comparison, selected, facts, config, results))
@@ -128,7 +128,7 @@ def print_columns(
     )
 
 
-def format_steps(run: listing.Run) -> str:
+def format_steps(run: run_info.RunInfo) -> str:
     """Describe how far a run has come: `120/2600`, or by epochs `120 (epoch 3/10)`."""
     if run.total is not None:
         return f"{run.step}/{run.total}"
@@ -140,14 +140,14 @@ def format_run(facts: dict[str, Any]) -> str:
     best, media = facts["best"], facts["media"]
     summary = {
         "recipe": facts["recipe"],
-        "state": f"{facts['state']}, last sign of life {ago(facts['changed'])} ago",
+        "state": f"{facts['state']}, last sign of life {format_age(facts['changed'])} ago",
         "step": facts["progress"],
-        "time": duration(facts["seconds"]) if facts["seconds"] is not None else "unknown",
+        "time": format_duration(facts["seconds"]) if facts["seconds"] is not None else "unknown",
         "best": "none" if best is None else f"{facts['monitor']} {best['value']:.6g} at step {best['step']}",
         **facts["config"],
     }
     checkpoints = [
-        (each["name"], f"{each['bytes'] / 2**20:.1f} MiB", "valid" if each["sound"] else "CORRUPT")
+        (each["name"], f"{each['bytes'] / 2**20:.1f} MiB", "valid" if each["valid"] else "CORRUPT")
         for each in facts["checkpoints"]
     ]
     sections: dict[str, Sequence[Sequence[str]]] = {
@@ -165,7 +165,7 @@ def format_run(facts: dict[str, Any]) -> str:
 
 
 def comparison_files(
-    comparison: comparing.Comparison, metrics: Sequence[str], facts: list[list[str]], config: list[list[str]],
+    comparison: comparing.RunComparison, metrics: Sequence[str], facts: list[list[str]], config: list[list[str]],
     results: list[list[str]],
 ) -> dict[str, Any]:  # fmt: skip
     """Make the files of `zoo compare --output`."""
@@ -179,8 +179,8 @@ def comparison_files(
         markdown_table(["metric", *comparison.names], results) if results else "No metric that all have.",
         *(["![curves](compare.png)"] if metrics else []),
     ]
-    rows = comparing.rows_of(comparison)
-    records = [{"label": name, **record(run)} for name, run in zip(comparison.names, comparison.runs, strict=True)]
+    rows = comparing.comparison_rows(comparison)
+    records = [{"label": name, **run_to_dict(run)} for name, run in zip(comparison.names, comparison.runs, strict=True)]
     return {
         "compare.md": "\n\n".join(paragraphs) + "\n",
         "compare.csv": (("run", "metric", "best", "last"), rows),
@@ -189,7 +189,7 @@ def comparison_files(
     }
 
 
-def plot_curves(comparison: comparing.Comparison, metrics: Sequence[str]) -> Figure:
+def plot_curves(comparison: comparing.RunComparison, metrics: Sequence[str]) -> Figure:
     """Plot each metric of all runs over the steps."""
     figure, grid = subplot_grid(len(metrics), *PANEL_INCHES)
     for metric, axes in zip(metrics, grid, strict=True):

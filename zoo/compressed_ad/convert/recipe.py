@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
@@ -121,7 +120,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if original is not None and original.is_whole:
         config = {"grid_size": grid_size(original), **config}
     kind = _kind(config, path)
-    recipe = yaml.safe_load(recipe_path(kind, config.get("env", "darkroom")).read_text(encoding="utf-8"))
+    recipe = load_recipe(recipe_path(kind, config.get("env", "darkroom")))
     try:
         _lay_over(recipe, config, kind)
     except (KeyError, TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from zoo.common.environment import local_device
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.common.reports import replace_non_finite, terminal_table, write_report
+from zoo.common.tensors import state_digest
 from zoo.compressed_ad.data.history import read_index
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
@@ -32,9 +33,8 @@ from zoo.compressed_ad.evaluation.simple import simple_learners, simple_returns
 from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
 from zoo.compressed_ad.inference import CHUNK, SPLIT_SEED, TRAIN_SHARE, Agent, pairs, tasks_of
 from zoo.compressed_ad.rollout import Player
-from zoo.runs.folder import find_config, has_config
-from zoo.runs.frozen import state_digest
 from zoo.runs.load import load
+from zoo.runs.run_folder import find_config, has_config_file
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def split_of(
     if split == "all" or split_seed is not None or train_share is not None:
         chosen = (SPLIT_SEED if split_seed is None else split_seed, TRAIN_SHARE if train_share is None else train_share)
         return tasks_of(env, split, *chosen), "all tasks" if split == "all" else f"seed {chosen[0]}, share {chosen[1]}"
-    config = load_run_config(find_config(Path(run)), from_run=True) if has_config(Path(run)) else {}
+    config = load_run_config(find_config(Path(run)), from_run=True) if has_config_file(Path(run)) else {}
     data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
     root = data.get("root")
     if root is not None and Path(root).is_dir():

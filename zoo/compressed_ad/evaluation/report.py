@@ -13,14 +13,14 @@ import numpy as np
 import zoo
 from zoo.common.locks import writes_into
 from zoo.common.reports import markdown_table, replace_non_finite, write_report
-from zoo.common.statistics import bootstrap_groups
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.base import build_env
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
-from zoo.compressed_ad.evaluation.summary import last_episodes, speed
-from zoo.runs.csv_log import CSV_NAME, read_metrics
+from zoo.compressed_ad.evaluation.summary import bootstrap_groups, last_episodes, speed
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import CSV_NAME
 
 NAME = "report"
 METRICS = 9  # panels of training curves

@@ -8,6 +8,7 @@ from typing import Any
 
 from zoo.common.checks import check_at_least
 from zoo.common.environment import local_device
+from zoo.common.tensors import state_digest
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.frozen import FrozenNet
@@ -15,7 +16,6 @@ from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Autoguidance, Guidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
-from zoo.runs.frozen import state_digest
 from zoo.runs.load import load
 from zoo.training.data import item_seed
 

@@ -18,6 +18,7 @@ from zoo.common.environment import process_rank
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.common.reports import write_report
+from zoo.common.tensors import state_digest
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import (
     Drawn,
@@ -32,7 +33,6 @@ from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.solvers import Solver
-from zoo.runs.frozen import state_digest
 
 LABELS_NAME, JOINED_NAME = "labels.csv", "samples.npy"
 GRID_IMAGES = 100

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from zoo.blocks import check_size, doubled
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
-from zoo.runs.export import is_export
+from zoo.runs.components import find_run_path, is_export, read_single_net
 from zoo.runs.frozen import FrozenModule
-from zoo.runs.load import read_net, run_of
 
 EPS = 1e-6
 MIN_LOG_VARIANCE, MAX_LOG_VARIANCE = -30.0, 20.0
@@ -379,8 +378,8 @@ def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str
     """
     folder = Path(source)
     foreign = not is_export(folder) and any((each / CONFIG_NAME).is_file() for each in (folder, folder / "vae"))
-    if not foreign and (run := run_of(folder)) is not None:
-        net = read_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
+    if not foreign and (run := find_run_path(folder)) is not None:
+        net = read_single_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
         return dict(net.spec.get("init_args") or {}), net.state
     if not folder.is_dir():
         folder = _from_hub(source, revision)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, build_config, load_config, load_tokenizer, pretrained, quiet_loading
+from zoo.runs.frozen import (
+    FrozenModule,
+    build_config,
+    load_config,
+    load_pretrained,
+    load_tokenizer,
+    suppress_loading_messages,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -68,7 +75,7 @@ class FrozenText(FrozenModule):
         if source is not None:
             settings = load_config(source, revision)
             self.tokenizer: Any = load_tokenizer(source, revision)
-            self.model = pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
+            self.model = load_pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
         else:
             settings = build_config(config or {})
             with seeded_rng(seed):
@@ -86,7 +93,7 @@ class FrozenText(FrozenModule):
     def save_source(self, folder: Path) -> None:
         """Write model and tokenizer as transformers reads them."""
         super().save_source(folder)
-        with quiet_loading():
+        with suppress_loading_messages():
             self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.vocos import Vocos
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint
 
 DISCRIMINATORS = ("mpd", "msd", "mrd")  # order of the task's `discriminators`
 BUFFER_LEAVES = ("_u", "_v", "running_mean", "running_var", "num_batches_tracked")
@@ -155,7 +155,7 @@ class HifiganConverter(Converter[HifiganFile]):
         source = find_checkpoint(source)
         checkpoint, specs, *_ = read_zoo_checkpoint(source, self.inference)
         state = checkpoint["state_dict"]
-        spec = specs["parts"]["generator"]
+        spec = specs["components"]["generator"]
         if spec["class_path"] == public_name(Vocos):
             return VocosConverter().from_zoo(source, target)
         classes = {public_name(each): each for each in (Generator, BigVGAN)}
@@ -169,7 +169,7 @@ class HifiganConverter(Converter[HifiganFile]):
         steps = max(int(checkpoint.get("global_step", 0)) - 1, 0)
         target.mkdir(parents=True, exist_ok=True)
         written = [target / f"g_{steps:08d}"]
-        mel = specs["parts"]["mel"]["init_args"]
+        mel = specs["components"]["mel"]["init_args"]
         config = specs.get("original_config") or original_config(spec["init_args"], mel, _known_settings(checkpoint))
         _write_config(target / CONFIG_NAME, config)
         notes = []

@@ -26,7 +26,7 @@ from zoo.hifigan.convert.rules import (
 )
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.vocos import Vocos
-from zoo.runs.load import build_part
+from zoo.runs.load import build_component
 
 CONFIG, WEIGHTS = "config.yaml", "pytorch_model.bin"
 CODEBOOKS = "feature_extractor.codebook_weights"
@@ -122,7 +122,10 @@ class VocosConverter(Converter[OriginalFile]):
         """Return options of `to_original`; see `Converter.extra_arguments`."""
         if not isinstance(net, Vocos):
             raise ValueError(f"{source} is no Vocos")
-        return {"mel": build_part(ours.specs, "mel"), "arguments": ours.specs["parts"]["generator"]["init_args"]}
+        return {
+            "mel": build_component(ours.specs, "mel"),
+            "arguments": ours.specs["components"]["generator"]["init_args"],
+        }
 
     def to_original(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.common.checks import check_within
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, build_config, pretrained
+from zoo.runs.frozen import FrozenModule, build_config, load_pretrained
 
 
 class EncodecFeatures(FrozenModule):
@@ -49,7 +49,7 @@ class EncodecFeatures(FrozenModule):
         if source is None and config is None:
             raise ValueError("EncodecFeatures: give source (pretrained) or config (random weights)")
         if source is not None:
-            self.model = pretrained(EncodecModel, source, revision, dtype=torch.float32)
+            self.model = load_pretrained(EncodecModel, source, revision, dtype=torch.float32)
         else:
             with seeded_rng(seed):
                 self.model = EncodecModel(build_config({**(config or {}), "model_type": "encodec"}))

@@ -25,7 +25,7 @@ from zoo.convert.tensor_names import (
 )
 from zoo.hifigan.convert.rules import to_our_keys
 from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
-from zoo.runs.export import is_export
+from zoo.runs.components import is_export
 
 LAST_NORM = "final_layer_norm"
 MODULES = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"), ("ff.3.{leaf}", "up.{leaf}"))

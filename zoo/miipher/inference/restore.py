@@ -23,9 +23,11 @@ from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
-from zoo.runs.export import OnnxForm, write_export
+from zoo.runs.components import read_components
+from zoo.runs.export import write_export
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.runs.load import load, read_parts
+from zoo.runs.load import load
+from zoo.runs.onnx_export import OnnxExport
 
 Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
@@ -168,7 +170,7 @@ class Restorer(_Encoding):
             "gain": gains.tolist(),
         }
 
-    def onnx_form(self) -> OnnxForm:
+    def onnx_form(self) -> OnnxExport:
         """Encoder and vocoder as one graph; see `zoo.miipher.inference.onnx_form`."""
         return onnx_form(self.encoder, self.generator)
 
@@ -343,8 +345,8 @@ def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
             f"--init_from {cleaner}"
         )
     check_fit(encoder, restorer.generator, restorer.sample_rate)
-    specs, _, _ = read_parts(vocoder)
-    specs["parts"] = {**specs["parts"], "encoder": read_parts(cleaner)[0]["parts"]["encoder"]}
+    specs, _, _ = read_components(vocoder)
+    specs["components"] = {**specs["components"], "encoder": read_components(cleaner)[0]["components"]["encoder"]}
     parts = {"encoder": encoder, "generator": restorer.generator}
     write_export(output, specs, parts, f"{cleaner.name} and {vocoder.name}", specs.get("step"))
     print(f"wrote {output}")

@@ -1,4 +1,4 @@
-"""The folder that a push uploads: an export with a model card, the run's settings and its newest samples."""
+"""The folder that a push uploads: an export, whose card gets results, samples and licences, and the run's settings."""
 
 from __future__ import annotations
 
@@ -11,61 +11,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from zoo.runs.components import CONFIG_NAME, read_components
-
-from zoo import __version__
 from zoo.common.configs import dump_yaml, load_json
 from zoo.common.registry import package_of
 from zoo.common.reports import markdown_table
 from zoo.runs import run_folder, run_info
+from zoo.runs.components import CONFIG_NAME, read_components
 from zoo.runs.export import write_export
-from zoo.runs.frozen import describe_record
 from zoo.runs.hub.models import HubName, endpoint
 from zoo.runs.load import load
 
 SOUNDS, IMAGES = (".wav", ".flac", ".ogg", ".mp3"), (".png", ".gif", ".jpg")
 MAX_SAMPLES, MAX_SAMPLE_BYTES = 16, 10_000_000
-_SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
-
-TEMPLATE = """---
-{{ card_data }}
----
-# {{ name.repo.partition("/")[2] }}
-
-A `{{ inference }}` of {{ system }}, zoo {{ version }}{% if step %}, after {{ step }} steps{% endif %}{% if recipe %},
-recipe `{{ recipe }}`{% endif %}.
-
-```python
-{{ usage }}
-```
-
-```bash
-zoo predict --ckpt_path {{ name }} --input PATH --output FOLDER
-```
-## Training
-
-{{ settings }}
-
-## Results
-{% for source, table in results if table %}
-Of {{ source }}:
-
-{{ table }}
-{% endfor %}{% if samples %}
-## Samples
-
-{{ samples }}
-{% endif %}
-## Data and licence
-
-- Weights: {{ licence }}.
-{% for terms in sources %}- {{ terms }}.
-{% endfor %}{% if paper %}
-## Citation
-
-{{ paper }}.
-{% endif %}"""
-
 SYSTEMS = {  # task as the hub calls it, and paper
     "hifigan": ("audio-to-audio", "HiFi-GAN, arXiv:2010.05646"),
     "flow": ("unconditional-image-generation", "Flow Matching for Generative Modeling, arXiv:2210.02747"),
@@ -87,14 +43,15 @@ LICENCES = {  # of data and backbones, by a pattern in what the config or a reco
     r"facebook/wav2vec2-large-xlsr-53": "XLSR-53: Apache-2.0",
     r"google/gemma": "Gemma: Gemma terms of use",
 }
+_SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
 
 
 def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluations: Sequence[Path]) -> str:
     """Write the folder for a push; arguments and errors as those of `push`. Returns the title of the commit."""
     description, _, _ = read_components(path)
     model, step = load(path), description.get("step")
-    usage = model.usage.replace("PATH_OF_THIS_FOLDER", str(name)).strip()
-    write_export(folder, description, model.modules(), description.get("source") or path.name, step, usage)
+    source, usage = description.get("source") or path.name, model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
+    write_export(folder, description, model.modules(), source, step, usage)
     for key, value in run_info.flatten_config(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
         if redact(value) != value:
             raise ValueError(f"{path}: its {key} is {value!r}, which only this machine has: nobody could load it")
@@ -102,48 +59,49 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     config, recipe = redact(run_info.read_settings(run)), run_info.read_recipe_name(run / run_folder.CONFIG_NAME)
     if config:
         (folder / "training.yaml").write_text(dump_yaml(config), encoding="utf-8")
-    card = {
-        "name": name, "recipe": recipe, "licence": licence, "usage": usage, "step": step, "version": __version__,
-        "system": package_of(type(model)).rpartition(".")[2], "inference": type(model).__name__,
-        "samples": copy_samples(run, folder, f"{endpoint()}/{name.repo}/resolve/{name.revision or 'main'}"),
-        "results": [("this run", _format_metrics(run, step)), *map(_format_evaluation, evaluations)],
-    }  # fmt: skip
-    text = render_model_card(card, config, description.get("frozen", {}))
-    (folder / "README.md").write_text(text, encoding="utf-8")
-    return f"{recipe or card['system']}{f', {step} steps' if step else ''}"
+    results = [("this run", _format_metrics(run, step)), *map(_format_evaluation, evaluations)]
+    sections = {
+        "Training": f"Recipe `{recipe}`, all settings: `training.yaml`." if recipe else "",
+        "Results": "\n\n".join(f"Of {source}:\n\n{table}" for source, table in results if table),
+        "Samples": copy_samples(run, folder, f"{endpoint()}/{name.repo}/resolve/{name.revision or 'main'}"),
+    }
+    system = package_of(type(model)).rpartition(".")[2]
+    extend_card(folder / "README.md", system, licence, config, description.get("frozen", {}), sections)
+    return f"{recipe or system}{f', {step} steps' if step else ''}"
 
 
-def render_model_card(card: dict[str, Any], config: Mapping[str, Any], frozen: Mapping[str, Any]) -> str:
-    """Render a card.
+def extend_card(
+    path: Path,
+    system: str,
+    licence: str,
+    config: Mapping[str, Any],
+    records: Mapping[str, Any],
+    sections: Mapping[str, str],
+) -> None:
+    """Add metadata, sections, licences and the paper to the card of an export.
 
     Args:
-        card: values of the template, from `write_package`.
+        path: of the card.
+        licence: of the weights.
         config: of the run, empty when there is none.
-        frozen: records of its frozen modules.
+        records: of its frozen modules.
+        sections: markdown by title.
     """
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import ModelCard
 
-    flat = run_info.flatten_config(config)
     initial = config.get("init_from") or []
-    models = [record["source"] for record in frozen.values() if record["source"] and not record["folder"]]
+    models = [record["source"] for record in records.values() if record["source"] and not record["folder"]]
     models += [each for each in ([initial] if isinstance(initial, str) else initial) if each.startswith("hf://")]
-    settings = [(key, flat[path]) for key, path in run_info.SUMMARY_KEYS.items() if flat.get(path, "null") != "null"]
-    settings += [(f"frozen `{path}`", describe_record(record)) for path, record in frozen.items()]
-    names = "\n".join([str(value) for key, value in flat.items() if key.startswith("data.")] + models).lower()
-    task, paper = SYSTEMS.get(card["system"], (None, None))
-    data = ModelCardData(
-        library_name="zoo",
-        license=card["licence"],
-        tags=["zoo", card["system"], *([card["recipe"].replace("/", "-")] if card["recipe"] else [])],
-        pipeline_tag=task,
-        base_model=[each.removeprefix("hf://").partition("@")[0] for each in dict.fromkeys(models)] or None,
-    )
-    context = {
-        "paper": paper,
-        "settings": _table([("setting", "value"), *settings]),
-        "sources": [terms for pattern, terms in LICENCES.items() if re.search(pattern, names)],
-    }
-    return ModelCard.from_template(data, template_str=TEMPLATE, **card, **context).content
+    data = [str(value) for key, value in run_info.flatten_config(config).items() if key.startswith("data.")]
+    terms = [each for pattern, each in LICENCES.items() if re.search(pattern, "\n".join([*data, *models]).lower())]
+    task, paper = SYSTEMS.get(system, (None, ""))
+    card = ModelCard.load(path)
+    card.data.license, card.data.pipeline_tag = licence, task
+    card.data.base_model = [each.removeprefix("hf://").partition("@")[0] for each in dict.fromkeys(models)] or None
+    licences = "\n".join(f"- {each}" for each in (f"Weights: {licence}", *terms))
+    for title, text in {**sections, "Licences": licences, "Paper": paper}.items():
+        card.text += f"\n## {title}\n\n{text}\n" if text else ""
+    card.save(path)
 
 
 def _format_metrics(run: Path, step: int | None) -> str:
@@ -154,7 +112,7 @@ def _format_metrics(run: Path, step: int | None) -> str:
             until = [value for at, value in points if step is None or at <= step]
             if until and name.startswith(("val/", "test/")):
                 values[name] = f"{until[-1]:.5g}"
-    return _table([("metric", "value"), *values.items()])
+    return markdown_table(("metric", "value"), list(values.items())) if values else ""
 
 
 def _format_evaluation(folder: Path) -> tuple[str, str]:
@@ -162,7 +120,8 @@ def _format_evaluation(folder: Path) -> tuple[str, str]:
     for path in (folder / "summary.csv", folder / "evaluation.csv"):
         if path.is_file():
             with path.open(newline="", encoding="utf-8") as lines:
-                return folder.name, _table(list(csv.reader(lines)))
+                head, *rows = ([escape(each) for each in row] for row in csv.reader(lines))
+            return folder.name, markdown_table(head, rows)
     raise FileNotFoundError(f"{folder} holds no evaluation (summary.csv or evaluation.csv)")
 
 
@@ -176,11 +135,9 @@ def copy_samples(run: Path, folder: Path, address: str) -> str:
             continue
         (folder / "samples").mkdir(exist_ok=True)
         shutil.copyfile(file, folder / "samples" / file.name)
-        url, title = f"samples/{quote(file.name)}", _escape(file.stem)
+        url, title = f"samples/{quote(file.name)}", escape(file.stem)
         lines.append(f'{title}: <audio controls src="{address}/{url}"></audio>' if is_sound else f"![{title}]({url})")
-        if len(lines) == MAX_SAMPLES:
-            break
-    return "\n\n".join(lines)
+    return "\n\n".join(lines[:MAX_SAMPLES])
 
 
 def redact(value: Any) -> Any:
@@ -196,11 +153,6 @@ def redact(value: Any) -> Any:
     return value
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *rest = [[_escape(each) for each in row] for row in rows]
-    return markdown_table(head, rest) if rest else ""
-
-
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Return any text on one line, without characters that mean something in a table."""
     return html.escape(" ".join(text[:300].split()), quote=False).replace("|", "\\|")

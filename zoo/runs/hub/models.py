@@ -14,17 +14,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
-from zoo.runs.model_description import validate_description
-
-import zoo
 from zoo.common import registry
 from zoo.common.configs import MAX_JSON, load_json
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
+from zoo.runs.model_description import validate_description
 
 PREFIX = "hf://"
 LOG_IN = "log in by `hf auth login`, or set HF_TOKEN"
@@ -70,12 +65,10 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
 
 def pin_revisions(names: str | Sequence[str] | None) -> Any:
     """Return the same paths and names, each name with its commit, so that it always means the same weights."""
-    if names is None or isinstance(names, str):
-        if names is None or not is_hub_name(names):
-            return names
+    if isinstance(names, str) and is_hub_name(names):
         name = parse_hub_name(names)
         return str(HubName(name.repo, download(name).name))
-    return [pin_revisions(each) for each in names]
+    return names if names is None or isinstance(names, str) else [pin_revisions(each) for each in names]
 
 
 def endpoint() -> str:
@@ -83,13 +76,6 @@ def endpoint() -> str:
     from huggingface_hub import constants
 
     return re.sub(r"://[^/@\s]+@", "://", constants.ENDPOINT)
-
-
-def client() -> HfApi:
-    """Return the client of the hub that `HF_ENDPOINT` names."""
-    from huggingface_hub import HfApi
-
-    return HfApi(library_name="zoo", library_version=zoo.__version__)
 
 
 @contextlib.contextmanager
@@ -117,16 +103,13 @@ def explain_hub_errors(subject: str) -> Iterator[None]:
 
 
 def download(name: HubName) -> Path:
-    """Download a model into the cache, unless its commit is there; a killed download is resumed.
-
-    Returns:
-        Its folder, whose name is the commit.
+    """Download a model into the cache, unless its commit is there; return its folder, whose name is the commit.
 
     Raises:
         ValueError: when it is no model of the zoo, names components that are not allowed, or does not fit on the disk.
         HubError: when the hub does not provide it.
     """
-    from huggingface_hub import constants, hf_hub_download, snapshot_download
+    from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     options: dict[str, Any] = {"revision": name.revision, "allow_patterns": list(DOWNLOADED)}
@@ -139,7 +122,7 @@ def download(name: HubName) -> Path:
             except LocalEntryNotFoundError:
                 if constants.HF_HUB_OFFLINE:
                     raise
-        info = client().model_info(name.repo, revision=name.revision, files_metadata=True)
+        info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
         _check_files(name, {each.rfilename: each.size or 0 for each in info.siblings or []}, constants.HF_HUB_CACHE)
         _check_description(Path(hf_hub_download(name.repo, CONFIG_NAME, revision=info.sha)), name)
         folder = Path(snapshot_download(name.repo, **options))  # records the commit of a branch, for offline use
@@ -201,8 +184,6 @@ def push(
 
     Args:
         repo: `user/name`; created when missing, like the branch `revision`.
-        private: create it as a private one.
-        licence: of the weights, one of the hub's names.
         evaluations: folders that `zoo evaluate` wrote, for the card.
 
     Returns:
@@ -212,14 +193,14 @@ def push(
         ValueError: when the name is none, or the model cannot be exported.
         HubError: when the hub does not take it.
     """
-    from huggingface_hub import get_token
+    from huggingface_hub import HfApi, get_token
 
     from zoo.runs.hub.model_card import write_package
 
     name = parse_hub_name(repo if repo.startswith(PREFIX) else f"{PREFIX}{repo}")
     if name.revision is not None:
         raise ValueError(f"{repo}: name the branch with --revision {name.revision}")
-    name, hub, subject = HubName(name.repo, revision), client(), f"push to {name}"
+    name, hub, subject = HubName(name.repo, revision), HfApi(), f"push to {name}"
     if get_token() is None:
         raise HubError(f"{subject}: no token for {endpoint()}: {LOG_IN}")
     with explain_hub_errors(subject):  # before an export that may take minutes

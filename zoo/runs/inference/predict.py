@@ -100,18 +100,6 @@ def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in names if name[0] != ".")
 
 
-def result_settings(checkpoint: str, inference: str, options: Mapping[str, Any], precision: str = "32-true") -> Row:
-    """Return the content of `settings.json`: what results depend on besides their inputs.
-
-    Args:
-        checkpoint: digest of the weights, see `content_digest`.
-        inference: public name of its class.
-        options: values of the class's arguments that are not modules.
-    """
-    compared = {"checkpoint": checkpoint, "inference": inference, "options": dict(options), "precision": precision}
-    return {**compared, "zoo": __version__}
-
-
 def predict_files(
     inference: Inference,
     files: Sequence[InputFile],
@@ -128,7 +116,7 @@ def predict_files(
     Args:
         files: of all processes, see `list_input_files`.
         output: the folder for results.
-        settings: see `result_settings`.
+        settings: what results depend on besides their inputs: `checkpoint`, its digest, options and precision.
         overwrite: compute finished files too, and replace other settings.
         precision: 32-true, bf16-mixed or 16-mixed.
 
@@ -246,7 +234,7 @@ class Results:
 
 def open_results(output: Path, settings: Mapping[str, Any], part: str, overwrite: bool = False) -> Results:
     """Begin or resume one part of a folder of results; see `predict_files`."""
-    path = output / SETTINGS_NAME
+    path, settings = output / SETTINGS_NAME, {**settings, "zoo": __version__}
     previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if overwrite and "checkpoint" in previous and {**settings, "zoo": previous.get("zoo")} != previous:
         for manifest in output.glob("manifest*.jsonl"):

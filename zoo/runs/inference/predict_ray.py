@@ -162,7 +162,7 @@ def connect(address: str | None) -> Iterator[Mapping[str, float]]:
         except (OSError, ValueError) as error:
             raise ConnectionError(f"--ray_address {address}: {error}; is the head running?") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(address, log_to_driver=False, logging_level="warning")
+    ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
     try:
         yield ray.cluster_resources()
     finally:

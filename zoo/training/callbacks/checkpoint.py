@@ -18,9 +18,9 @@ from lightning.pytorch.callbacks import Checkpoint
 from zoo.common.atomic_files import delete_temporary_files
 from zoo.common.checks import check_at_least, check_one_of
 from zoo.runs import checkpoints as files
-from zoo.runs.checkpoints import score_of
-from zoo.runs.folder import run_folder
+from zoo.runs.checkpoints import parse_score
 from zoo.runs.frozen import frozen_modules
+from zoo.runs.run_folder import run_folder
 from zoo.training.signals import Interrupted, StopSignal
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         """Delete a checkpoint and its hash."""
-        files.remove(Path(path))
+        files.delete_checkpoint(Path(path))
 
 
 class Checkpoints(Checkpoint):
@@ -200,7 +200,7 @@ class Checkpoints(Checkpoint):
             raise ValueError(f"Checkpoints: monitor {monitor!r} is not logged; logged metrics: {names}")
         score = float(trainer.callback_metrics[monitor])
         paths, sign = self._best_paths(run_folder(trainer)), self._sign
-        worst = sign * score_of(paths[self.save_best - 1]) if len(paths) >= self.save_best else math.inf
+        worst = sign * parse_score(paths[self.save_best - 1]) if len(paths) >= self.save_best else math.inf
         if trainer.strategy.broadcast(math.isfinite(score) and sign * score < worst):
             self._save(trainer, run_folder(trainer) / f"best-step_{trainer.global_step:08d}-{score:.6f}.ckpt")
 
@@ -213,14 +213,14 @@ class Checkpoints(Checkpoint):
             if self.monitor is not None and self.save_best > 0:
                 outdated += self._best_paths(path.parent)[self.save_best :]
             for old in outdated:
-                files.remove(old)
+                files.delete_checkpoint(old)
 
     @property
     def _sign(self) -> float:
         return 1.0 if self.mode == "min" else -1.0
 
     def _best_paths(self, folder: Path) -> list[Path]:
-        return sorted(folder.glob("best-step_*.ckpt"), key=lambda path: self._sign * score_of(path))
+        return sorted(folder.glob("best-step_*.ckpt"), key=lambda path: self._sign * parse_score(path))
 
 
 def is_fast_dev_run(trainer: L.Trainer) -> bool:

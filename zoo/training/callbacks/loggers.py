@@ -22,10 +22,10 @@ from zoo import __version__
 from zoo.common.configs import load_yaml
 from zoo.common.environment import describe_device
 from zoo.common.locks import is_rank_zero
-from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, score_of, step_of
-from zoo.runs.csv_log import RunCSV
-from zoo.runs.folder import run_folder
-from zoo.runs.listing import CONFIG_NAME, FINISHED_MARK, flatten
+from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, parse_score, parse_step
+from zoo.runs.metrics_csv import MetricsCSV
+from zoo.runs.run_folder import CONFIG_NAME, run_folder
+from zoo.runs.run_info import FINISHED_MARK, flatten_config
 from zoo.training.callbacks.checkpoint import Checkpoints, is_fast_dev_run
 
 log = logging.getLogger(__name__)
@@ -252,10 +252,12 @@ class RunInfoLogger(L.Callback):
             (run_folder(trainer) / MLFLOW_ID_FILE).write_text(run_id + "\n", encoding="utf-8")
             logger.experiment.update_run(run_id, status="RUNNING")
             logged = logger.experiment.get_run(run_id).data.params  # a resume may add parameters, not change them
-            logger.log_hyperparams({key: value for key, value in flatten(self._info).items() if key not in logged})
+            logger.log_hyperparams(
+                {key: value for key, value in flatten_config(self._info).items() if key not in logged}
+            )
             logger.experiment.log_text(run_id, self._text, CONFIG_NAME)
-        elif not isinstance(logger, RunCSV | TensorBoardLogger):  # TensorBoard takes it with the results
-            logger.log_hyperparams(flatten(self._info))
+        elif not isinstance(logger, MetricsCSV | TensorBoardLogger):  # TensorBoard takes it with the results
+            logger.log_hyperparams(flatten_config(self._info))
 
     def _log_results(self, trainer: L.Trainer) -> None:
         self._is_active = False
@@ -266,8 +268,8 @@ class RunInfoLogger(L.Callback):
             if isinstance(logger, TensorBoardLogger):
                 metrics = trainer.callback_metrics
                 values = {f"final/{key}": float(value) for key, value in metrics.items() if key.startswith("val/")}
-                values |= {} if best is None else {f"best/{checkpoints.monitor}": score_of(best)}
-                logger.log_hyperparams(flatten(self._info), values, trainer.global_step)
+                values |= {} if best is None else {f"best/{checkpoints.monitor}": parse_score(best)}
+                logger.log_hyperparams(flatten_config(self._info), values, trainer.global_step)
             elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
                 catch_errors(self._send_checkpoint, type(logger).__name__)(logger, path, checkpoints.monitor)
             if location := catch_errors(_describe_location, type(logger).__name__)(logger):
@@ -277,12 +279,12 @@ class RunInfoLogger(L.Callback):
         """Send a checkpoint to W&B with its hash and config."""
         import wandb
 
-        metadata = {"step": step_of(path), "monitor": monitor, "value": score_of(path), "config": self._info}
+        metadata = {"step": parse_step(path), "monitor": monitor, "value": parse_score(path), "config": self._info}
         artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
         for file in (path, path.with_name(path.name + HASH_SUFFIX), path.with_name(CONFIG_NAME)):
             if file.is_file():
                 artifact.add_file(str(file), name=file.name)
-        logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{step_of(path)}"])
+        logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{parse_step(path)}"])
 
 
 def _find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.reports import csv_table, encode_gif, markdown_table, to_numpy
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from zoo.common.checks import check_at_least
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks import media
 from zoo.training.callbacks.metrics import count_items
 from zoo.training.callbacks.rng import capture_rng, restore_rng

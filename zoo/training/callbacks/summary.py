@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset
 
 from zoo.common.environment import describe_device
 from zoo.common.registry import allowed_packages, public_name
-from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, score_of, step_of
-from zoo.runs.csv_log import CSV_NAME, read_metrics
-from zoo.runs.folder import run_folder
+from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, parse_score, parse_step
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import CSV_NAME, run_folder
 from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.progress import count_steps, format_duration, format_number, select_metrics
 from zoo.training.callbacks.train_log import LOG_NAME, log_to_file
@@ -148,7 +148,7 @@ def summarize_fit(
     last = find_checkpoints(folder, "step_*.ckpt")[:1]
     rows["run folder"] = f"{folder} ({last[0].name})" if last else str(folder)
     if checkpoints is not None and (best := best_checkpoint(folder, checkpoints.mode)) is not None:
-        rows["best"] = f"{monitor} {format_number(score_of(best))} at step {step_of(best):,} ({best.name})"
+        rows["best"] = f"{monitor} {format_number(parse_score(best))} at step {parse_step(best):,} ({best.name})"
     records = read_metrics(folder) if (folder / CSV_NAME).is_file() else []
     for key in select_metrics(records[0] if records else (), metrics, monitor):
         if values := [float(record[key]) for record in records if record[key]]:

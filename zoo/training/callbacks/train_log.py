@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning as L
 
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 
 LOG_NAME = "train.log"
 LOGGERS = ("zoo", "lightning.pytorch", "lightning.fabric", "py.warnings")

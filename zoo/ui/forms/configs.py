@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.configs import load_yaml
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.ui.checks import Rules, strings
 from zoo.ui.jobs.trainings import Trainings
 
@@ -36,7 +36,7 @@ class Configs:
         for file in files:
             mark = _marks([file])
             if mark not in self._contents:
-                self._contents[mark] = load_yaml(file.read_text(encoding="utf-8")) or {}
+                self._contents[mark] = load_recipe(file)
         return [self._contents[_marks([file])] for file in files]
 
     def known(self, files: Sequence[Path]) -> dict[str, Any] | None:

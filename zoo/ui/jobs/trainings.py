@@ -26,7 +26,8 @@ from filelock import FileLock, Timeout
 
 from zoo.common.atomic_files import delete_path
 from zoo.common.locks import is_locked, lock_folder
-from zoo.runs.listing import CSV_NAME, LOG_NAME, is_run
+from zoo.runs.run_folder import CSV_NAME, LOG_NAME
+from zoo.runs.run_info import is_run
 from zoo.ui.jobs.commands import GRACE_SECONDS, PROGRAM, Commands, as_yaml, close, fit_command, let_begin
 from zoo.ui.jobs.groups import ask_to_end
 from zoo.ui.jobs.records import Record, find_process, identity, read_record, write_record

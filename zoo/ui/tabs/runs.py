@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
-from zoo.runs.details import ago
+from zoo.runs.run_info import format_age
 from zoo.ui.board import Row
 from zoo.ui.jobs.runs import size
 from zoo.ui.tabs.compared import Compared
@@ -373,7 +373,9 @@ class _Line(ui.element):
         if self.props.get("aria-current") != str(current).lower():
             self.props(f"aria-current={str(current).lower()}")
         age = time.time() - row.run.changed
-        self.cells["age"].text = "now" if age < NOW_SECONDS else ago(row.run.changed) if row.run.changed else MISSING
+        self.cells["age"].text = (
+            "now" if age < NOW_SECONDS else format_age(row.run.changed) if row.run.changed else MISSING
+        )
         if self._shown is row:
             return
         former, self._shown = self._shown, row

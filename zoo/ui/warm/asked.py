@@ -22,7 +22,7 @@ from typing import Any
 
 from zoo.common.journal import Journal
 from zoo.runs.inference.forms import FILE_OUTPUTS, InputField, Output
-from zoo.runs.listing import tail
+from zoo.runs.run_info import tail_lines
 from zoo.ui.jobs.commands import Commands, last_error
 from zoo.ui.places import Places, choose
 from zoo.ui.store import KEPT_JOBS, Store
@@ -287,7 +287,7 @@ class Asked:
                 job.fraction = min(len(rows) / total, 1.0) if total else 0.0
         rows = _rows(target)
         if code != 0 and not rows:
-            raise ValueError(last_error(tail(console, 200)))
+            raise ValueError(last_error(tail_lines(console, 200)))
         job.seconds = time.time() - job.begun
         place = target.relative_to(self.places.runs).as_posix()
         shown = [[str(row["target"]), row["status"], str(row.get("error") or "")] for row in rows[:_SHOWN_ROWS]]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from zoo.common.configs import load_json
-from zoo.runs import listing
-from zoo.runs.listing import Points, Run
+from zoo.runs import run_folder, run_info
+from zoo.runs.run_info import Points, RunInfo
 
-RECORDS = (listing.CSV_NAME, "test.csv", "validate.csv")
+RECORDS = (run_folder.CSV_NAME, "test.csv", "validate.csv")
 SUMMARY_NAME = "summary.csv"  # of an evaluation of audio, by system and measure
 MISSING = "-"
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -22,7 +22,7 @@ _DEFAULT_METRICS = 8
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Several runs beside each other.
 
     Args:
@@ -33,7 +33,7 @@ class Comparison:
         shared: metrics that all runs have.
     """
 
-    runs: list[Run]
+    runs: list[RunInfo]
     names: list[str]
     config: dict[str, list[Any]]
     curves: list[dict[str, Points]]
@@ -50,21 +50,21 @@ class Comparison:
         return [curves[metric][-1][1] for curves in self.curves]
 
 
-def compare(folders: Sequence[Path], root: Path) -> Comparison:
+def compare_runs(folders: Sequence[Path], root: Path) -> RunComparison:
     """Read runs, or folders with the results of evaluations, and lay them beside each other.
 
     Raises:
         ValueError: a folder holds neither a run nor results.
     """
-    runs = [listing.read_run(folder, root) for folder in folders]
+    runs = [run_info.read_run(folder, root) for folder in folders]
     curves = [_results(folder) for folder in folders]
-    flat = [listing.flatten(listing.read_settings(folder)) for folder in folders]
+    flat = [run_info.flatten_config(run_info.read_settings(folder)) for folder in folders]
     for folder, found, settings in zip(folders, curves, flat, strict=True):
         if not found and not settings.keys() - {""}:
             raise ValueError(f"{folder}: neither a run ({', '.join(RECORDS)}, config.yaml) nor an evaluation's results")
     keys = [key for key in dict.fromkeys(key for settings in flat for key in settings) if key]
     config = {key: [settings.get(key) for settings in flat] for key in keys}
-    return Comparison(
+    return RunComparison(
         runs=runs,
         names=_names(runs),
         config={key: values for key, values in config.items() if any(value != values[0] for value in values)},
@@ -74,7 +74,7 @@ def compare(folders: Sequence[Path], root: Path) -> Comparison:
     )
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[RunInfo]) -> list[str]:
     """The last parts of each path, as many as it takes to tell runs apart, and a number where one comes twice."""
     parts = [run.folder.absolute().parts for run in runs]
     distinct = set(parts)
@@ -88,8 +88,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _results(folder: Path) -> dict[str, Points]:
     curves: dict[str, Points] = {}
     for name in RECORDS:
-        curves = {**listing.read_curves(folder / name), **curves}
-    if curves or (folder / listing.CONFIG_NAME).is_file():
+        curves = {**run_info.read_curves(folder / name), **curves}
+    if curves or (folder / run_folder.CONFIG_NAME).is_file():
         return curves
     return {key: [(0.0, value)] for key, value in _evaluated(folder).items()}
 
@@ -105,7 +105,7 @@ def _evaluated(folder: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            values = listing.flatten(load_json(path.read_text(encoding="utf-8", errors="replace")))
+            values = run_info.flatten_config(load_json(path.read_text(encoding="utf-8", errors="replace")))
         except (OSError, ValueError):
             continue
         found |= {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -120,7 +120,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def choose(shared: Sequence[str], wished: str, monitors: Sequence[str] = ()) -> list[str]:
+def select_metrics(shared: Sequence[str], wished: str, monitors: Sequence[str] = ()) -> list[str]:
     """The metrics to show.
 
     Args:
@@ -140,7 +140,7 @@ def choose(shared: Sequence[str], wished: str, monitors: Sequence[str] = ()) -> 
     if patterns:
         return list(dict.fromkeys(key for pattern in patterns for key in fnmatch.filter(shared, pattern)))
     first = [*(key for key in monitors if key in shared), *(key for key in shared if key.startswith(("val/", "test/")))]
-    kept = list(dict.fromkeys([*first, *listing.losses_of(shared)]))
+    kept = list(dict.fromkeys([*first, *run_info.select_loss_metrics(shared)]))
     return (kept or list(shared))[:_DEFAULT_METRICS]
 
 
@@ -164,7 +164,7 @@ def sparkline(points: Points, steps: tuple[float, float], values: tuple[float, f
     return line
 
 
-def plots(comparison: Comparison, metrics: Sequence[str], width: int = 40) -> list[str]:
+def plot_lines(comparison: RunComparison, metrics: Sequence[str], width: int = 40) -> list[str]:
     """Small plots for a terminal: one scale for all runs of a metric."""
     lines = []
     size = max(map(len, comparison.names))
@@ -183,7 +183,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
+def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:
     """A row per run and shared metric, for compare.csv."""
     return [
         {"run": name, "metric": metric, "best": best, "last": last}
@@ -192,12 +192,12 @@ def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A config's value in a table."""
     return MISSING if value is None else str(value).replace("|", "\\|")
 
 
-def values_of(comparison: Comparison, metrics: Sequence[str]) -> Mapping[str, list[str]]:
+def result_table(comparison: RunComparison, metrics: Sequence[str]) -> Mapping[str, list[str]]:
     """Best and last value of each run, as text, by metric with an arrow for the better direction."""
     table = {}
     for metric in metrics:
