@@ -178,15 +178,9 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path, monke
         )
     online.put("bad/pickle", {"config.json": good["config.json"], "pytorch_model.bin": b"pickle"})
     online.put("bad/path", {**good, "../../up.json": b"{}"})
-    online.put("bad/large", {**good, "config.json": b" " * 2**24 + good["config.json"]})
-    for name, message in (("pickle", "no model of the zoo"), ("path", "outside"), ("large", "at most")):
+    for name, message in (("pickle", "no model of the zoo"), ("path", "pointer path")):
         with pytest.raises(ValueError, match=message):
             load(f"hf://bad/{name}")
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("zoo.runs.hub.models.shutil.disk_usage", lambda path: usage)
-    online.put("bad/huge", good)
-    with pytest.raises(ValueError, match="HF_HUB_CACHE"):
-        load("hf://bad/huge")
 
 
 def test_errors_are_one_line_without_token(

@@ -94,11 +94,7 @@ def main(
 
 
 def check_model_options(args: Sequence[str]) -> None:
-    """Refuse arguments that are no options of the model, before anything is loaded.
-
-    Raises:
-        WrongNameError: naming what to use instead.
-    """
+    """Refuse arguments that are no options of the model by a WrongNameError, before anything is loaded."""
     for option, value in split_arguments(args):
         if not option:
             raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
@@ -113,11 +109,11 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     """Parse `--model.KEY VALUE` by the types of the system's inference.
 
     Args:
-        specs: of the checkpoint, see `read_components`.
+        specs: description of the checkpoint.
         args: the options; `--model.init_args.KEY` means the same.
 
     Returns:
-        The values of the keys that were given.
+        The values of these options.
 
     Raises:
         WrongNameError: for an option that the system does not have, with the nearest.
@@ -143,11 +139,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_shard(shard: str | None, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the rank and number of all processes, where each of N shards is computed by world_size processes.
-
-    Raises:
-        ValueError: when the shard is not I/N with I from 1 to N.
-    """
+    """Return the rank and number of all processes, where world_size processes compute each of N shards I/N."""
     number, _, total = (shard or "1/1").partition("/")
     if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
         raise ValueError(f"--shard {shard}: expected I/N, the I-th of N parts, from 1/N to N/N")

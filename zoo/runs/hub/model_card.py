@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -120,7 +119,7 @@ def _format_evaluation(folder: Path) -> tuple[str, str]:
     for path in (folder / "summary.csv", folder / "evaluation.csv"):
         if path.is_file():
             with path.open(newline="", encoding="utf-8") as lines:
-                head, *rows = ([escape(each) for each in row] for row in csv.reader(lines))
+                head, *rows = csv.reader(lines)
             return folder.name, markdown_table(head, rows)
     raise FileNotFoundError(f"{folder} holds no evaluation (summary.csv or evaluation.csv)")
 
@@ -135,7 +134,7 @@ def copy_samples(run: Path, folder: Path, address: str) -> str:
             continue
         (folder / "samples").mkdir(exist_ok=True)
         shutil.copyfile(file, folder / "samples" / file.name)
-        url, title = f"samples/{quote(file.name)}", escape(file.stem)
+        url, title = f"samples/{quote(file.name)}", file.stem
         lines.append(f'{title}: <audio controls src="{address}/{url}"></audio>' if is_sound else f"![{title}]({url})")
     return "\n\n".join(lines[:MAX_SAMPLES])
 
@@ -151,8 +150,3 @@ def redact(value: Any) -> Any:
     if isinstance(value, str) and (value.startswith(("/", "~")) or re.match(r"[A-Za-z]:[\\/]", value)):
         return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return value
-
-
-def escape(text: str) -> str:
-    """Return any text on one line, without characters that mean something in a table."""
-    return html.escape(" ".join(text[:300].split()), quote=False).replace("|", "\\|")

@@ -1,7 +1,7 @@
 """Models on a Hugging Face hub: `hf://user/name@revision` is downloaded when needed, `push` uploads a run.
 
-A download reads the description first: it may name only components that this process may build, and sizes that fit on
-the disk. `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE` and `HF_HUB_CACHE` are read by huggingface_hub itself.
+A download reads the description first: it may name only components that this process may build.
+`HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE` and `HF_HUB_CACHE` are read by huggingface_hub itself.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from zoo.common import registry
-from zoo.common.configs import MAX_JSON, load_json
+from zoo.common.configs import load_json
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
 from zoo.runs.model_description import validate_description
 
@@ -122,28 +120,15 @@ def download(name: HubName) -> Path:
             except LocalEntryNotFoundError:
                 if constants.HF_HUB_OFFLINE:
                     raise
-        info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
-        _check_files(name, {each.rfilename: each.size or 0 for each in info.siblings or []}, constants.HF_HUB_CACHE)
+        info = HfApi().model_info(name.repo, revision=name.revision)
+        files = sorted(each.rfilename for each in info.siblings or [])
+        if CONFIG_NAME not in files or WEIGHTS_NAME not in files:
+            raise ValueError(f"{name} is no model of the zoo: no {CONFIG_NAME} or {WEIGHTS_NAME} in {files[:5]}")
         _check_description(Path(hf_hub_download(name.repo, CONFIG_NAME, revision=info.sha)), name)
         folder = Path(snapshot_download(name.repo, **options))  # records the commit of a branch, for offline use
         if folder.name != info.sha:
             raise HubError(f"{name} changed during the download: run the command again")
     return folder
-
-
-def _check_files(name: HubName, sizes: Mapping[str, int], cache: str) -> None:
-    """Check names and sizes in bytes of a hub's files before anything is downloaded."""
-    if not {CONFIG_NAME, WEIGHTS_NAME} <= sizes.keys():
-        present = ", ".join(sorted(sizes)[:5]) or "no files"
-        raise ValueError(f"{name} is no model of the zoo: expected {CONFIG_NAME} and {WEIGHTS_NAME}, found {present}")
-    if unsafe := [file for file in sizes if ".." in PurePosixPath(file).parts or file[0] == "/" or "\\" in file]:
-        raise ValueError(f"{name} holds {unsafe[0]!r}, which would lie outside of its folder")
-    if large := [file for file in sizes if fnmatch(file, "*.json") and sizes[file] > MAX_JSON]:
-        raise ValueError(f"{name}: {large[0]} has {sizes[large[0]]} bytes, at most {MAX_JSON} are read")
-    existing = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
-    total, free = sum(sizes[file] for file in sizes if fnmatch(file, "*.safetensors")), shutil.disk_usage(existing).free
-    if total > free:
-        raise ValueError(f"{name} has {total} bytes and {existing} {free} free: set HF_HUB_CACHE to a larger disk")
 
 
 def _check_description(path: Path, name: HubName) -> None:

@@ -61,7 +61,7 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
     root = Path(os.path.realpath(input if input.is_dir() else input.parent))
     if not input.exists():
         raise FileNotFoundError(f"--input {input}: no such file or folder")
-    if (output.exists() and not output.is_dir()) or (input.is_dir() and output.resolve() == root):
+    if output.is_file() or (input.is_dir() and output.resolve() == root):
         raise ValueError(f"--output {output} is a file or the input folder itself; name another folder")
     paths, skipped = [], Counter[str]()
     for path in _walk(root, os.path.realpath(output), skipped) if input.is_dir() else [str(root / input.name)]:
@@ -77,19 +77,15 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
     if reasons:
         log.warning("%s: left out %s", input, reasons)
     stems = Counter(os.path.splitext(path)[0] for path in paths)
-    files = []
-    for path in paths:
-        stem = os.path.splitext(path)[0]
-        files.append(InputFile(path, os.path.relpath(path if stems[stem] > 1 else stem, root) + output_suffix))
-    sources = set(paths)
-    targets = Counter([file.target for file in files] + [MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
-    for file in files:
-        if targets[file.target] > 1 or os.path.join(os.path.realpath(output), file.target) in sources:
-            raise ValueError(
-                f"the result of {file.source} would overwrite an input, {output / file.target}, or another result; "
-                "rename the input or name another --output"
-            )
-    return files
+    names = [path if stems[os.path.splitext(path)[0]] > 1 else os.path.splitext(path)[0] for path in paths]
+    targets = [os.path.relpath(name, root) + output_suffix for name in names]
+    counts = Counter([*targets, MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
+    counts.update(os.path.relpath(path, os.path.realpath(output)) for path in paths)
+    if clashes := [target for target in targets if counts[target] > 1]:
+        raise ValueError(
+            f"{output / clashes[0]} would overwrite an input or another result; rename the input or name another output"
+        )
+    return [InputFile(path, target) for path, target in zip(paths, targets, strict=True)]
 
 
 def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:

@@ -52,8 +52,10 @@ class PredictWorker:
     """
 
     def __init__(self, model: Mapping[str, Any], precision: str, output: Path, folder: Path, version: str) -> None:
-        self.model, self.precision, self.output, self.folder, self.version = model, precision, output, folder, version
+        self.model, self.precision, self.output, self.version = model, precision, output, version
         self.inference: Inference | None = None
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Compute a chunk and return its rows, or the error that ends the run."""
@@ -62,7 +64,9 @@ class PredictWorker:
         results = Results(self.output, part, rows)
         error = ""
         try:
-            self.inference = self.inference or self._load()
+            if self.version != __version__:
+                raise ValueError(f"zoo is {__version__}, the driver's {self.version}: install the same version")
+            self.inference = self.inference or load(**self.model)
             with torch.inference_mode(), autocast(self.inference.device, self.precision):
                 for file in files:
                     results.process(self.inference, InputFile(*file))
@@ -71,15 +75,6 @@ class PredictWorker:
         except (torch.AcceleratorError, MemoryError):
             os._exit(1)  # Ray starts another actor, which computes the rest of the chunk
         return {"item": [json_line({"error": error, "rows": results.processed}).decode()]}
-
-    def _load(self) -> Inference:
-        if self.version != __version__:
-            raise ValueError(f"zoo is {__version__}, the driver's {self.version}: install the same version")
-        if not self.output.is_dir():
-            raise ValueError(f"no folder {self.output}: all nodes need it on one file system")
-        with contextlib.suppress(OSError):
-            os.chdir(self.folder)
-        return load(**self.model)
 
 
 def predict_with_ray(
@@ -107,21 +102,21 @@ def predict_with_ray(
     delete_temporary_files(output)
     pending = [file for file in files if not results.is_done(file)]
     results.skipped = len(files) - len(pending)
-    with connect(address) as resources:
-        exit_on_sigterm()  # Ray's own handler leaves with 15
-        size = max(1, min(len(pending) // (CHUNKS_PER_WORKER * (workers or int(resources["CPU"]))), MAX_CHUNK_FILES))
-        part = f"ray{time.time_ns()}"
-        chunks = [json.dumps([f"{part}.{i}", pending[i : i + size]]) for i in range(0, len(pending), size)]
-        gpu = model["device"] in ("auto", "cuda") and resources.get("GPU", 0) > 0
-        device = model["device"].replace("auto", "cuda" if gpu else "cpu")
-        arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
-        for outcome in track(run_actors(chunks, arguments, workers, gpu) if chunks else (), "predict", len(chunks)):
-            if outcome["error"]:
-                raise OSError(outcome["error"])
-            results.processed += outcome["rows"]
-            for row in outcome["rows"]:
-                if row["error"]:
-                    log.warning("%s failed: %s", row["source"], row["error"])
+    resources = connect(address)
+    exit_on_sigterm()  # Ray's own handler leaves with 15
+    size = max(1, min(len(pending) // (CHUNKS_PER_WORKER * (workers or int(resources["CPU"]))), MAX_CHUNK_FILES))
+    part = f"ray{time.time_ns()}"
+    chunks = [json.dumps([f"{part}.{i}", pending[i : i + size]]) for i in range(0, len(pending), size)]
+    gpu = model["device"] in ("auto", "cuda") and resources.get("GPU", 0) > 0
+    device = model["device"].replace("auto", "cuda" if gpu else "cpu")
+    arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
+    for outcome in track(run_actors(chunks, arguments, workers, gpu) if chunks else (), "predict", len(chunks)):
+        if outcome["error"]:
+            raise OSError(outcome["error"])
+        results.processed += outcome["rows"]
+        for row in outcome["rows"]:
+            if row["error"]:
+                log.warning("%s failed: %s", row["source"], row["error"])
     return results.finish(files)
 
 
@@ -146,9 +141,8 @@ def run_actors(
         yield json.loads(row["item"])
 
 
-@contextlib.contextmanager
-def connect(address: str | None) -> Iterator[Mapping[str, float]]:
-    """Join a cluster, or start one of this machine; yield its resources."""
+def connect(address: str | None) -> Mapping[str, float]:
+    """Join a cluster, or start one of this machine; return its resources."""
     try:
         import ray
         import ray.data
@@ -163,7 +157,4 @@ def connect(address: str | None) -> Iterator[Mapping[str, float]]:
             raise ConnectionError(f"--ray_address {address}: {error}; is the head running?") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
-    try:
-        yield ray.cluster_resources()
-    finally:
-        ray.shutdown()
+    return ray.cluster_resources()
