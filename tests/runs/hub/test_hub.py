@@ -178,7 +178,7 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path, monke
         )
     online.put("bad/pickle", {"config.json": good["config.json"], "pytorch_model.bin": b"pickle"})
     online.put("bad/path", {**good, "../../up.json": b"{}"})
-    for name, message in (("pickle", "no model of the zoo"), ("path", "pointer path")):
+    for name, message in (("pickle", "no model of the zoo"), ("path", "segment")):
         with pytest.raises(ValueError, match=message):
             load(f"hf://bad/{name}")
 

@@ -272,12 +272,12 @@ def summarize(rows: Sequence[Row], **counts: int) -> Row:
     return summary
 
 
-def describe_input(source: str, known: Mapping[str, Any] | None = None) -> Row:
-    """Return size, modification time and sha256 of a file; `known` is a former row, whose sha256 may still hold."""
+def describe_input(source: str, former: Mapping[str, Any] | None = None) -> Row:
+    """Return size, modification time and sha256 of a file; `former` is an earlier row, whose sha256 may still hold."""
     stat = os.stat(source)
     row = {"source": source, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    is_same = known is not None and all(known.get(key) == value for key, value in row.items())
-    return {**row, "sha256": known["sha256"] if known is not None and is_same else file_digest(Path(source))}
+    is_same = former is not None and all(former.get(key) == value for key, value in row.items())
+    return {**row, "sha256": former["sha256"] if former is not None and is_same else file_digest(Path(source))}
 
 
 def content_digest(path: Path) -> str:
