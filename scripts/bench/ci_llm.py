@@ -1,8 +1,7 @@
-"""Benchmarks of CI-LLM: decoding|training|peft|drafted|padding|shared_trunk|memory|all; padding needs GSM8K."""
+"""Benchmarks of CI-LLM: decoding|training|peft|padding|shared_trunk|memory|all; padding needs GSM8K."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +21,6 @@ from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.tokenizers import BpeTokenizer
 from zoo.ci_llm.data.tokens import join_rows
 from zoo.ci_llm.inference.generate import generate
-from zoo.ci_llm.inference.speculate import speculate
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import IGNORED, learned, losses, token_losses
 from zoo.ci_llm.losses.objective import Objective, objective
@@ -30,14 +28,12 @@ from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput, Mode
 from zoo.cli.trainer import ZooCLI
-from zoo.training.data import ResumableBatches
+from zoo.training.resume import ResumableBatchSampler
 
 Init = Literal["lora", "normal"]
-INITS: tuple[Init, ...] = ("normal", "lora")
 AGENTS, VOCABULARY = 4, 512
 PROMPT_TOKENS, TEXT_TOKENS = 32, 96
 WIDE = 512  # hidden size where the arithmetic counts, not the number of calls
-CROWDS = (1, AGENTS, 16)  # agents that requests name
 BATCH, PIECES = 8, 2048  # texts, and size of the vocabulary, of the padding
 FIXED = (512, 768)  # lengths that the original pads to
 ANSWER_TOKENS = 131  # labelled tokens of a text of GSM8K, mean of `gsm8k_data`
@@ -118,38 +114,13 @@ def peft(settings: Settings) -> list[Finding]:
     return findings
 
 
-def drafted(settings: Settings) -> list[Finding]:
-    """Greedy text of one prompt of which one agent proposes four tokens at a time, against a token at a time.
-
-    Of agents that agree in few tokens, as they are random, and of agents that agree in all, as none differs from the
-    backbone: trained ones lie between.
-    """
-    hidden, steps = settings.few(WIDE, 64), settings.few(48, 6)
-    ids, mask = _texts(1, PROMPT_TOKENS)
-    findings = []
-    for agents, init in itertools.product(CROWDS[1:], INITS):
-        crowd = make_crowd(hidden, count=agents, init=init)
-        found: dict[str, Any] = {}
-        runs = {
-            "drafted": partial(_keep, found, "drafted", partial(speculate, crowd, ids, Mean(), steps)),
-            "one by one": partial(_keep, found, "whole", partial(generate_batched, crowd, ids, mask, steps)),
-        }
-        costs = interleave(runs, settings.few(5, 1))
-        text = found["drafted"]
-        details = {"new tokens": steps, "hidden": hidden, "accepted": text.accepted, "proposed": text.proposed,
-                   "share of equal texts": float(torch.equal(text.ids, found["whole"]))}  # fmt: skip
-        alike = {"normal": "that differ", "lora": "that agree"}[init]
-        findings.append(_times(f"{agents} agents {alike}", 1, costs, None, details))
-    return findings
-
-
 def padding(settings: Settings) -> list[Finding]:
     """Share of padding on GSM8K with batches of similar length, and the loss of each text with and without."""
     data = gsm8k_data()
     data.setup("fit")
     lengths = np.asarray(data.lengths)
     longest = int(lengths.max())
-    random = _numbers(ResumableBatches(len(lengths), BATCH))
+    random = _numbers(ResumableBatchSampler(len(lengths), BATCH))
     bucketed = _numbers(TextBatches(lengths, BATCH))
     budget = _numbers(TextBatches(lengths, token_budget=BATCH * AGENTS * longest, agents=AGENTS))
     details: dict[str, Any] = {"texts": len(lengths), "longest": longest}
@@ -219,7 +190,7 @@ def step_once(rows: int, length: int, vocabulary: int, labelled: bool) -> None:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (decoding, training, peft, drafted, padding, shared_trunk, memory)
+    each.__name__: each for each in (decoding, training, peft, padding, shared_trunk, memory)
 }
 
 

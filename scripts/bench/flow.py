@@ -46,7 +46,7 @@ from zoo.flow.process.sampling import noise
 from zoo.flow.process.solvers import Solver
 from zoo.flow.task import FlowTask
 from zoo.training.callbacks.ema import EMA
-from zoo.training.data import ResumableBatches
+from zoo.training.resume import ResumableBatchSampler
 
 RECIPE = "demo_digits"
 ROUND_EPOCHS = 2  # whole epochs, so that each round has as many pairings, and long enough for a logged step
@@ -299,7 +299,7 @@ class _Solve:
 class _Epochs:
     """Reads and pairs the batches of the next epoch."""
 
-    def __init__(self, items: Items, batches: ResumableBatches, paired: Coupling | None = None) -> None:
+    def __init__(self, items: Items, batches: ResumableBatchSampler, paired: Coupling | None = None) -> None:
         self.items, self.batches, self.paired = items, batches, paired
         self.numbers = itertools.count()
 

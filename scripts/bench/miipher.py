@@ -26,7 +26,7 @@ from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.miipher.nets.families import SAMPLE_RATE
-from zoo.training.data import BucketBatches, ResumableBatches
+from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler
 
 OUTPUT_RATE = 22050
 CROP_SECONDS = 10.0  # max_seconds of the recipes; the original crops nothing
@@ -188,7 +188,7 @@ def original(size: Size) -> list[Finding]:
     findings = [times_as_fast("order of work, clips of one length", costs, **weights)]
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
     clips = made_clips(seconds)
-    batches = {"ours": BucketBatches(seconds, batch), "original": ResumableBatches(len(seconds), batch)}
+    batches = {"ours": BucketBatchSampler(seconds, batch), "original": ResumableBatchSampler(len(seconds), batch)}
     orders = {name: each.order(0) for name, each in batches.items()}
 
     def epoch(order: list[int], train: AdapterStep) -> None:
@@ -213,12 +213,12 @@ def buckets(size: Size) -> list[Finding]:
     for name, whole in corpora.items():
         cropped = np.minimum(whole, CROP_SECONDS)
         for batch in (each for each in (4, 8, 16) if 2 * each <= len(whole)):
-            random = ResumableBatches(len(whole), batch).order(0)
+            random = ResumableBatchSampler(len(whole), batch).order(0)
             details = {
                 "clips": len(whole),
                 "random and uncropped, %": padding_percent(whole, random, batch),
                 "random, %": padding_percent(cropped, random, batch),
-                "buckets, %": padding_percent(cropped, BucketBatches(cropped, batch).order(0), batch),
+                "buckets, %": padding_percent(cropped, BucketBatchSampler(cropped, batch).order(0), batch),
             }
             saved = details["random, %"] - details["buckets, %"]
             findings.append(Finding(f"padding saved, {name}, batch {batch}", saved, "points", details=details))

@@ -26,7 +26,7 @@ from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.runs.load import load
 from zoo.runs.metrics_csv import read_metrics
 from zoo.runs.run_folder import find_config
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 FOLDER = "evidence"
 METRICS = ("lsd", "m_stft", "pesq", "stoi", "estoi")

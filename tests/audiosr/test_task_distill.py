@@ -17,7 +17,7 @@ from zoo.audiosr.task_distill import DistillationTask, grid_turns
 from zoo.blocks import mix
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.ema import EMA
-from zoo.training.callbacks.rng import RNGState
+from zoo.training.resume import RNGState
 
 UNET: dict[str, Any] = {
     "in_channels": 4, "out_channels": 2, "channels": 8, "multipliers": [1, 2], "blocks": 1, "attention_factors": [2],

@@ -119,7 +119,7 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     restrict_imports()
     with weightless():
         cli = ZooCLI("fit", ["--config", str(recipe), "--config", str(folder / "small.yaml"), *options])
-    assert set(cli.model.specs["components"]) == set(cli.model.inference_parts)
+    assert set(cli.model.specs["components"]) == set(cli.model.inference_modules)
     assert recipe.read_text().startswith("# ")
     model, spec = cli.model, cli.config["data"].as_dict()
     given = spec["init_args"]

@@ -255,7 +255,7 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["nonsense"], "no command 'nonsense'"),
         (["predict", "hifigan/smoke", "--input", ".", "--output", "out"], "takes no recipe"),
         (["predict", "--input", ".", "--output", "out"], "needs --ckpt_path"),
-        (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "model.init_args.accumulate"),
+        (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
         (["fit", "--config", str(VOCODER), "--trainer.max_step", "2"], "unknown key trainer.max_step"),
     ],
 )

@@ -102,14 +102,14 @@ def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
     options = [
         *TOY_FIT,
         "--trainer.max_steps=20",
-        "--checkpoints.every_n_steps=10",
+        "--checkpoints.every_n_steps=5",
         f"--trainer.default_root_dir={run}",
     ]
     killed = Forked(*options, *callback("Ballast", megabytes=40), cwd=tmp_path)
     kill_at(killed, run / f".best-step_*{TEMPORARY_MARK}*", 20 * 2**20)
     assert killed.wait().returncode == -9
     assert corrupt(run) == []
-    assert [path.name for path in run.glob("*.ckpt")] == ["step_00000010.ckpt"]
+    assert [path.name for path in run.glob("*.ckpt")] == ["step_00000005.ckpt"]
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
     good(forked(*options[:-1], f"--trainer.default_root_dir={whole}", cwd=tmp_path))
     assert record(run) == record(whole)

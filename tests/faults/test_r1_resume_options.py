@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, fingerprint, newest
 from zoo.cli.main import main
 from zoo.common import registry
-from zoo.training.resume import advance
+from zoo.training.hyperparameters import advance
 
 SMOKE = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 FAST = ("hifigan/smoke", "flow/smoke", "ci_llm/smoke")

@@ -63,7 +63,7 @@ def test_a_fault_in_drawing_ends_nothing(tmp_path, monkeypatch, caplog):
     def fail(*args):
         raise RuntimeError("no figure")
 
-    monkeypatch.setattr("zoo.hifigan.task.plot_mels", fail)
+    monkeypatch.setattr("zoo.training.callbacks.media.log_matrices", fail)
     assert fit(tmp_path / "run", "--samples.every_n_validations", "1") == [
         name for step in (1, 2, 3) for name in kinds(step, [0]) if name.endswith(".wav")
     ]

@@ -228,7 +228,7 @@ def test_three_steps(trained):
         each.double()
     adam = partial(torch.optim.AdamW, lr=0.001, betas=(0.8, 0.99))
     optimizers = adam(net.parameters()), adam([p for each in reversed(nets.values()) for p in each.parameters()])
-    clip, weights = arguments["clip_g"], arguments["loss_weights"]
+    clip, weights = arguments["step"]["clip_g"], arguments["loss_weights"]
     for step, wanted in enumerate(json.loads((GOLDEN / "three_steps" / "log.json").read_text())["log"]):
         real = torch.from_numpy(np.load(GOLDEN / "three_steps" / "waves.npz")[f"wave{step}"])[:, None].double()
         fake = net(mel(real[:, 0]))

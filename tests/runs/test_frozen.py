@@ -20,7 +20,7 @@ from zoo.runs import frozen
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 from zoo.training.adversarial import Discriminator, Output
-from zoo.training.callbacks.checkpoint import Checkpoints, check_disk_space
+from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.gan import GANTask
 
@@ -304,24 +304,6 @@ def test_averages_hold_no_frozen_weights(tmp_path: Path) -> None:
     ema = EMA(["net"])
     trainer_with(ema, tmp_path)
     assert "net.gain" in ema.shadow and "net.backbone.weight" not in ema.shadow
-
-
-def test_disk_estimate_leaves_frozen_weights_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        free = 1000
-
-    class Big(nn.Module):
-        def __init__(self, backbone: Scale) -> None:
-            super().__init__()
-            self.backbone = backbone
-
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage)
-    backbone = Scale(**HERE)
-    backbone.weight = nn.Parameter(torch.zeros(1000), requires_grad=False)
-    check_disk_space(tmp_path, Big(backbone), copies=2)
-    backbone.weight.requires_grad_(True)
-    with pytest.raises(OSError, match="too little space"):
-        check_disk_space(tmp_path, Big(backbone), copies=2)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.guard import LossGuard
-from zoo.training.gan import GANTask
+from zoo.training.gan import GANStep, GANTask
 
 CASES = ("adam", "sgd", "chunks", "nan")
 BATCH, STEPS = 8, 3
@@ -41,7 +41,7 @@ class Task(GANTask):
         generator = nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 1, 1))
         chunks = 2 if case == "chunks" else 1
         discriminators = {"one": Toy(3), "two": Toy(2)}
-        super().__init__(generator, discriminators, optimizer, optimizer, weights, accumulate=chunks)
+        super().__init__(generator, discriminators, optimizer, optimizer, weights, step=GANStep(accumulate=chunks))
 
     def generate(self, batch):
         return self.generator(batch), batch[:, :1].cumsum(-1) / 4

@@ -21,18 +21,15 @@ _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "in
 
 
 def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
-    """Check an array of audio, by one rule for all systems.
+    """Check an array of audio, by one rule for all systems; returns it as float32.
 
     Integers are samples at full scale of their type, as sound files hold them: int16 is divided by 2**15, int32 by
-    2**31, int8 by 2**7, and uint8 is centred at 128. Floats are taken as they are. A signal has at most as many
-    channels as samples: arrays as soundfile reads them, (T, C), are refused and not guessed at.
+    2**31, int8 by 2**7, and uint8 is centred at 128. A signal has at most as many channels as samples: arrays as
+    soundfile reads them, (T, C), are refused.
 
     Args:
-        audio: (T,) or (C, T), float or one of these integers.
+        audio: (T,) or (C, T), T >= 1, float or one of these integers.
         sample_rate: in Hz.
-
-    Returns:
-        (T,) or (C, T) float32, T >= 1.
 
     Raises:
         ValueError: the type, the shape, a value that is not finite, or a sample rate that is not positive.

@@ -19,13 +19,12 @@ from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
 from zoo.common.checks import check_one_of, check_within
-from zoo.training.callbacks.media import log_audio, log_figure
-from zoo.training.compiling import Mode as CompileMode
-from zoo.training.compiling import compile_in_place
-from zoo.training.data import ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
 from zoo.training.freezing import freeze
+from zoo.training.resume import item_seed
 from zoo.training.strategies.sharding import gather_weights
-from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
+from zoo.training.task import CompileMode as CompileMode
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans, compile_module
 
 Mode = Literal["full", "global_encoder", "unet_only"]
 _ENCODER = "global_encoder"
@@ -124,8 +123,8 @@ class DiffusionTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.audiosr.Restorer"
-    inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
-    uneven_parts = ("autoencoder", "vocoder")  # losses on waveforms decode the items of early diffusion steps alone
+    inference_modules = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
+    fsdp_excluded_modules = ("autoencoder", "vocoder")  # decode the items of early diffusion steps alone
     seed: int
     guidance_scale: float
     guidance_rescale: float
@@ -183,7 +182,7 @@ class DiffusionTask(SingleOptimizerTask):
         self.parallel = parallel
         self.restore_items = restore_items
         self.restore_sampler = restore_sampler or DPMSolver(VALIDATION_STEPS)
-        self.keep_options(locals())
+        self.store_options(locals())
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
@@ -206,14 +205,14 @@ class DiffusionTask(SingleOptimizerTask):
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
         if self.parallel == "dp":
             self._replicas = [replicated(self._objective(), self.device)]
-        if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._replicas):
+        if self.compile_modules and any(isinstance(each, nn.DataParallel) for each in self._replicas):
             log.warning("compile: replicas of DataParallel cannot share compiled code; training goes on without")
-        elif self.compile_parts:
+        elif self.compile_modules:
             for module in (self.net.unet, self.net.global_encoder):
                 if module is not None:
-                    compile_in_place(module, *self.compile_options)
+                    compile_module(module, *self.compile_options)
 
-    def drawn(self, batch: Batch) -> Batch:
+    def prepare_training_batch(self, batch: Batch) -> Batch:
         """Add what is random (`draws`), with the diffusion steps and places of crops that the host must know."""
         if "draws" in batch:
             return batch
@@ -225,13 +224,13 @@ class DiffusionTask(SingleOptimizerTask):
         drawn = draws(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition_dropout)
         return {**batch, "draws": drawn, "known": list(zip(drawn.t.tolist(), drawn.place.tolist(), strict=True))}
 
-    def located(self, batch: Batch) -> Batch:
+    def prepare_evaluation_batch(self, batch: Batch) -> Batch:
         """Add the `noise` of items that have a number."""
         return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         drawn = batch["draws"]
         encoded = self._encoded(batch)
         target, scale = encoded[TARGET], self.net.latent_scale
@@ -264,8 +263,8 @@ class DiffusionTask(SingleOptimizerTask):
             high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
             cutoff_hz = float(batch["cutoff_hz"][0])
             signals, values = restorer.compare(high, low, cutoff_hz)
-            if self.shows(stage, batch_idx):
-                self.show(lambda: self._log_signals(f"clip{batch_idx}", signals, cutoff_hz))
+            if self.should_log_media(stage, batch_idx):
+                self.log_media(lambda: self._log_signals(f"clip{batch_idx}", signals, cutoff_hz))
             return {**terms, **values}, count
         return terms, count
 
@@ -273,11 +272,11 @@ class DiffusionTask(SingleOptimizerTask):
         """Keep a restored clip, its input, target and ceiling as sounds, and the spectra of the first three."""
         rate = self.features.sample_rate
         for kind, audio in signals.items():
-            log_audio(self, f"{name}_{kind}", audio, rate)
+            self.write_media("audio", f"{name}_{kind}", audio, rate)
         shown = {kind: signals[kind] for kind in ("input", "restored", "target")}
-        log_figure(self, f"{name}_spectra", plot_spectrograms(shown, rate, cutoff_hz))
+        self.write_media("figure", f"{name}_spectra", plot_spectrograms(shown, rate, cutoff_hz))
 
-    def draw_samples(self, batches: list[Batch], last: bool) -> None:
+    def log_samples(self, batches: list[Batch], last: bool) -> None:
         """Draw mels of generated latents where validation restores no clip, for want of a vocoder or of its choice."""
         if self.vocoder is not None and self.restore_items:
             return
@@ -287,7 +286,7 @@ class DiffusionTask(SingleOptimizerTask):
             with self.trainer.precision_plugin.val_step_context():
                 pairs = zip(*self._generated_mels(kept, number), strict=True)
             for target, generated in pairs:
-                log_figure(self, f"clip{number}_mel", plot_mels(target[0].T, generated[0].T))
+                self.write_media("figure", f"clip{number}_mel", plot_mels(target[0].T, generated[0].T))
                 number += 1
 
     def _generated_mels(self, batch: Batch, first: int) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,7 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.nets.vae import split
 from zoo.audiosr.task import Batch, DiffusionTask
 from zoo.common.checks import check_at_least, check_within
-from zoo.training.compiling import compile_in_place
-from zoo.training.task import OptimizerCallable
+from zoo.training.task import OptimizerCallable, compile_module
 
 
 class Distillation(Objective):
@@ -199,8 +198,8 @@ class DistillationTask(DiffusionTask):
     def on_fit_start(self) -> None:
         """Compile the teacher, too."""
         super().on_fit_start()
-        if self.compile_parts and not self._replicas:
-            compile_in_place(self.teacher.net.unet, *self.compile_options)
+        if self.compile_modules and not self._replicas:
+            compile_module(self.teacher.net.unet, *self.compile_options)
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The terms at fixed diffusion steps, what restoring gives, and the distance to the teacher's result."""

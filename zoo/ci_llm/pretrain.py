@@ -18,7 +18,6 @@ from zoo.ci_llm.losses.objective import Batch, attended, targets
 from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
 from zoo.common.atomic_files import replace_atomically
 from zoo.runs.run_folder import run_folder
-from zoo.training.callbacks.media import log_table
 from zoo.training.schedules import LrScaling
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
@@ -41,8 +40,8 @@ class PretrainTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.ci_llm.Speaker"
-    use_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
-    inference_parts = ("backbone", "tokenizer")
+    usage_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
+    inference_modules = ("backbone", "tokenizer")
 
     def __init__(
         self,
@@ -90,9 +89,9 @@ class PretrainTask(SingleOptimizerTask):
             if self.trainer.is_global_zero:
                 save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
 
-    def draw_samples(self, batches: list[Any], last: bool) -> None:
+    def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show how the model continues the first prompts, by the likeliest tokens."""
-        if not self.draws_alone:
+        if not self.can_sample_on_rank_zero:
             return
         asked = questions(batches, self.sample_settings.items, self.tokenizer, self.template)
         if not asked:
@@ -107,7 +106,7 @@ class PretrainTask(SingleOptimizerTask):
             [in_one_line(text) for text in (each.text, self.tokenizer.decode(row), each.answer)]
             for each, row in zip(asked, written.tolist(), strict=True)
         ]
-        log_table(self, "val/continuations", ["prompt", "continuation", "right answer"], rows)
+        self.write_media("table", "val/continuations", ["prompt", "continuation", "right answer"], rows)
 
     def _logits(self, batch: Batch, at: Tensor | None = None) -> Tensor:
         """Logits (B, T, V), or (1, M, V) at M positions."""

@@ -23,7 +23,7 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 # Regular expressions that match anywhere in a suppressed text -> the reason.
 WARNINGS = {
     "LeafSpec": "Lightning's use of torch",
-    "dataloader is not resumable": "given for loaders that do resume: zoo.training.data",
+    "dataloader is not resumable": "given for loaders that do resume: zoo.training.resume",
     "does not have many workers": "num_workers of a recipe is meant",
     "sync_dist=True": "given for values that are reduced already",
     "in eval mode at the start of training": "frozen backbones rest",
@@ -120,6 +120,7 @@ def configure_logging() -> None:
     for handler in root.handlers:
         if isinstance(handler, TerminalHandler):
             handler.setLevel(logging.WARNING if verbosity() == "quiet" else logging.INFO)
+    logging.getLogger("zoo").setLevel(logging.INFO)  # for train.log; the root logger of a host program may say less
     for name in LIGHTNING:
         logger = logging.getLogger(name)
         logger.handlers = [each for each in logger.handlers if type(each) is not logging.StreamHandler]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import zoo
 from zoo.cli.help_text import TRAINER_COMMANDS, align_rows, short_help
 from zoo.cli.log_filters import filter_warnings, printable
-from zoo.cli.recipes import read_files, replace_recipe_names, take_option
+from zoo.cli.recipes import read_files, take_option
 from zoo.cli.tools import find_tools, run_tool, without_collector
 from zoo.common.environment import VERBOSITY_VARIABLE
 from zoo.common.registry import allow_packages
@@ -85,7 +85,7 @@ def run_command(command: str, *args: str) -> int:
     elif {"-h", "--help"} & {*args} and "all" not in args:
         print(short_help(command))
     else:
-        words = ["--help"] if "--help" in args else replace_recipe_names(args)
+        words = ["--help"] if "--help" in args else list(args)
         read_files(words)  # a wrong file or section is answered before torch is imported
         with without_collector():
             from zoo.cli.trainer import run
@@ -115,9 +115,9 @@ def _report(error: Exception) -> int:
     """Print one line for an error that the user can mend, the traceback for one that only we can."""
     message = None
     if "torch" in sys.modules:
-        from zoo.training.errors import explain
+        from zoo.training.errors import explain_error
 
-        message = explain(error, {})
+        message = explain_error(error, {})
     if message is None and isinstance(error, (ValueError, OSError, ImportError)):
         message = str(error) or type(error).__name__
     code = getattr(error, "exit_code", 1)

@@ -18,7 +18,7 @@ CLASSES = ("model", "data")  # a class and its arguments
 VALUES = ("seed_everything", "loggers", "init_from", "init_from_min_matched", "ckpt_path")
 SECTIONS = (*GROUPS, *CLASSES, *VALUES)
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-FLAGS = ("-h", "--help", "--print_config")  # take no value
+FLAGS = ("-h", "--help", "--print_config")  # take no value, or one after "="
 CONFIG_OPTIONS = ("--config", "-c")
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_NAMES = 12  # names in an error
@@ -49,18 +49,9 @@ def find_recipe(name: str) -> Path:
     raise WrongNameError(f"no recipe {name!r}{nearest_names(name, [*siblings, *recipes])} (`zoo list` shows all)")
 
 
-def replace_recipe_names(args: Sequence[str]) -> list[str]:
-    """Write a command line as `--option=value`, with the files of recipes: `hifigan/smoke`, `-c hifigan/smoke`.
-
-    Raises:
-        WrongNameError: for a recipe that there is not.
-    """
-    words = []
-    for option, value in split_arguments(args):
-        if option in ("", *CONFIG_OPTIONS) and value is not None:
-            option, value = CONFIG_OPTIONS[0], str(find_recipe(value))
-        words.append(join_option(option, value))
-    return words
+def config_files(args: Sequence[str]) -> list[str]:
+    """List the recipes and files that a command line names: `hifigan/smoke`, `--config FILE`."""
+    return [value for option, value in split_arguments(args) if option in ("", *CONFIG_OPTIONS) and value is not None]
 
 
 def split_arguments(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
@@ -127,14 +118,15 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
     files: list[tuple[Path, dict[str, Any]]] = []
     options: list[str] = []
     for option, value in split_arguments(args):
-        section = option.removeprefix("--")
-        if option in CONFIG_OPTIONS and value is not None:
+        section, _, key = option.removeprefix("--").removesuffix("+").partition(".")
+        if option in ("", *CONFIG_OPTIONS) and value is not None:
             path = find_recipe(value)
             files.append((path, load_recipe(path)))
-        elif section in (*GROUPS, *CLASSES) and value and value.endswith(SETTINGS_SUFFIXES) and Path(value).is_file():
+        elif section in (*GROUPS, *CLASSES) and not key and value and value.endswith(SETTINGS_SUFFIXES):
             files.append((Path(value), {section: read_mapping(Path(value))}))
         else:
-            check_option(option)
+            if option.startswith("--") and option not in FLAGS:
+                check_section(section, option)
             options.append(join_option(option, value))
     for path, content in files:
         check_layout(content, path)
@@ -150,13 +142,12 @@ def compose_arguments(args: Sequence[str]) -> list[str]:
     return [f"--config={dump_yaml(config)}", *options] if config else options
 
 
-def check_option(option: str) -> None:
-    """Refuse an option of fit, validate or test that belongs to no section, with the nearest."""
-    first, _, rest = option.removeprefix("--").removesuffix("+").partition(".")
-    sections = (*GROUPS, *CLASSES) if rest else (*SECTIONS, "config", "print_config", "help")
-    if option.startswith("--") and first not in sections:
-        candidates = [f"--{section}{rest and '.'}{rest}" for section in sections]
-        raise WrongNameError(f"unknown option {option}{nearest_names(option, candidates)} (`--help all` shows all)")
+def check_section(name: str, place: str) -> None:
+    """Refuse a section of a config that there is not, with the nearest."""
+    if name not in SECTIONS:
+        raise WrongNameError(
+            f"{place}: unknown key {name}{nearest_names(name, SECTIONS)} (keys: {', '.join(SECTIONS)})"
+        )
 
 
 def check_layout(content: Mapping[str, Any], path: Path) -> None:
@@ -166,9 +157,7 @@ def check_layout(content: Mapping[str, Any], path: Path) -> None:
     in `init_args`.
     """
     for key, value in content.items():
-        if key not in SECTIONS:
-            nearest = nearest_names(str(key), SECTIONS)
-            raise WrongNameError(f"{path}: unknown key {key}{nearest} (keys: {', '.join(SECTIONS)})")
+        check_section(str(key), str(path))
         if key in GROUPS and not isinstance(value, Mapping):
             raise WrongNameError(f'{path}: "{key}" is {value!r}, expected a mapping; name other files by --config')
     for key, value in iterate_keys(content):

@@ -6,20 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.cli.recipes import take_option
+from zoo.cli.recipes import config_files, take_option
 from zoo.runs import run_folder as runs
 from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.hub.models import is_hub_name
 from zoo.runs.run_info import read_recipe_name
 
 
-def config_files(args: Sequence[str]) -> list[str]:
-    """List the config files that a command line names."""
-    return [*take_option(args, "--config")[0], *take_option(args, "-c")[0]]
-
-
 def recipe_name(configs: Sequence[str]) -> str:
-    """Name a recipe by the first config file, e.g. hifigan/smoke; a run's own config names the run's recipe."""
+    """Name a recipe by the first file or name, e.g. hifigan/smoke; a run's own config names the run's recipe."""
     if not configs:
         return "unnamed"
     first = Path(configs[0]).absolute()

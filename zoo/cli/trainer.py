@@ -31,8 +31,8 @@ from zoo.cli.parser import (
     restrict_imports,
     use_public_names,
 )
-from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, iterate_keys
-from zoo.cli.resume import choose_run_folder, config_files, recipe_name, resolve_checkpoint
+from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, config_files, iterate_keys
+from zoo.cli.resume import choose_run_folder, recipe_name, resolve_checkpoint
 from zoo.common.atomic_files import write_atomic
 from zoo.common.configs import check_config_paths
 from zoo.common.locks import lock_folder
@@ -49,11 +49,12 @@ from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
 from zoo.training.callbacks.progress import ProgressBar, TerminalSettings
-from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
 from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
-from zoo.training.errors import ExplainedError, LostContactError, explain, lost_contact
+from zoo.training.errors import ConnectionLostError, ExplainedError, is_connection_lost
+from zoo.training.errors import explain_error as explain
+from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 DEFAULT_SEED = 1234
@@ -209,7 +210,7 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse files and options, and check what the parser does not."""
-        if not any(arg.startswith(("--config", "-c", "--model", "--print_config", "--help", "-h")) for arg in args):
+        if not config_files(args) and not any(arg.startswith(("--model", "--help")) for arg in args):
             raise WrongNameError(
                 f"{self.command} needs a recipe (`zoo list`) or --ckpt_path RUN: zoo {self.command} RECIPE"
             )
@@ -281,7 +282,9 @@ class ZooCLI(LightningCLI):
         logger = settings.get("logger") or []
         own_loggers = logger if isinstance(logger, list) else [] if logger is True else [logger]
         names, wandb = self.config["loggers"], self.config_init["wandb"]
-        loggers = [self.csv, *make_loggers(names, wandb, self.folder, own_loggers, self.recipe, evaluated, step)]
+        loggers: list[Any] = [self.csv]
+        if self.command == "fit":
+            loggers += make_loggers(names, wandb, self.folder, own_loggers, self.recipe, step)
         if "TORCHELASTIC_RUN_ID" in os.environ and settings.get("num_nodes") in (None, 1):
             kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights
@@ -319,7 +322,7 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
                 evaluate(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
         except Exception as error:
             explained = explain_error(error, cli)
-            if not isinstance(explained, LostContactError):  # else it would wait for the lost process
+            if not isinstance(explained, ConnectionLostError):  # else it would wait for the lost process
                 _leave_process_group()
             if explained is error:
                 raise
@@ -354,8 +357,8 @@ def start_from_weights(cli: ZooCLI) -> None:
 
 def explain_error(error: Exception, cli: ZooCLI) -> Exception:
     """Return the error to report: itself, or one of ours that names the remedy."""
-    if lost_contact(error):
-        return LostContactError(
+    if is_connection_lost(error):
+        return ConnectionLostError(
             "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of them "
             "again with --ckpt_path last"
         )

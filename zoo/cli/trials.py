@@ -9,20 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import configure_logging, quiet_output
-from zoo.cli.recipes import replace_recipe_names
-from zoo.cli.resume import config_files, resolve_checkpoint
+from zoo.cli.recipes import config_files
+from zoo.cli.resume import resolve_checkpoint
 from zoo.cli.trainer import ZooCLI, start_from_weights
 from zoo.runs.checkpoints import find_checkpoint, parse_step
 from zoo.runs.init_from import init_from
 
 ALONE = {
-    "devices": 1,
-    "num_nodes": 1,
-    "strategy": "auto",
-    "limit_val_batches": 0,
-    "num_sanity_val_steps": 0,
+    "devices": 1, "num_nodes": 1, "strategy": "auto", "limit_val_batches": 0, "num_sanity_val_steps": 0,
     "fast_dev_run": False,
-}
+}  # fmt: skip
 # max_steps is a number of steps, as recipes let their schedules end there; more than any trial takes
 ENDLESS = {"max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
 
@@ -56,7 +52,7 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
         options = [f"--trainer.{key}={value}" for key, value in settings.items()]
-        arguments, source_run = resolve_checkpoint("fit", [*replace_recipe_names(words), *options])
+        arguments, source_run = resolve_checkpoint("fit", [*words, *options])
         if not config_files(arguments):
             raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")
         configure_logging()

@@ -43,31 +43,6 @@ def build(spec: Any, slot: Any = object) -> Any:
     return [build(value, slot) for value in spec] if isinstance(spec, list | tuple) else spec
 
 
-def completed(saved: Any, ours: Any) -> Any:
-    """A saved description with the arguments that its classes have gained since, at their defaults.
-
-    Args:
-        saved: the description, of plain values.
-        ours: the present one. Where it names another class, `saved` stays as it is.
-
-    Returns:
-        The description to compare with `ours`.
-    """
-    if not isinstance(saved, Mapping) or not isinstance(ours, Mapping):
-        return saved
-    if saved.get("class_path") != ours.get("class_path"):
-        return saved
-    if "class_path" in saved:
-        parameters = inspect.signature(get_class(saved["class_path"])).parameters.values()
-        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-        given, present = saved.get("init_args") or {}, ours.get("init_args") or {}
-        gained = {key: defaults[key] for key in present if key in defaults and key not in given}
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in gained.items()}
-        arguments = {key: completed(value, present.get(key)) for key, value in {**given, **plain}.items()}
-        return {**saved, "init_args": arguments} if arguments else saved
-    return {key: completed(value, ours.get(key)) for key, value in saved.items()}
-
-
 def build_with_weights(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str, slot: Any = object) -> Any:
     """Build a net and load its weights, all of them.
 

@@ -22,6 +22,7 @@ MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
 ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose values are addresses, also without "://"
 FILE_NAME_SECTIONS = ("trainer", "checkpoints", "wandb")  # whose texts become parts of file names
+CLASS_KEYS = ("class_path", "model_type")
 VARIABLE_PREFIX = "ZOO_"
 # OmegaConf's own, all but oc.env.
 REMOVED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
@@ -41,10 +42,7 @@ class ConfigFileError(ValueError):
 
 
 class PlainLoader(_Loader):
-    """Read plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text.
-
-    A key that stands twice in a mapping is an error.
-    """
+    """Read plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in rules if tag not in _NUMERIC_TAGS]
@@ -52,7 +50,7 @@ class PlainLoader(_Loader):
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping whose keys are all different, and that does not contain itself."""
+        """Refuse a key that stands twice, and a mapping that contains itself."""
         lines: dict[Any, int] = {}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key.value, str) and key.value in lines:
@@ -78,11 +76,7 @@ for _name, _pattern in _NUMBERS.items():
 
 
 def load_yaml(text: str) -> Any:
-    """Read YAML of plain values like `yaml.safe_load`.
-
-    Raises:
-        yaml.YAMLError: it is no YAML of plain values, too long, too deep, or holds a key twice.
-    """
+    """Read YAML of plain values; yaml.YAMLError where it is none, too long, too deep, or holds a key twice."""
     if len(text) > MAX_YAML:
         raise yaml.YAMLError(f"{len(text)} characters of YAML, at most {MAX_YAML} are read")
     try:
@@ -97,11 +91,7 @@ def dump_yaml(value: Any) -> str:
 
 
 def load_json(text: str | bytes) -> Any:
-    """Read JSON like `json.loads`.
-
-    Raises:
-        ValueError: it is no JSON, too long or too deep.
-    """
+    """Read JSON; ValueError where it is none, too long or too deep."""
     if len(text) > MAX_JSON:
         raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
     try:
@@ -111,10 +101,7 @@ def load_json(text: str | bytes) -> Any:
 
 
 def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""Read a UTF-8 file line by line, with or without a byte order mark.
-
-    Yields:
-        The lines without their ends: `\n` or `\r\n`; U+2028, U+0085 and form feeds are text.
+    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n` alone, and without a byte order mark.
 
     Raises:
         ValueError: a line is not UTF-8; the message names the file and the line.
@@ -134,12 +121,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a recipe, a config or a section of one without `extends:` and interpolations being resolved.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigFileError: it is no mapping.
-    """
+    """Read a recipe, a config or a section as it stands; ConfigFileError where it is no mapping."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe or config")
     try:
@@ -157,11 +139,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a recipe merged into those that it extends: `extends: base` (a file next to it) or `extends: hifigan/base`.
 
-    Args:
-        extending: the recipes that extend it.
-
-    Returns:
-        Its content with interpolations as they stand.
+    Interpolations stay as they stand. `extending` are the recipes that extend it.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -170,8 +148,7 @@ def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     content = read_mapping(path)
     names = content.pop("extends", [])
     merged: dict[str, Any] = {}
-    for name in names if isinstance(names, list) else [names]:
-        # names only: a recipe may come from anybody
+    for name in names if isinstance(names, list) else [names]:  # names only: a recipe may come from anybody
         if not isinstance(name, str) or not re.fullmatch(r"[\w-]+(/[\w-]+)?", name):
             raise ConfigFileError(f"{path}: extends {name!r}; expected the name of a recipe, base or hifigan/base")
         base = recipe_paths().get(name) if "/" in name else path.with_name(f"{name}.yaml")
@@ -191,7 +168,10 @@ def merge(before: Any, after: Any) -> Any:
     if not isinstance(after, Mapping):
         return after
     old = before if isinstance(before, Mapping) else {}
-    if any(kind in after and not _is_same_class(old.get(kind), after[kind]) for kind in ("class_path", "model_type")):
+    if any(
+        kind in after and not _is_same_class(str(old.get(kind)), str(after[kind]))
+        for kind in ("class_path", "model_type")
+    ):
         old = {}
     merged = dict(old)
     for key, value in after.items():
@@ -203,9 +183,8 @@ def merge(before: Any, after: Any) -> Any:
     return merged
 
 
-def _is_same_class(before: Any, after: Any) -> bool:
+def _is_same_class(old: str, new: str) -> bool:
     """Compare two class names, of which one may be without its package."""
-    old, new = (str(name) for name in (before, after))
     return old == new if "." in old and "." in new else old.rpartition(".")[2] == new.rpartition(".")[2]
 
 
@@ -213,7 +192,7 @@ def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
     """Read a recipe or a run's config and resolve its interpolations.
 
     Args:
-        from_run: it came with a run and was not named by the user: the paths that it names are checked.
+        from_run: it came with a run and was not named by the user: see `check_config_paths`.
 
     Raises:
         FileNotFoundError: there is no such file.

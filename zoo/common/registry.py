@@ -27,6 +27,7 @@ PACKAGES = tuple(f"zoo.{name}" for name in "audio audiosr ci_llm compressed_ad f
 EXTERNAL_CLASSES = {
     "torch.optim": """Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam RMSprop Rprop SGD
         SparseAdam""",
+    "torch.amp": "GradScaler",
     "torch.optim.lr_scheduler": """ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR
         LinearLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau StepLR""",
     "lightning.pytorch.callbacks": """DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler

@@ -37,17 +37,11 @@ class UnsafeFileError(ValueError):
 
 
 class Record:
-    """Inert stand-in for an object, class or function of another project.
+    """Inert stand-in for an object, class or function of another project."""
 
-    Attributes:
-        path: dotted name as the file writes it, `fm.FMScheduler`.
-        args: arguments that it would have been called with.
-        state: what the attributes of the object would have become, commonly a dict; None without any.
-    """
-
-    path: ClassVar[str] = ""
-    args: tuple[Any, ...] = ()
-    state: Any = None
+    path: ClassVar[str] = ""  # dotted name as the file writes it, `fm.FMScheduler`
+    args: tuple[Any, ...] = ()  # that it would have been called with
+    state: Any = None  # what the attributes of the object would have become, commonly a dict
 
     def __new__(cls, *args: Any) -> Record:
         """Record a call, with or without the constructor."""
@@ -179,13 +173,9 @@ def _load_torch(path: Path, names: set[str], mmap: bool) -> Any:
 def check_archive(path: Path, compressed: bool = True) -> None:
     """Compare the sizes in the directory of a zip file with the file, before a library opens it.
 
-    Args:
-        compressed: accept compressed entries.
-
     Raises:
-        UnsafeFileError: it unpacks to far more than its own size.
-        ValueError: it is no zip file, incomplete, or compressed where it must not be.
-        OSError: it cannot be opened.
+        UnsafeFileError: it unpacks to far more than its own size, or has compressed entries and must not.
+        ValueError: it is no zip file, or incomplete.
     """
     size = path.stat().st_size
     try:
@@ -203,13 +193,7 @@ def check_archive(path: Path, compressed: bool = True) -> None:
 
 
 def to_plain_values(value: Any) -> Any:
-    """Turn the OmegaConf nodes and namespaces inside a loaded object into plain values.
-
-    Args:
-        value: result of `load_foreign_checkpoint`.
-
-    Returns:
-        The same data as dicts, lists and values; other records stay as they are.
+    """Turn OmegaConf nodes and namespaces inside a loaded object into dicts, lists and values; other records stay.
 
     Raises:
         UnsafeFileError: its containers contain one another in a circle.

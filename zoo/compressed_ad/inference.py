@@ -25,7 +25,7 @@ from zoo.compressed_ad.rollout import Player, rollout
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Split = Literal["train", "test", "all"]
 SPLITS = ("train", "test", "all")

@@ -30,8 +30,7 @@ from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
 from zoo.flow.process.weights import LossWeight
 from zoo.flow.rendering import Animation
-from zoo.training.callbacks.media import log_animation, log_image
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -80,8 +79,8 @@ class FlowTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Sampler"
-    use_command = "zoo sample {run} FOLDER"
-    inference_parts: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "guide", "latents", "text")
+    usage_command = "zoo sample {run} FOLDER"
+    inference_modules: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "guide", "latents", "text")
     image_condition: ImageCondition | None = None
     classes: list[str] | None
     guidance: Guidance | None
@@ -141,7 +140,7 @@ class FlowTask(SingleOptimizerTask):
         self.sample_metrics = sample_metrics
         self._validations = 0
         self._real: Tensor | None = None
-        self.keep_options(locals())
+        self.store_options(locals())
 
     def _check_conditions(self, image: ImageCondition | None) -> None:
         """Compare what the net takes with what makes it."""
@@ -245,7 +244,7 @@ class FlowTask(SingleOptimizerTask):
             error = error * self.weight(t, self.path, self.prediction)
         return error.mean()
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped.
 
         Where there are further conditions, add `told`: (B,) by kind, 0 where it is dropped.
@@ -264,7 +263,7 @@ class FlowTask(SingleOptimizerTask):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss at one time per item, some labels and further conditions dropped."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         x1, conditions = self._data(batch), self._conditions(batch)
         told = None if conditions is None else conditions.dropped(batch["told"])
         loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"], told)
@@ -314,7 +313,7 @@ class FlowTask(SingleOptimizerTask):
         if self.sample_metrics is None:
             return
         names = [f"val/{name}" for name in self.sample_metrics.names]
-        self.evaluated = tuple(dict.fromkeys([*self.evaluated, *names]))
+        self.logged_metric_names = tuple(dict.fromkeys([*self.logged_metric_names, *names]))
         if self.trainer.sanity_checking:
             return
         self._validations += 1
@@ -351,7 +350,7 @@ class FlowTask(SingleOptimizerTask):
         turns = {label: itertools.cycle(rows or range(len(items))) for label, rows in places.items()}
         return items.given([next(turns[label]) for label in labels])
 
-    def draw_samples(self, batches: list[Any], last: bool) -> None:
+    def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show samples of each class with and without guidance, their nearest training images, and their way there.
 
         Points are drawn over points of the data. The last validation adds the way from the noise as an animation. The
@@ -394,26 +393,28 @@ class FlowTask(SingleOptimizerTask):
             rows.append((title, rendering.to_pixels(solution[-1])))
             if real is not None:
                 rows.append(("nearest training images", rendering.to_pixels(rendering.nearest(solution[-1], real))))
-        log_image(self, "val/samples", rendering.titled_rows(rows, names))
+        self.write_media("image", "val/samples", rendering.titled_rows(rows, names))
         chosen = _evenly(len(solution), STRIP_STATES)
         times = [f"t {sampler.solver.times()[index]:.2f}" for index in chosen]
         strips = [
             ("" if names is None else names[index], rendering.to_pixels(solution[chosen, index]))
             for index in range(min(self.sample_settings.items, len(seeds)))
         ]
-        log_image(self, "val/trajectory", rendering.titled_rows(strips, times))
+        self.write_media("image", "val/trajectory", rendering.titled_rows(strips, times))
         if last:
             chosen = _evenly(len(solution), ANIMATED_STATES)
-            log_animation(self, "val/animation", rendering.frames(solution[chosen], names=names), ANIMATION_FPS)
+            self.write_media(
+                "animation", "val/animation", rendering.frames(solution[chosen], names=names), ANIMATION_FPS
+            )
 
     def _draw_points(self, last: bool) -> None:
         sampler: Any = self.inference()
         labels, seeds, _ = self._shown(SHOWN_POINTS)
         solution, real = sampler.trajectory(labels, seeds), self._examples(SHOWN_POINTS)
         frames = rendering.dots(solution[_evenly(len(solution), ANIMATED_STATES)], labels, real)
-        log_image(self, "val/samples", frames[-1])
+        self.write_media("image", "val/samples", frames[-1])
         if last:
-            log_animation(self, "val/animation", frames, ANIMATION_FPS)
+            self.write_media("animation", "val/animation", frames, ANIMATION_FPS)
 
     def _examples(self, count: int) -> Tensor | None:
         """Training data, evenly from all of the set, where it can tell; read once."""
@@ -440,7 +441,7 @@ class MeanFlowTask(FlowTask):
     """
 
     inference_class = "zoo.flow.MeanFlowSampler"
-    inference_parts = ("net", "path", "prediction", "guide", "latents")
+    inference_modules = ("net", "path", "prediction", "guide", "latents")
 
     def __init__(
         self,
@@ -468,16 +469,16 @@ class MeanFlowTask(FlowTask):
         """The velocity itself: over a span of 0."""
         return self.net(x, t, label, {"span": torch.zeros_like(t)})
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add times `t`, spans `span` and `kept`, (B,) each; see `FlowTask.drawn`."""
+    def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add times `t`, spans `span` and `kept`, (B,) each; see `FlowTask.prepare_training_batch`."""
         if "t" in batch:
             return batch
         t, span, kept = drawn_intervals(self.times, self.label_drop, self.share, batch["seeds"])
-        return {**super().drawn(batch), "t": t, "span": span, "kept": kept}
+        return {**super().prepare_training_batch(batch), "t": t, "span": span, "kept": kept}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The error of the average velocity over one interval per item, some labels dropped."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         x1, label = self._data(batch), batch["label"] * batch["kept"]
         t, span = batch["t"].to(x1), batch["span"].to(x1)
         x = self.path.sample(batch["x0"], x1, t)

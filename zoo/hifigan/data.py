@@ -32,7 +32,8 @@ from zoo.audio.corpora.corpus import (
 )
 from zoo.common.checks import find_data_folder
 from zoo.hifigan.nets.base import WaveformGenerator
-from zoo.training.data import Key, ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import Key, item_seed
 
 
 class FeatureFolder:
@@ -253,7 +254,7 @@ class VocoderData(ZooDataModule):
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
-        self.contents = (select(corpus.lengths, train),)
+        self.file_facts = (select(corpus.lengths, train),)
 
     def _input_channels(self, hop_samples: int) -> int | None:
         """Return the channels of the trainer's net, whose frames must be those of the features; None without one."""

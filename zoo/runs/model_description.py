@@ -28,7 +28,7 @@ def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
         "version": __version__,
         "task": public_name(type(task)),
         "inference": task.inference_class,
-        "components": {name: init_args[name] for name in task.inference_parts},
+        "components": {name: init_args[name] for name in task.inference_modules},
         "options": {name: init_args[name] for name in task.inference_options},
     }
 

@@ -224,7 +224,7 @@ def train_batches(
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".lower()
         is_memory = isinstance(error, MemoryError) or any(each in text for each in (*errors.OUT_OF_MEMORY, *ALLOCATORS))
-        message = (errors.explain(error, {}) if isinstance(error, Exception) else "see above") or error or text
+        message = (errors.explain_error(error, {}) if isinstance(error, Exception) else "see above") or error or text
         result = BatchTrial(0, OUT_OF_MEMORY if is_memory else " ".join(str(message).split()))
     results.send(result)
 
@@ -236,7 +236,7 @@ def measure_batch(cli: Any, results: Connection, steps: int, target: float, free
 
     from zoo.cli.trials import train
     from zoo.common.environment import peak_memory_bytes
-    from zoo.training.cost import Cost
+    from zoo.training.step_cost import StepCost
 
     model, data, trainer = cli.model, cli.datamodule, cli.trainer
     key = next((name for name in KEYS if getattr(data, name, None) is not None), None)
@@ -254,7 +254,7 @@ def measure_batch(cli: Any, results: Connection, steps: int, target: float, free
     _use_longest_items(data)
     if hasattr(model, "discriminator_start"):  # its memory is the run's from there on
         model.discriminator_start = 0
-    cost = Cost(steps * trainer.accumulate_grad_batches)
+    cost = StepCost(steps * trainer.accumulate_grad_batches)
     trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, Checkpoint)), cost]
     trainer.loggers = []
     train(cli)
@@ -272,7 +272,7 @@ def _use_longest_items(data: Any) -> None:
 
     def longest_batches(rank: int, world: int) -> Any:
         batches = train_batches(rank, world)
-        batches.take_longest()
+        batches.use_longest_items()
         return batches
 
     data.train_batches = longest_batches

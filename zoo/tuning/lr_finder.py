@@ -243,7 +243,7 @@ class LrRangeTest(L.Callback):
         if self.only == "d" and "d/total" not in row:
             raise ValueError(
                 f"the discriminators do not train before batch {task.discriminator_start}: add "
-                "--model.init_args.discriminator_start=0"
+                "--model.init_args.step.discriminator_start=0"
             )
         if self.loss_key is None:
             self.loss_key = "d/total" if self.only == "d" else "g/reconstruction" if weighted else "g/total"

@@ -14,7 +14,7 @@ from zoo.common.checks import check_at_least
 from zoo.common.environment import peak_memory_bytes
 from zoo.common.reports import print_table, terminal_table
 from zoo.training.callbacks.guard import unscaled
-from zoo.training.cost import Cost
+from zoo.training.step_cost import StepCost
 
 HEADS = ["trainer.precision", "s per step", "memory", "loss", "difference of loss", "of gradients"]
 
@@ -83,7 +83,7 @@ def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple
         and activations.
     """
     with trial(fit, precision=precision, **ENDLESS) as cli:
-        measurement, cost = Measurement(), Cost(steps * cli.trainer.accumulate_grad_batches)
+        measurement, cost = Measurement(), StepCost(steps * cli.trainer.accumulate_grad_batches)
         cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
         device = cli.trainer.strategy.root_device
         if device.type == "cuda":

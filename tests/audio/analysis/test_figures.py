@@ -33,8 +33,3 @@ def test_mel_figure_has_three_panels_and_no_pyplot_state(tmp_path):
     np.testing.assert_allclose(images[2], 1.0, atol=1e-6)
     if "matplotlib.pyplot" in sys.modules:
         assert sys.modules["matplotlib.pyplot"].get_fignums() == []
-
-
-def test_mel_figure_checks_shapes():
-    with pytest.raises(ValueError, match="plot_mels"):
-        figures.plot_mels(np.zeros((80, 5)), np.zeros((64, 5)))

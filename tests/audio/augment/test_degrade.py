@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from zoo.audio.augment.degrade import DegradationRanges, Degrader
 from zoo.audio.augment.effects import power
-from zoo.audio.augment.rooms import SyntheticNoise, load_rirs, synthesize_rirs
-from zoo.audio.io import files
+from zoo.audio.augment.rooms import SyntheticNoise, synthesize_rirs
 
 RATE = 16000
 CHEAP = ("noise", "reverb", "clipping", "lowpass", "packet_loss")
@@ -108,28 +107,6 @@ def test_noise_before_the_reverb_gets_the_room_and_behind_it_not():
     assert np.abs(first).max() > 10 * np.abs(last).max() and np.abs(last - dry).max() < 0.01
 
 
-def test_steps_follow_their_list_or_a_random_order():
-    listed = {tuple(run(Degrader(CHEAP), white(900), seed).details["steps"]) for seed in range(5)}
-    assert {tuple(step for step in order if step != "packet_loss") for order in listed} == {CHEAP[:4]}
-    mixed = {tuple(run(Degrader(CHEAP[:3], order="random"), white(900), seed).details["steps"]) for seed in range(60)}
-    assert len(mixed) == 6
-
-
-def test_probabilities_limits_and_untouched_items_have_their_share():
-    clean = white(400)
-    half = [run(Degrader(["noise", "clipping"], {"noise": 0.5}), clean, seed).details["steps"] for seed in range(400)]
-    assert all("clipping" in steps for steps in half)
-    assert sum("noise" in steps for steps in half) / 400 == pytest.approx(0.5, abs=0.08)
-    recipe = Degrader(CHEAP[:4], max_steps=3, untouched=0.25)
-    results = [run(recipe, clean, seed) for seed in range(400)]
-    counts = np.bincount([len(each.details["steps"]) for each in results], minlength=4) / 400
-    assert len(counts) == 4 and counts[0] == pytest.approx(0.25, abs=0.07)
-    assert counts[1:] == pytest.approx(0.25, abs=0.07)
-    for each in results:
-        if not each.details["steps"]:
-            np.testing.assert_array_equal(each.audio, clean)
-
-
 def test_gain_polarity_and_peak_limit_make_the_level():
     clean = white(2000, peak=1.0)
     flips = set()
@@ -142,28 +119,6 @@ def test_gain_polarity_and_peak_limit_make_the_level():
     loud = run(Degrader([]), 4 * clean)
     assert loud.details["peak_scale"] == pytest.approx(1 / np.abs(4 * clean).max())
     np.testing.assert_allclose(loud.audio, loud.level * 4 * clean, atol=1e-6)
-
-
-def test_cutoffs_above_the_band_are_skipped_or_not_drawn():
-    too_high = with_ranges(["lowpass"], cutoff_hz=(5000, 7000))
-    assert run(too_high, white(800), rate=8000).details["skipped"] == ["lowpass"]
-    cutoffs = [run(Degrader(["lowpass"]), white(800), seed, rate=8000).details["cutoff_hz"] for seed in range(20)]
-    assert max(cutoffs) < 4000
-
-
-def test_offline_recipe_always_codes_and_has_half_the_reverb():
-    results = [run(Degrader.miipher2_offline(), white(800), seed).details for seed in range(60)]
-    assert all(facts["steps"][0] == "noise" and facts["steps"][-1] == "codec" for facts in results)
-    assert sum("reverb" in facts["steps"] for facts in results) == pytest.approx(30, abs=12)
-    assert set(Degrader.miipher2_offline().ranges.codec_settings) == {"mp3", "vorbis", "alaw"}
-
-
-def test_codecs_and_settings_are_drawn_from_the_table():
-    degrader = with_ranges(["codec"], codecs={"alaw": [4000, 8000], "mulaw": []})
-    results = {
-        tuple(run(degrader, white(300), seed).details[key] for key in ("codec", "codec_setting")) for seed in range(40)
-    }
-    assert results == {("alaw", 4000.0), ("alaw", 8000.0), ("mulaw", None)}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +144,6 @@ def test_impossible_arguments_are_named(arguments, message):
         ({"snr_db": (30, 5)}, "snr_db"),
         ({"drive": (0.5, 2)}, "drive"),
         ({"packet_loss": (0.1, 1.0)}, "packet_loss"),
-        ({"burst_packets": 0.5}, "burst_packets"),
         ({"codecs": {}}, "codecs"),
         ({"codecs": {"mp3": [1000]}}, "mp3"),
         ({"codecs": {"speex": []}}, "speex"),
@@ -229,13 +183,10 @@ def test_a_recipe_can_name_it_and_a_worker_can_receive_it(slot):
     np.testing.assert_array_equal(run(copy, white(500)).audio, run(degrader, white(500)).audio)
 
 
-@pytest.mark.shared
-def test_real_speech_noise_and_rooms(shared):
-    data = shared / "data"
-    speech = files.read_mono(data / "ljspeech" / "wavs" / "LJ001-0002.flac", RATE)
-    noises = Clips(*(files.read_mono(path, RATE) for path in files.find_audio_files(data / "noise")))
-    rirs = load_rirs(data / "rir", RATE)
-    for seed in range(3):
-        degraded = run(Degrader.miipher2_offline(), speech, seed, noises, rirs)
-        likeness = np.corrcoef(degraded.audio, speech)[0, 1]
-        assert len(degraded.audio) == len(speech) and 0.1 < likeness < 0.9999
+def test_draws_of_a_seed_stay_the_same():
+    """Corpora that earlier versions degraded can be continued."""
+    degrader = Degrader(CHEAP, order="random", max_steps=3, untouched=0.05, gain=(0.25, 1.0), polarity=0.5)
+    first, second, third = (run(degrader, white(4000), seed).details for seed in range(3))
+    assert first["steps"] == ["lowpass", "clipping"] and first["cutoff_hz"] == pytest.approx(2167.92788)
+    assert second["steps"] == ["reverb", "noise", "lowpass"] and second["snr_db"] == pytest.approx(13.8350160)
+    assert third["steps"] == ["noise", "reverb"] and (third["noise"], third["noise_start"]) == ("gusts0004", 1730)

@@ -7,7 +7,7 @@ import pytest
 
 from zoo.audio.corpora.cache import CorpusCache
 from zoo.audio.corpora.corpus import cache_dir
-from zoo.audio.corpora.prepare import prepare, split_rows
+from zoo.audio.corpora.prepare import prepare
 from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.audio.io import files
 
@@ -46,23 +46,6 @@ def test_missing_and_bad_files_warn_or_fail(corpus, tmp_path, caplog):
         assert words in caplog.text
     with pytest.raises(ValueError, match="1 of 19"):
         run(corpus, tmp_path, strict=True)
-
-
-def test_full_set_holds_out_150():
-    train, val = split_rows([{"id": f"LJ{number:05d}"} for number in range(13100)])
-    assert len(train) == 12950 and len(val) == 150 and val[-1]["id"] == "LJ13099"
-
-
-@pytest.mark.shared
-def test_real_recordings(shared, tmp_path):
-    source = shared / "data" / "ljspeech"
-    facts = prepare("ljspeech", [source], tmp_path, tmp_path / "cache", progress=False)
-    assert facts["utterances"] - facts["without_text"] == len(
-        (source / "metadata.csv").read_text(encoding="utf-8").splitlines()
-    )
-    cache = CorpusCache(cache_dir(tmp_path / "cache", source, 22050))
-    audio = files.read_mono(source / "wavs" / "LJ001-0001.flac")
-    np.testing.assert_array_equal(cache.read(0, 8000, 22050), audio[8000:30050])
 
 
 def test_script_reports_and_fails_with_one_line(corpus, tmp_path, repository):

@@ -59,12 +59,13 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
     callbacks = {each["class_path"].rpartition(".")[2]: each["init_args"] for each in trainer.pop("callbacks")}
     assert callbacks == {
         "EMA": {"modules": ["net"], "decay": 0.99},
-        "LossScale": {"init_scale": 1024.0},
         "LossMonitor": {"threshold": 5.0, "factor": 0.5, "patience": 30},
     }
+    (plugin,) = trainer.pop("plugins")
+    assert plugin["init_args"]["scaler"]["init_args"] == {"init_scale": 1024.0}
     assert trainer == {
         "devices": 1,
-        "precision": "16-mixed",
+        "precision": None,
         "accumulate_grad_batches": 4,
         "gradient_clip_val": 1.0,
         "log_every_n_steps": 3,

@@ -13,7 +13,7 @@ from zoo.ci_llm.convert.adapter_folders import AdapterFolders
 from zoo.ci_llm.convert.read import read_original, read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
-from zoo.training.callbacks.rng import RNGState
+from zoo.training.resume import RNGState
 
 
 def size(*paths: Path) -> int:

@@ -82,8 +82,8 @@ def test_the_earlier_model(tmp_path):
     assert policy.num_latents == 35 and policy.window == 200 and policy.embedding.dim == 128
     assert build(recipe["data"]["init_args"]["curriculum"]).max_compressions == [2]
     scheduler = recipe["model"]["init_args"]["scheduler"]
-    assert scheduler["class_path"].endswith("RampedCosine")
-    assert scheduler["init_args"] == {"warmup_steps": 5000}
+    assert scheduler["class_path"].endswith("WarmupCosine")
+    assert scheduler["init_args"] == {"start_at_zero": True, "warmup_steps": 5000}
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
             made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
     told["image"] = torch.zeros_like(told["image"])
     torch.testing.assert_close(made.training_step({**batch, "conditions": told}, 0), without)
-    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).drawn(batch)["told"]
+    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).prepare_training_batch(batch)["told"]
     shares = {kind: float((value == 0).float().mean()) for kind, value in kept.items()}
     assert 0.05 < shares["label"] < shares["text"] < shares["image"] < 0.8
     loss, count = made.evaluate(data.val_set.__getitems__([0, 1]), 0, "val")

@@ -20,7 +20,7 @@ from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import MeanFlowTask
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 MEAN, DEVIATION = 1.5, 0.4  # of the data, in each coordinate
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.guard import DivergedError, LossGuard
-from zoo.training.gan import GANTask
+from zoo.training.gan import GANStep, GANTask
 
 NAN = float("nan")
 
@@ -138,7 +138,7 @@ def test_gan_a_bad_generator_loss_skips_the_generator():
 
 def test_gan_in_chunks_judges_the_whole_batch():
     guard = LossGuard(window=5)
-    _, states = fit(Adversarial(accumulate=2), guard, batches(width=8, x7={"x": torch.full((4, 8), NAN)}))
+    _, states = fit(Adversarial(step=GANStep(accumulate=2)), guard, batches(width=8, x7={"x": torch.full((4, 8), NAN)}))
     assert guard.skipped_batches == 1 and same(states[6], states[7])
 
 

@@ -17,7 +17,7 @@ from tests.logged import hparams, offline_runs, records, values
 from zoo import __version__
 from zoo.cli.main import main
 from zoo.runs.run_info import read_curves, read_run
-from zoo.training.callbacks.loggers import RunInfoLogger, find_commit
+from zoo.training.callbacks.loggers import RunInfoLogger
 
 ALL = "--loggers=[wandb,tensorboard,mlflow]"
 
@@ -37,7 +37,7 @@ def mlflow_run(run: Path):
 def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A fit in this process with all loggers, and the warnings that it caused."""
     run = tmp_path_factory.mktemp("logged") / "run"
-    options = ["--wandb.tags=[a,b]", "--wandb.notes=a note", "--wandb.log_model=best", "--wandb.project=p"]
+    options = ["--wandb.tags=[a,b]", "--wandb.log_model=best", "--wandb.project=p"]
     options += ["--trainer.max_steps=20", f"--trainer.default_root_dir={run}"]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -50,7 +50,7 @@ def test_wandb_has_names_config_values_and_the_best_checkpoint(logged):
     [path] = offline_runs(run)
     [start] = records(path, "run")
     assert start.display_name == f"toy_wing/smoke/{run.name}"
-    assert (start.run_group, start.job_type, start.notes, start.project) == ("toy_wing/smoke", "fit", "a note", "p")
+    assert (start.run_group, start.project) == ("toy_wing/smoke", "p")
     assert (list(start.tags), start.run_id) == (["a", "b"], (run / "wandb_run_id").read_text().strip())
     config = {key: value for record in records(path, "config") for key, value in values(record.update).items()}
     assert config["model"]["init_args"]["net"]["class_path"] == "toy_wing.Gain"
@@ -97,17 +97,15 @@ def test_mlflow_has_the_config_and_the_values(logged):
     assert [file.path for file in client.list_artifacts(result.info.run_id)] == ["config.yaml"]
 
 
-def test_no_logger_warns_and_the_end_names_the_records(logged):
+def test_no_logger_warns(logged):
     run, caught = logged
     loud = re.compile("anonymous|wandb|mlflow|tensorboard", re.IGNORECASE)
     assert [message for message in caught if loud.search(message)] == []
     log = (run / "train.log").read_text()
     assert [line for line in log.splitlines() if re.search("WARNING|ERROR", line) and loud.search(line)] == []
-    assert f"wandb sync {run}/wandb/offline-run-*-{(run / 'wandb_run_id').read_text().strip()}" in log
-    assert f"tensorboard --logdir {run}/tensorboard" in log and "mlflow ui --backend-store-uri" in log
 
 
-def test_resume_and_evaluation_continue_the_same_runs(logged):
+def test_resume_continues_the_same_runs(logged):
     run, _ = logged
     assert main(["fit", "--allow-import", "toy_wing", "--ckpt_path", str(run), "--trainer.max_steps=30"]) == 0
     first, second = (next(iter(records(path, "run"))) for path in offline_runs(run))
@@ -116,13 +114,11 @@ def test_resume_and_evaluation_continue_the_same_runs(logged):
     client, result = mlflow_run(run)
     assert result.info.status == "FINISHED"
     assert sorted(m.step for m in client.get_metric_history(result.info.run_id, "val/error")) == [9, 19, 29]
-    before = len(offline_runs(run))
     assert main(["validate", "--allow-import", "toy_wing", "--ckpt_path", str(run)]) == 0
-    rows = [values(record.item) for record in records(offline_runs(run)[before], "history")]
-    assert {row["trainer/global_step"] for row in rows if "val/error" in row} <= {20, 30}
+    assert len(offline_runs(run)) == 2
 
 
-def test_signal_leaves_results_and_says_so(tmp_path):
+def test_signal_leaves_results(tmp_path):
     run = tmp_path / "run"
     stop = callback("KillAt", step=23, signum=15)
     stopped = forked(*TOY_FIT, ALL, *stop, f"--trainer.default_root_dir={run}", cwd=tmp_path)
@@ -131,7 +127,6 @@ def test_signal_leaves_results_and_says_so(tmp_path):
     assert "best/val/error" in names
     assert mlflow_run(run)[1].info.status == "FAILED"
     assert [record.exit_code for record in records(offline_runs(run)[0], "exit")] == [1]
-    assert "wandb sync" in stopped.stderr
     assert read_run(run, tmp_path).state == "stopped"
 
 
@@ -164,8 +159,3 @@ def test_login_stays_here_and_a_refused_config_costs_nothing(tmp_path, caplog):
     RunInfoLogger("x/y", lambda: address).on_fit_start(trainer, L.LightningModule())
     assert "Refusing failed (ConnectionError: no network)" in caplog.text
     assert trainer.logger.params["trainer.logger.tracking_uri"] == "https://host:5000/x"
-
-
-def test_commit_is_that_of_the_checkout(tmp_path):
-    assert re.fullmatch("[0-9a-f]{40}(-dirty)?", find_commit(Path(__file__).parents[3]) or "0" * 40)
-    assert find_commit(tmp_path) is None

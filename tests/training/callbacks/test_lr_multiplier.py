@@ -9,7 +9,7 @@ from toy_wing.data import PairData
 
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.training.callbacks.checkpoint import Checkpoints
-from zoo.training.callbacks.lr_multiplier import Plateau
+from zoo.training.callbacks.guard import Plateau
 from zoo.training.task import ZooTask
 
 ERRORS = [5.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]  # of the validations

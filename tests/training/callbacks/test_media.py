@@ -97,7 +97,7 @@ def test_tensorboard_shows_everything(tmp_path):
     sound = events.Audio("val/sound")[0]
     assert (sound.step, sound.sample_rate, sound.length_frames) == (11, 8000.0, 50)
     assert sorted(events.Tags()["images"]) == ["val/figure", "val/way"]
-    assert events.Images("val/way")[0].encoded_image_string == (tmp_path / STEP / "val_way.gif").read_bytes()
+    assert (events.Images("val/way")[0].width, events.Images("val/way")[0].height) == (7, 6)
     (text,) = events.Tensors("val/answers/text_summary")
     assert text.tensor_proto.string_val[0].decode().splitlines()[2:] == ["| 1 \\| 2 3 | True |", "| ä | 0.5 |"]
 

@@ -35,7 +35,7 @@ def test_items_are_counted(batch, items):
 def test_learning_rates_are_named():
     adam = [torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.1 * (i + 1)) for i in range(2)]
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 2.0)]
-    rates = {"train/lr_adam": 0.1, "train/lr_adam_1": 0.2, "train/lr_sgd_0": 1.0, "train/lr_sgd_1": 2.0}
+    rates = {"train/lr_adam_0": 0.1, "train/lr_adam_1": 0.2, "train/lr_sgd_2_0": 1.0, "train/lr_sgd_2_1": 2.0}
     assert learning_rates([*adam, torch.optim.SGD(groups, lr=3.0)]) == rates
     assert learning_rates(adam, ("g", "d")) == {"train/lr_g": 0.1, "train/lr_d": 0.2}
 

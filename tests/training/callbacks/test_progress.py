@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 from tests.harness import TOY_FIT, forked, good
 from zoo.training.callbacks import progress
 from zoo.training.callbacks.checkpoint import Checkpoints
-from zoo.training.callbacks.progress import ProgressBar, count_steps, format_duration, format_number, select_metrics
+from zoo.training.callbacks.progress import ProgressBar, count_steps, format_number, select_metrics
 
 LINE = re.compile(
-    r"step \d+/60 · \d+ %( · [\d.]+ (it/s|s/it))?( · ETA \d+ (s|min))?( · loss [\d.]+)?( · val/error [\d.]+)?"
+    r"step \d+/60 · \d+ %( · [\d.]+ (it/s|s/it))?( · ETA [\d.]+ (s|min))?( · loss [\d.]+)?( · val/error [\d.]+)?"
 )
 
 
@@ -59,9 +59,7 @@ def fit_lines(tmp_path, caplog, bar, **settings):
     return [record.getMessage() for record in caplog.records if record.name == progress.__name__]
 
 
-def test_numbers_durations_and_metrics():
-    seconds = (0.4, 59.4, 59.6, 780, 7500, 273600)
-    assert [format_duration(each) for each in seconds] == ["0 s", "59 s", "1 min", "13 min", "2 h 05 min", "3 d 4 h"]
+def test_numbers_and_metrics():
     numbers = (0.8312, -12.34, 999.6, 1234.5, 3e-7, math.nan)
     assert [format_number(each) for each in numbers] == ["0.831", "-12.3", "1,000", "1,234", "3e-07", "nan"]
     gan = ["train/g/total", "train/g/mel", "val/mel_l1", "val/mcd"]
@@ -127,8 +125,8 @@ def test_terminal_shows_bars_and_gets_its_cursor_back(tmp_path, caplog, monkeypa
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
     assert "validation before step 1 1/1" in plain and "step 2/4 · " in plain
     if not fails:
-        last = plain.rstrip().splitlines()[-2:]
-        assert "step 4/4 · 100 %" in last[0] and last[1] == "loss 3 · val/loss 3"
+        last = plain.rstrip().splitlines()[-1]
+        assert "step 4/4 · 100 %" in last and last.rstrip().endswith("loss 3 · val/loss 3")
         assert all(record.terminal is False for record in caplog.records if record.name == progress.__name__)
 
 

@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from zoo.training.callbacks.media import log_table
-from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 
 class Toy(ZooTask):
-    inference_class, inference_parts = "", ()
+    inference_class, inference_modules = "", ()
 
     def __init__(self, draw=None):
         super().__init__()
@@ -31,7 +31,7 @@ class Toy(ZooTask):
     def evaluate(self, batch, batch_idx, stage):
         return {"loss": self.weight.detach().sum()}, len(batch)
 
-    def draw_samples(self, batches, last):
+    def log_samples(self, batches, last):
         self.seen.append((self.global_step, [len(batch) for batch in batches], last, float(torch.rand(1))))
         assert not self.training
         assert not torch.is_grad_enabled()

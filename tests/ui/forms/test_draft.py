@@ -162,13 +162,6 @@ def test_other_guards_are_shown_and_taken_away(rules: Rules) -> None:
     assert edit(draft, rules, Loss_guard=False) == {"trainer": {"callbacks": None}}
 
 
-def test_loss_scale_and_full_graph(rules: Rules) -> None:
-    draft = draft_of({"model": {"init_args": {"compile_fullgraph": False}}})
-    changes = edit(draft, rules, Own_loss_scale=True, Initial_loss_scale=1024, Compile_the_full_graph=True)
-    scale = {"class_path": "zoo.training.LossScale", "init_args": {"init_scale": 1024}}
-    assert changes == {"model": {"init_args": {"compile_fullgraph": True}}, "trainer": {"callbacks": [scale]}}
-
-
 def test_two_callbacks_of_a_class_are_two(rules: Rules) -> None:
     entry = RECIPE["trainer"]["callbacks"][0]
     draft = draft_of({"trainer": {"callbacks": [entry, copy.deepcopy(entry)]}})

@@ -40,15 +40,11 @@ def check_features(path: Path, shape: Sequence[int], frames: int, channels: int 
         frames: whole frames of the audio; one more or less is accepted.
         channels: input channels of the net; None accepts any number.
     """
-
-    def fits(shape: Sequence[int]) -> bool:
-        return (channels is None or shape[0] == channels) and abs(shape[1] - frames) <= MAX_FRAME_DIFFERENCE
-
-    if not fits(shape):
-        hint = " (it is (F, C): transpose it)" if fits(shape[::-1]) else ""
+    if channels not in (None, shape[0]) or abs(shape[1] - frames) > MAX_FRAME_DIFFERENCE:
+        expected = f"({'any' if channels is None else channels}, {frames})"
         raise ValueError(
-            f"{path}: found features of shape {tuple(shape)}{hint}, expected (C, F) = "
-            f"({'any' if channels is None else channels}, {frames}) for its audio, F within one frame"
+            f"{path}: found features of shape {tuple(shape)}, expected (C, F) = {expected} for its audio, F within one "
+            "frame; transpose (F, C)"
         )
 
 
@@ -64,13 +60,10 @@ def write_features(target: Path, shape: tuple[int, int], dtype: str, pieces: Ite
     """Write features piece by piece, frame after frame (Fortran order): a crop of a mapped file is one read.
 
     Args:
-        target: `.npy` file, which appears only when it is whole.
+        target: `.npy` file, which appears only when it is complete.
         shape: (C, F).
-        dtype: of the file, such as "<f4".
+        dtype: of the file, such as "<f4"; a value that does not fit is a ValueError.
         pieces: (C, n), of F frames in total.
-
-    Raises:
-        ValueError: a value does not fit into the type, or the pieces do not add up to the shape.
     """
     channels, frames = shape
     written = 0

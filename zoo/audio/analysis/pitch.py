@@ -24,12 +24,12 @@ _CHUNK_FRAMES = 4096  # bounds the memory on hour-long recordings
 
 @dataclass(frozen=True)
 class PitchTrack:
-    """A pitch track; frame i is centred on sample i * hop.
+    """A pitch track (F,) or (B, F); frame i is centred on sample i * hop.
 
     Attributes:
-        f0: fundamental frequency in Hz, 0 where unvoiced, (F,) or (B, F) float32.
-        voiced: voicing decision, bool, same shape.
-        periodicity: correlation over one period in [0, 1], same shape, also for unvoiced frames.
+        f0: fundamental frequency in Hz, float32, 0 where unvoiced.
+        voiced: voicing decision, bool.
+        periodicity: correlation over one period in [0, 1], also for unvoiced frames.
     """
 
     f0: Tensor

@@ -55,13 +55,14 @@ def load_rirs(folder: Path | None, sample_rate: int, count: int = SYNTHETIC_RIRS
 def synthesize_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarray]:
     """Make room impulse responses: direct sound and early reflections by image sources, an exponential tail behind.
 
+    RT60 is uniform in 0.2 to 0.5 s; walls are 2 to 10 m long, 2 to 5 m high.
+
     Args:
         sample_rate: Hz, >= 1000.
         seed: equal arguments give equal responses; response i does not depend on `count`.
 
     Returns:
-        Responses (N,) float32 of peak 1 with the delay of their direct path. RT60 uniform in 0.2 to 0.5 s, walls 2 to
-        10 m, height 2 to 5 m.
+        Responses (N,) float32 of peak 1 with the delay of their direct path.
 
     Source: Allen and Berkley, "Image method for efficiently simulating small-room acoustics" (1979); ranges of
         Open-Miipher-2.

@@ -41,8 +41,7 @@ class CorpusCache:
     Attributes:
         lengths: samples per file (N,) int64.
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
-        exponents: per file (N,) int8; its samples are stored times 2 to this power, so that quiet files keep their
-            precision and 16-bit files stay exact.
+        exponents: per file (N,) int8; samples are stored times 2 to this power, so that quiet files stay precise.
         channels: per file (N,) int64, where they were kept apart: a file's `lengths` counts all of them, one after the
             other. None where files were mixed down.
         unreadable: cause by name of the files that were left out.
@@ -58,9 +57,8 @@ class CorpusCache:
             raise FileNotFoundError(f"{self.folder}: no corpus cache here (meta.json is missing); build it first")
         meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         if meta.get("version") != VERSION:
-            raise ValueError(
-                f"{self.folder}: expected cache version {VERSION}, found {meta.get('version')}; build it anew"
-            )
+            found = meta.get("version")
+            raise ValueError(f"{self.folder}: expected cache version {VERSION}, found {found}; build it anew")
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
         self.unreadable: dict[str, str] = meta["unreadable"]
@@ -73,11 +71,9 @@ class CorpusCache:
         self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._audio).atexit = False
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
-        samples = os.fstat(self._audio).st_size // 2
-        if samples != expected:
+        if os.fstat(self._audio).st_size // 2 != expected:
             raise ValueError(
-                f"{self.folder}: damaged cache, {samples} samples in audio.i16 where the index expects "
-                f"{expected}; delete the folder and build it anew"
+                f"{self.folder}: damaged, audio.i16 has not the {expected} samples of its index; delete it"
             )
 
     def __reduce__(self) -> tuple[type[CorpusCache], tuple[Path]]:
@@ -93,12 +89,7 @@ class CorpusCache:
         return names
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Read a file of the corpus or a part of it, (T,) float32 in [-1, 1), a copy.
-
-        Args:
-            start: first sample, 0 <= start < length of the file.
-            samples: number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
-        """
+        """Read a file of the corpus, or a part of it cut like a slice, (T,) float32 in [-1, 1), a copy."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.folder}: file {index} of a corpus of {len(self)}")
         length = int(self.lengths[index])
@@ -111,14 +102,7 @@ class CorpusCache:
         return from_int16(np.frombuffer(content, dtype="<i2"), int(self.exponents[index]))
 
     def split(self, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
-        """Number the files for training and those for validation.
-
-        Args:
-            is_held_out: whether the file of a name is for validation.
-
-        Raises:
-            ValueError: one of the sets would be empty.
-        """
+        """Number the files for training and those for validation; one empty set is a ValueError."""
         held_out = np.fromiter(map(is_held_out, self.names), bool, len(self))
         if not held_out.any() or held_out.all():
             count = int(held_out.sum())
@@ -138,7 +122,7 @@ def build_cache(
     """Decode, mix down and resample audio files into one cache, unless the same cache is there already.
 
     The cache is keyed by names, sizes, modification times, sample rate and channels: any change rebuilds it. A
-    killed build is resumed. A file beyond full scale is scaled down to it instead of being clipped.
+    killed build is resumed. A file beyond full scale is scaled down to it. Unreadable files are logged and left out.
 
     Args:
         files: audio files; the order is kept.
@@ -146,9 +130,6 @@ def build_cache(
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
         channels: see `zoo.audio.io.files.read_channels`.
         root: folder that the names are relative to; None takes the deepest one that holds all files.
-
-    Returns:
-        The opened cache; the unreadable files are logged and listed in its `unreadable`.
 
     Raises:
         ValueError: there are no files, too many unreadable ones, or the folder holds something else.
@@ -170,11 +151,8 @@ def build_cache(
                 _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
         partial.mkdir(exist_ok=True)
-        journal = Journal(partial / JOURNAL_NAME)
-        if journal.read()[:1] != [key]:  # none, or of another build
-            journal.write([key])
         try:
-            rows = _decode_files(paths, journal, sample_rate, channels, max_bad_share, progress)
+            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share, progress)
             _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -186,11 +164,7 @@ def build_cache(
 
 
 def relative_names(files: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None) -> list[str]:
-    """Name the files of a cache: their paths relative to the corpus' root.
-
-    Args:
-        root: of the corpus; None takes the deepest folder that holds all files.
-    """
+    """Name the files of a cache by their paths relative to `root`, by default the deepest folder that holds all."""
     paths = [os.path.abspath(file) for file in files]
     base = os.path.commonpath(map(os.path.dirname, paths)) if root is None else os.path.abspath(root)
     return [relative_name(path, base) for path in paths]
@@ -220,16 +194,18 @@ Row = list[Any]  # of a file in the journal: samples, peak, exponent, channels; 
 
 def _decode_files(
     paths: Sequence[Path],
-    journal: Journal,
+    partial: Path,
+    key: str,
     sample_rate: int,
     channels: Channels,
     max_bad_share: float,
     progress: bool,
 ) -> list[Row]:
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
-    audio = journal.path.with_name("audio.i16")
+    audio, journal = partial / "audio.i16", Journal(partial / JOURNAL_NAME)
     audio.touch()
-    key, *rows = journal.read()
+    rows = journal.read()
+    rows = rows[1:] if rows[:1] == [key] else []
     samples = sum(row[0] for row in rows if len(row) > 1)
     if audio.stat().st_size < 2 * samples:
         rows, samples = [], 0
@@ -258,14 +234,11 @@ def _decode_files(
 
 
 def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float, int]:
-    """Round a clip as the cache stores it.
-
-    Args:
-        audio: (T,) float32.
+    """Round a clip (T,) as the cache stores it.
 
     Returns:
-        Samples (T,) int16; the peak, at most 1, to which a clip beyond full scale is scaled down; and the exponent, the
-        largest of those that bring a quiet clip into full scale when it is multiplied by 2 to its power.
+        Samples (T,) int16; the peak, at most 1, to which a clip beyond full scale is scaled down; and the largest
+        exponent of 2 that keeps a quiet clip within full scale.
     """
     audio = audio / max(1.0, float(np.abs(audio).max()))
     peak = float(np.abs(audio).max())

@@ -121,11 +121,7 @@ def _match_paths(path: Path, root: str, below: Sequence[str]) -> list[str]:
 
 
 def match_list(path: Path, root: Path, names: Sequence[str]) -> list[int]:
-    """Find the clips of a corpus that a file list names, see `match_entries`.
-
-    Args:
-        names: of the clips, relative to `root`.
-    """
+    """Find the clips of a corpus, of names relative to `root`, that a file list names; see `match_entries`."""
     return match_entries(_relative_entries(path, os.path.abspath(root)), names, path)
 
 
@@ -192,11 +188,7 @@ def match_entries(entries: Sequence[str], names: Sequence[str], source: Path) ->
 
 
 def relative_name(path: str, root: str) -> str:
-    """Name a file by its path relative to a folder, POSIX; a file outside keeps its absolute path.
-
-    Args:
-        path: absolute, as `root`.
-    """
+    """Name a file by its path relative to a folder, both absolute; a file outside keeps its absolute path."""
     for resolve in (os.path.normpath, os.path.realpath):  # a list may name files by the target of a link
         below = os.path.relpath(resolve(path), resolve(root))
         if below.partition(os.sep)[0] != os.pardir:
@@ -215,11 +207,7 @@ def _stem(name: str) -> str:
 
 
 def unique_stems(names: Iterable[str]) -> dict[str, int]:
-    """Number the file stems that no second name has.
-
-    Args:
-        names: paths, POSIX.
-    """
+    """Number the file stems of POSIX paths that no second name has."""
     numbers: dict[str, list[int]] = {}
     for number, name in enumerate(names):
         numbers.setdefault(_stem(name), []).append(number)
@@ -246,11 +234,7 @@ def match_companions(names: Sequence[str], others: Sequence[str]) -> list[list[i
 
 
 def split_last_items(count: int, items: int) -> tuple[range, range]:
-    """Number the clips for training and, the last ones, for validation.
-
-    Raises:
-        ValueError: one of the sets would be empty.
-    """
+    """Number the clips for training and, the last ones, for validation; one empty set is a ValueError."""
     held_out = min(max(items, 0), count)
     if not 0 < held_out < count:
         raise ValueError(f"{held_out} of {count} clips are for validation: both sets need at least one")
@@ -260,16 +244,12 @@ def split_last_items(count: int, items: int) -> tuple[range, range]:
 def drop_short_clips(
     lengths: np.ndarray, names: Sequence[str], numbers: Sequence[int] | np.ndarray, min_samples: int
 ) -> Sequence[int] | np.ndarray:
-    """Leave out clips that are shorter than one frame, and name them in a warning.
+    """Leave out clips that are shorter than one frame, and name them in a warning; none left is a ValueError.
 
     Args:
-        lengths: samples of every clip of the corpus (N,).
-        names: of every clip.
+        lengths: samples of every clip of the corpus (N,), as `names`.
         numbers: of the clips to choose from.
         min_samples: shortest length.
-
-    Raises:
-        ValueError: none is long enough.
     """
     is_short = np.asarray(lengths[np.asarray(numbers)] < min_samples)
     if not is_short.any():

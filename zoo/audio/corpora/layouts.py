@@ -23,18 +23,8 @@ LIBRITTS_SPLITS = (
     *("dev-clean", "dev-other", "test-clean", "test-other"),
 )
 _JVS_FOLDERS = "jvs[0-9][0-9][0-9]/*/wav24kHz16bit"
-TEXT_SUFFIXES = (".normalized.txt", ".txt", ".lab")  # LibriTTS's, the usual one, forced aligners'
-FLEURS_SPLITS = ("train", "dev", "test")
-FLEURS_LOCALES: tuple[str, ...] = tuple(  # the 102 of FLEURS, arXiv 2205.12446
-    """
-    af_za am_et ar_eg as_in ast_es az_az be_by bg_bg bn_in bs_ba ca_es ceb_ph ckb_iq cmn_hans_cn cs_cz cy_gb da_dk
-    de_de el_gr en_us es_419 et_ee fa_ir ff_sn fi_fi fil_ph fr_fr ga_ie gl_es gu_in ha_ng he_il hi_in hr_hr hu_hu
-    hy_am id_id ig_ng is_is it_it ja_jp jv_id ka_ge kam_ke kea_cv kk_kz km_kh kn_in ko_kr ky_kg lb_lu lg_ug ln_cd
-    lo_la lt_lt luo_ke lv_lv mi_nz mk_mk ml_in mn_mn mr_in ms_my mt_mt my_mm nb_no ne_np nl_nl nso_za ny_mw oc_fr
-    om_et or_in pa_in pl_pl ps_af pt_br ro_ro ru_ru sd_in sk_sk sl_si sn_zw so_so sr_rs sv_se sw_ke ta_in te_in
-    tg_tj th_th tr_tr uk_ua umb_ao ur_pk uz_uz vi_vn wo_sn xh_za yo_ng yue_hant_hk zu_za
-    """.split()
-)
+_TEXT_SUFFIXES = (".normalized.txt", ".txt", ".lab")  # LibriTTS's, the usual one, forced aligners'
+_FLEURS_LISTS = "data/*_*/*.tsv"
 _LOG = logging.getLogger(__name__)
 _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(?<![^/])\.")  # also dots that begin a part of the path
 
@@ -46,8 +36,7 @@ class Utterance:
     Attributes:
         speaker: name of the speaker, unique in the corpus; empty where the corpus does not tell.
         text: transcript; empty where there is none.
-        name: unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves,
-            with a suffix, as relative path.
+        name: unique in the corpus, POSIX, may hold `/`; without suffix a relative path, whose last part has no dot.
         language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
     """
 
@@ -116,7 +105,7 @@ def _safe(name: str) -> str:
 
 
 def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
-    texts = _read_texts(root / "metadata.csv", "|") if with_text else {}
+    texts = read_texts(root / "metadata.csv", "|") if with_text else {}
     paths = files.find_audio_files(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
@@ -137,7 +126,7 @@ def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
             speaker, chapter = path.relative_to(folder).parts[:2]
             lines = folder / speaker / chapter / f"{speaker}_{chapter}.trans.tsv"
             if lines not in texts:
-                texts[lines] = _read_texts(lines, "\t") if with_text and lines.is_file() else {}
+                texts[lines] = read_texts(lines, "\t") if with_text and lines.is_file() else {}
             name = _safe(f"{speaker}/{chapter}/{path.stem}")
             utterances.append(Utterance(path, speaker, texts[lines].get(path.stem, ""), name, "en"))
     return utterances
@@ -147,7 +136,7 @@ def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
     utterances = []
     for folder in root.glob(_JVS_FOLDERS):
         lines = folder.with_name("transcripts_utf8.txt")
-        texts = _read_texts(lines, ":") if with_text and lines.is_file() else {}
+        texts = read_texts(lines, ":") if with_text and lines.is_file() else {}
         speaker, subset = folder.parts[-3:-1]
         for path in files.find_audio_files(folder):
             name = _safe(f"{speaker}/{subset}/{path.stem}")
@@ -158,8 +147,7 @@ def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
 def _read_fleurs(root: Path, with_text: bool) -> list[Utterance]:
     utterances: dict[str, Utterance] = {}
     missing = []
-    lists = [root / "data" / locale / f"{split}.tsv" for locale in FLEURS_LOCALES for split in FLEURS_SPLITS]
-    for lines in filter(Path.is_file, lists):
+    for lines in sorted(root.glob(_FLEURS_LISTS)):
         locale, split = lines.parent.name, lines.stem
         audio = lines.parent / "audio" / split
         for fields in _read_rows(lines, "\t", 3):
@@ -197,12 +185,8 @@ def _read_tree(root: Path, with_text: bool) -> list[Utterance]:
 
 
 def _read_transcript_file(audio: Path, unreadable: list[str]) -> str:
-    """Read the text file of the same name as the audio; empty without one, or where it is not UTF-8.
-
-    Args:
-        unreadable: gets the cause.
-    """
-    texts = (audio.with_suffix(suffix) for suffix in TEXT_SUFFIXES)
+    """Read the text file of the same name as the audio; `unreadable` gets the cause where it is not UTF-8."""
+    texts = (audio.with_suffix(suffix) for suffix in _TEXT_SUFFIXES)
     path = next((path for path in texts if path.is_file()), None)
     try:
         return "" if path is None else " ".join(" ".join(read_lines(path)).split())
@@ -216,31 +200,27 @@ def _read_metadata(root: Path) -> dict[str, str]:
     for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
         if path.is_file():
             try:
-                return _read_texts(path, "|")
+                return read_texts(path, "|")
             except ValueError as error:  # a list of another kind
                 _LOG.warning("no transcripts taken: %s", error)
     return {}
 
 
-def _read_texts(path: Path, separator: str) -> dict[str, str]:
-    """Read the last field of each line by the first, an id."""
+def read_texts(path: Path, separator: str) -> dict[str, str]:
+    """Read the last field of each line of a list by the first, an id without audio suffix."""
     return {fields[0]: fields[-1] for fields in _read_rows(path, separator, 2)}
 
 
 def _read_rows(path: Path, separator: str, min_fields: int) -> list[list[str]]:
-    """Split a list's lines into fields; quotes mean nothing, and after the first colon of a `:` list all is text.
-
-    The first field is an id, which is returned without an audio suffix.
-    """
+    """Split a list's lines into fields, the first an id without audio suffix; `:` separates but once."""
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         fields = line.split(separator, 1 if separator == ":" else -1)
         if len(fields) < min_fields or not fields[0].strip():
-            raise ValueError(
-                f"{path}:{number}: expected {min_fields} fields separated by {separator!r}, found {line[:60]!r}"
-            )
+            expected = f"{min_fields} fields separated by {separator!r}"
+            raise ValueError(f"{path}:{number}: expected {expected}, found {line[:60]!r}")
         name, *others = (field.strip() for field in fields)
         rows.append([without_suffix(name), *others])
     return rows
@@ -262,7 +242,7 @@ _LAYOUTS: dict[str, tuple[Callable[[Path, bool], list[Utterance]], str, Callable
     "fleurs_r": (
         _read_fleurs,
         "data/<locale>/<split>.tsv and data/<locale>/audio/<split>/",
-        lambda root: any((root / "data" / locale / "audio").is_dir() for locale in FLEURS_LOCALES),
+        lambda root: any((path.parent / "audio").is_dir() for path in root.glob(_FLEURS_LISTS)),
     ),
     "tree": (_read_tree, f"files ending in {', '.join(files.AUDIO_SUFFIXES)}", lambda root: True),
 }

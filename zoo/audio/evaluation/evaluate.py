@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.progress import track
 
 import zoo
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems, without_suffix
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems
+from zoo.audio.corpora.layouts import read_texts
 from zoo.audio.evaluation.asr import ASR
 from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
@@ -99,20 +100,11 @@ class Settings:
     models: tuple[MetricModel, ...] = ()
 
     @property
-    def measures(self) -> list[MetricColumn]:
-        """All columns with values."""
-        columns = [measure for name in self.metrics for measure in METRICS[name].measures]
-        return columns + [measure for model in self.models for measure in model.measures]
-
-    @property
-    def rates(self) -> dict[str, int]:
-        """Sample rate in Hz of each column."""
-        rates = {
-            measure.name: METRICS[name].sample_rate or self.sample_rate
-            for name in self.metrics
-            for measure in METRICS[name].measures
-        }
-        return rates | {measure.name: model.sample_rate for model in self.models for measure in model.measures}
+    def columns(self) -> dict[MetricColumn, int]:
+        """All columns with values, and their sample rates in Hz."""
+        metrics = [METRICS[name] for name in self.metrics]
+        rates = {column: each.sample_rate or self.sample_rate for each in metrics for column in each.measures}
+        return rates | {column: model.sample_rate for model in self.models for column in model.measures}
 
 
 class EvaluationItem(NamedTuple):
@@ -129,13 +121,7 @@ class EvaluationItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of an evaluation.
-
-    Attributes:
-        rows: per file and system, as in per_file.csv.
-        summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarize`.
-        unpaired: number of clean files that nothing was compared with.
-    """
+    """Rows per file and system (per_file.csv), summary per system and measure, clean files compared with nothing."""
 
     rows: list[Row]
     summary: list[Row]
@@ -159,9 +145,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure restored (and degraded) files against clean ones and write tables and plots.
 
-    Compared is every file of the degraded and restored folders; clean files beyond those are left out. Rows are
-    appended to per_file.jsonl as they are computed; a later call computes only what is missing, has failed, or has
-    changed (files or settings).
+    Rows are appended to a journal as they are computed; a later call computes only what is missing, has failed, or has
+    changed (files or settings). A bad file is a row with status "failed" and the reason.
 
     Args:
         clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
@@ -169,14 +154,10 @@ def evaluate(
         settings: what to measure; all available metrics when None.
         texts: reference texts by relative path without suffix, or by name alone where it is unique; for models.
 
-    Returns:
-        All rows and the summary. A bad file is a row with status "failed" and the reason.
-
     Raises:
         FileNotFoundError: a folder is missing.
         ValueError: a folder has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
         ImportError: a metric's or model's package is missing.
-        ChildProcessError: a worker died.
     """
     settings = settings or Settings(available_metrics())
     check_names(settings.metrics)
@@ -189,27 +170,32 @@ def evaluate(
     rows = _measure_missing(items, output, settings, workers, progress)
     names = [*([CLEAN] if settings.models else []), *systems]
     done = [row for row in rows if row["status"] == "done"]
-    evaluation = Evaluation(rows, summarize(done, names, settings.measures, DEGRADED if degraded else None), unpaired)
-    weights = dict.fromkeys(measure.weight for measure in settings.measures if measure.weight)
-    numbers = [*_FACTS, *(measure.name for measure in settings.measures), *weights]
+    summary = summarize(done, names, list(settings.columns), DEGRADED if degraded else None)
+    evaluation = Evaluation(rows, summary, unpaired)
+    _write_report(output, evaluation, settings, plot_boxes(done, names, list(settings.columns)))
+    return evaluation
+
+
+def _write_report(output: Path, evaluation: Evaluation, settings: Settings, box_plots: Any) -> None:
+    weights = dict.fromkeys(column.weight for column in settings.columns if column.weight)
+    numbers = [*_FACTS, *(column.name for column in settings.columns), *weights]
     content = {
-        PER_FILE: ([*_TEXTS, *numbers], [dict.fromkeys(numbers, math.nan) | row for row in rows]),
+        PER_FILE: ([*_TEXTS, *numbers], [dict.fromkeys(numbers, math.nan) | row for row in evaluation.rows]),
         "summary.csv": (list(evaluation.summary[0]), evaluation.summary),
         "summary.json": {
             "version": zoo.__version__,
-            "sample_rates": settings.rates,
+            "sample_rates": {column.name: rate for column, rate in settings.columns.items()},
             "match_level": settings.match_level,
             "models": [str(model) for model in settings.models],
             "confidence": LEVEL,
-            "clean_files_left_out": unpaired,
+            "clean_files_left_out": evaluation.unpaired,
             "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed_rows],
             "summary": evaluation.summary,
         },
         "report.md": _markdown(evaluation, settings),
-        "boxplots.png": plot_boxes(done, names, settings.measures),
+        "boxplots.png": box_plots,
     }
     write_report(output, content, indent=2)
-    return evaluation
 
 
 def _measure_missing(
@@ -233,7 +219,7 @@ def _markdown(evaluation: Evaluation, settings: Settings) -> str:
     if any(math.isfinite(row["gain"]) for row in evaluation.summary):
         lines += ["Gains over the degraded files, paired, positive is better:", ""]
         lines += [summary_table(evaluation.summary, "gain"), ""]
-    rates = ", ".join(f"{name} {rate} Hz" for name, rate in settings.rates.items())
+    rates = ", ".join(f"{column.name} {rate} Hz" for column, rate in settings.columns.items())
     lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
     lines += failure_lines(evaluation.failed_rows, len(evaluation.rows), rest=PER_FILE)
     return "\n".join(lines).rstrip() + "\n"
@@ -241,14 +227,7 @@ def _markdown(evaluation: Evaluation, settings: Settings) -> str:
 
 def read_transcripts(path: Path) -> dict[str, str]:
     """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text."""
-    texts = {}
-    for number, line in enumerate(read_lines(path), start=1):
-        fields = line.split("\t" if "\t" in line else "|")
-        if len(fields) < 2 and line.strip():
-            raise ValueError(f"{path}:{number}: expected `name<TAB>text` or `name|text`, found {line[:60]!r}")
-        if line.strip():
-            texts[without_suffix(fields[0].strip())] = fields[-1].strip()
-    return texts
+    return read_texts(path, "\t" if "\t" in next(iter(read_lines(path)), "") else "|")
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
@@ -296,12 +275,7 @@ def _list_items(
 
 
 def measure(item: EvaluationItem, settings: Settings) -> Row:
-    """Compute one row; that of a bad file has status "failed", the reason, and no values.
-
-    Raises:
-        ImportError: a model's package is missing.
-        OSError: a model cannot be loaded.
-    """
+    """Compute one row; that of a bad file has status "failed", the reason, and no values."""
     for model in settings.models:
         model.load()
     row: Row = {"name": item.name, "system": item.system, "status": "done", "reason": "", "key": item.key}
@@ -373,9 +347,6 @@ def evaluate_folders(
         texts: file with what is said, lines `name|text`; for the recogniser.
         models: models that score besides.
         workers: processes; 0 computes in this one.
-
-    Returns:
-        0, or 1 when a file failed.
 
     Raises:
         FileNotFoundError: a folder or model file is missing.

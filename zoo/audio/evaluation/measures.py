@@ -111,12 +111,7 @@ def available_metrics() -> tuple[str, ...]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse metrics that cannot be taken.
-
-    Raises:
-        ValueError: an unknown name.
-        ImportError: a package is missing.
-    """
+    """Refuse unknown metrics (ValueError) and those whose package is missing (ImportError)."""
     unknown = [name for name in names if name not in METRICS]
     if unknown:
         raise ValueError(f"metrics: unknown {', '.join(unknown)}; expected some of {', '.join(METRICS)}")
@@ -182,14 +177,11 @@ def _mcd(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
 
 
 def warp_cost(distance: np.ndarray) -> float:
-    """Compute the mean of distances (rows, columns) along the cheapest monotone path.
-
-    It goes by anti-diagonals, whose cells are independent.
-    """
+    """Compute the mean of distances (rows, columns) along the cheapest monotone path."""
     rows, columns = distance.shape
     total = np.full((rows + 1, columns + 1), np.inf)
     total[0, 0] = 0.0
-    for diagonal in range(2, rows + columns + 1):
+    for diagonal in range(2, rows + columns + 1):  # whose cells are independent
         i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
         j = diagonal - i
         before = np.minimum(np.minimum(total[i - 1, j], total[i, j - 1]), total[i - 1, j - 1])
@@ -197,8 +189,7 @@ def warp_cost(distance: np.ndarray) -> float:
     i, j, steps = rows, columns, 0
     while i and j:
         steps += 1
-        moves = ((i - 1, j - 1), (i - 1, j), (i, j - 1))
-        i, j = min(moves, key=lambda cell: total[cell])
+        i, j = min(((i - 1, j - 1), (i - 1, j), (i, j - 1)), key=lambda cell: total[cell])
     return float(total[rows, columns] / steps)
 
 

@@ -1,7 +1,4 @@
-"""Distances between a predicted and a reference signal: audio (T,) or (B, T) float, of equal shape where not said else.
-
-Pitch is compared as two tracks of one shape. Results are scalars, float32. Other shapes are a ValueError.
-"""
+"""Distances between a predicted and a reference signal: audio (T,) or (B, T) float of equal shape; float32 scalars."""
 
 from __future__ import annotations
 

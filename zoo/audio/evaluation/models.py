@@ -20,12 +20,9 @@ _MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is qu
 
 @dataclass(frozen=True)
 class MetricModel(ABC):
-    """Scores recordings. Fields are plain values; models are loaded by `load` and stay out of pickles.
+    """Scores recordings at a sample rate in Hz, against their clean or degraded counterparts.
 
-    Attributes:
-        sample_rate: of the audio it takes, in Hz.
-        reference: which counterpart it compares a recording with.
-        measures: names and directions of its values.
+    Fields are plain values; models are loaded by `load` and stay out of pickles.
     """
 
     sample_rate: ClassVar[int] = 16000
@@ -38,12 +35,7 @@ class MetricModel(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no model")
 
     def load(self) -> None:
-        """Load the model unless it is loaded.
-
-        Raises:
-            OSError: the model is missing or cannot be read.
-            ImportError: a package is missing.
-        """
+        """Load the model unless it is loaded; a missing one is an OSError, a missing package an ImportError."""
         _ = self._model
 
     @abstractmethod
@@ -85,10 +77,7 @@ class MOSPredictor(MetricModel):
 
 
 def resolve_model(model: str) -> tuple[str, dict[str, Any]]:
-    """Check a hub id or folder of a model of transformers.
-
-    Returns:
-        The id or folder, and the other arguments of its `from_pretrained`.
+    """Check a hub id or folder of transformers; returns it and the other arguments of `from_pretrained`.
 
     Raises:
         FileNotFoundError: for a path at which there is no folder.
@@ -106,13 +95,7 @@ def split_audio(audio: np.ndarray, sample_rate: int) -> Sequence[np.ndarray]:
 
 
 def load_onnx(path: Path) -> Any:
-    """Open an ONNX file on the CPU.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no ONNX model.
-        ImportError: onnxruntime is missing.
-    """
+    """Open an ONNX file on the CPU; what is no model is a ValueError."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -126,11 +109,7 @@ def load_onnx(path: Path) -> Any:
 
 
 def run_onnx(session: Any, value: np.ndarray) -> np.ndarray:
-    """Run a model of one input on a batch of one float32 array and return its first output.
-
-    Raises:
-        ValueError: the model does not take an array of this shape.
-    """
+    """Run a model of one input on a batch of one float32 array and return its first output."""
     first, batch = session.get_inputs()[0], np.ascontiguousarray(value[None], dtype=np.float32)
     try:
         return np.asarray(session.run(None, {first.name: batch})[0])

@@ -23,7 +23,7 @@ from zoo.audiosr.data.sources import ChannelCorpus, FileCorpus, Part, RamCorpus,
 from zoo.common.build import build as make
 from zoo.common.checks import check_at_least, check_one_of, check_within, find_data_folder
 from zoo.common.configs import load_run_config
-from zoo.training.data import ZooDataModule
+from zoo.training.datamodule import ZooDataModule
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class SuperResolutionData(ZooDataModule):
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
             self.seed, self.most_gain_db,
         )  # fmt: skip
-        self.contents = (select(train.high.lengths, train_clips),)
+        self.file_facts = (select(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
             valid, val_clips, self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,

@@ -16,7 +16,7 @@ from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.cutoff import band_end
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import Recordings
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 Item = dict[str, Tensor]
 Clips = Sequence[int] | np.ndarray  # numbers of clips

@@ -9,7 +9,7 @@ import torch
 
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Split = Literal["train", "val", "test"]
 Operation = Literal["add", "subtract"]

@@ -19,7 +19,7 @@ from zoo.ci_llm.data.text_data import Example, Template, read_examples
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.likelihood import IGNORED, label_positions
 from zoo.common.atomic_files import write_atomic
-from zoo.training.data import Key
+from zoo.training.resume import Key
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from zoo.common.environment import local_device
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.common.tensors import state_digest
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 PROJECTIONS = 256  # of the distance between the agents' clouds
 

@@ -21,7 +21,7 @@ from zoo.ci_llm.inference.generate import cut, write_answers
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.environment import local_device
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 NEW_TOKENS = 256  # lm-eval's default of an answer
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

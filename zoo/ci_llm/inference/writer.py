@@ -29,7 +29,7 @@ from zoo.common.checks import check_at_least
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 MAX_TOKENS, MAX_CHARACTERS = 256, 4000  # of one answer, of a question
 FIELDS = ("prompt", "question")  # of a line that is an object

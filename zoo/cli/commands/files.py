@@ -46,7 +46,7 @@ def convert(
 
 
 def convert_config(system: str, file: Path, output: Path | None = None) -> None:
-    """Translate an original's configuration file into a recipe of ours.
+    """Translate an original's settings into a recipe.
 
     Keys without a counterpart are listed as comments of the recipe and on standard error.
 
@@ -91,7 +91,7 @@ def find_converter(system: str, name: str) -> Any:
 
 
 def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None:
-    """Write a run's weights as fused safetensors with config and model card, and as ONNX.
+    """Write a run's weights as fused safetensors with a card, and as ONNX.
 
     Args:
         path: run folder or checkpoint.
@@ -127,10 +127,10 @@ def push(
     evaluation: Path | None = None,
     root: Path = Path("runs"),
 ) -> None:
-    """Push a run's weights with a model card and samples to a Hugging Face hub.
+    """Push a run's weights with a model card to a Hugging Face hub.
 
-    The same push again changes nothing, and one that was killed is finished by the same command. The token is that of
-    `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
+    Samples go along. The same push again changes nothing, and finishes one that was killed. The token
+    is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
 
     Args:
         run: run folder, its name below `root`, `last`, a checkpoint or an export.

@@ -19,9 +19,9 @@ Components = dict[str, list[tuple[int, str]]]
 
 
 def main(path: Path) -> int:
-    """Tell what a checkpoint, run folder, export or original's file holds and whether it is valid.
+    """Tell what a file or a run folder holds and whether it is valid.
 
-    Pickled code is never executed.
+    That is: a checkpoint, an export or an original's file. Pickled code is never executed.
 
     Args:
         path: the file or folder.

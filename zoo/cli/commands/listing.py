@@ -35,7 +35,9 @@ def list_recipes() -> None:
 
 
 def print_completion(shell: Literal["bash", "zsh", "tcsh"]) -> None:
-    """Print what lets a shell complete commands, recipes and runs: eval "$(zoo completion bash)".
+    """Print a shell's completion script: completion bash.
+
+    It completes commands, recipes and runs: eval "$(zoo completion bash)".
 
     Args:
         shell: whose script.

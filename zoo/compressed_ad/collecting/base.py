@@ -16,7 +16,7 @@ from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Discrete
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 STREAMS = 1  # number of a task's draws
 

@@ -27,7 +27,7 @@ from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, recorder
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from zoo.compressed_ad.collecting.spaces import Scales, SpaceNets
 from zoo.compressed_ad.data.history import COLUMNS, Recorder
 from zoo.compressed_ad.envs.base import Env, Lockstep
 from zoo.compressed_ad.envs.grids import BatchedEnv, GridEnv
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 NUM_ACTIONS = GridEnv.num_actions
 Evaluate = Callable[[Tensor, Tensor | None, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -206,7 +206,8 @@ def _make_earlier(arguments: dict[str, Any], data: dict[str, Any]) -> None:
     policy["embedding"]["init_args"]["norm"] = True
     policy["transformer"]["init_args"] |= {"input_norm": True, "final_norm": False}
     arguments |= {"recon_weight": 0.0, "reward_weight": 1.0}
-    arguments["scheduler"] = {"class_path": "zoo.training.RampedCosine", "init_args": {"warmup_steps": 0}}
+    schedule = {"start_at_zero": True, "warmup_steps": 0}
+    arguments["scheduler"] = {"class_path": "zoo.training.WarmupCosine", "init_args": schedule}
     stage = {"starts": [0], "max_compressions": [3], "shares": [EARLIER_SHARES]}
     data["curriculum"]["init_args"] |= stage
     data["offset"] = "start"

@@ -24,7 +24,8 @@ from zoo.compressed_ad.data.windows import (
 )
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.nets.steps import Statistics
-from zoo.training.data import ResumableBatches, ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import ResumableBatchSampler, item_seed
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class HistoryData(ZooDataModule):
         held = HistoryItems(test, self.length, offset, self.val_items, self.seed, **common) if self.val_items else None
         tasks = self.test_tasks.repeat_interleave(self.eval_seeds, dim=0)
         seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(tasks))]
-        self.contents = (self.train_tasks.numpy(), self.kept, train.length)
+        self.file_facts = (self.train_tasks.numpy(), self.kept, train.length)
         world = self._rank_and_world()[1]
         self.val_set = EvaluationBatches(held, self.batch_size, tasks, seeds, self.rollout_batch, world)
 
@@ -181,7 +182,7 @@ class HistoryData(ZooDataModule):
         """How the values of the training histories are spread; after `setup`."""
         return self.train_set.source.statistics()
 
-    def train_batches(self, rank: int, world: int) -> ResumableBatches:
+    def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:
         """The training set's batches for a process, with lengths where there is a curriculum."""
         if self.curriculum is None:
             return super().train_batches(rank, world)

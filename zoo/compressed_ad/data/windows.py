@@ -19,7 +19,7 @@ from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Box, Space
 from zoo.compressed_ad.nets.steps import Statistics, Steps
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 Offset = Literal["start", "random", "every"]
 TerminalState = Literal["true", "reset"]

@@ -21,7 +21,8 @@ from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
-from zoo.training.data import RankSlice, ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import EvaluationSampler, item_seed
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class FlowData(ZooDataModule):
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, in batches that need about the memory of one in training."""
         rank, world = self._rank_and_world()
-        part = RankSlice(len(dataset), rank, world)  # type: ignore[arg-type]
+        part = EvaluationSampler(len(dataset), rank, world)  # type: ignore[arg-type]
         size = max(1, self.batch_size // EVALUATION_TIMES)
         return self.loader(dataset, batch_size=size, sampler=part, collate_fn=self.collate)
 
@@ -188,9 +189,9 @@ class ImageData(FlowData):
         told = self._conditions(sets_read)
         # what is decoded anew in each epoch has a checksum of times and paths
         pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
-        self.contents = (pixels, sets[0].labels)
+        self.file_facts = (pixels, sets[0].labels)
         if sets[0].captions is not None:
-            self.contents += (sets[0].captions,)
+            self.file_facts += (sets[0].captions,)
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
@@ -333,7 +334,7 @@ class PointData(FlowData):
             points.draw(self.kind, count, item_seed(self.seed, DRAW_EPOCH, part))
             for part, count in enumerate(self.counts)
         ]
-        self.contents = (self.kind,)
+        self.file_facts = (self.kind,)
         train, val = ([0] * count for count in self.counts)
         self.train_set = Items(StoredValues(values[0]), train, None, self.seed, pooled=self.pooled)
         self.val_set = Items(StoredValues(values[1]), val, None, self.seed)

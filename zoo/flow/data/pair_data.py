@@ -26,7 +26,7 @@ from zoo.flow.data.items import EVALUATION_EPOCH
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.sampling import PAIRS, noise
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 META_NAME = "meta.json"
 NEEDED_KEYS = ("count", "shard_size", "sample_shape", "num_classes", "classes")
@@ -272,7 +272,7 @@ class PairData(FlowData):
         latents, told = self._latents(), self._told(read)
         self.train_set = Pairs(read, range(first), self.seed, latents, told)
         self.val_set = Pairs(read, range(first, count), self.seed, latents, told)
-        self.contents = (count, self.sample_shape)
+        self.file_facts = (count, self.sample_shape)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training pairs' latents, float64."""

@@ -14,7 +14,7 @@ from zoo.flow.evaluation.controls import matching_labels
 from zoo.flow.evaluation.references import build_extractor
 from zoo.flow.process.quality import Draw, SampleMetrics
 from zoo.flow.process.sampling import SAMPLES
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Metric = Literal["frechet", "accuracy", "spread", "nearest"]
 FIGURES = {"spread": ("std_ratio",), "nearest": ("nearest", "nearest_ratio")}

@@ -17,7 +17,7 @@ from zoo.flow.process.guidance import Autoguidance, Guidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
 from zoo.runs.load import load
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Drawn = tuple[list[int] | None, list[int]]
 """Labels (None without classes) and seeds, one per sample."""

@@ -35,7 +35,7 @@ from zoo.flow.process.solvers import METHODS, Method, Projection, Solution, Solv
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, attempt, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 MAX_IMAGES, MAX_POINTS, MAX_STEPS = 64, 5000, 100  # of one answer
 MAX_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation

@@ -123,8 +123,7 @@ def model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         "discriminators": discriminators(config),
         "loss_weights": weights | {"d/mpd": 1.0, "d/mrd": 1.0},
-        "clip_g": float(config.get("clip_grad_norm", 1000.0)),
-        "clip_d": float(config.get("clip_grad_norm", 1000.0)),
+        "step": dict.fromkeys(("clip_g", "clip_d"), float(config.get("clip_grad_norm", 1000.0))),
         "scheduler_interval": "step",
     }
     if several:

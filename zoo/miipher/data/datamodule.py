@@ -33,7 +33,7 @@ from zoo.audio.io.resample import resample_array
 from zoo.common.checks import check_within, find_data_folder
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
 from zoo.miipher.nets.families import SAMPLE_RATE
-from zoo.training.data import ZooDataModule
+from zoo.training.datamodule import ZooDataModule
 
 FRAME_SAMPLES = SAMPLE_RATE // 50  # of the encoders, 20 ms: shorter clips have no features
 
@@ -147,7 +147,7 @@ class SpeechData(ZooDataModule):
         self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
         self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
         self.lengths = np.minimum(select(speech.lengths, train.indices), self.max_samples)
-        self.contents = (select(speech.lengths, train.indices),)
+        self.file_facts = (select(speech.lengths, train.indices),)
 
     def parts(self) -> tuple[Part, Part]:
         """What training and validation read."""
@@ -282,7 +282,7 @@ class VocoderSegments(SpeechData):
             (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
             self.hops, self.clean_share, self.seed,
         )  # fmt: skip
-        self.contents = (select(speech.lengths, train.indices),)
+        self.file_facts = (select(speech.lengths, train.indices),)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 

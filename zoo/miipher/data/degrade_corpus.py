@@ -107,7 +107,7 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
 
     The seed of a copy follows from `seed`, the place of its utterance among the given ones, and its own number.
     """
-    from zoo.training.data import item_seed  # imports Lightning, which the workers do not need
+    from zoo.training.resume import item_seed  # imports Lightning, which the workers do not need
 
     if val_items >= len(utterances):
         raise ValueError(f"val_items {val_items} leaves nothing of {len(utterances)} utterances for training; lower it")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from zoo.common.atomic_files import delete_temporary_files
 from zoo.common.checks import check_at_least, check_one_of
 from zoo.runs import checkpoints as files
 from zoo.runs.checkpoints import parse_score
-from zoo.runs.frozen import frozen_modules
 from zoo.runs.run_folder import run_folder
 from zoo.training.signals import Interrupted, StopSignal
 
@@ -36,10 +34,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint of tensors and plain values; pickled objects are refused whatever `weights_only` says."""
         return files.load_checkpoint(Path(path), map_location or "cpu")
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Delete a checkpoint and its hash."""
-        files.delete_checkpoint(Path(path))
 
 
 class Checkpoints(Checkpoint):
@@ -82,7 +76,7 @@ class Checkpoints(Checkpoint):
         self._at_boundary = True  # neither in a step nor before its validation has ended
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Take over the stop signals, check the disk, and sweep what a killed process left half-written."""
+        """Take over the stop signals and sweep what a killed process left half-written."""
         folder = run_folder(trainer)
         if stage != "fit":
             return
@@ -91,8 +85,6 @@ class Checkpoints(Checkpoint):
             folder.mkdir(parents=True, exist_ok=True)
             for path in delete_temporary_files(folder):
                 log.info("removed %s, left by a killed process", path.name)
-            if not is_fast_dev_run(trainer):
-                check_disk_space(folder, pl_module, copies=self.keep_last + self.save_best + 1)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the signals back from Lightning, which registers its own handlers just before this."""
@@ -100,7 +92,7 @@ class Checkpoints(Checkpoint):
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find a mistyped monitor before the first step."""
-        names = sorted(getattr(pl_module, "evaluated", ()))
+        names = sorted(getattr(pl_module, "logged_metric_names", ()))
         if self.monitor is None or not names or self.monitor in names:
             return
         if nearest := difflib.get_close_matches(self.monitor, names, n=1, cutoff=0.8):
@@ -116,7 +108,7 @@ class Checkpoints(Checkpoint):
         self._saved_at = time.monotonic()
         self._saved_step = trainer.global_step or -1
         repair_restart(trainer)
-        self._exit_if_requested(self._synchronize(trainer)[1])
+        self._finish_step(trainer, self._synchronize(trainer)[1])
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Note that a step is under way: its half-done state is never saved."""
@@ -124,8 +116,8 @@ class Checkpoints(Checkpoint):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Save when it is time; after a stop signal save and exit. A validation that is due comes before both."""
-        if is_accumulating(trainer):
-            return
+        if trainer.fit_loop.epoch_loop._should_accumulate():
+            return  # the gradients gathered so far belong to a step under way
         time_is_up, exit_code = self._synchronize(trainer)
         by_steps = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         self._save_due = by_steps or time_is_up or is_last_batch(trainer)
@@ -138,7 +130,7 @@ class Checkpoints(Checkpoint):
             return
         if self.monitor is not None and self.save_best > 0:
             self._save_best(trainer, self.monitor)
-        if not is_accumulating(trainer):
+        if not trainer.fit_loop.epoch_loop._should_accumulate():
             self._finish_step(trainer, self._synchronize(trainer)[1])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -180,12 +172,9 @@ class Checkpoints(Checkpoint):
         if self._save_due:
             self._save_due = False
             self._save_last(trainer)
-        if exit_code and log_first:
-            trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
-        self._exit_if_requested(exit_code)
-
-    def _exit_if_requested(self, exit_code: int) -> None:
         if exit_code:
+            if log_first:
+                trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
             raise Interrupted(exit_code)  # on_exception saves, after an EMA has swapped its weights back
 
     def _save_last(self, trainer: L.Trainer) -> None:
@@ -228,11 +217,6 @@ def is_fast_dev_run(trainer: L.Trainer) -> bool:
     return bool(getattr(trainer, "fast_dev_run", False))
 
 
-def is_accumulating(trainer: L.Trainer) -> bool:
-    """Return whether the gradients gathered so far belong to a step under way."""
-    return bool(trainer.fit_loop.epoch_loop._should_accumulate())
-
-
 def is_last_batch(trainer: L.Trainer) -> bool:
     """Return whether training ends with this batch: its state is saved before Lightning counts the epoch as done."""
     loop: Any = trainer.fit_loop
@@ -259,37 +243,11 @@ def repair_restart(trainer: L.Trainer) -> None:
 
 
 def count_batch_as_open(progress: dict[str, Any]) -> None:
-    """Make a checkpoint that was saved after a validation look like one saved before it, in place.
+    """Make a checkpoint that was saved after a validation look like one saved before it, in its counts of batches.
 
     From the first, Lightning decides by the resume's own `val_check_interval` whether the batch is done, and with
-    another interval trains a batch twice. From the second on it continues with the next batch.
-
-    Args:
-        progress: the loop's counts of batches.
+    another interval trains a batch twice. From the second it continues with the next batch.
     """
     for counts in (progress["total"], progress["current"]):
         if counts["ready"] > 0:
             counts["completed"] = counts["ready"] - 1
-
-
-def check_disk_space(folder: Path, module: L.LightningModule, copies: int) -> None:
-    """Compare the free space with what a run's checkpoints will take.
-
-    Raises:
-        OSError: when not even two checkpoints fit (the one kept and the one being written).
-    """
-    trainable = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    backbones = frozen_modules({"": module}).values()
-    left_out = {id(p) for backbone in backbones for p in backbone.parameters() if not p.requires_grad}
-    saved = [t for t in [*module.parameters(), *module.buffers()] if id(t) not in left_out]
-    size = sum(t.numel() * t.element_size() for t in saved) + 2 * trainable  # Adam holds two moments of each
-    existing = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < 2 * size:
-        raise OSError(
-            f"too little space in {folder}: one checkpoint takes about {size / 2**20:.0f} MiB, two must fit, "
-            f"{free / 2**20:.0f} MiB are free; set trainer.default_root_dir to another disk"
-        )
-    if free < copies * size:
-        message = "%s has %.1f GiB free; %d checkpoints of about %.2f GiB will not all fit"
-        log.warning(message, folder, free / 2**30, copies, size / 2**30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import lightning as L
@@ -12,8 +11,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.common.checks import check_at_least, check_below
 from zoo.training.strategies.sharding import distribute_like, gather_to_first_rank, is_sharded, reshard
-
-log = logging.getLogger(__name__)
 
 
 class EMA(L.Callback):
@@ -57,13 +54,7 @@ class EMA(L.Callback):
         self.updates = 0
         self._step = 0
         self._swapped = False
-        self._restored = False
         self._owners: dict[str, tuple[nn.Module, str]] = {}  # module and attribute of each tensor
-
-    @property
-    def state_key(self) -> str:
-        """Same key whatever the arguments, so that a resume may change them."""
-        return "EMA"
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check that the modules exist."""
@@ -76,10 +67,8 @@ class EMA(L.Callback):
                 raise ValueError(f"EMA: {type(pl_module).__name__} has no module {name!r}, only {names}") from error
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Warn when a resumed checkpoint has no average."""
+        """Start counting at the step that the run resumes from."""
         self._step = trainer.global_step
-        if trainer.ckpt_path is not None and not self._restored:
-            log.warning("EMA: %s holds no average; it starts from the weights", trainer.ckpt_path)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Update, unless a guard skipped this batch or it only accumulated gradients."""
@@ -134,7 +123,6 @@ class EMA(L.Callback):
             )
         self.shadow = {name: distribute_like(value, tensors[name]) for name, value in saved["shadow"].items()}
         self.updates = saved["updates"]
-        self._restored = True
 
     def _model_tensors(self, pl_module: L.LightningModule) -> dict[str, Tensor]:
         """Return the trainable parameters and persistent float buffers of the modules, by their names in the task."""

@@ -1,4 +1,4 @@
-"""A guard of the loss: bad batches are thrown away before they reach weights or optimizer states."""
+"""Guards of a training: bad batches are skipped, and learning rates reduced below any schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import lightning as L
@@ -15,10 +15,122 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zoo.common.checks import check_above, check_at_least, check_between, check_one_of, check_positive, check_within
-from zoo.training.callbacks.lr_multiplier import LrMultiplier
-from zoo.training.strategies.sharding import gradient_norm
+from zoo.training.strategies.sharding import gradient_norm, hides_gradients
 
 log = logging.getLogger(__name__)
+
+
+def multiply_lr(optimizer: Optimizer, factor: Callable[[], float]) -> None:
+    """Multiply an optimizer's rates by what `factor` returns, during its steps only, so below any schedule."""
+    scheduled: list[Any] = []
+
+    def multiply(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        scheduled[:] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor()
+
+    def restore(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = rate
+
+    optimizer.register_step_pre_hook(multiply)
+    optimizer.register_step_post_hook(restore)
+
+
+def lr_multiplier(trainer: L.Trainer) -> float:
+    """Return the product of the multipliers of all callbacks."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return math.prod(getattr(each, "multiplier", 1.0) for each in callbacks)
+
+
+class LrMultiplier(L.Callback):
+    """Base of callbacks with a multiplier of the learning rates, and counters in the checkpoint."""
+
+    counters: ClassVar[tuple[str, ...]] = ()
+    floor = 0.0
+    multiplier = 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+        return {name: getattr(self, name) for name in self.counters}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the counters."""
+        for name in self.counters:
+            setattr(self, name, state_dict[name])
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse strategies that step an optimizer of their own."""
+        if hides_gradients(trainer):
+            name = type(trainer.strategy).__name__
+            raise ValueError(f"{type(self).__name__} does not work with {name}: use --config trainer/fsdp")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Apply all multipliers to the optimizers, once."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if self is next(each for each in callbacks if isinstance(each, LrMultiplier)):
+            for optimizer in trainer.optimizers:
+                multiply_lr(optimizer, lambda: lr_multiplier(trainer))
+
+    def reduce(self, factor: float) -> None:
+        """Reduce the multiplier, to `floor` at the lowest."""
+        self.multiplier = max(self.floor, self.multiplier * factor)
+
+
+class Plateau(LrMultiplier):
+    """Multiplies the learning rates by a factor after validations without improvement, below any schedule.
+
+    Args:
+        monitor: metric key, e.g. `val/loss`.
+        factor: of the rates on a plateau, in (0, 1).
+        patience: validations in a row without improvement that make a plateau.
+        mode: "min" or "max".
+        floor: smallest multiplier.
+
+    Raises:
+        ValueError: when a number is out of its range; in validation, when the metric is not logged.
+    """
+
+    counters = ("multiplier", "best", "waited")
+
+    def __init__(
+        self,
+        monitor: str = "val/loss",
+        factor: float = 0.5,
+        patience: int = 10,
+        mode: Literal["min", "max"] = "min",
+        floor: float = 0.01,
+    ) -> None:
+        check_between(0, 1, factor=factor)
+        check_positive(floor=floor)
+        check_within(0, 1, floor=floor)
+        check_at_least(1, patience=patience)
+        check_one_of(("min", "max"), mode=mode)
+        self.monitor = monitor
+        self.factor = factor
+        self.patience = patience
+        self.sign = 1.0 if mode == "min" else -1.0
+        self.floor = floor
+        self.best = math.inf
+        self.waited = 0
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compare the metric with the best."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        if self.monitor not in trainer.callback_metrics:
+            names = ", ".join(sorted(map(str, trainer.callback_metrics))) or "none"
+            raise ValueError(f"Plateau: monitor {self.monitor!r} is not logged; logged metrics: {names}")
+        score = self.sign * float(trainer.callback_metrics[self.monitor])
+        if score < self.best:
+            self.best, self.waited = score, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            self.waited = 0
+            self.reduce(self.factor)
+            message = "%s did not improve in %d validations: learning rates are now times %.3g"
+            log.warning(message, self.monitor, self.patience, self.multiplier)
 
 
 class DivergedError(RuntimeError):

@@ -6,8 +6,6 @@ import functools
 import logging
 import os
 import re
-import shlex
-import subprocess
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,21 +31,17 @@ log = logging.getLogger(__name__)
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 WANDB_ID_FILE = "wandb_run_id"
 MLFLOW_ID_FILE = "mlflow_run_id"
-_GIT_SECONDS = 5
 _LOGIN = re.compile(r"://[^/@\s]+@")  # user and password in an address stay here
 
 
 @dataclass
 class WandbSettings:
-    """Weights & Biases. The key of an account is read from WANDB_API_KEY only, never from a config.
+    """Weights & Biases; its variables give the rest (WANDB_NOTES, ...), and WANDB_API_KEY alone the key of an account.
 
     Args:
         name: run name; `<system>/<recipe>/<name of the run folder>` when None.
         entity: user or team.
         mode: "offline" needs no account (send it later by `wandb sync`); the variable WANDB_MODE overrides it.
-        group: runs that W&B shows together; `<system>/<recipe>` when None.
-        notes: free text shown with the run.
-        job_type: kind of the run within its group.
         log_model: "best" sends the best checkpoint (without a monitor the last) as an artifact when the fit ends.
     """
 
@@ -56,9 +50,6 @@ class WandbSettings:
     entity: str | None = None
     mode: Literal["online", "offline"] = "offline"
     tags: list[str] | None = None
-    group: str | None = None
-    notes: str | None = None
-    job_type: str = "fit"
     log_model: Literal["best", "none"] = "none"
 
 
@@ -89,20 +80,15 @@ def make_loggers(
     folder: Path,
     configured: Sequence[Logger] = (),
     recipe: str = "unnamed",
-    step: int | None = None,
     trained_steps: int | None = None,
 ) -> list[Logger]:
-    """Build the loggers that a config names, which write below the run folder, and let none of them end a run.
+    """Build the loggers that a config names, which write below the run folder; return those that can be opened.
 
     Args:
         names: "tensorboard", "wandb", "mlflow".
-        configured: the config's own.
+        configured: loggers of `trainer.logger`; their errors end no run either.
         recipe: `<system>/<recipe>`, for names and groups.
-        step: of every value, in place of the trainer's, which knows none when it only evaluates.
         trained_steps: of the checkpoint that a run resumes from: what TensorBoard has from there on is logged again.
-
-    Returns:
-        Those whose service can be had.
 
     Raises:
         ImportError: mlflow is requested and not installed.
@@ -111,21 +97,19 @@ def make_loggers(
     makers: dict[str, Callable[[], Logger]] = {
         "tensorboard": lambda: TensorBoardLogger(folder, "", "tensorboard", purge_step=trained_steps),
         "wandb": lambda: _make_wandb(wandb, folder, recipe),
-        "mlflow": lambda: _make_mlflow(folder, recipe, address),
+        "mlflow": lambda: _make_mlflow(folder, recipe),
     }
-    loggers = [logger for logger in [*(makers[name]() for name in names), *configured] if _is_reachable(logger)]
+    loggers = [*(makers[name]() for name in names), *configured]
+    if is_rank_zero():  # the first process writes alone
+        loggers = [
+            logger for logger in loggers if catch_errors(lambda each: [each.experiment], type(logger).__name__)(logger)
+        ]
     for logger in loggers:
         for name in ("log_metrics", "log_hyperparams", "save", "finalize", "after_save_checkpoint"):
             setattr(logger, name, catch_errors(getattr(logger, name), type(logger).__name__))
-        if step is not None:
-            setattr(logger, "log_metrics", functools.partial(_log_at_step, logger.log_metrics, step))  # noqa: B010
     if address is None:
         os.environ.pop("MLFLOW_TRACKING_URI", None)  # mlflow sets it, and would lead the next run to this store
     return loggers
-
-
-def _log_at_step(log_metrics: Callable[..., None], run_step: int, metrics: Any, *_: Any, **__: Any) -> None:
-    log_metrics(metrics, step=run_step)
 
 
 def _make_wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
@@ -133,9 +117,9 @@ def _make_wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
     folder.mkdir(parents=True, exist_ok=True)
     if settings.log_model != "none":
         os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))  # copies that wait for `wandb sync`
-    id_file = folder / WANDB_ID_FILE  # chosen once, kept over every resume
+    id_file = folder / WANDB_ID_FILE  # the same over every resume
     if not id_file.is_file() and is_rank_zero():
-        id_file.write_text(uuid.uuid4().hex[:8] + "\n", encoding="utf-8")
+        id_file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
     return ZooWandbLogger(
         settings.log_model == "best",
         save_dir=folder.absolute(),  # its service keeps the folder in which it was started
@@ -146,15 +130,13 @@ def _make_wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
         mode=mode,
         entity=settings.entity,
         tags=settings.tags,
-        group=settings.group or recipe,
-        notes=settings.notes,
-        job_type=settings.job_type,
+        group=recipe,
         settings={"quiet": True} if mode == "online" else {"silent": True},
     )
 
 
-def _make_mlflow(folder: Path, recipe: str, address: str | None) -> Logger:
-    uri = address or (folder.absolute() / "mlflow").as_uri()
+def _make_mlflow(folder: Path, recipe: str) -> Logger:
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder.absolute() / "mlflow").as_uri()
     if uri.startswith("file:"):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3.7 and later refuse a folder without it
     logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it warns of each new experiment
@@ -169,23 +151,6 @@ def _read_id(file: Path) -> str | None:
     return (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
 
 
-def _is_reachable(logger: Logger) -> bool:
-    """Return whether a logger's service answers; in Lightning's hands its error would end the run."""
-    if not is_rank_zero():  # the first process writes alone
-        return True
-    try:
-        logger.experiment  # type: ignore[attr-defined]  # noqa: B018
-    except Exception as error:  # whatever a service raises: metrics.csv is the record
-        log.warning(
-            "%s is left out (%s: %s); training goes on, metrics.csv is complete (W&B needs no account in mode offline)",
-            type(logger).__name__,
-            type(error).__name__,
-            " ".join(str(error).split()),
-        )
-        return False
-    return True
-
-
 def catch_errors(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a method of the logger of that name whose first error is a warning; the others are not mentioned."""
     failed = False
@@ -198,7 +163,7 @@ def catch_errors(method: Callable[..., Any], name: str) -> Callable[..., Any]:
         except Exception as error:  # whatever a service raises: metrics.csv is the record
             if not failed:
                 message = "%s failed (%s: %s); training goes on, metrics.csv is complete"
-                log.warning(message, name, type(error).__name__, error)
+                log.warning(message, name, type(error).__name__, " ".join(str(error).split()))
             failed = True
             return None
 
@@ -225,7 +190,13 @@ class RunInfoLogger(L.Callback):
         self._is_active = trainer.is_global_zero and not is_fast_dev_run(trainer)
         if self._is_active:
             self._text = _LOGIN.sub("://", self._read_config())
-            self._info = {**load_yaml(self._text), "run": collect_run_info(trainer, self.recipe)}
+            run: dict[str, Any] = {
+                "recipe": self.recipe,
+                "zoo": __version__,
+                "device": describe_device(trainer.strategy.root_device),
+            }
+            run |= {"processes": trainer.world_size, "precision": str(trainer.precision)}
+            self._info = {**load_yaml(self._text), "run": run}
             for logger in trainer.loggers:
                 catch_errors(self._log_config, type(logger).__name__)(trainer, logger)
 
@@ -272,14 +243,17 @@ class RunInfoLogger(L.Callback):
                 logger.log_hyperparams(flatten_config(self._info), values, trainer.global_step)
             elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
                 catch_errors(self._send_checkpoint, type(logger).__name__)(logger, path, checkpoints.monitor)
-            if location := catch_errors(_describe_location, type(logger).__name__)(logger):
-                log.info("%s", location)
 
     def _send_checkpoint(self, logger: ZooWandbLogger, path: Path, monitor: str | None) -> None:
         """Send a checkpoint to W&B with its hash and config."""
         import wandb
 
-        metadata = {"step": parse_step(path), "monitor": monitor, "value": parse_score(path), "config": self._info}
+        metadata = {
+            "step": parse_step(path),
+            "monitor": monitor,
+            "value": parse_score(path) if monitor else None,
+            "config": self._info,
+        }
         artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
         for file in (path, path.with_name(path.name + HASH_SUFFIX), path.with_name(CONFIG_NAME)):
             if file.is_file():
@@ -289,41 +263,3 @@ class RunInfoLogger(L.Callback):
 
 def _find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints:
     return next(callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints))
-
-
-def collect_run_info(trainer: L.Trainer, recipe: str) -> dict[str, Any]:
-    """Return what a run is beside its config: recipe, version and commit of the code, what it runs on."""
-    return {
-        "recipe": recipe,
-        "zoo": __version__,
-        "commit": find_commit(Path(__file__).parents[3]),
-        "device": describe_device(trainer.strategy.root_device),
-        "processes": trainer.world_size,
-        "precision": str(trainer.precision),
-    }
-
-
-def find_commit(checkout: Path) -> str | None:
-    """Return the commit of a checkout, `-dirty` with changes; None for an installed zoo."""
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip() or None
-
-
-def _describe_location(logger: Logger) -> str | None:
-    """Return where a logger's record can be seen: a command or an address."""
-    if isinstance(logger, TensorBoardLogger):
-        return f"TensorBoard: tensorboard --logdir {shlex.quote(logger.log_dir)}"
-    if isinstance(logger, ZooWandbLogger):
-        runs = f"{shlex.quote(str(logger.save_dir))}/wandb/offline-run-*-{logger.version}"
-        return f"W&B: {logger.experiment.url or f'wandb sync {runs}'}"
-    if isinstance(logger, MLFlowLogger):
-        variable, store = "MLFLOW_ALLOW_FILE_STORE=true", logger.save_dir
-        ui = f": {variable} mlflow ui --backend-store-uri {shlex.quote(store)}" if store else f" run {logger.run_id}"
-        return f"MLflow{ui}"
-    return None

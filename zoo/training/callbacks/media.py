@@ -1,14 +1,18 @@
-"""Sounds, pictures and tables of a validation: files in the run folder, and a copy for every logger that shows them."""
+"""Sounds, pictures and tables of a validation: files in the run folder, and a copy for every logger that shows them.
+
+Every rank calls these functions; rank zero writes `media/step_XXXXXXXX/<name>.<suffix>`. Nothing happens in a shortened
+sanity check. A logger that fails, or a full disk, is reported once and costs nothing but the sound or picture.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
@@ -16,7 +20,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.reports import csv_table, encode_gif, markdown_table, to_numpy
+from zoo.common.reports import csv_table, encode_gif, markdown_table, new_figure, to_numpy
 from zoo.runs.run_folder import run_folder
 
 if TYPE_CHECKING:
@@ -24,12 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Call = tuple[str, dict[str, Any]]  # a method and its arguments
+
 
 def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sample_rate: int) -> None:
-    """Write a sound of this step as `media/step_XXXXXXXX/<name>.wav` and log it.
-
-    Call it on every rank; rank zero writes. Nothing happens in a shortened sanity check. A logger that fails, or a
-    full disk, is reported once and costs nothing but the sound.
+    """Write and log a sound, as wav.
 
     Args:
         name: what it is, e.g. `val/generated_0`; the same in every validation.
@@ -39,25 +42,19 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
     Raises:
         ValueError: when the audio has more than one channel or no sample.
     """
+    import soundfile
+
     samples = np.asarray(to_numpy(audio), dtype=np.float32)
     if samples.size == 0 or samples.shape[-1:] != (samples.size,):
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
-
-    def write(file: BinaryIO) -> None:
-        import soundfile
-
-        soundfile.write(file, samples, sample_rate, "PCM_16", format="WAV")
-
-    _write_and_log(
-        task, name, ".wav", write,
-        lambda logger, path, step: logger.log_audio(name, [path], step=step),
-        lambda writer, step: writer.add_audio(name, samples[None], step, sample_rate=sample_rate),
-    )  # fmt: skip
+    file, shown = BytesIO(), {"snd_tensor": samples[None], "sample_rate": sample_rate}
+    soundfile.write(file, samples, sample_rate, "PCM_16", format="WAV")
+    _write_and_log(task, name, ".wav", file.getvalue(), ("log_audio", {}), ("add_audio", shown))
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
-    """Write a picture of this step as `media/step_XXXXXXXX/<name>.png` and log it; otherwise as `log_audio`.
+    """Write and log a picture, as png.
 
     Args:
         name: what it is, e.g. `val/samples`.
@@ -71,11 +68,11 @@ def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) ->
     pixels, file = _to_pixels(name, to_numpy(image)), BytesIO()
     if media_dir(task) is not None:
         Image.fromarray(pixels).save(file, format="PNG")
-        _log_encoded(task, name, ".png", file.getvalue(), pixels, "log_image")
+        _write_and_log(task, name, ".png", file.getvalue(), ("log_image", {}), _as_image(pixels))
 
 
 def log_figure(task: L.LightningModule, name: str, figure: Figure) -> None:
-    """Log a matplotlib figure as an image, as `log_image`."""
+    """Write and log a matplotlib figure as a picture."""
     if media_dir(task) is not None:
         log_image(task, name, figure_to_image(figure))
 
@@ -89,18 +86,37 @@ def figure_to_image(figure: Figure) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def log_animation(
-    task: L.LightningModule, name: str, frames: Tensor | np.ndarray | Sequence[np.ndarray], fps: float = 8.0
-) -> None:
-    """Write an animation of this step as `media/step_XXXXXXXX/<name>.gif` and log it; otherwise as `log_audio`.
+def log_matrices(task: L.LightningModule, name: str, matrices: Mapping[str, Tensor | np.ndarray]) -> None:
+    """Draw matrices below one another on the scale of the first, row 0 at the bottom, and log the figure.
+
+    Args:
+        name: what they are, e.g. `val/mel_0`.
+        matrices: by title, each (rows, columns).
+    """
+    if media_dir(task) is None:
+        return
+    values = {title: to_numpy(matrix).astype(np.float32) for title, matrix in matrices.items()}
+    first = next(iter(values.values()))
+    figure = new_figure(8.0, 0.6 + 1.8 * len(values))
+    panels = list(figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0])
+    for axes, (title, matrix) in zip(panels, values.items(), strict=True):
+        limits = {"vmin": float(first.min()), "vmax": float(first.max())}
+        image = axes.imshow(matrix, origin="lower", aspect="auto", cmap="magma", **limits)
+        axes.set_title(title)
+    figure.colorbar(image, ax=panels)
+    log_figure(task, name, figure)
+
+
+def log_animation(task: L.LightningModule, name: str, frames: Any, fps: float = 8.0) -> None:
+    """Write and log an animation, as gif; TensorBoard shows its last frame.
 
     Args:
         name: what it is, e.g. `val/trajectory`.
-        frames: (N, H, W), (N, H, W, 3) or (N, 3, H, W); uint8, or floats in [0, 1].
+        frames: array or list of (H, W), (H, W, 3) or (3, H, W); uint8, or floats in [0, 1].
         fps: frames per second.
 
     Raises:
-        ValueError: when the shape is none of these.
+        ValueError: when there is no frame, or a shape is none of these.
     """
     if media_dir(task) is None:
         return
@@ -108,11 +124,11 @@ def log_animation(
     if not pictures:
         raise ValueError(f"log_animation({name!r}): expected at least one frame")
     content = encode_gif(np.stack(pictures), fps)
-    _log_encoded(task, name, ".gif", content, pictures[0], "log_video", format=["gif"])
+    _write_and_log(task, name, ".gif", content, ("log_video", {"format": ["gif"]}), _as_image(pictures[-1]))
 
 
 def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a table of this step as `media/step_XXXXXXXX/<name>.csv` and log it; otherwise as `log_audio`.
+    """Write and log a table, as csv.
 
     Args:
         name: what it is, e.g. `val/answers`.
@@ -125,11 +141,9 @@ def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: 
         raise ValueError(f"log_table({name!r}): expected {len(columns)} cells in every row")
     content = csv_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
     texts = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    _write_and_log(
-        task, name, ".csv", lambda file: file.write(content),
-        lambda logger, path, step: logger.log_table(name, columns=list(columns), data=[*map(list, rows)], step=step),
-        lambda writer, step: writer.add_text(name, markdown_table(columns, texts), step),
-    )  # fmt: skip
+    table = {"columns": list(columns), "data": [*map(list, rows)]}
+    shown = {"text_string": markdown_table(columns, texts)}
+    _write_and_log(task, name, ".csv", content, ("log_table", table), ("add_text", shown))
 
 
 def _to_pixels(name: str, image: np.ndarray) -> np.ndarray:
@@ -145,23 +159,8 @@ def _to_pixels(name: str, image: np.ndarray) -> np.ndarray:
     return np.rint(255.0 * np.clip(np.nan_to_num(image.astype(np.float32)), 0.0, 1.0)).astype(np.uint8)
 
 
-def _log_encoded(
-    task: L.LightningModule, name: str, suffix: str, content: bytes, pixels: np.ndarray, method: str, **options: Any
-) -> None:
-    """Log an encoded image or animation: by a method of W&B's logger; TensorBoard gets it as it is in the file."""
-
-    def add(writer: Any, step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        colours = 1 if pixels.ndim == 2 else pixels.shape[2]
-        size = {"height": pixels.shape[0], "width": pixels.shape[1], "colorspace": colours}
-        image = Summary.Image(encoded_image_string=content, **size)
-        writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
-
-    def show(logger: Any, path: str, step: int) -> None:
-        getattr(logger, method)(name, [path], step=step, **options)
-
-    _write_and_log(task, name, suffix, lambda file: file.write(content), show, add)
+def _as_image(pixels: np.ndarray) -> Call:
+    return "add_image", {"img_tensor": pixels, "dataformats": "HW" if pixels.ndim == 2 else "HWC"}
 
 
 def is_shortened(trainer: L.Trainer) -> bool:
@@ -177,42 +176,31 @@ def media_dir(task: L.LightningModule) -> Path | None:
     return folder / f"step_{trainer.global_step:08d}" if writes else None
 
 
-def _write_and_log(
-    task: L.LightningModule,
-    name: str,
-    suffix: str,
-    write: Callable[[BinaryIO], object],
-    show_in_wandb: Callable[[Any, str, int], object],
-    add_to_tensorboard: Callable[[Any, int], object],
-) -> None:
-    """Write the file on rank zero, then pass it to each logger; one that fails is named once.
-
-    Args:
-        show_in_wandb: called with the logger, the file and the step.
-        add_to_tensorboard: called with TensorBoard's writer and the step.
-    """
+def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: bytes, wandb: Call, board: Call) -> None:
+    """Write the file, then pass it to each logger: W&B's and TensorBoard's by their calls; one that fails is named."""
     folder, trainer = media_dir(task), task.trainer
     if folder is None:
         return
     path = folder / ((re.sub(r"[^\w.-]+", "_", name).strip("._") or "unnamed") + suffix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, write)
+        write_atomic(path, lambda file: file.write(content))
     except OSError as error:
         _warn_once("files", f"{path} cannot be written ({error}): sounds and pictures may be missing from now on")
         return
     step = trainer.fit_loop.epoch_loop._batches_that_stepped  # that of this validation's metrics
     for logger in trainer.loggers:
+        kind = type(logger).__name__
         try:
             if isinstance(logger, WandbLogger):
-                show_in_wandb(logger, str(path), step)
+                paths = () if "data" in wandb[1] else ([str(path)],)
+                getattr(logger, wandb[0])(name, *paths, step=step, **wandb[1])
             elif isinstance(logger, TensorBoardLogger):
-                add_to_tensorboard(logger.experiment, step)
+                getattr(logger.experiment, board[0])(name, global_step=step, **board[1])
             elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_artifact(logger.run_id, str(path), f"media/{folder.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
-            name = type(logger).__name__
-            _warn_once(name, f"{name} could not take {path.name} ({error}); the file is in {folder}")
+            _warn_once(kind, f"{kind} could not take {path.name} ({error}); the file is in {folder}")
 
 
 _warned: set[str] = set()

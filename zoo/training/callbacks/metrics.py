@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zoo.common.environment import peak_memory_bytes
-from zoo.training.callbacks.lr_multiplier import lr_multiplier
+from zoo.training.callbacks.guard import lr_multiplier
 from zoo.training.strategies.sharding import gradient_norm
 
 GIB = 2.0**30
@@ -118,15 +118,12 @@ def learning_rates(optimizers: Sequence[Optimizer], names: Sequence[str] = ()) -
     """Return learning rates by log key: `train/lr_<name>`, of several groups `train/lr_<name>_<name or number>`.
 
     Args:
-        names: of the optimizers, in their order; without them their classes, numbered from the second of a class on.
+        names: of the optimizers, in their order; without them their classes, numbered where there are several.
     """
     rates: dict[str, float] = {}
-    classes: list[str] = []
     for index, optimizer in enumerate(optimizers):
-        name = type(optimizer).__name__.lower()
-        count = classes.count(name)
-        classes.append(name)
-        name = names[index] if index < len(names) else f"{name}_{count}" if count else name
+        kind = type(optimizer).__name__.lower()
+        name = names[index] if index < len(names) else f"{kind}_{index}" if len(optimizers) > 1 else kind
         groups = optimizer.param_groups
         for number, group in enumerate(groups):
             suffix = f"_{group.get('name', number)}" if len(groups) > 1 else ""

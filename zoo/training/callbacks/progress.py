@@ -15,21 +15,21 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch import callbacks
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
 from zoo.common.checks import check_above
 from zoo.common.environment import verbosity
+from zoo.runs.run_info import format_duration
 from zoo.training.callbacks.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
 
 REDRAW_SECONDS = 0.25
 SPEED_SECONDS = 30.0  # over which the speed is a mean
-BAR_WIDTH = 30
+BAR_WIDTH = 20
 LOSSES = ("train/loss", "train/g/mel", "train/g/total")  # the first that is logged; a GAN's total says little
-SEPARATOR = " · "
 
 
 @dataclass
@@ -61,18 +61,8 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if 999.5 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
-def format_duration(seconds: float) -> str:
-    """Format a time: 45 s, 13 min, 2 h 05 min, 3 d 4 h."""
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{hours // 24} d {hours % 24} h"
-
-
 def describe_task(task: Task) -> str:
-    """Return `step 120/2,600 · 5 % · 3.1 it/s · ETA 13 min`, as far as it is known."""
+    """Return `step 120/2,600 · 5 % · 3.1 it/s · ETA 13 min` as far as it is known, and the task's values."""
     parts = [f"{task.description} {task.completed:,.0f}"]
     if task.total:
         parts[0] += f"/{task.total:,.0f}"
@@ -81,21 +71,12 @@ def describe_task(task: Task) -> str:
         parts.append(f"{task.speed:.3g} it/s" if task.speed >= 1 else f"{1 / task.speed:.3g} s/it")
     if task.speed and task.remaining:
         parts.append(f"ETA {format_duration(task.remaining / task.speed)}")
-    return SEPARATOR.join(parts)
+    return " · ".join([*parts, *task.fields["values"]])
 
 
 class _DescriptionColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(describe_task(task), no_wrap=True, overflow="ellipsis")
-
-
-class _Bars(Progress):
-    values = ""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        if self.values:
-            yield Text(self.values, no_wrap=True, overflow="ellipsis")
 
 
 class ProgressBar(callbacks.ProgressBar):
@@ -112,9 +93,9 @@ class ProgressBar(callbacks.ProgressBar):
         self.metrics = metrics
         self.every_seconds = every_seconds
         self._enabled = True
-        self._bars: _Bars | None = None
+        self._bars = Progress(disable=True)
         self._training: TaskID | None = None
-        self._evaluation: TaskID | None = None
+        self._evaluation = TaskID(0)
         self._monitor: str | None = None
         self._drawn_at = self._logged_at = 0.0
 
@@ -123,81 +104,73 @@ class ProgressBar(callbacks.ProgressBar):
         self._enabled = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Find the monitored metric."""
+        """Find the monitored metric; take the terminal."""
         super().setup(trainer, pl_module, stage)
         monitors = (each.monitor for each in trainer.checkpoint_callbacks if isinstance(each, Checkpoints))
         self._monitor = next(monitors, None)
+        console = Console(stderr=True)
+        animated = sys.stderr.isatty() and not console.is_dumb_terminal and verbosity() != "quiet"
+        self._bars = Progress(
+            BarColumn(BAR_WIDTH),
+            _DescriptionColumn(),
+            console=console,
+            auto_refresh=False,  # no thread, whose locks a forked loader process would inherit
+            speed_estimate_period=SPEED_SECONDS,
+            redirect_stdout=sys.stdout.isatty(),
+            disable=not (self._enabled and animated),
+        )
+        self._bars.start()
+        self._training = None
+        self._logged_at = time.monotonic()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start at the first step of the run or of the resume."""
-        self._training = self._add("step", count_steps(trainer), trainer.global_step)
+        total = count_steps(trainer)
+        total_steps = total if math.isfinite(total) else None
+        self._training = self._bars.add_task("step", total=total_steps, completed=trainer.global_step, values=[])
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Count a step."""
-        self._update(self._training, trainer.global_step)
+        if self._training is not None:
+            self._update(self._training, trainer.global_step)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin a validation: before a training, within it, or alone."""
+        """Begin an evaluation: before a training, within it, or alone."""
+        name, batches = "validation", trainer.num_val_batches
         if trainer.sanity_checking:
-            self._evaluation = self._add("validation before step 1", sum(trainer.num_sanity_val_batches))
-        else:
-            self._evaluation = self._add("validation", sum(trainer.num_val_batches))
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin a test."""
-        self._evaluation = self._add("test", sum(trainer.num_test_batches))
+            name, batches = "validation before step 1", trainer.num_sanity_val_batches
+        elif trainer.testing:
+            name, batches = "test", trainer.num_test_batches
+        self._evaluation = self._bars.add_task(name, total=sum(batches), values=[])
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """Count a batch."""
-        if self._bars is not None and self._evaluation is not None:
-            self._update(self._evaluation, self._bars.tasks[-1].completed + 1)
-
-    on_test_batch_end = on_validation_batch_end
+        self._update(self._evaluation, self._bars.tasks[-1].completed + 1)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show a validation's result."""
-        if self._training is None and not trainer.sanity_checking:
-            return self._stop()
-        if self._bars is not None and self._evaluation is not None:
+        """Show a validation's result within the training."""
+        if trainer.state.fn == "fit":
             self._bars.remove_task(self._evaluation)
-        self._evaluation = None
-        if not trainer.sanity_checking:
-            self._draw()
-            self._log()
+            if not trainer.sanity_checking:
+                self._draw()
+                self._log()
+
+    on_test_start = on_validation_start
+    on_test_batch_end = on_validation_batch_end
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the last values and leave them."""
         self._draw()
-        self._stop()
+        self.on_exception()
 
-    def on_test_end(self, *_: Any, **__: Any) -> None:
+    def on_exception(self, *_: Any, **__: Any) -> None:
         """Leave the bar as it is, and the terminal as it was."""
-        self._stop()
+        if not self._bars.disable:
+            self._bars.stop()
 
-    on_exception = on_test_end
+    teardown = on_exception
 
-    def _add(self, name: str, total: float, completed: int = 0) -> TaskID | None:
-        if not self._enabled:
-            return None
-        if self._bars is None:
-            console = Console(stderr=True)
-            animated = sys.stderr.isatty() and not console.is_dumb_terminal and verbosity() != "quiet"
-            self._bars = _Bars(
-                BarColumn(BAR_WIDTH),
-                _DescriptionColumn(),
-                console=console,
-                auto_refresh=False,  # no thread, whose locks a forked loader process would inherit
-                speed_estimate_period=SPEED_SECONDS,
-                redirect_stdout=sys.stdout.isatty(),
-                disable=not animated,
-            )
-            self._bars.start()
-            self._logged_at = time.monotonic()
-        return self._bars.add_task(name, total=total if math.isfinite(total) else None, completed=completed)
-
-    def _update(self, task: TaskID | None, completed: float) -> None:
-        if self._bars is None or task is None:
-            return
+    def _update(self, task: TaskID, completed: float) -> None:
         self._bars.update(task, completed=completed)
         now = time.monotonic()
         if now - self._drawn_at >= REDRAW_SECONDS:
@@ -206,28 +179,25 @@ class ProgressBar(callbacks.ProgressBar):
             self._log()
 
     def _draw(self) -> None:
-        if self._bars is not None and not self._bars.disable:
-            self._drawn_at = time.monotonic()
-            self._bars.values = SEPARATOR.join(self._describe_values())
+        self._drawn_at = time.monotonic()
+        if not self._bars.disable:
+            self._update_values()
             self._bars.refresh()
 
     def _log(self) -> None:
-        if self._bars is not None:
-            self._logged_at = time.monotonic()
-            tasks = [describe_task(task) for task in self._bars.tasks]
-            line = SEPARATOR.join([*tasks, *self._describe_values()])
+        self._logged_at = time.monotonic()
+        if self._enabled:
+            self._update_values()
+            line = " · ".join(map(describe_task, self._bars.tasks))
             log.info("%s", line, extra={"terminal": self._bars.disable})
 
-    def _stop(self) -> None:
-        if self._bars is not None and not self._bars.disable:
-            self._bars.stop()
-        self._bars = self._training = self._evaluation = None
-
-    def _describe_values(self) -> list[str]:
-        """Return `loss 1.41` and `val/loss 1.62`, values of which no rank waits for another."""
-        values = self.trainer.callback_metrics if self._training is not None else {}
-        keys = select_metrics(values, self.metrics, self._monitor)
-        return [f"{key.removeprefix('train/')} {format_number(float(values[key]))}" for key in keys]
+    def _update_values(self) -> None:
+        """Take `loss 1.41` and `val/loss 1.62`, values of which no rank waits for another."""
+        if self._training is not None:
+            values = self.trainer.callback_metrics
+            keys = select_metrics(values, self.metrics, self._monitor)
+            texts = [f"{key.removeprefix('train/')} {format_number(float(values[key]))}" for key in keys]
+            self._bars.update(self._training, values=texts)
 
 
 def count_steps(trainer: L.Trainer) -> float:

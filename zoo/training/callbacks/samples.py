@@ -16,18 +16,18 @@ from zoo.common.checks import check_at_least
 from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks import media
 from zoo.training.callbacks.metrics import count_items
-from zoo.training.callbacks.rng import capture_rng, restore_rng
+from zoo.training.callbacks.progress import count_steps
+from zoo.training.resume import capture_rng, restore_rng
 from zoo.training.strategies.sharding import gather_weights
 
 log = logging.getLogger(__name__)
 
 
 class Samples(L.Callback):
-    """Lets a task log samples at its validations: files in `media/` of the run folder, and in the loggers.
+    """Lets a task log samples of the first validation batches: files in `media/` of the run folder, and in the loggers.
 
-    The task samples from the first validation batches with a fixed seed, so the pictures of two validations differ by
-    the weights alone; with averaged weights where the validation has them. Neither the training's random numbers nor
-    an error in a sample reaches the training.
+    Their seed is fixed, so the pictures of two validations differ by the weights alone. Neither random numbers nor an
+    error of a sample reaches the training.
 
     Args:
         enabled: whether there are samples at all.
@@ -69,7 +69,7 @@ class Samples(L.Callback):
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let the task sample."""
         batches, self._batches = self._batches, []
-        log_samples: Any = getattr(pl_module, "draw_samples", None)
+        log_samples: Any = getattr(pl_module, "log_samples", None)
         if self.showing and log_samples is not None:
             with gather_weights(trainer):
                 self.run(lambda: log_samples(batches, is_last_validation(trainer)))
@@ -102,12 +102,7 @@ def is_last_validation(trainer: L.Trainer) -> bool:
         return True
     if trainer.sanity_checking:  # Lightning does not know its periods yet
         return False
+    left = (count_steps(trainer) - trainer.global_step) * trainer.accumulate_grad_batches
     per_epoch = float(trainer.num_training_batches)
-    left = math.inf
-    if trainer.max_steps >= 0:
-        left = float((trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches)
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0 and math.isfinite(per_epoch):
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed
-        left = min(left, (trainer.max_epochs - trainer.current_epoch) * per_epoch - done)
     period, epochs = float(trainer.val_check_batch or math.inf), trainer.check_val_every_n_epoch
     return left < (epochs * per_epoch if epochs is not None and period >= per_epoch else period)

@@ -21,10 +21,11 @@ from zoo.common.registry import allowed_packages, public_name
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, parse_score, parse_step
 from zoo.runs.metrics_csv import read_metrics
 from zoo.runs.run_folder import CSV_NAME, run_folder
+from zoo.runs.run_info import format_duration
 from zoo.training.callbacks.checkpoint import Checkpoints
-from zoo.training.callbacks.progress import count_steps, format_duration, format_number, select_metrics
+from zoo.training.callbacks.progress import count_steps, format_number, select_metrics
 from zoo.training.callbacks.train_log import LOG_NAME, log_to_file
-from zoo.training.data import ZooDataModule
+from zoo.training.datamodule import ZooDataModule
 from zoo.training.schedules import accumulated_batches
 from zoo.training.signals import Interrupted
 
@@ -42,14 +43,9 @@ class RunSummary(L.Callback):
         self.recipe = recipe
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Gather every rank's device and log the lines once."""
-        devices: list[Any] = [describe_device(trainer.strategy.root_device)]
-        if trainer.world_size > 1:
-            gathered: list[Any] = [None] * trainer.world_size
-            torch.distributed.all_gather_object(gathered, devices[0])
-            devices = gathered
+        """Log the lines."""
         if trainer.is_global_zero:
-            _log_table({"recipe": self.recipe, **describe_run(trainer, pl_module, devices)})
+            _log_table({"recipe": self.recipe, **describe_run(trainer, pl_module)})
 
 
 def _log_table(rows: Mapping[str, str | list[str]]) -> None:
@@ -58,12 +54,8 @@ def _log_table(rows: Mapping[str, str | list[str]]) -> None:
             log.info("%-15s %s", "" if line else key, text)
 
 
-def describe_run(trainer: L.Trainer, module: L.LightningModule, devices: Sequence[str]) -> dict[str, str]:
-    """Return texts by name, in the order of their lines, for a trainer whose strategy and data are connected.
-
-    Args:
-        devices: by rank.
-    """
+def describe_run(trainer: L.Trainer, module: L.LightningModule) -> dict[str, str]:
+    """Return texts by name, in the order of their lines, for a trainer whose strategy and data are connected."""
     world_size, data = trainer.world_size, getattr(trainer, "datamodule", None)
     rows = {"system": public_name(type(module)), "parameters": _count_parameters(module)}
     if isinstance(data, ZooDataModule):
@@ -78,7 +70,8 @@ def describe_run(trainer: L.Trainer, module: L.LightningModule, devices: Sequenc
         if config.interval == "step" and end is not None and end < trainer.max_steps:
             rows[f"schedule {config.name}"] = f"ends at step {end} of {trainer.max_steps} (total_steps)"
     idle = isinstance(trainer.accelerator, CPUAccelerator) and torch.cuda.is_available()
-    rows["device"] = ", ".join(dict.fromkeys(devices)) + (" (a GPU is idle: trainer.accelerator=gpu)" if idle else "")
+    hint = " (a GPU is idle: trainer.accelerator=gpu)" if idle else ""
+    rows["device"] = describe_device(trainer.strategy.root_device) + hint
     if world_size > 1:
         rows["processes"] = f"{world_size} on {trainer.num_nodes} node(s), {type(trainer.strategy).__name__}"
     rows["precision"] = str(trainer.precision)
@@ -88,17 +81,9 @@ def describe_run(trainer: L.Trainer, module: L.LightningModule, devices: Sequenc
 
 
 def _count_parameters(module: L.LightningModule) -> str:
-    """Return `62,927 trained (generator 25,200, mpd 37,727), 94,371,712 frozen (encoder)`."""
-    texts = []
-    for word, trained in (("trained", True), ("frozen", False)):
-        counts = {
-            name: sum(weight.numel() for weight in child.parameters() if weight.requires_grad is trained)
-            for name, child in module.named_children()
-        }
-        total = sum(weight.numel() for weight in module.parameters() if weight.requires_grad is trained)
-        children = [name if count == total else f"{name} {count:,}" for name, count in counts.items() if count]
-        texts += [f"{total:,} {word} ({', '.join(children)})"] if children else []
-    return ", ".join(texts)
+    trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
+    frozen = sum(weight.numel() for weight in module.parameters() if not weight.requires_grad)
+    return f"{trained:,} trained" + (f", {frozen:,} frozen" if frozen else "")
 
 
 def _count_items(data: ZooDataModule, world_size: int) -> str:
@@ -143,8 +128,10 @@ def summarize_fit(
     checkpoints = next((each for each in trainer.checkpoint_callbacks if isinstance(each, Checkpoints)), None)
     monitor = None if checkpoints is None else checkpoints.monitor
     state = "trained" if error is None else "failed" if isinstance(error, Exception) else "stopped"
-    steps = _describe_steps(trainer.global_step, start, count_steps(trainer))
-    rows: dict[str, str | list[str]] = {state: f"{steps} in {format_duration(seconds)}"}
+    done, total = trainer.global_step, count_steps(trainer)
+    steps = f"steps {start + 1:,} to {done:,}" if done > start else "no step"
+    of_total = f" of {total:,.0f}" if done < total < math.inf else ""
+    rows: dict[str, str | list[str]] = {state: f"{steps}{of_total} in {format_duration(seconds)}"}
     last = find_checkpoints(folder, "step_*.ckpt")[:1]
     rows["run folder"] = f"{folder} ({last[0].name})" if last else str(folder)
     if checkpoints is not None and (best := best_checkpoint(folder, checkpoints.mode)) is not None:
@@ -155,17 +142,9 @@ def summarize_fit(
             text = f"first {format_number(values[0])}, last {format_number(values[-1])}"
             hint = "" if math.isfinite(values[-1]) else "; zoo.training.LossGuard skips batches that are not finite"
             rows[key.removeprefix("train/")] = text + hint
-    if (folder / "media").is_dir():
-        rows["samples"] = str(folder / "media")
     if last:
         rows["next"] = suggest_commands(folder, trainer.lightning_module, finished=error is None)
     return rows
-
-
-def _describe_steps(done: int, start: int, total: float) -> str:
-    """Return `40 steps`, or `steps 41 to 60 of 200` of a resumed run."""
-    steps = f"steps {start + 1:,} to {done:,}" if start and done > start else f"{done - start:,} steps"
-    return f"{steps} of {total:,.0f}" if done < total < math.inf else steps
 
 
 def suggest_commands(folder: Path, module: Any, finished: bool) -> list[str]:
@@ -173,7 +152,6 @@ def suggest_commands(folder: Path, module: Any, finished: bool) -> list[str]:
     quoted = shlex.quote(str(folder))
     commands = [] if finished else [f"zoo fit --ckpt_path {quoted}"]
     if getattr(module, "inference_class", ""):
-        commands += [module.use_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
-    return [
-        " ".join([command, *(f"--allow-import {package}" for package in allowed_packages())]) for command in commands
-    ]
+        commands += [module.usage_command.format(run=quoted), f"zoo export {quoted} FOLDER"]
+    packages = "".join(f" --allow-import {package}" for package in allowed_packages())
+    return [command + packages for command in commands]

@@ -22,18 +22,11 @@ log = logging.getLogger(__name__)
 class _LogFile(logging.FileHandler):
     """A log file that loses lines on a full disk, where Python's prints a traceback for each."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8")
-        self.setLevel(logging.INFO)
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-
     def handleError(self, record: logging.LogRecord) -> None:
-        """Pass over what the disk does not take."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        """Close, whether or not the last lines could be written."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -41,9 +34,9 @@ class _LogFile(logging.FileHandler):
 @contextlib.contextmanager
 def log_to_file(path: Path, names: Sequence[str] = LOGGERS) -> Iterator[None]:
     """Append what the loggers of these names report to a file."""
-    handler, zoo_logger = _LogFile(path), logging.getLogger("zoo")
-    level = zoo_logger.level
-    zoo_logger.setLevel(min(zoo_logger.getEffectiveLevel(), handler.level))  # a host program's may be higher
+    handler = _LogFile(path, encoding="utf-8")
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     for name in names:
         logging.getLogger(name).addHandler(handler)
     try:
@@ -51,7 +44,6 @@ def log_to_file(path: Path, names: Sequence[str] = LOGGERS) -> Iterator[None]:
     finally:
         for name in names:
             logging.getLogger(name).removeHandler(handler)
-        zoo_logger.setLevel(level)
         handler.close()
 
 
@@ -75,11 +67,10 @@ class TrainLog(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write what ended the run, and close: Lightning calls no teardown hook after an exception."""
-        name, extra = type(exception).__name__, {"terminal": False}
-        if isinstance(exception, Exception):
-            log.error("ended by %s", name, exc_info=exception, extra=extra)
-        else:  # a signal or Ctrl-C: its traceback is of no use
-            log.warning("ended by %s %s", name, exception, extra=extra)
+        is_error = isinstance(exception, Exception)  # a signal's or Ctrl-C's traceback is of no use
+        text = type(exception).__name__ if is_error else f"{type(exception).__name__} {exception}"
+        trace, level = exception if is_error else None, logging.ERROR if is_error else logging.WARNING
+        log.log(level, "ended by %s", text, exc_info=trace, extra={"terminal": False})
         self._stack.close()
 
     def teardown(self, *_: Any, **__: Any) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import corpus_files, drop_short_clips, match_companions, match_entries, unique_stems
 from zoo.audio.io import files
 
@@ -83,13 +82,6 @@ def test_faulty_list_is_named_with_its_line(tmp_path: Path, line: bytes) -> None
         corpus_files(tmp_path / "root", (str(tmp_path / "list"), None))
 
 
-def test_list_that_is_left_out(tmp_path: Path) -> None:
-    write_clips(tmp_path / "root", "a/1.wav", "a/2.wav", "b/1.wav")
-    (tmp_path / "list").write_text("a/1\n")
-    left = corpus_files(tmp_path / "root", without=str(tmp_path / "list"))
-    assert left == [tmp_path / "root/a/2.wav", tmp_path / "root/b/1.wav"]
-
-
 def test_stems_and_companions() -> None:
     assert unique_stems(NAMES) == {"2": 1, "x.0001": 3}
     names = ["wavs/a/1.wav", "wavs/b/1.wav", "wavs/b/2.wav"]
@@ -109,16 +101,3 @@ def test_short_clips_are_named(caplog: pytest.LogCaptureFixture) -> None:
     assert drop_short_clips(lengths, names, range(4), 5) == range(4)
     with pytest.raises(ValueError, match=r"2 of 2 clips .* d; none is left"):
         drop_short_clips(lengths, names, [1, 3], 10)
-
-
-def test_cache_names_are_relative_to_root(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    write_clips(root, "wavs/a/1.wav", "wavs/a/2.wav")
-    paths = files.find_audio_files(root)
-    old = build_cache(paths, tmp_path / "cache", RATE, progress=False)
-    assert list(old.names) == ["1.wav", "2.wav"]
-    assert list(build_cache(paths, tmp_path / "cache", RATE, progress=False, root=root).names) == [
-        "wavs/a/1.wav",
-        "wavs/a/2.wav",
-    ]
-    assert list(CorpusCache(tmp_path / "cache").names) == ["wavs/a/1.wav", "wavs/a/2.wav"]

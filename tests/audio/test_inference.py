@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from tests.hifigan.inference.test_vocoder import build as vocoder
 
 from tests.audiosr.inference.test_restore import restorer as audiosr_restorer
 from tests.audiosr.task_parts import AUTOENCODER, features
+from tests.hifigan.test_inference import build as vocoder
 from tests.miipher.stand_ins import LocalEncoder
 from tests.miipher.stand_ins import restorer as miipher_restorer
 from zoo.audio.inference import as_audio
