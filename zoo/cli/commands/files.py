@@ -142,9 +142,10 @@ def push(
         evaluation: folder that `zoo evaluate` wrote, for the card.
         root: folder of the runs that names are looked for in.
     """
-    from zoo.runs.hub import models
+    from zoo.runs.hub.models import endpoint
+    from zoo.runs.hub.push import push as push_run
     from zoo.runs.run_info import find_run
 
     path = Path(run) if Path(run).exists() else find_run(run, root)
-    pushed, is_new = models.push(path, name, private, revision, message, license, [evaluation] if evaluation else [])
-    print(f"{'pushed' if is_new else 'nothing new in'} {models.endpoint()}/{pushed.repo}\n  {pushed}")
+    pushed, is_new = push_run(path, name, private, revision, message, license, [evaluation] if evaluation else [])
+    print(f"{'pushed' if is_new else 'nothing new in'} {endpoint()}/{pushed.repo}\n  {pushed}")

@@ -1,4 +1,4 @@
-"""Models on a Hugging Face hub: `hf://user/name@revision` is downloaded when needed, `push` uploads a run.
+"""Models on a Hugging Face hub: `hf://user/name@revision` is downloaded when needed.
 
 A download reads the description first: it may name only components that this process may build.
 `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE` and `HF_HUB_CACHE` are read by huggingface_hub itself.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from zoo.runs.model_description import validate_description
 PREFIX = "hf://"
 LOG_IN = "log in by `hf auth login`, or set HF_TOKEN"
 DOWNLOADED = ("*.safetensors", "*.json", "README.md")
-PUSHED = ("*.safetensors", CONFIG_NAME, "training.yaml", "samples/*", "frozen/*")
 _NAME = re.compile(r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.+/-]+))?/?")  # a Path has one slash
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FROZEN_COPY = re.compile(r"frozen/[0-9a-f]{8,64}")
@@ -154,56 +152,3 @@ def _class_paths(node: Any) -> Iterator[str]:
         node = list(node.values())
     for value in node if isinstance(node, list) else ():
         yield from _class_paths(value)
-
-
-def push(
-    path: Path,
-    repo: str,
-    private: bool = False,
-    revision: str | None = None,
-    message: str | None = None,
-    licence: str = "unknown",
-    evaluations: Sequence[Path] = (),
-) -> tuple[HubName, bool]:
-    """Push a run, a checkpoint or an export as one commit; a killed or repeated push sends nothing twice.
-
-    Args:
-        repo: `user/name`; created when missing, like the branch `revision`.
-        evaluations: folders that `zoo evaluate` wrote, for the card.
-
-    Returns:
-        The model at its commit, and whether anything changed.
-
-    Raises:
-        ValueError: when the name is none, or the model cannot be exported.
-        HubError: when the hub does not take it.
-    """
-    from huggingface_hub import HfApi, get_token
-
-    from zoo.runs.hub.model_card import write_package
-
-    name = parse_hub_name(repo if repo.startswith(PREFIX) else f"{PREFIX}{repo}")
-    if name.revision is not None:
-        raise ValueError(f"{repo}: name the branch with --revision {name.revision}")
-    name, hub, subject = HubName(name.repo, revision), HfApi(), f"push to {name}"
-    if get_token() is None:
-        raise HubError(f"{subject}: no token for {endpoint()}: {LOG_IN}")
-    with explain_hub_errors(subject):  # before an export that may take minutes
-        if hub.repo_exists(name.repo) and private and not hub.model_info(name.repo).private:
-            raise HubError(f"{subject}: it exists and is public; make it private on its page")
-    with tempfile.TemporaryDirectory(prefix="zoo-push-") as temporary:
-        folder = Path(temporary) / "model"
-        title = write_package(folder, path, name, licence, evaluations)
-        with explain_hub_errors(subject):
-            hub.create_repo(name.repo, private=private or None, exist_ok=True)
-            if revision is not None:
-                hub.create_branch(name.repo, branch=revision, exist_ok=True)
-            before = hub.model_info(name.repo, revision=revision).sha
-            commit = hub.upload_folder(
-                repo_id=name.repo,
-                folder_path=folder,
-                revision=revision,
-                commit_message=message or title,
-                delete_patterns=list(PUSHED),  # of an earlier push
-            )
-    return HubName(name.repo, commit.oid), commit.oid != before

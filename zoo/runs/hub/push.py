@@ -1,10 +1,11 @@
-"""The folder that a push uploads: an export, whose card gets results, samples and licences, and the run's settings."""
+"""Pushing a run: an export, whose card gets results, samples and licences, and the run's settings."""
 
 from __future__ import annotations
 
 import csv
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from zoo.common.reports import markdown_table
 from zoo.runs import run_folder, run_info
 from zoo.runs.components import CONFIG_NAME, read_components
 from zoo.runs.export import write_export
-from zoo.runs.hub.models import HubName, endpoint
+from zoo.runs.hub.models import LOG_IN, PREFIX, HubError, HubName, endpoint, explain_hub_errors, parse_hub_name
 from zoo.runs.load import load
 
 SOUNDS, IMAGES = (".wav", ".flac", ".ogg", ".mp3"), (".png", ".gif", ".jpg")
 MAX_SAMPLES, MAX_SAMPLE_BYTES = 16, 10_000_000
+PUSHED = ("*.safetensors", CONFIG_NAME, "training.yaml", "samples/*", "frozen/*")
 SYSTEMS = {  # task as the hub calls it, and paper
     "hifigan": ("audio-to-audio", "HiFi-GAN, arXiv:2010.05646"),
     "flow": ("unconditional-image-generation", "Flow Matching for Generative Modeling, arXiv:2210.02747"),
@@ -43,6 +45,57 @@ LICENCES = {  # of data and backbones, by a pattern in what the config or a reco
     r"google/gemma": "Gemma: Gemma terms of use",
 }
 _SECRETS = re.compile(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*$")  # password and signature of an address
+
+
+def push(
+    path: Path,
+    repo: str,
+    private: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    licence: str = "unknown",
+    evaluations: Sequence[Path] = (),
+) -> tuple[HubName, bool]:
+    """Push a run, a checkpoint or an export as one commit; a killed or repeated push sends nothing twice.
+
+    Args:
+        repo: `user/name`; created when missing, like the branch `revision`.
+        evaluations: folders that `zoo evaluate` wrote, for the card.
+
+    Returns:
+        The model at its commit, and whether anything changed.
+
+    Raises:
+        ValueError: when the name is none, or the model cannot be exported.
+        HubError: when the hub does not take it.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    name = parse_hub_name(repo if repo.startswith(PREFIX) else f"{PREFIX}{repo}")
+    if name.revision is not None:
+        raise ValueError(f"{repo}: name the branch with --revision {name.revision}")
+    name, hub, subject = HubName(name.repo, revision), HfApi(), f"push to {name}"
+    if get_token() is None:
+        raise HubError(f"{subject}: no token for {endpoint()}: {LOG_IN}")
+    with explain_hub_errors(subject):  # before an export that may take minutes
+        if hub.repo_exists(name.repo) and private and not hub.model_info(name.repo).private:
+            raise HubError(f"{subject}: it exists and is public; make it private on its page")
+    with tempfile.TemporaryDirectory(prefix="zoo-push-") as temporary:
+        folder = Path(temporary) / "model"
+        title = write_package(folder, path, name, licence, evaluations)
+        with explain_hub_errors(subject):
+            hub.create_repo(name.repo, private=private or None, exist_ok=True)
+            if revision is not None:
+                hub.create_branch(name.repo, branch=revision, exist_ok=True)
+            before = hub.model_info(name.repo, revision=revision).sha
+            commit = hub.upload_folder(
+                repo_id=name.repo,
+                folder_path=folder,
+                revision=revision,
+                commit_message=message or title,
+                delete_patterns=list(PUSHED),  # of an earlier push
+            )
+    return HubName(name.repo, commit.oid), commit.oid != before
 
 
 def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluations: Sequence[Path]) -> str:
