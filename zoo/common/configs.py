@@ -86,7 +86,7 @@ def load_yaml(text: str) -> Any:
 
 
 def dump_yaml(value: Any) -> str:
-    """Write plain values as YAML that `load_yaml` reads back as they are; keys keep their order."""
+    """Write plain values as YAML that `load_yaml` reads back as they are, keys in their order."""
     return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
@@ -101,11 +101,7 @@ def load_json(text: str | bytes) -> Any:
 
 
 def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n` alone, and without a byte order mark.
-
-    Raises:
-        ValueError: a line is not UTF-8; the message names the file and the line.
-    """
+    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n`, and byte order mark; else ValueError."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -139,11 +135,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a recipe merged into those that it extends: `extends: base` (a file next to it) or `extends: hifigan/base`.
 
-    Interpolations stay as they stand. `extending` are the recipes that extend it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigFileError: it is no mapping, extends itself or what is no recipe.
+    Interpolations stay as they stand. ConfigFileError where it extends itself (`extending`) or what is no recipe.
     """
     content = read_mapping(path)
     names = content.pop("extends", [])
@@ -161,10 +153,7 @@ def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def merge(before: Any, after: Any) -> Any:
-    """Merge a section of a config into another: mappings key by key, `key+` adds to a list, all else is replaced.
-
-    Another class (`class_path`) or `model_type` discards the arguments of the former one.
-    """
+    """Merge a section into another: mappings key by key, `key+` adds to a list, another class discards the former's."""
     if not isinstance(after, Mapping):
         return after
     old = before if isinstance(before, Mapping) else {}
@@ -189,14 +178,10 @@ def _is_same_class(old: str, new: str) -> bool:
 
 
 def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
-    """Read a recipe or a run's config and resolve its interpolations.
+    """Read a recipe or a run's config and resolve its interpolations; ValueError where it names what it may not.
 
     Args:
         from_run: it came with a run and was not named by the user: see `check_config_paths`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no mapping, or names what a config may not.
     """
     from omegaconf import OmegaConf  # only now: help does not wait for it
     from omegaconf.errors import OmegaConfBaseException
@@ -232,15 +217,12 @@ def _read_variable(name: str, default: Any = ...) -> Any:
 
 
 def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
-    """Refuse a config that came with a run and names paths outside of it, or addresses.
+    """Refuse a config that came with a run and names paths outside of it, or addresses, with ValueError.
 
     Args:
         config: plain values, the run's with those of the command line.
         folder: of the run.
         args: the command line; what it names itself may lie anywhere.
-
-    Raises:
-        ValueError: naming the key, its value, and how to allow it.
     """
     options = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
     if config.get("ckpt_path") is not None and "ckpt_path" not in options:

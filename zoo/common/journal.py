@@ -101,16 +101,13 @@ def begin_output(
     notes: Sequence[str] = (),
     sweep: bool = False,
 ) -> None:
-    """Write the settings of a new folder of results, or compare them; any process may be the first.
+    """Write the settings of a new folder of results, or compare them: ValueError when it was begun with others.
 
     Args:
         settings: values that JSON can hold.
         name: of the file with the settings.
         notes: keys that are written but not compared.
         sweep: delete what killed processes left half-written; not where others write now.
-
-    Raises:
-        ValueError: when the folder was begun with others, or holds something else.
     """
     path = output / name
     settings = json.loads(json.dumps(settings))
