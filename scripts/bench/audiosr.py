@@ -1,4 +1,4 @@
-"""Benchmarks of AudioSR: audiosr.py step|latents|shared|samplers|restore|onnx|all."""
+"""Benchmarks of AudioSR: python -m scripts.bench.audiosr step|samplers|restore|all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from scripts.bench.audiosr_others import ORIGINAL_DECAY, OriginalStep
-from scripts.bench.audiosr_sizes import AUTOENCODERS
 from scripts.bench.tools import (
     ENDLESS,
     Finding,
@@ -23,17 +22,12 @@ from scripts.bench.tools import (
     interleave_with_trainer,
     long_to_short,
     median,
-    onnx_session,
-    peak_memory,
     times_as_fast,
 )
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, Sampler
-from zoo.audiosr.inference.numpy_sampler import AudioSR
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import concat
-from zoo.audiosr.nets.frozen import FrozenAutoencoder
-from zoo.audiosr.nets.vae import Autoencoder
 from zoo.cli.trainer import ZooCLI
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
@@ -89,56 +83,6 @@ def step(settings: Settings) -> list[Finding]:
     return [*findings, times_as_fast("average of everything to average of what trains", costs, weights=weights)]
 
 
-def latents(settings: Settings) -> list[Finding]:
-    """A training step and its peak memory, latents kept to computed; both train on the same two draws of each clip."""
-    costs, peaks = {}, {}
-    for name, folder in {"kept": settings.folder / "latents", "computed": None}.items():
-        arguments = _arguments(settings, True, f"latents-{name}")
-        arguments += [
-            "--data.init_args.variants=2",
-            *([] if folder is None else [f"--model.init_args.latent_cache={folder}"]),
-        ]
-        fit = settings.build_fit(arguments)
-        costs[name] = interleave_with_trainer(fit, _nothing, settings.few(7, 1), warmup=2)["trainer"]
-        idle, peaks[name] = peak_memory(
-            take_steps, [*arguments, f"--trainer.default_root_dir={settings.folder / name}"]
-        )
-    details = {**{f"MiB, {name}": peak for name, peak in peaks.items()}, "MiB of the imports alone": idle}
-    return [
-        times_as_fast("training step, latents kept to computed: times as fast", costs),
-        Finding("peak memory, latents kept to computed", peaks["kept"] / peaks["computed"], "x", details=details),
-    ]
-
-
-def take_steps(arguments: list[str]) -> None:
-    """Some steps of a training; in a fresh process."""
-    interleave_with_trainer(ZooCLI("fit", arguments), _nothing, 1, warmup=2)
-
-
-def _nothing() -> None:
-    """In the place of another loop."""
-
-
-def shared(settings: Settings) -> list[Finding]:
-    """Memory of the frozen parts of a training, small autoencoder: one shared by target and condition, and two."""
-    size = "tiny" if settings.quick else "small"
-    frames = settings.few(128, 16)
-    (idle, one), (_, two) = (peak_memory(encode_pair, size, frames, copies) for copies in (1, 2))
-    weights = sum(map(Tensor.numel, Autoencoder(**AUTOENCODERS[size]).parameters())) * 4 / 2**20
-    details = {
-        "MiB, one": one, "MiB, two": two, "MiB of the imports alone": idle, "MiB of the weights of one": weights,
-    }  # fmt: skip
-    return [Finding("peak memory, two autoencoders to one", two / one, "x", details=details)]
-
-
-def encode_pair(size: str, frames: int, copies: int) -> None:
-    """Encode target and condition by one autoencoder or by one each; in a fresh process."""
-    autoencoders = [FrozenAutoencoder(config=AUTOENCODERS[size]) for _ in range(copies)]
-    with torch.inference_mode():
-        for each in (autoencoders[0], autoencoders[-1]):
-            each.encode(torch.randn(1, 1, frames, 256))
-
-
 def samplers(settings: Settings) -> list[Finding]:
     """Sampling the latents of a crop without guidance: DDIM at 100 steps against DPM-Solver++ at 15."""
     parts = middle_parts()
@@ -171,25 +115,6 @@ def restore(settings: Settings) -> list[Finding]:
     return [*findings, long_to_short(restore_tiny, settings.folder, settings.few(60, 2), 16000)]
 
 
-def onnx(settings: Settings) -> list[Finding]:
-    """Generating a clip by the exported parts in onnxruntime and numpy against torch, one thread each, by turns."""
-    restorer = Restorer(**middle_parts(), sampler=DDIM(settings.few(15, 1)), guidance_scale=1.0)
-    difference = max(restorer.onnx_form().write(settings.folder).values())
-    exported = AudioSR(settings.folder)
-    exported.graphs = {name: onnx_session(settings.folder / f"{name}.onnx") for name in exported.graphs}
-    rate, cutoff_hz = restorer.sample_rate, 4000.0
-    seconds = min(CROP_SAMPLES, int(exported.tables["most_samples"])) / rate  # the global encoder has an end
-    audio = SyntheticSpeech(rate, seconds=(seconds, seconds)).utterance(0)
-    runs: dict[str, Callable[[], object]] = {
-        "onnxruntime": partial(exported, audio, cutoff_hz),
-        "torch": partial(restorer, audio, rate, cutoff_hz=cutoff_hz),
-    }
-    costs = interleave(runs, settings.few(5, 1), warmup=settings.few(1, 0))
-    factors = {f"real-time factor, {name}": median(each).cpu / seconds for name, each in costs.items()}
-    details = {**factors, "seconds": seconds, "largest difference of a part": difference}
-    return [times_as_fast("DDIM 15, onnxruntime to torch: times as fast", costs, **details)]
-
-
 def restore_tiny(source: Path, target: Path) -> None:
     """Restore a file with the nets of the smoke recipe and one step of the sampler; in a fresh process."""
     restorer = Restorer(
@@ -203,9 +128,7 @@ def middle_parts() -> dict[str, Any]:
     return _parts(OmegaConf.merge(_smoke(), MIDDLE))
 
 
-BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (step, latents, shared, samplers, restore, onnx)
-}
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (step, samplers, restore)}
 
 
 def _smoke() -> Any:

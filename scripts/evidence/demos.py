@@ -276,32 +276,12 @@ def _nets(root: Path, quick: bool) -> Figures:
     return {**_named(flow_nets.gather(**runs, quick=quick)), **seconds}
 
 
-CROWD = ("", "runs", "baseline", "single")  # arms of the crowd's demo that the README speaks of, and their backbone
-
-
 def _plan_crowd(root: Path, seed: int, quick: bool) -> list[Unit]:
-    units = []
-    for group, folder, arguments in ci_llm.plan(root, [seed]):
-        if group in CROWD:
-            units.append(Unit(folder.name, arguments if group else [*arguments, f"--seed_everything={seed}"]))
-    return units
+    return [Unit(folder.name, arguments) for folder, arguments in ci_llm.plan(root, seed)]
 
 
 def _crowd(root: Path, quick: bool) -> Figures:
-    groups: dict[str, list[Path]] = {group: [] for group in CROWD[1:]}
-    for group, folder, _ in ci_llm.plan(root, [int(root.name)]):
-        if group in groups:
-            groups[group].append(folder)
-    ci_llm.gather(**groups, quick=quick)
-    kept = json.loads((groups["runs"][0] / ci_llm.FOLDER / ci_llm.NAME).read_text(encoding="utf-8"))["runs"]
-    rows = {group: [row for row in kept if row["group"] == group] for group in groups}
-    (ours,), (other,) = rows["runs"], rows["baseline"]
-    return {
-        "ensemble": ours["nll_ensemble"],
-        "best agent": ours["nll_best"],
-        "one LoRA": min(row["nll_mean"] for row in rows["single"]),
-        "without diversity": other["nll_ensemble"],
-    }
+    return ci_llm.gather(root, int(root.name), quick)
 
 
 def _plan_crowds(root: Path, seed: int, quick: bool) -> list[Unit]:
