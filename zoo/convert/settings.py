@@ -28,7 +28,10 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"no configuration at {path}")
     try:
         text = path.read_text(encoding="utf-8")
-        config = load_json(text) if text.lstrip().startswith("{") else safe_load(text)  # as YAML, 1e-4 would be text
+        try:
+            config = load_json(text)  # as YAML, 1e-4 would be text
+        except ValueError:
+            config = safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: neither JSON nor YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
