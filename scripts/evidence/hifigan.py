@@ -1,62 +1,36 @@
-"""What a HiFi-GAN run has learned: python -m scripts.evidence.hifigan RUN --clip FILE."""
+"""What a vocoder's run has learned: figures of one seed's runs; see `all.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from scripts.bench.tools import Finding, evidence, save
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation.measures import AudioPair, compute_metrics
-from zoo.audio.io import files
-from zoo.common.atomic import write_atomic
 from zoo.common.build import build
 from zoo.common.reading.text import safe_load
-from zoo.hifigan.data import Clips, Crops, VocoderData
+from zoo.hifigan.data import Clips, VocoderData
 from zoo.hifigan.inference.vocoder import Vocoder
 from zoo.hifigan.task import mel_l1
-from zoo.runs.csv_log import Curve, curve_of, read_metrics
+from zoo.runs.csv_log import curve_of, read_metrics
 from zoo.runs.folder import find_config
 from zoo.runs.load import load, read_parts
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 METRIC = "val/mel_l1"
 ORIGINAL, TRAINED, UNTRAINED, GRIFFIN_LIM = "original", "trained", "untrained", "griffin-lim"
 MEASURES = ("mel_l1", "m_stft")
 HELD_OUT = {"m_stft": "m_stft", "pesq": "pesq_wb", "mcd": "mcd_dtw"}  # metrics by name: the column of each
-
-
-def check_unseen(run: Path, clip: Path) -> None:
-    """Make sure that a run did not train on a clip.
-
-    Args:
-        run: folder with config.yaml.
-        clip: audio file; clips are told apart by their names without suffix.
-
-    Raises:
-        ValueError: when the run's training set holds a clip of this name.
-    """
-    config = safe_load(find_config(run).read_text(encoding="utf-8"))
-    data: VocoderData = build(config["data"])
-    data.prepare_data()
-    data.setup("fit")
-    train, held_out = cast(Crops, data.train_set), cast(Clips, data.val_set)
-    if clip.stem in {Path(train.corpus.names[index]).stem for index in train.indices}:
-        names = [held_out.corpus.names[index] for index in held_out.indices[:5]]
-        raise ValueError(f"{clip} was trained on; held out are {', '.join(names)}, or use a clip of elsewhere")
 
 
 def load_pair(run: Path, seed: int = 0) -> tuple[Vocoder, Vocoder]:
@@ -108,49 +82,30 @@ def score(found: np.ndarray, wanted: np.ndarray, mel: LogMel) -> dict[str, float
     return dict(zip(MEASURES, map(float, values), strict=True))
 
 
-def gather(run: Path, *, clip: Path, seconds: float = 10.0, quick: bool = False) -> list[Finding]:
-    """Fall of `val/mel_l1` over a run, and copy synthesis of a clip, written into the run's folder.
+def gather(run: Path, quick: bool = False) -> dict[str, float]:
+    """Measure the fall of `val/mel_l1` over a run, and copy synthesis of the first held-out clip (10 s at most).
 
     Args:
         run: run folder.
-        clip: audio file that the run did not train on.
-        seconds: longest excerpt from its beginning.
         quick: an excerpt of a second.
 
-    Returns:
-        Also in evidence.json, with the curve. Beside it lie evidence.png (mels and curve) and the sounds,
-        evidence/<method>.wav.
-
     Raises:
-        FileNotFoundError: when run or clip is missing.
-        ValueError: when the clip was trained on or the run is not one of a vocoder.
+        ValueError: when the run is not one of a vocoder.
     """
-    check_unseen(run, clip)
-    rows = read_metrics(run)
-    curve = curve_of(rows, METRIC)
+    curve, held_out = curve_of(read_metrics(run), METRIC), _held_out(run)
     trained, untrained = load_pair(run)
-    mel, rate = trained.front_end, trained.sample_rate
-    audio = files.read_mono(clip, rate)[: int((1 if quick else seconds) * rate)]
+    audio = held_out.corpus.read(int(held_out.indices[0]))[: (1 if quick else 10) * trained.sample_rate]
     signals = synthesize(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
-    scores = {name: score(signals[name], signals[ORIGINAL], mel) for name in (TRAINED, UNTRAINED, GRIFFIN_LIM)}
-    falls = {"before training": curve.first, "at the end": curve.last, "best": curve.best}
-    findings = [Finding(f"{METRIC}: less than before training", 100 * curve.fall, "%", details=falls)]
-    for measure in MEASURES:
-        for name, found in scores.items():
-            ratio = {"trained net to it, x": scores[TRAINED][measure] / found[measure]} if name != TRAINED else {}
-            findings.append(Finding(f"{measure}, {name}", found[measure], "", details=ratio))
+    original = signals.pop(ORIGINAL)
+    figures = {f"{METRIC}: less than before training": 100 * curve.fall, f"{METRIC}: at the end": curve.last}
     for name, signal in signals.items():
-        files.write(run / "evidence" / f"{name}.wav", signal, rate)
-    mels = {name: mel(torch.from_numpy(signal)[None])[0] for name, signal in signals.items()}
-    drawn = figure(mels, curve, curve_of(rows, "train/g/mel"))
-    write_atomic(run / "evidence.png", lambda file: drawn.savefig(file, format="png"))
-    excerpt = {"clip": clip.name, "seconds": len(signals[ORIGINAL]) / rate}
-    save(run / "evidence.json", findings, evidence="copy synthesis", **excerpt, curve=asdict(curve), scores=scores)
-    return findings
+        values = score(signal, original, trained.front_end)
+        figures |= {f"{measure}, {name}": value for measure, value in values.items()}
+    return figures
 
 
-def gather_held_out(run: Path, other: Path, *, quick: bool = False) -> list[Finding]:
-    """Copy synthesis of every whole held-out clip by two runs, an untrained net of the first and Griffin-Lim.
+def gather_held_out(run: Path, other: Path, quick: bool = False) -> dict[str, float]:
+    """Measure copy synthesis of every held-out clip by two runs, an untrained net of the first and Griffin-Lim.
 
     Args:
         run: run folder, whose mel Griffin-Lim inverts in 60 iterations.
@@ -158,15 +113,14 @@ def gather_held_out(run: Path, other: Path, *, quick: bool = False) -> list[Find
         quick: a second of each clip.
 
     Returns:
-        M-STFT, wide-band PESQ and MCD with time warping, means over clips, by method and measure; also in
-        held_out.json in the run's folder.
+        M-STFT, wide-band PESQ and MCD with time warping, means over clips, by method and measure.
 
     Raises:
         ValueError: when the runs hold out different clips.
     """
-    data, theirs = (_held_out(each) for each in (run, other))
-    names = [data.corpus.names[int(index)] for index in data.indices]
-    if names != [theirs.corpus.names[int(index)] for index in theirs.indices]:
+    data, other_data = (_held_out(each) for each in (run, other))
+    names, other_names = ([each.corpus.names[int(index)] for index in each.indices] for each in (data, other_data))
+    if names != other_names:
         raise ValueError(f"{run} and {other} hold out different clips")
     trained, untrained = load_pair(run)
     peer, rate = load(other), trained.sample_rate
@@ -177,16 +131,13 @@ def gather_held_out(run: Path, other: Path, *, quick: bool = False) -> list[Find
         original = signals.pop(ORIGINAL)
         signals["other"] = peer(original, rate)
         for name, signal in signals.items():
-            values.setdefault(name, []).append(
-                compute_metrics(AudioPair(signal, rate, original, rate), list(HELD_OUT), rate)
-            )
-    findings = [
-        Finding(f"{name}: {measure}", fmean(each[column] for each in rows), "")
+            metrics = compute_metrics(AudioPair(signal, rate, original, rate), list(HELD_OUT), rate)
+            values.setdefault(name, []).append(metrics)
+    return {
+        f"{name}: {measure}": fmean(each[column] for each in rows)
         for name, rows in values.items()
         for measure, column in HELD_OUT.items()
-    ]
-    save(run / "held_out.json", findings, evidence="copy synthesis of held-out clips", clips=names, values=values)
-    return findings
+    }
 
 
 def _held_out(run: Path) -> Clips:
@@ -195,26 +146,3 @@ def _held_out(run: Path) -> Clips:
     data.prepare_data()
     data.setup("fit")
     return cast(Clips, data.val_set)
-
-
-def figure(mels: Mapping[str, Tensor], validation: Curve, training: Curve) -> Figure:
-    """Draw mels (n_mels, F) below one another, all on the first one's scale, and the curves beneath."""
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(8, 2.2 * (len(mels) + 1)), dpi=100, layout="constrained")
-    *upper, lowest = drawn.subplots(len(mels) + 1, 1)
-    scale = next(iter(mels.values()))
-    for axes, (name, mel) in zip(upper, mels.items(), strict=True):
-        axes.imshow(
-            mel.numpy(), origin="lower", aspect="auto", cmap="magma", vmin=float(scale.min()), vmax=float(scale.max())
-        )
-        axes.set(title=name, ylabel="mel band")
-    lowest.plot(training.steps, training.values, alpha=0.5, label="train/g/mel")
-    lowest.plot(validation.steps, validation.values, marker="o", label=METRIC)
-    lowest.set(xlabel="batch", ylabel="log-mel L1", yscale="log")
-    lowest.legend()
-    return drawn
-
-
-if __name__ == "__main__":
-    evidence({"copy synthesis": gather})

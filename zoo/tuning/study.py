@@ -264,12 +264,12 @@ def train(trial: Trial, config: StudyConfig, run: Path, flags: Sequence[str]) ->
             values = [value for value, _ in read_curve(run, config.metric)]
             for number in range(reported, len(values)):
                 trial.report(values[number], number + 1)
+                if code is None and trial.should_prune():
+                    return None
             if code in STOP_CODES:
                 raise SystemExit(128 + abs(code) % 128)
             if code is not None:
                 return code
-            if len(values) > reported and trial.should_prune():
-                return None
             reported = len(values)
             time.sleep(POLL_SECONDS)
     finally:
