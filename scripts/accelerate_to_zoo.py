@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.convert.settings import PRECISIONS, read_settings_file
 
 # As in configs/trainer/ddp.yaml.

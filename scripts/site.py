@@ -14,18 +14,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from zoo.cli.help_text import TRAINER_COMMANDS
-from zoo.cli.recipes import Recipe, recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments
-from zoo.common.systems import OVERRIDES, systems
+from zoo.common.configs import load_recipe
+from zoo.common.systems import OVERRIDES, list_systems, recipe_paths
 from zoo.ui.forms.explain import explain
 from zoo.ui.forms.recipes import comment_of
+from zoo.ui.forms.signatures import arguments
 from zoo.ui.forms.values import flatten
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +32,10 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _SOUND = re.compile(r'<a href="([^"]+\.mp3)">([^<]*)</a>')
 _ANIMATION = re.compile(r'<img ([^>]*)src="([^"]+)\.gif"([^>]*)>')
 # for callers in Python who name no part: what `import zoo` gives, and how a package registers parts of its own
-CALLED = {"zoo.load": "zoo.runs.load:load", "zoo.common.registry.public": "zoo.common.registry:public"}
+CALLED = {
+    "zoo.load": "zoo.runs.load:load",
+    "zoo.common.registry.register_components": "zoo.common.registry:register_components",
+}
 
 
 # Questions that strangers come with; the README, which is the start page, is too short for them.
@@ -60,11 +62,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/zoo.md"] = _called()
     for package in registry.PACKAGES:
         pages[f"reference/{package.rpartition('.')[2]}.md"] = _parts(package)
-    listed = recipes()
+    listed = recipe_paths()
     for name, title in _recipe_pages():
         short, _, about = title.partition(":")
-        chosen = [each for each in listed if each.name.partition("/")[0] == name]
-        lines = [f"# {short}: recipes", "", about.strip(), "", *(line for each in chosen for line in _recipe(each))]
+        chosen = [each for each in listed.items() if each[0].partition("/")[0] == name]
+        lines = [f"# {short}: recipes", "", about.strip(), "", *(line for each in chosen for line in _recipe(*each))]
         pages[f"recipes/{name}.md"] = "\n".join(lines)
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
@@ -125,7 +127,7 @@ def _start() -> str:
 
 
 def _recipe_pages() -> list[tuple[str, str]]:
-    return [*((system.name, system.title) for system in systems()), (OVERRIDES, "Settings of the trainer")]
+    return [*((system.name, system.title) for system in list_systems()), (OVERRIDES, "Settings of the trainer")]
 
 
 def _commands() -> str:
@@ -136,7 +138,7 @@ def _commands() -> str:
         lines += [f"## zoo {name}", "", f"{told[:1].upper()}{told[1:]}:", ""]
         lines += [f"    zoo {each.strip()}" for each in usage.split(" | ")] + [""]
     for name, tool in sorted(find_tools().items()):
-        lines += [f"## zoo {name}", "", _plain(docstring(tool.place)), ""]
+        lines += [f"## zoo {name}", "", _plain(docstring(tool.path)), ""]
     return "\n".join(lines)
 
 
@@ -170,15 +172,15 @@ def _called() -> str:
 def _parts(package: str) -> str:
     importlib.import_module(package)
     lines = [f"# {package}", "", inspect.getdoc(sys.modules[package]) or "", ""]
-    for name in sorted(registry.names(package)):
+    for name in sorted(registry.component_names(package)):
         short = name.rpartition(".")[2]
-        lines += [f"::: {registry.module_of(name)}.{short}", "    options:", f"      heading: {name}", ""]
+        lines += [f"::: {registry.defining_module(name)}.{short}", "    options:", f"      heading: {name}", ""]
     return "\n".join(lines)
 
 
-def _recipe(recipe: Recipe) -> list[str]:
-    values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
-    lines = [f"## {recipe.name}", "", comment_of(recipe.path), "", "| key | default | meaning |", "|---|---|---|"]
+def _recipe(name: str, path: Path) -> list[str]:
+    values = flatten(load_recipe(path))
+    lines = [f"## {name}", "", comment_of(path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         shown = json.dumps(value, ensure_ascii=False)
         meaning = re.sub(r":\w+:(?=`)", "", explain(values, key).text)  # roles of reStructuredText in Lightning's texts

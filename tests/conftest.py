@@ -40,7 +40,7 @@ def shared() -> Path:
 @pytest.fixture(autouse=True)
 def _admission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget after each test which packages a command line in it admitted."""
-    monkeypatch.setattr(registry, "_admitted", [])
+    monkeypatch.setattr(registry, "_allowed", [])
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ trainer:
     init_args:
       max_steps: 3
 checkpoints:
-  every_n_batches: 5
+  every_n_steps: 5
   monitor: val/loss
   mode: {mode}
 model:

@@ -85,7 +85,7 @@ def test_every_room_has_its_place() -> None:
     ("file", "line"),
     [
         ("training/x.py", "from zoo.hifigan.task import HiFiGANTask"),
-        ("common/x.py", "import zoo.runs.folder"),
+        ("common/x.py", "import zoo.runs.run_folder"),
         ("runs/x.py", "from zoo.audio.io import files"),
         ("training/x.py", "from zoo.audio.io import files"),
         ("flow/nets/x.py", "from zoo.flow.data import images"),
@@ -132,7 +132,13 @@ def test_nets_import_without_lightning() -> None:
 
 def test_text_image_and_rl_systems_load_no_audio() -> None:
     """Not even through what they import."""
-    modules = ["zoo.cli.main", "zoo.runs.load", "zoo.runs.predict.run", "zoo.training.callbacks.media", "zoo.serve.app"]
+    modules = [
+        "zoo.cli.main",
+        "zoo.runs.load",
+        "zoo.runs.inference.predict",
+        "zoo.training.callbacks.media",
+        "zoo.serve.app",
+    ]
     modules += [
         ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
         for wing in ("ci_llm", "compressed_ad", "flow")

@@ -16,11 +16,9 @@ from typing import Any
 import torch
 
 from scripts.bench.tools import Finding, Settings, command, cost_of, in_folders
-from zoo.common.report import Row
-from zoo.runs.inference import Inference
-from zoo.runs.predict.input_files import list_input_files
-from zoo.runs.predict.results import MANIFEST_NAME, read_manifest
-from zoo.runs.predict.run import predict_files
+from zoo.common.reports import Row
+from zoo.runs.inference.base import Inference
+from zoo.runs.inference.predict import MANIFEST_NAME, list_input_files, predict_files, read_manifest
 
 REAL = (5_000, 20_000, 200_000)
 FILES_IN_FOLDER = 1000
@@ -69,8 +67,8 @@ def write_inputs(folder: Path, count: int) -> Path:
 def predict(inputs: Path, output: Path) -> Row:
     """What `zoo predict` runs, without the command line; returns the summary."""
     model = Identity()
-    files, _ = list_input_files(inputs, output, model.input_suffixes, model.output_suffix)
-    return predict_files(model, files, output, {"checkpoint": "none"}, progress=False)
+    files = list_input_files(inputs, output, model.input_suffixes, model.output_suffix)
+    return predict_files(model, files, output, {"checkpoint": "none"}, show_progress=False)
 
 
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from scripts.bench.hifigan_baselines import OriginalStep, PlainStep, Step
@@ -34,9 +33,10 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.common.build import build
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import VocoderData
-from zoo.hifigan.inference.vocoder import Vocoder, export_onnx
+from zoo.hifigan.inference import Vocoder, export_onnx
 from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050
@@ -145,10 +145,10 @@ def _endless(data: VocoderData) -> Iterator[dict[str, Tensor]]:
 
 def _generator(recipe: str, **options: Any) -> Any:
     """The generator of a recipe with fresh weights, folded; `options` are set otherwise."""
-    config = yaml.safe_load((recipe_root() / "hifigan" / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    config = load_recipe(recipe_root() / "hifigan" / f"{recipe}.yaml")
     torch.manual_seed(0)
     spec = config["model"]["init_args"]["generator"]
-    return build({**spec, "init_args": spec["init_args"] | options}).eval().fuse_()
+    return build({**spec, "init_args": spec["init_args"] | options}).eval().remove_weight_norm_()
 
 
 def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
@@ -175,7 +175,7 @@ def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
 
 def _vocode(source: Path, target: Path) -> None:
     """In a fresh process: vocode a file with the nets of the smoke recipe."""
-    config = yaml.safe_load((recipe_root() / "hifigan" / "smoke.yaml").read_text(encoding="utf-8"))
+    config = load_recipe(recipe_root() / "hifigan" / "smoke.yaml")
     spec = config["model"]["init_args"]["mel"]["init_args"] | {"sample_rate": SAMPLE_RATE}
     Vocoder(_generator("smoke"), LogMel(**spec)).process_file(source, target)
 

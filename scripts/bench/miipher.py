@@ -22,7 +22,7 @@ from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.miipher.nets.families import SAMPLE_RATE
-from zoo.training.data import BucketBatches, ResumableBatches
+from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler
 
 OUTPUT_RATE = 22050
 WEIGHTS = dict.fromkeys(TERMS, 1.0)
@@ -157,7 +157,7 @@ def original(size: Size) -> list[Finding]:
     findings = [times_as_fast("order of work, clips of one length", costs, **weights)]
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
     clips = made_clips(seconds)
-    batches = {"ours": BucketBatches(seconds, batch), "original": ResumableBatches(len(seconds), batch)}
+    batches = {"ours": BucketBatchSampler(seconds, batch), "original": ResumableBatchSampler(len(seconds), batch)}
     orders = {name: each.order(0) for name, each in batches.items()}
 
     def epoch(order: list[int], train: AdapterStep) -> None:
@@ -224,7 +224,7 @@ def _restorer(size: Size) -> Restorer:
     generator = Generator(
         size.config["hidden_size"], size.channels, (7, 7, 3, 3), (15, 15, 7, 7), "1", (3, 7, 11), ((1, 3, 5),) * 3
     )
-    return Restorer(_cleaner(size).eval(), generator.eval().fuse_(), OUTPUT_RATE)
+    return Restorer(_cleaner(size).eval(), generator.eval().remove_weight_norm_(), OUTPUT_RATE)
 
 
 def _speech(seconds: int) -> np.ndarray:

@@ -28,10 +28,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from zoo.common.atomic import write_atomic
-from zoo.common.hardware import machine, peak_resident_bytes
-from zoo.common.locks import is_held
-from zoo.runs.listing import read_run
+from zoo.common.atomic_files import write_atomic
+from zoo.common.environment import describe_machine, peak_resident_bytes
+from zoo.common.locks import is_locked
+from zoo.runs.run_info import read_run
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ ENDLESS = (
     "--trainer.max_steps=1000000",
     "--trainer.limit_val_batches=0",
     "--trainer.num_sanity_val_steps=0",
-    "--checkpoints.every_n_batches=1000000",
+    "--checkpoints.every_n_steps=1000000",
 )
 
 
@@ -335,7 +335,7 @@ def train_once(folder: Path, arguments: Sequence[str], quick: bool = False) -> N
     # max_steps stays: schedules count it
     short = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.val_check_interval=1")
     short += ("--trainer.limit_val_batches=1", "--trainer.log_every_n_steps=1")
-    while is_held(folder):
+    while is_locked(folder):
         time.sleep(1)
     if read_run(folder, folder).state != "finished":
         more = (*(short if quick else ()), "--ckpt_path=auto")
@@ -351,7 +351,12 @@ def save(path: Path, findings: Sequence[Finding], **circumstances: Any) -> None:
         circumstances: further plain values, such as `quick`.
     """
     rows = [{**asdict(finding), "passed": finding.passed} for finding in findings]
-    content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": machine(), **circumstances, "findings": rows}
+    content = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "machine": describe_machine(),
+        **circumstances,
+        "findings": rows,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, lambda file: file.write(json.dumps(content, indent=2).encode()))
 

@@ -28,12 +28,13 @@ import torch
 import zoo
 from scripts.bench.tools import cost_of, train_once
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, Claim, Demo, Figures, Unit
-from zoo.common.atomic import write_atomic
-from zoo.common.hardware import die_with_parent, machine
-from zoo.common.locks import locked
-from zoo.common.reading.text import safe_load
-from zoo.common.report import markdown_table, plain
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_recipe
+from zoo.common.environment import describe_machine
+from zoo.common.locks import lock_folder
+from zoo.common.reports import markdown_table, replace_non_finite
 from zoo.common.systems import recipe_root
+from zoo.tuning.study import die_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT = Path("runs/evidence")
@@ -95,7 +96,7 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     demo = DEMOS[name]
-    with locked(root, f"evidence {name}", patience_seconds=30 * 86400):
+    with lock_folder(root, f"evidence {name}", timeout_seconds=30 * 86400):
         plan = list(demo.plan(root, seed, quick))
         digests = {unit.name: _digest(unit, root, quick) for unit in plan}
         found = _result(root, quick)
@@ -115,7 +116,7 @@ def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
         units = _read(root / UNITS)
         kept["cpu_seconds"] = gathered + sum(each.get("cpu_seconds", 0.0) for each in units.values())
         kept["resumed"] = any(each["attempts"] > 1 for each in units.values())  # what was killed took time as well
-        _write(root / RESULT, {**kept, "date": time.strftime("%Y-%m-%d"), "machine": machine()})
+        _write(root / RESULT, {**kept, "date": time.strftime("%Y-%m-%d"), "machine": describe_machine()})
 
 
 def _run_unit(unit: Unit, root: Path, quick: bool) -> None:
@@ -141,7 +142,7 @@ def _digest(unit: Unit, root: Path, quick: bool) -> str:
     """Of all that decides a unit: its arguments, wherever the folders lie, and the recipes' contents."""
     arguments = [each.replace(str(root), "").replace(str(recipe_root()), "") for each in unit.arguments]
     configs = [Path(each.removeprefix("--config=")) for each in unit.arguments if each.startswith("--config=")]
-    recipes = [safe_load(path.read_text(encoding="utf-8")) for path in configs]
+    recipes = [load_recipe(path) for path in configs]
     return hashlib.sha256(json.dumps([arguments, quick, recipes]).encode()).hexdigest()
 
 
@@ -369,7 +370,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    data = json.dumps(plain(content), indent=1).encode()
+    data = json.dumps(replace_non_finite(content), indent=1).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, lambda file: file.write(data))
 

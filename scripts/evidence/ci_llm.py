@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from zoo.ci_llm.evaluation.evaluate import evaluate
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.common.systems import recipe_root
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 RECIPE, BACKBONE = "demo", "demo_backbone"
 CROWD, PLAIN, SINGLES = "demo", "no_diversity", ("single_larger_batches", "single_more_steps")  # names of runs
@@ -25,7 +23,7 @@ def plan(root: Path, seed: int) -> Iterator[tuple[Path, list[str]]]:
         seed: of backbone, agents, their data and everything else.
     """
     recipes = recipe_root() / "ci_llm"
-    recipe = yaml.safe_load((recipes / f"{RECIPE}.yaml").read_text(encoding="utf-8"))
+    recipe = load_recipe(recipes / f"{RECIPE}.yaml")
     agents = recipe["model"]["init_args"]["crowd"]["init_args"]["agents"]["init_args"]
     count, rank, alpha = (agents[key] for key in ("count", "rank", "alpha"))
     form, weight = "model.init_args.crowd.init_args", "model.init_args.diversity.init_args.weight"
@@ -70,7 +68,7 @@ def gather(root: Path, seed: int, quick: bool = False) -> dict[str, float]:
 
 
 def _likelihood(run: Path, quick: bool, alone: bool = False) -> dict[str, float]:
-    config = safe_load(find_config(run).read_text(encoding="utf-8"))
+    config = load_yaml(find_config(run).read_text(encoding="utf-8"))
     count = config["model"]["init_args"]["crowd"]["init_args"]["agents"]["init_args"]["count"]
     if (count == 1) is not alone:
         raise ValueError(f"{run} has {count} agents, expected {'one' if alone else 'several'}")

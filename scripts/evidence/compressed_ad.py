@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.collecting.collect import env_of
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
@@ -20,7 +20,7 @@ from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_agent, split_of
 from zoo.compressed_ad.evaluation.report import source_curve
 from zoo.compressed_ad.inference import pairs
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 SEEDS, MANY, FEW = 20, 100, 2  # agents for each held-out goal; few of them are quick
 SMALL, LARGE, POINTS = Darkroom(5, 10), Darkroom(9, 20), PointMass(64, 20)
@@ -130,7 +130,7 @@ def gather_chain(cad: Path, scratch: Path, ad: Path, quick: bool = False) -> Fig
     """
     runs = {CAD: cad, SCRATCH: scratch, AD: ad}
     for label, run in runs.items():
-        source = safe_load(find_config(run).read_text(encoding="utf-8")).get("init_from")
+        source = load_yaml(find_config(run).read_text(encoding="utf-8")).get("init_from")
         if (source is not None) is not (label == CAD):
             raise ValueError(f"{run}: init_from is {source}, which is not {label}")
     if len({str(_data_of(run)["root"]) for run in runs.values()}) > 1:
@@ -212,7 +212,7 @@ def demonstrated(run: Path, facts: Mapping[str, Any]) -> list[float]:
 
 def _data_of(run: Path) -> dict[str, Any]:
     """Return the arguments of the data that a run was trained on."""
-    arguments = safe_load(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
+    arguments = load_yaml(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
     if not {"root", "demonstrator", "shuffle_episodes"} <= arguments.keys():
         raise ValueError(f"{run} was not trained on histories (zoo.compressed_ad.HistoryData)")
     return dict(arguments)

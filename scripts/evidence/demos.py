@@ -20,7 +20,7 @@ from scripts.evidence import (
     hifigan,
     miipher,
 )
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 
 Figures = dict[str, float]
@@ -176,7 +176,7 @@ def _plan_points(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 def _plan_lakes(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, data, store = "compressed_ad/demo_lakes", "data__init_args", root / "histories"
-    env = safe_load((recipe_root() / f"{recipe}.yaml").read_text(encoding="utf-8"))["data"]["init_args"]["env"]
+    env = load_recipe(recipe_root() / f"{recipe}.yaml")["data"]["init_args"]["env"]
     learner = {"rate": 1.0, "bonus": 0.02, "epsilon": 0.0, "last_epsilon": 0.0}
     learned = ["--steps=112", "--episode_stride=2", f"--streams={1 if quick else 16}", "--algorithm=q_learning"]
     learned += [f"--q_learning.{key}={value}" for key, value in learner.items()]
@@ -289,23 +289,6 @@ def _vocoder(root: Path, quick: bool) -> Figures:
     return hifigan.gather(root / "run", quick=quick)
 
 
-def _plan_magnitudes(root: Path, seed: int, quick: bool) -> list[Unit]:
-    """The demo of Vocos' backbone, and that of HiFi-GAN in at least as much processor time."""
-    seeded = {"data__init_args__seed": seed}
-    steps = 2 if quick else 220
-    cut = {"trainer__max_steps": steps, "trainer__val_check_interval": steps, "checkpoints__every_n_batches": steps}
-    return [
-        _fit(root, "run", "hifigan/demo_vocos", seed, **seeded),
-        _fit(root, "hifigan", "hifigan/demo", seed, **seeded, **cut),
-    ]
-
-
-def _magnitudes(root: Path, quick: bool) -> Figures:
-    units = json.loads((root / "units.json").read_text(encoding="utf-8"))
-    seconds = {f"CPU seconds, {name}": units[name]["cpu_seconds"] for name in ("run", "hifigan")}
-    return {**hifigan.gather_held_out(root / "run", root / "hifigan", quick=quick), **seconds}
-
-
 def _plan_restorer(root: Path, seed: int, quick: bool) -> list[Unit]:
     seeded = {"data__init_args__seed": seed}
     encoder = "model__init_args__encoder__init_args"
@@ -356,7 +339,6 @@ DEMOS = {
         Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best", _plan_points, _points),
         Demo("compressed_ad/demo_lakes", "new: FrozenLake of gymnasium, Q-learning's histories", _plan_lakes, _lakes),
         Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
-        Demo("hifigan/demo_vocos", "seed 1: PESQ 3.83, Griffin-Lim 3.62", _plan_magnitudes, _magnitudes, ("ljspeech",)),
         Demo(
             "miipher/demo", "seed 0: features 45 % nearer, LSD 1.53 restored, 2.04 degraded, ceiling 1.28",
             _plan_restorer, _restorer, ("ljspeech", "noise", "rir"), redrawn=2,
@@ -437,22 +419,6 @@ CLAIMS = (
     Claim("hifigan/demo", "val/mel_l1 at the end", "val/mel_l1: at the end", EACH, 0.60),
     Claim("hifigan/demo", "M-STFT of a held-out clip, to the untrained net's", "m_stft, trained", EACH, 1.0,
           to="m_stft, untrained"),
-    Claim("hifigan/demo_vocos", "M-STFT, to Griffin-Lim's", "trained: m_stft", EACH, 1.0, to="griffin-lim: m_stft"),
-    Claim("hifigan/demo_vocos", "MCD, to Griffin-Lim's", "trained: mcd", EACH, 1.0, to="griffin-lim: mcd"),
-    Claim("hifigan/demo_vocos", "PESQ, to Griffin-Lim's", "trained: pesq", EACH, at_least=1.0, to="griffin-lim: pesq"),
-    Claim("hifigan/demo_vocos", "M-STFT, to the HiFi-GAN demo's in equal time", "trained: m_stft", EACH, 1.0,
-          to="other: m_stft"),
-    Claim("hifigan/demo_vocos", "MCD, to the HiFi-GAN demo's in equal time", "trained: mcd", EACH, 1.0,
-          to="other: mcd"),
-    Claim("hifigan/demo_vocos", "PESQ, to the HiFi-GAN demo's in equal time", "trained: pesq", EACH, at_least=1.0,
-          to="other: pesq"),
-    Claim("hifigan/demo_vocos", "M-STFT, to the untrained net's", "trained: m_stft", EACH, 1.0,
-          to="untrained: m_stft"),
-    Claim("hifigan/demo_vocos", "MCD, to the untrained net's", "trained: mcd", EACH, 1.0, to="untrained: mcd"),
-    Claim("hifigan/demo_vocos", "PESQ, to the untrained net's", "trained: pesq", EACH, at_least=1.0,
-          to="untrained: pesq"),
-    Claim("hifigan/demo_vocos", "processor time of its training, to the HiFi-GAN demo's", "CPU seconds, run", EACH,
-          1.0, to="CPU seconds, hifigan"),
     Claim("miipher/demo", "adapter: feature error to that without adapters",
           "adapter: validation loss to that without adapters", EACH, 0.7),
     Claim("miipher/demo", "pretrain: val/mel_l1 less than at first, %", "pretrain: val/mel_l1 less than at first", EACH,
@@ -517,15 +483,6 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
         "random actions",
     ),
     "hifigan/demo": ("m_stft, trained", "m_stft, untrained", "m_stft, griffin-lim"),
-    "hifigan/demo_vocos": (
-        *(
-            f"{name}: {measure}"
-            for measure in hifigan.HELD_OUT
-            for name in ("trained", "griffin-lim", "other", "untrained")
-        ),
-        "CPU seconds, run",
-        "CPU seconds, hifigan",
-    ),
     "miipher/demo": tuple(
         f"{system}, {measure}"
         for measure in ("lsd", "pesq_wb", "stoi", "estoi", "timbre")

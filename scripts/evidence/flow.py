@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier
 from zoo.flow.evaluation.comparison import QUICK, Comparison, Samples
@@ -22,7 +22,7 @@ from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 SAMPLES, FEW_SAMPLES = 900, 150  # few of them are quick
 DRAWS = 3  # of so many samples
@@ -86,7 +86,7 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
     Raises:
         ValueError: when the run was trained on something else, or its training part has too few images of a class.
     """
-    data = safe_load(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
+    data = load_yaml(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
     if data.get("root") is not None or "image_resolution" not in data:
         raise ValueError(f"{run} was not trained on scikit-learn's digits")
     train, held = read_digits(data["val_every"], data["split_seed"], data["image_resolution"], data["channels"])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scripts.evidence.flow import FEW_SAMPLES, SAMPLES, Digits, digits_of, figures_of
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
 from zoo.flow.evaluation.classifier import train_digits_classifier
@@ -20,7 +20,7 @@ from zoo.flow.evaluation.extractors import Extractor
 from zoo.flow.inference.drawing import load_sampler
 from zoo.flow.process.solvers import Solver
 from zoo.flow.rendering import to_pixels
-from zoo.runs.folder import find_config
+from zoo.runs.run_folder import find_config
 
 STEPS = 20  # of Euler, where nets are compared
 FEW = (1, 2, 4)  # evaluations of the net for a sample
@@ -53,7 +53,7 @@ def glyphs_of(run: Path, quick: bool = False) -> tuple[Digits, Digits]:
     Raises:
         ValueError: when the run was trained on something else.
     """
-    settings = safe_load(find_config(run).read_text(encoding="utf-8"))["data"]
+    settings = load_yaml(find_config(run).read_text(encoding="utf-8"))["data"]
     if not settings["init_args"].get("glyphs"):
         raise ValueError(f"{run} was not trained on glyphs")
     data: ImageData = build(settings)

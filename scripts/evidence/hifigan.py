@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
+from scripts.evidence.curves import read_curve
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.corpora.corpus import PEAK
-from zoo.audio.evaluation.measures import AudioPair, compute_metrics
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.hifigan.data import Clips, VocoderData
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.inference import Vocoder
 from zoo.hifigan.task import mel_l1
-from zoo.runs.csv_log import curve_of, read_metrics
-from zoo.runs.folder import find_config
-from zoo.runs.load import load, read_parts
+from zoo.runs.components import read_components
+from zoo.runs.load import load
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import find_config
 
 if TYPE_CHECKING:
     pass
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 METRIC = "val/mel_l1"
 ORIGINAL, TRAINED, UNTRAINED, GRIFFIN_LIM = "original", "trained", "untrained", "griffin-lim"
 MEASURES = ("mel_l1", "m_stft")
-HELD_OUT = {"m_stft": "m_stft", "pesq": "pesq_wb", "mcd": "mcd_dtw"}  # metrics by name: the column of each
 
 
 def load_pair(run: Path, seed: int = 0) -> tuple[Vocoder, Vocoder]:
@@ -46,9 +45,9 @@ def load_pair(run: Path, seed: int = 0) -> tuple[Vocoder, Vocoder]:
     trained = load(run)
     if not isinstance(trained, Vocoder) or trained.mel is None:
         raise ValueError(f"{run} holds a {type(trained).__name__}, expected a Vocoder with a mel front end")
-    specs, _, _ = read_parts(run)
+    specs, _, _ = read_components(run)
     torch.manual_seed(seed)
-    untrained = Vocoder(**{name: build(spec) for name, spec in specs["parts"].items()}).eval()
+    untrained = Vocoder(**{name: build(spec) for name, spec in specs["components"].items()}).eval()
     return trained, untrained
 
 
@@ -92,7 +91,7 @@ def gather(run: Path, quick: bool = False) -> dict[str, float]:
     Raises:
         ValueError: when the run is not one of a vocoder.
     """
-    curve, held_out = curve_of(read_metrics(run), METRIC), _held_out(run)
+    curve, held_out = read_curve(read_metrics(run), METRIC), _held_out(run)
     trained, untrained = load_pair(run)
     audio = held_out.corpus.read(int(held_out.indices[0]))[: (1 if quick else 10) * trained.sample_rate]
     signals = synthesize(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
@@ -104,45 +103,9 @@ def gather(run: Path, quick: bool = False) -> dict[str, float]:
     return figures
 
 
-def gather_held_out(run: Path, other: Path, quick: bool = False) -> dict[str, float]:
-    """Measure copy synthesis of every held-out clip by two runs, an untrained net of the first and Griffin-Lim.
-
-    Args:
-        run: run folder, whose mel Griffin-Lim inverts in 60 iterations.
-        other: run of another vocoder on the same recordings, from its own mel.
-        quick: a second of each clip.
-
-    Returns:
-        M-STFT, wide-band PESQ and MCD with time warping, means over clips, by method and measure.
-
-    Raises:
-        ValueError: when the runs hold out different clips.
-    """
-    data, other_data = (_held_out(each) for each in (run, other))
-    names, other_names = ([each.corpus.names[int(index)] for index in each.indices] for each in (data, other_data))
-    if names != other_names:
-        raise ValueError(f"{run} and {other} hold out different clips")
-    trained, untrained = load_pair(run)
-    peer, rate = load(other), trained.sample_rate
-    values: dict[str, list[dict[str, float]]] = {}
-    for index in data.indices:
-        audio = data.corpus.read(int(index))[: rate if quick else None]
-        signals = synthesize(trained, untrained, audio * (PEAK / max(float(np.abs(audio).max()), 1e-9)))
-        original = signals.pop(ORIGINAL)
-        signals["other"] = peer(original, rate)
-        for name, signal in signals.items():
-            metrics = compute_metrics(AudioPair(signal, rate, original, rate), list(HELD_OUT), rate)
-            values.setdefault(name, []).append(metrics)
-    return {
-        f"{name}: {measure}": fmean(each[column] for each in rows)
-        for name, rows in values.items()
-        for measure, column in HELD_OUT.items()
-    }
-
-
 def _held_out(run: Path) -> Clips:
     """The validation clips of a run."""
-    data: VocoderData = build(safe_load(find_config(run).read_text(encoding="utf-8"))["data"])
+    data: VocoderData = build(load_yaml(find_config(run).read_text(encoding="utf-8"))["data"])
     data.prepare_data()
     data.setup("fit")
     return cast(Clips, data.val_set)

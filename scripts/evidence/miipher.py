@@ -9,22 +9,23 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from scripts.evidence.curves import read_curve
 from zoo.audio.evaluation.evaluate import CLEAN, Evaluation, Settings, evaluate
 from zoo.audio.evaluation.metrics import mel_cepstra
 from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.io import files
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 from zoo.common.build import build
-from zoo.common.reading.text import safe_load
-from zoo.common.statistics import Measure
+from zoo.common.configs import load_yaml
+from zoo.common.statistics import MetricColumn
 from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.inference.restore import Restorer
 from zoo.miipher.nets.families import SAMPLE_RATE
-from zoo.runs.csv_log import curve_of, read_metrics
-from zoo.runs.folder import find_config
 from zoo.runs.load import load
-from zoo.training.data import item_seed
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import find_config
+from zoo.training.resume import item_seed
 
 FOLDER = "evidence"
 METRICS = ("lsd", "m_stft", "pesq", "stoi", "estoi")
@@ -42,7 +43,7 @@ class Timbre(MetricModel):
     thousands of speakers, take both for one person it cannot say.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("timbre", True),)
+    measures: ClassVar[tuple[MetricColumn, ...]] = (MetricColumn("timbre", True),)
 
     def load(self) -> None:
         """It has no model."""
@@ -80,7 +81,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
         ValueError: when a run logged too little or is of another stage.
     """
     folder = finetune / FOLDER
-    with replacing(folder / "trees") as trees:
+    with replace_atomically(folder / "trees") as trees:
         write_trees(finetune, pretrain, trees, 1 if quick else draws, quick)
     trees = folder / "trees"
     evaluation: Evaluation = evaluate(
@@ -88,10 +89,10 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
         Settings(METRICS, SAMPLE_RATE, match_level=True, models=(Timbre(),)), progress=False,
     )  # fmt: skip
     rows = read_metrics(adapter)
-    identity, adapted = (curve_of(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
+    identity, adapted = (read_curve(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
     figures = {"adapter: validation loss to that without adapters": adapted / identity}
     for name, run in (("pretrain", pretrain), ("finetune", finetune)):
-        figures[f"{name}: val/mel_l1 less than at first"] = 100 * curve_of(read_metrics(run), "val/mel_l1").fall
+        figures[f"{name}: val/mel_l1 less than at first"] = 100 * read_curve(read_metrics(run), "val/mel_l1").fall
     rows = [row for row in evaluation.summary if row["system"] != CLEAN]  # which is compared with nothing
     return figures | {f"{row['system']}, {row['measure']}": row["mean"] for row in rows}
 
@@ -103,7 +104,7 @@ def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int, quick:
         ValueError: when a run holds no restorer.
     """
     restorer, ceiling = _restorer(finetune), _restorer(pretrain)
-    data: VocoderSegments = build(safe_load(find_config(finetune).read_text(encoding="utf-8"))["data"])
+    data: VocoderSegments = build(load_yaml(find_config(finetune).read_text(encoding="utf-8"))["data"])
     data.prepare_data()
     data.setup("fit")
     pairs = data.val_set

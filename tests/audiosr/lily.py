@@ -44,7 +44,7 @@ def nets(layout: str, seed: int = 0) -> dict[str, nn.Module]:
     made: dict[str, nn.Module] = {
         "vae": Autoencoder(32, (1, 1), 1, 4),
         "unet": UNet(**UNET, transformers_per_down_block=transformers, fusion=fusion, context_channels=context),
-        "vocoder": Generator(**VOCODER, last_slope=slope, output_padding=padding).fuse_(),
+        "vocoder": Generator(**VOCODER, last_slope=slope, output_padding=padding).remove_weight_norm_(),
     }
     if context:
         sizes = {"modelV1": (128, 4, 2), "model.py": (32, 8, 3)}[layout]

@@ -18,7 +18,8 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.task import DiffusionTask
-from zoo.training.data import ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import item_seed
 
 RATE = 16000
 AUTOENCODER: dict[str, Any] = {

@@ -35,7 +35,7 @@ def fit(recipe: str, folder: Path, **settings: Any) -> None:
     ("recipe", "files"), [("smoke", SOUNDS | {"clip0_spectra.png"}), ("smoke_vae", {"clip0_mel.png"})]
 )
 def test_a_fit_of_a_smoke_recipe_leaves_samples(recipe: str, files: set[str], tmp_path: Path) -> None:
-    fit(recipe, tmp_path, **{"samples.share": 1e6})
+    fit(recipe, tmp_path, **{"samples.every_n_validations": 1})
     assert shown(tmp_path) == {"step_00000002": files, "step_00000004": files}
 
 
@@ -43,7 +43,7 @@ def test_samples_change_no_weight(tmp_path: Path) -> None:
     states = []
     for enabled in ("true", "false"):
         folder = tmp_path / enabled
-        fit("smoke_vae", folder, **{"samples.enabled": enabled, "samples.share": 1e6})
+        fit("smoke_vae", folder, **{"samples.enabled": enabled, "samples.every_n_validations": 1})
         states.append(load_checkpoint(find_checkpoints(folder, "step_*.ckpt")[0])["state_dict"])
     assert shown(tmp_path / "true") and not shown(tmp_path / "false")
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())

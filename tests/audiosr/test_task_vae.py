@@ -11,6 +11,7 @@ from zoo.audiosr.losses import KL, Reconstruction
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.audiosr.task_vae import AdversarialAutoencoderTask, AutoencoderTask
+from zoo.training.gan import GANStep
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -53,11 +54,11 @@ def test_both_ways_name_the_net_alike() -> None:
 
 
 def test_discriminator_joins_after_the_warm_up(tmp_path: Path) -> None:
-    model = adversarial(discriminator_start=2)
+    model = adversarial(step=GANStep(discriminator_start=2))
     before = {name: value.clone() for name, value in model.patch.state_dict().items()}
     trainer(tmp_path, max_steps=2).fit(model, datamodule=Data())
     assert all(torch.equal(value, before[name]) for name, value in model.patch.state_dict().items())
-    later = adversarial(discriminator_start=2)
+    later = adversarial(step=GANStep(discriminator_start=2))
     trainer(tmp_path, max_steps=3).fit(later, datamodule=Data())
     assert any(not torch.equal(value, before[name]) for name, value in later.patch.state_dict().items())
 
@@ -65,7 +66,7 @@ def test_discriminator_joins_after_the_warm_up(tmp_path: Path) -> None:
 def test_a_batch_in_chunks_gives_the_gradient_of_the_whole(tmp_path: Path) -> None:
     weights = []
     for accumulate in (1, 2):
-        model = adversarial(accumulate=accumulate)
+        model = adversarial(step=GANStep(accumulate=accumulate))
         model.optimizer_g = lambda parameters: torch.optim.SGD(parameters, lr=1.0)  # so that the step is the gradient
         model.autoencoder.quant_conv.bias.data[2:] = -25.0  # hardly any noise in the latents: it falls otherwise
         trainer(tmp_path, max_steps=1).fit(model, datamodule=Data(batch_size=4))

@@ -72,9 +72,9 @@ def test_its_export_answers_the_same(tied, tmp_path):
     config = {**BYTES, "max_position_embeddings": 64, "tie_word_embeddings": tied}
     backbone = {"class_path": "zoo.ci_llm.LearningBackbone", "init_args": {"config": config}}
     parts = {"backbone": backbone, "tokenizer": {"class_path": "zoo.ci_llm.ByteTokenizer"}}
-    specs = {"inference": "zoo.ci_llm.Speaker", "parts": parts, "options": {"max_new_tokens": 8}}
+    specs = {"inference": "zoo.ci_llm.Speaker", "components": parts, "options": {"max_new_tokens": 8}}
     specs["options"]["template"] = "{prompt}"
-    write_export(tmp_path / "export", specs, speaker.parts(), "run")
+    write_export(tmp_path / "export", specs, speaker.modules(), "run")
     assert load(tmp_path / "export")(["2 + 3"]) == speaker(["2 + 3"])
 
 

@@ -11,7 +11,7 @@ def described(count: int, seed: int = 0):
     backbone = {"class_path": "zoo.ci_llm.Backbone", "init_args": {"source": f"folder {seed}"}}
     agents = {"class_path": "zoo.ci_llm.Agents", "init_args": {"count": count}}
     crowd = {"class_path": "zoo.ci_llm.Crowd", "init_args": {"backbone": backbone, "agents": agents}}
-    made.specs = {"parts": {"crowd": crowd, "tokenizer": None}}
+    made.specs = {"components": {"crowd": crowd, "tokenizer": None}}
     return made
 
 

@@ -118,7 +118,7 @@ def test_room_within_the_context() -> None:
 @pytest.mark.parametrize("make", [task, pretraining])
 def test_samples_change_nothing_that_is_trained(make, tmp_path: Path) -> None:
     ends = {}
-    for name, samples in (("on", Samples(share=1e9)), ("off", Samples(enabled=False))):
+    for name, samples in (("on", Samples(every_n_validations=1)), ("off", Samples(enabled=False))):
         made = fit(make(), tmp_path / name, samples)
         ends[name] = made.state_dict(), torch.random.get_rng_state()
     assert all(torch.equal(value, ends["off"][0][key]) for key, value in ends["on"][0].items())

@@ -53,7 +53,7 @@ def good_ranks(results: list[subprocess.CompletedProcess[str]]) -> None:
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("recipe", ["smoke", "smoke_griffin_lim", "smoke_stochastic"])
+@pytest.mark.parametrize("recipe", ["smoke", "smoke_magnitudes", "smoke_stochastic"])
 def test_two_processes_equal_one_with_the_joined_batch(recipe: str, tmp_path: Path) -> None:
     args = [SMOKE.with_stem(recipe) if each == SMOKE else each for each in ARGS]
     good(forked("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
@@ -224,9 +224,9 @@ WITNESS = """
 import hashlib
 import lightning as L
 import torch
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(__name__, {"": "Witness"})
+__getattr__, __all__ = register_components(__name__, {"": "Witness"})
 
 class Witness(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

@@ -47,9 +47,9 @@ def test_several_systems(trees):
     ("options", "message"),
     [
         (("--restored", "nowhere"), "nowhere: no such folder"),
-        (("--restored", "ours", "--asr_model", "x"), "--asr_model and --texts belong together"),
+        (("--restored", "ours", "--models.asr_model", "x"), "--models.asr_model and --texts belong together"),
         (("--restored", "ours", "--metrics", "[mcdd]"), "unknown mcdd"),
-        (("--restored", "ours", "--dnsmos", "clean"), "sig_bak_ovr.onnx: no such ONNX file"),
+        (("--restored", "ours", "--models.dnsmos", "clean"), "sig_bak_ovr.onnx: no such ONNX file"),
         ((), "restored"),
     ],
 )

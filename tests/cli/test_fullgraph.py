@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 
 from tests.audiosr import task_parts as audiosr
@@ -22,6 +21,7 @@ from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.ci_llm.nets.backbone import LearningBackbone
+from zoo.common.configs import load_recipe
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import EncoderCompressor, FieldDecoder, QueryCompressor, ReconstructionDecoder
@@ -37,7 +37,7 @@ from zoo.flow.nets.unet import UNet
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.griffin_lim import GriffinLimVocos, MagnitudeVocos
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.nets.spectral_discriminators import (
     MultiBandDiscriminator,
     MultiOctaveDiscriminator,
@@ -123,9 +123,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "Vocos-causal": lambda: (Vocos(4, 8, 12, 1, 16, 4, causal=True), lambda size: (noise(2, 4, size),)),
     "StochasticVocos": lambda: (
         StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), lambda size: (noise(2, 4, size),)
-    ),
-    "GriffinLimVocos": lambda: (
-        GriffinLimVocos(LogMel(8000, 32, 8, 32, 4, 0.0, None), 8, 12, 1, 2, 2), lambda size: (noise(2, 4, size),)
     ),
     "MagnitudeVocos": lambda: (MagnitudeVocos(4, 16, 2, 32, 8, 12, 1, 2), lambda size: (noise(2, 4, size),)),
     "Vocos-codes": lambda: (
@@ -236,7 +233,7 @@ def test_every_net_of_the_recipes_is_there() -> None:
     known = {name.partition("-")[0] for name in NETS} | set(PARTS_OF)
     for recipe in RECIPES:
         if recipe not in FRAGMENTS:
-            assert nets(yaml.safe_load(recipe.read_text())["model"]) <= known, recipe
+            assert nets(load_recipe(recipe)["model"]) <= known, recipe
 
 
 def nets(description: Any) -> set[str]:

@@ -31,6 +31,7 @@ from zoo.ci_llm.inference.writer import Writer
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.cli.trainer import ZooCLI, restrict_imports
 from zoo.common.build import build
+from zoo.common.configs import load_recipe
 from zoo.compressed_ad.envs.base import tensor_dtype
 from zoo.compressed_ad.inference import Agent
 from zoo.compressed_ad.nets.steps import Steps
@@ -39,7 +40,7 @@ from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.solvers import METHODS, Solver
-from zoo.hifigan.inference.vocoder import Vocoder
+from zoo.hifigan.inference import Vocoder
 from zoo.miipher.inference.restore import FeatureExtractor, Restorer
 from zoo.training.task import ZooTask
 
@@ -100,7 +101,7 @@ def encoded(text: Any, prompts: list[str]) -> dict[str, torch.Tensor]:
 
 def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     """The task of a recipe without weights, and its data, few and made in code."""
-    described = yaml.safe_load(recipe.read_text())
+    described = load_recipe(recipe)
     overlay, spec = without_downloads(described), described["data"]
     module, _, kind = spec["class_path"].rpartition(".")
     classes = getattr(importlib.import_module(module), kind).__mro__
@@ -118,7 +119,7 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     restrict_imports()
     with weightless():
         cli = ZooCLI("fit", ["--config", str(recipe), "--config", str(folder / "small.yaml"), *options])
-    assert set(cli.model.specs["parts"]) == set(cli.model.inference_parts)
+    assert set(cli.model.specs["components"]) == set(cli.model.inference_modules)
     assert recipe.read_text().startswith("# ")
     model, spec = cli.model, cli.config["data"].as_dict()
     given = spec["init_args"]

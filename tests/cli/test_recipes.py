@@ -24,7 +24,7 @@ from zoo.training.task import ZooTask
 RECIPES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
 FRAGMENTS = [path for path in RECIPES if path.parent.name == "trainer"]
 SMOKE = [path for path in RECIPES if path.name.startswith("smoke")]
-LIMITS = ["--trainer.val_check_interval=3", "--checkpoints.every_n_batches=3", "--trainer.log_every_n_steps=1"]
+LIMITS = ["--trainer.val_check_interval=3", "--checkpoints.every_n_steps=3", "--trainer.log_every_n_steps=1"]
 
 
 def name(path: Path) -> str:
@@ -124,7 +124,7 @@ def test_smoke_recipe_runs_through_all_stages(
     assert main(["inspect", str(run)]) == 0
 
 
-NEWER = ("hifigan/smoke_bigvgan", "hifigan/smoke_causal", "hifigan/smoke_vocos", "miipher/smoke_vocos")
+NEWER = ("hifigan/smoke_bigvgan", "hifigan/smoke_vocos", "miipher/smoke_vocos")
 
 
 @pytest.mark.parametrize("recipe", NEWER)
@@ -135,7 +135,7 @@ def test_generators_and_losses_take_bf16_and_become_exports(recipe: str, tmp_pat
     assert main(["fit", recipe, *few, *precision, f"--trainer.default_root_dir={run}"]) == 0
     assert main(["export", str(run), str(tmp_path / "export")]) == 0
     ours, exported = load(run), load(tmp_path / "export")
-    assert all(value.isfinite().all() for part in exported.parts().values() for value in part.state_dict().values())
+    assert all(value.isfinite().all() for part in exported.modules().values() for value in part.state_dict().values())
     for model in (ours, exported):
         model.generator.eval()
     frames = torch.randn(1, ours.generator.in_channels, 40, generator=torch.Generator().manual_seed(0))
@@ -255,7 +255,7 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["nonsense"], "no command 'nonsense'"),
         (["predict", "hifigan/smoke", "--input", ".", "--output", "out"], "takes no recipe"),
         (["predict", "--input", ".", "--output", "out"], "needs --ckpt_path"),
-        (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "model.init_args.accumulate"),
+        (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
         (["fit", "--config", str(VOCODER), "--trainer.max_step", "2"], "unknown key trainer.max_step"),
     ],
 )

@@ -28,7 +28,7 @@ def test_converts_and_loads(original: Path, tmp_path: Path, monkeypatch: pytest.
     args = ["--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out"), *TOY_ARGS]
     assert main(["predict", "--ckpt_path", str(tmp_path / "ours"), *args]) == 0
     np.testing.assert_allclose(files.read(tmp_path / "out" / "in.wav")[0], 0.375, atol=1e-4)
-    monkeypatch.setattr(registry, "_admitted", [])
+    monkeypatch.setattr(registry, "_allowed", [])
     with pytest.raises(ValueError, match=r"toy_wing\.Amplifier is no part of the zoo"):
         load(tmp_path / "ours")
 

@@ -15,13 +15,13 @@ import pytest
 
 from tests.cluster.slurm import NODES, Slurm, available, slurm
 from tests.harness import REPOSITORY, fingerprint, good, newest, zoo
-from zoo.runs.checkpoints import step_of
+from zoo.runs.checkpoints import parse_step
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.skipif(not available(), reason="needs root and Debian's slurm-wlm and munge"),
 ]
-FLAGS = ("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--checkpoints.every_n_batches=3")
+FLAGS = ("--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", "--checkpoints.every_n_steps=3")
 STORMY = {  # recipe and steps: enough for all that happens, also where steps are quick
     "hifigan": ("hifigan/smoke", 48),
     "miipher": ("miipher/smoke_pretrain", 48),
@@ -81,7 +81,7 @@ class Job:
 
     def saved(self) -> int:
         """The step of the newest checkpoint; -1 when there is none."""
-        return max(map(step_of, self.work.glob("runs/*/*/*/step_*.ckpt")), default=-1)
+        return max(map(parse_step, self.work.glob("runs/*/*/*/step_*.ckpt")), default=-1)
 
     def trained(self) -> int:
         """How many steps metrics.csv knows."""
@@ -232,7 +232,7 @@ def test_a_killed_rank_comes_back_by_itself(cluster: Slurm, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_a_user_or_a_scheduler_sends_means_what_the_script_says(cluster: Slurm, tmp_path: Path) -> None:
-    flags = ("--trainer.max_steps=100000", "--trainer.val_check_interval=1000", "--checkpoints.every_n_batches=1000")
+    flags = ("--trainer.max_steps=100000", "--trainer.val_check_interval=1000", "--checkpoints.every_n_steps=1000")
     job = Job(cluster, tmp_path / "job", "flow/smoke", flags)
 
     def trains(restarts: int) -> bool:
@@ -260,7 +260,7 @@ def test_what_a_user_or_a_scheduler_sends_means_what_the_script_says(cluster: Sl
     before = job.saved()
     cluster.run("scancel", job.number)
     state = job.end("CANCELLED")
-    assert "goes on from" in job.log
+    assert "resumed from" in job.log
     time.sleep(2)
     assert cluster.job(job.number)["JobState"] == "CANCELLED" and job.saved() > before, job.log
     assert not list(job.work.glob("slurm-*.starts"))

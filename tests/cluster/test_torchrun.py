@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, callback, environment, fingerprint, good, newest
-from zoo.training.errors import LostContactError
+from zoo.training.errors import ConnectionLostError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-FLAGS = ("--trainer.accelerator=cpu", "--trainer.max_steps=30", "--checkpoints.every_n_batches=5")
+FLAGS = ("--trainer.accelerator=cpu", "--trainer.max_steps=30", "--checkpoints.every_n_steps=5")
 FLAGS += ("--trainer.default_root_dir=run",)
 
 
@@ -38,6 +38,6 @@ def test_training_resumes_after_a_killed_rank(tmp_path: Path) -> None:
 def test_first_process_reports_lost_contact(kind: str, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "zoo", "fit", TOY_RECIPE, "trainer/ddp_2", *TOY_ARGS, *FLAGS)
     result = run(tmp_path / "run", *command, *callback("Misfortune", rank=1, step=12, kind=kind))
-    assert result.returncode == LostContactError.exit_code, result.stderr
+    assert result.returncode == ConnectionLostError.exit_code, result.stderr
     assert "Traceback" not in result.stderr
     assert newest(tmp_path / "run" / "run").name == "step_00000010.ckpt"

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.common.build import build, completed
+from zoo.common.build import build
 
 
 def test_nested_parts() -> None:
@@ -25,13 +25,3 @@ def test_nested_parts() -> None:
 def test_refuses(spec: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(spec)
-
-
-def test_arguments_gained_since_are_at_their_defaults() -> None:
-    mel = "zoo.audio.LogMel"
-    ours = {"net": {"class_path": mel, "init_args": {"n_mels": 40, "n_fft": 1024, "f_max": 8000.0}}, "rate": 1}
-    saved = {"net": {"class_path": mel, "init_args": {"n_mels": 40}}, "rate": 1}
-    assert completed(saved, ours) == ours
-    other = {**ours, "net": {"class_path": mel, "init_args": {"n_mels": 40, "n_fft": 512}}}
-    assert completed(saved, other) == {**other, "net": {"class_path": mel, "init_args": {"n_mels": 40, "n_fft": 1024}}}
-    assert completed(saved, {"net": {"class_path": "x.Y"}, "rate": 1}) == saved

@@ -13,15 +13,15 @@ import pytest
 
 from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
 from zoo.cli.main import main
-from zoo.cli.trainer import choose_run_folder
-from zoo.common.locks import LOCK_NAME, is_rank_zero, locked
+from zoo.cli.resume import choose_run_folder
+from zoo.common.locks import LOCK_NAME, is_rank_zero, lock_folder
 from zoo.runs.load import load
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from zoo.common.locks import locked
-with locked(Path(sys.argv[1]), "collect"):
+from zoo.common.locks import lock_folder
+with lock_folder(Path(sys.argv[1]), "collect"):
     child = os.fork()  # as a data worker is
     if child == 0:
         time.sleep(60)
@@ -45,22 +45,22 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_the_second_names_the_first_and_a_killed_one_is_followed_at_once(holder, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with pytest.raises(ValueError, match=rf"`zoo collect` \(process {holder.pid} on host {os.uname().nodename}, since"):
-        with locked(folder, "fit"):
+        with lock_folder(folder, "fit"):
             pass
     holder.kill()
     holder.wait()
     assert (folder / LOCK_NAME).exists()  # its child lives, and holds nothing
-    with locked(folder, "fit"):
+    with lock_folder(folder, "fit"):
         (folder / "result").touch()
     assert [path.name for path in folder.iterdir()] == ["result"]
 
 
 def test_a_folder_in_which_nothing_was_written_is_not_left(tmp_path: Path) -> None:
-    with locked(tmp_path / "deep" / "out", "fit"):
+    with lock_folder(tmp_path / "deep" / "out", "fit"):
         assert (tmp_path / "deep" / "out").is_dir()
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="is a file; name a folder"), locked(tmp_path / "file", "fit"):
+    with pytest.raises(ValueError, match="is a file; name a folder"), lock_folder(tmp_path / "file", "fit"):
         pass
 
 
@@ -68,10 +68,10 @@ def test_a_folder_in_which_nothing_was_written_is_not_left(tmp_path: Path) -> No
 def test_only_the_first_rank_locks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "0")
     assert is_rank_zero()
-    with locked(tmp_path, "fit"):
+    with lock_folder(tmp_path, "fit"):
         monkeypatch.setenv(name, "1")
         assert not is_rank_zero()
-        with locked(tmp_path, "fit"):
+        with lock_folder(tmp_path, "fit"):
             pass
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_another_process_trains_meanwhile_is_still_the_run_that_is_me
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = iter([tmp_path / "step_00000001.ckpt", tmp_path / "step_00000002.ckpt"])
-    monkeypatch.setattr("zoo.runs.folder.find_checkpoint", lambda path: next(found))
+    monkeypatch.setattr("zoo.runs.checkpoints.find_checkpoint", lambda path: next(found))
     config: Any = {"trainer.default_root_dir": None, "ckpt_path": str(tmp_path)}
     assert choose_run_folder("fit", config, "toy/smoke") == (tmp_path / "step_00000001.ckpt", tmp_path)
 
@@ -115,7 +115,6 @@ TOOLS = [
     "sample x out",
     "compare-samplers x out",
     "make-pairs x out",
-    "preprocess x high out",
 ]
 
 
@@ -124,7 +123,7 @@ def test_tools_that_fill_a_folder_are_refused(
     tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with locked(tmp_path / "out", "degrade"):
+    with lock_folder(tmp_path / "out", "degrade"):
         assert main(tool.split()) == 1
     assert f"out is being written by `zoo degrade` (process {os.getpid()} on host" in capsys.readouterr().err
 
@@ -137,7 +136,7 @@ def test_predict_is_refused(
     Path("in").mkdir()
     load(Path("run"), allow_import=["toy_wing"]).write_example(Path("in") / "a")
     predict = ["predict", *TOY_ARGS, "--ckpt_path=run", "--input=in", "--output=out"]
-    with locked(tmp_path / "out", "predict"):
+    with lock_folder(tmp_path / "out", "predict"):
         assert main(predict) == 1
     assert "out is being written by `zoo predict`" in capsys.readouterr().err
     assert main(predict) == 0

@@ -11,28 +11,28 @@ from zoo.common.build import build
 
 @pytest.mark.parametrize("package", registry.PACKAGES)
 def test_every_public_name_is_a_class_of_its_package(package: str) -> None:
-    names = registry.names(package)
+    names = registry.component_names(package)
     assert names
     for name in names:
-        found = registry.find(name)
+        found = registry.get_class(name)
         assert found.__module__.startswith(f"{package}.")
         assert registry.public_name(found) == name
         assert getattr(importlib.import_module(package), found.__name__) is found
 
 
-@pytest.mark.parametrize("package", registry.FOREIGN)
+@pytest.mark.parametrize("package", registry.EXTERNAL_CLASSES)
 def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
     optional = {"CometLogger", "NeptuneLogger"}
-    for name in registry.FOREIGN[package].split():
+    for name in registry.EXTERNAL_CLASSES[package].split():
         if name not in optional:
-            assert isinstance(registry.find(f"{package}.{name}"), type)
+            assert isinstance(registry.get_class(f"{package}.{name}"), type)
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "os.system",
-        "zoo.common.atomic.os.system",
+        "zoo.common.atomic_files.os.system",
         "zoo.flow",
         "zoo.flow.UNet.load_state_dict",
         "zoo.flow.nets.unet.Attention",
@@ -42,7 +42,7 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
         "zoo.cli.trainer.LightningCLI",
         "zoo.cli.trainer.ZooCLI",
         "zoo.audio.io.files._Sequential",
-        "zoo.runs.predict.results.Results",
+        "zoo.runs.inference.predict.Results",
         "torch.nn.Module.load_state_dict",
         "torch.nn.functional.relu",
         "torch.nn.parallel.DistributedDataParallel",
@@ -58,20 +58,20 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
 )
 def test_refuses_in_one_line(name: str) -> None:
     with pytest.raises(ValueError) as error:
-        registry.find(name)
+        registry.get_class(name)
     assert "\n" not in str(error.value)
 
 
 def test_a_typo_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match=r"zoo\.flow registers no part 'zoo\.flow\.UNt'; nearest: UNet"):
-        registry.find("zoo.flow.UNt")
+        registry.get_class("zoo.flow.UNt")
 
 
 def test_a_slot_takes_its_base_class_only() -> None:
     path = {"class_path": "zoo.flow.Cosine"}
     mel = {"class_path": "zoo.audio.LogMel"}
     with pytest.raises(ValueError, match=r"zoo\.audio\.LogMel does not fit here: expected a zoo\.flow\.AffinePath"):
-        build(mel, registry.find("zoo.flow.AffinePath"))
+        build(mel, registry.get_class("zoo.flow.AffinePath"))
     with pytest.raises(ValueError, match=r"does not fit here: expected a zoo\.flow\.VelocityNet"):
         build({"class_path": "zoo.flow.Sampler", "init_args": {"net": path}})
     with pytest.raises(ValueError, match="expected a plain value"):  # n_mels: int
@@ -95,9 +95,9 @@ def test_refuses_odd_descriptions(spec: dict, message: str) -> None:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "shapes.py").write_text(
-        "from subprocess import Popen\nfrom zoo.common.registry import public\n\n\n"
+        "from subprocess import Popen\nfrom zoo.common.registry import register_components\n\n\n"
         "class Circle: pass\n\n\nclass Hidden: pass\n\n\n"
-        "__getattr__, __all__ = public(__name__, {'': 'Circle Absent Popen'})\n"
+        "__getattr__, __all__ = register_components(__name__, {'': 'Circle Absent Popen'})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield "shapes"
@@ -107,22 +107,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_packages_of_the_user(package: str) -> None:
     with pytest.raises(ValueError, match="--allow-import PACKAGE"):
-        registry.find("shapes.Circle")
+        registry.get_class("shapes.Circle")
     assert package not in sys.modules
-    registry.admit([package])
-    assert inspect.isclass(registry.find("shapes.Circle"))
+    registry.allow_packages([package])
+    assert inspect.isclass(registry.get_class("shapes.Circle"))
     for name in ("shapes.Hidden", "shapes.Popen", "shapes.Absent"):
         with pytest.raises(ValueError):
-            registry.find(name)
+            registry.get_class(name)
 
 
 def test_names_twice_and_names_that_are_none() -> None:
     with pytest.raises(ValueError, match="listed twice"):
-        registry.public("pairs", {"a": "X", "b": "X"})
+        registry.register_components("pairs", {"a": "X", "b": "X"})
     with pytest.raises(ValueError, match="dotted name of a package"):
-        registry.admit(["../evil"])
+        registry.allow_packages(["../evil"])
 
 
 def test_slots_of_arguments_that_are_handed_on() -> None:
-    degrader = registry.slots(registry.find("zoo.miipher.VocoderSegments"))["degrader"]
-    assert registry.fits(registry.find("zoo.audio.Degrader"), degrader)
+    degrader = registry.constructor_annotations(registry.get_class("zoo.miipher.VocoderSegments"))["degrader"]
+    assert registry.get_class("zoo.audio.Degrader", degrader)

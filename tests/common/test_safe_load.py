@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from zoo.cli.commands.inspect import iterate_contents
 from zoo.common.safe_load import (
     Record,
     UnsafeFileError,
     check_archive,
-    iterate_contents,
     load_foreign_checkpoint,
     to_plain_values,
 )

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from zoo.common.statistics import Measure, bootstrap_mean, summarise
+from zoo.common.statistics import MetricColumn, bootstrap_mean, summarize
 
-QUALITY, ERROR = Measure("quality", True), Measure("error", False, "%", weight="words")
+QUALITY, ERROR = MetricColumn("quality", True), MetricColumn("error", False, "%", weight="words")
 
 
 def test_bootstrap_interval_is_that_of_the_normal_law():
@@ -50,7 +50,7 @@ def rows():
 
 
 def test_summary_counts_and_pairs():
-    summary = summarise(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR], "degraded")
+    summary = summarize(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR], "degraded")
     found = {(row["system"], row["measure"]): row for row in summary}
     ours = found["ours", "quality"]
     assert (ours["files"], ours["count"], ours["mean"], ours["median"]) == (3, 2, 2.75, 2.75)
@@ -62,5 +62,5 @@ def test_summary_counts_and_pairs():
 
 
 def test_gain_leaves_out_files_without_a_partner():
-    summary = summarise(rows(), ["degraded", "ours"], [ERROR], "degraded")
+    summary = summarize(rows(), ["degraded", "ours"], [ERROR], "degraded")
     assert summary[1]["count"] == 3 and summary[1]["gain"] == pytest.approx(((0.4 - 0.1) + (0.6 - 0.3)) / 2)

@@ -17,7 +17,7 @@ pytest.importorskip("gymnasium")
 
 @pytest.fixture
 def counters(monkeypatch: pytest.MonkeyPatch) -> GymnasiumEnv:
-    monkeypatch.setattr(registry, "_admitted", ["tests.compressed_ad"])
+    monkeypatch.setattr(registry, "_allowed", ["tests.compressed_ad"])
     return GymnasiumEnv("tests.compressed_ad.envs.scripted.Counter", {"make.length": [2, 5, 3]}, limit=4)
 
 

@@ -85,7 +85,7 @@ def test_distillation_shows_how_it_learns_and_attends(
     tmp_path: Path, env: Env, parts: dict[str, Any], data: dict[str, Any], shown: list[str]
 ) -> None:
     task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
-    media = fit(task, tmp_path, [Samples(items=1000, share=1e9)], **data)
+    media = fit(task, tmp_path, [Samples(items=1000, every_n_validations=1)], **data)
     assert media == {1: shown, 2: sorted([*shown, EPISODES] if LEARNING in shown else shown)}
 
 
@@ -94,7 +94,7 @@ def test_pretraining_shows_what_the_latents_keep(tmp_path: Path, decoder: Recons
     env = Darkroom(3, 4)
     net = policy(env, QueryCompressor(DIM, 2, 1, 2), decoder)
     task = PretrainTask(net, env, partial(torch.optim.Adam, lr=1e-3))
-    media = fit(task, tmp_path, [Samples(items=1, share=1e9)], length=9, eval_seeds=0)
+    media = fit(task, tmp_path, [Samples(items=1, every_n_validations=1)], length=9, eval_seeds=0)
     assert media == {1: [RECONSTRUCTION], 2: [RECONSTRUCTION]}
 
 
@@ -103,7 +103,7 @@ def test_the_curve_is_of_the_validation(tmp_path: Path) -> None:
     lines = {line.get_label(): line.get_ydata() for line in learning_curve(env, env.tasks()[:2], returns).axes[0].lines}
     assert list(lines["policy, mean of 2"]) == [1, 2, 4] and list(lines["oracle"]) == [3.5] * 2
     task = distillation(env)
-    fit(task, tmp_path, [Samples(share=1e9)], eval_seeds=2)
+    fit(task, tmp_path, [Samples(every_n_validations=1)], eval_seeds=2)
     assert [(len(tasks), returns.shape, len(rows)) for tasks, returns, rows, _ in task._played] == [(4, (4, 2), 2)]
 
 

@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step(f"zoo fit flow/smoke --trainer.max_steps 2000 --trainer.default_root_dir {RUN}", "(best)"),
+    Step(f"zoo fit flow/smoke --trainer.max_steps 2000 --trainer.default_root_dir {RUN}", " · val/loss"),
     Step(f"zoo fit --ckpt_path {RUN} --trainer.max_steps 60"),
     Step(f"zoo runs {RUN}"),
     Step("zoo fit flow/smoek"),
@@ -45,7 +45,7 @@ STEPS = (
     Step("zoo fit flow/smoke --trainer.precision bf16-mixd"),
     Step("zoo fit flow/smoke --checkpoints.monitor val/los"),
     Step("zoo evaluate flw"),
-    Step("zoo inspect runs --pth x"),
+    Step("zoo runs --lsat 5"),
 )
 
 
@@ -87,7 +87,7 @@ def masked(lines: list[str]) -> list[str]:
     """The same without what differs from run to run: numbers, times, the bar's length, and how they are spaced."""
     text = [re.sub(r"[━╸╺]+", "━", line) for line in lines]
     text = [re.sub(r"ETA [\d: a-z]*", "ETA 0 ", re.sub(r"\d+(?:[.:,]\d+)*(?:e-?\d+)?", "0", line)) for line in text]
-    text = [re.sub(r"(goes on from .*/)best-(step_0)-0", r"\1\2", line) for line in text]  # the same, by either name
+    text = [re.sub(r"(resumed from .*/)best-(step_0)-0", r"\1\2", line) for line in text]  # the same, by either name
     text = [re.sub(r"\b0 (?:s|min|h)\b(?: 0 (?:s|min)\b)?", "0 s", line) for line in text]
     text = [re.sub(r"^(device\s+)cpu \(.*\)$", r"\1(cpu)", line) for line in text]
     return [re.sub(r"\s+", " ", line).strip() for line in text if line.strip()]

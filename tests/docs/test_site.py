@@ -7,14 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from scripts.site import docstring
-from zoo.cli.recipes import recipes
 from zoo.cli.tools import find_tools
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments, described
+from zoo.common.configs import load_recipe
+from zoo.common.systems import recipe_paths
 from zoo.ui.forms.explain import explain
+from zoo.ui.forms.signatures import arguments, described
 from zoo.ui.forms.values import flatten
 
 pytest.importorskip("mkdocs")
@@ -34,8 +34,8 @@ def definition(place: str) -> ast.stmt:
 def test_every_part_stands_in_the_reference_with_all_its_arguments(package: str) -> None:
     page = site._parts(package)
     unclear = []
-    for name in registry.names(package):
-        module, short = registry.module_of(name) or "", name.rpartition(".")[2]
+    for name in registry.component_names(package):
+        module, short = registry.defining_module(name) or "", name.rpartition(".")[2]
         assert f"::: {module}.{short}\n    options:\n      heading: {name}\n" in page
         assert ast.get_docstring(definition(f"{module}.{short}")), f"{name} has no docstring"
         said = described(module, short)
@@ -56,17 +56,17 @@ def test_every_public_name_of_the_package_is_a_part_or_in_the_reference() -> Non
 def test_every_command_and_each_of_its_arguments_is_told() -> None:
     page = site._commands()
     for name, tool in find_tools().items():
-        assert f"## zoo {name}\n" in page and docstring(tool.place).strip(), f"zoo {name} has no docstring"
-        module, _, function = tool.place.partition(":")
+        assert f"## zoo {name}\n" in page and docstring(tool.path).strip(), f"zoo {name} has no docstring"
+        module, _, function = tool.path.partition(":")
         said = described(module, function)
         assert [key for key in arguments(module, function) or {} if not said.get(key)] == [], f"zoo {name}"
 
 
-@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
-def test_every_key_of_a_recipe_has_a_meaning(recipe: site.Recipe) -> None:
-    values = flatten(yaml.safe_load(recipe.path.read_text(encoding="utf-8")) or {})
-    assert [key for key in values if not explain(values, key).text.strip()] == [], f"{recipe.name}: nothing says what"
-    rows = [line for line in site._recipe(recipe) if line.startswith("| <code")]
+@pytest.mark.parametrize(("name", "path"), recipe_paths().items(), ids=lambda value: str(value))
+def test_every_key_of_a_recipe_has_a_meaning(name: str, path: Path) -> None:
+    values = flatten(load_recipe(path))
+    assert [key for key in values if not explain(values, key).text.strip()] == [], f"{name}: nothing says what"
+    rows = [line for line in site._recipe(name, path) if line.startswith("| <code")]
     assert len(rows) == len(values)
     assert all(re.fullmatch(r"\| <code class=\"key\">.+</code> \| `.*` \| .+ \|", row) for row in rows)
 

@@ -9,7 +9,7 @@ import torch
 from tests.faults.bad_audio import BAD, ODD, RATE, corpus
 from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, forked, good
 from zoo.hifigan.data import VocoderData
-from zoo.runs.predict.results import read_manifest
+from zoo.runs.inference.predict import read_manifest
 
 FIT = [
     "fit", "--config", SMOKE, "--trainer.max_steps=2", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null",

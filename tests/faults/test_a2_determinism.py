@@ -13,7 +13,7 @@ from tests.harness import SMOKE, TOY_FIT, fingerprint, forked, good, newest, rec
 from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.flow.data.datamodule import ImageData
 from zoo.hifigan.data import VocoderData
-from zoo.training.data import ZooDataModule
+from zoo.training.datamodule import ZooDataModule
 
 WAYS = [
     (0, None),

@@ -80,14 +80,14 @@ watching = [False]
 
 def outcome(path: str, slot: Any = object) -> str:
     try:
-        found = registry.find(path, slot)
+        found = registry.get_class(path, slot)
     except ValueError as error:
         assert "\n" not in str(error), path
         return "refused"
     name = registry.public_name(found)
-    known = {each for package in registry.PACKAGES for each in registry.names(package)}
-    foreign = {f"{package}.{each}" for package, listed in registry.FOREIGN.items() for each in listed.split()}
-    foreign |= {f"torch.nn.{each}" for each in registry._layers()}
+    known = {each for package in registry.PACKAGES for each in registry.component_names(package)}
+    foreign = {f"{package}.{each}" for package, listed in registry.EXTERNAL_CLASSES.items() for each in listed.split()}
+    foreign |= {f"torch.nn.{each}" for each in registry._external_names("torch.nn")}
     assert name in known | foreign or path in foreign, path
     return "registered"
 
@@ -103,9 +103,9 @@ class Walk(NamedTuple):
 def walk() -> Walk:
     paths = reachable()
     for package in registry.PACKAGES:
-        for name in registry.names(package):
-            registry.find(name)
-    registry.allowed_paths()
+        for name in registry.component_names(package):
+            registry.get_class(name)
+    registry.allowed_import_paths()
     events: list[str] = []
     watched(events)
     refused = [path for path in paths if outcome(path) == "refused"]
@@ -126,10 +126,18 @@ def test_every_reachable_name_is_refused_or_registered(walked: Walk) -> None:
 def files(folder: Path, path: str) -> Iterator[tuple[Path, str]]:
     """Checkpoints with a path as part, as option, as inference; configs with it as model and callback."""
     node = {"class_path": path, "init_args": {}}
-    specs = {"version": "0", "task": "zoo.flow.FlowTask", "inference": "zoo.flow.Sampler", "parts": {}, "options": {}}
+    task = "zoo.flow.FlowTask"
+    specs = {
+        "format": 2,
+        "version": "0",
+        "task": task,
+        "inference": "zoo.flow.Sampler",
+        "components": {},
+        "options": {},
+    }
     for place in ("part", "option", "inference"):
         changed = {
-            "part": {**specs, "parts": {"net": node, "path": node}},
+            "part": {**specs, "components": {"net": node, "path": node}},
             "option": {**specs, "options": {"solver": node}},
             "inference": {**specs, "inference": path},
         }[place]

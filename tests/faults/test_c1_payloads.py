@@ -61,7 +61,7 @@ class Traps:
     def nodes(self) -> list[dict[str, Any]]:
         """What a config would name, also by way of modules that it may import."""
         detours = (
-            "zoo.common.work.os.system",
+            "zoo.common.journal.os.system",
             "zoo.audio.corpora.cache.os.system",
             "torch.nn.modules.module.torch.hub.load",
         )
@@ -220,7 +220,7 @@ def test_descriptions_of_parts(traps: Traps, trained: Path, sound: Path, tmp_pat
             checkpoint = load_checkpoint(newest(trained))
             specs = checkpoint["zoo"]
             if place == "part":
-                specs["parts"]["net"] = node
+                specs["components"]["net"] = node
             else:
                 specs["inference"] = node["class_path"]
             folder = tmp_path / f"{place}{number}"
@@ -245,7 +245,7 @@ def test_an_export_is_no_way_in(traps: Traps, sound: Path, tmp_path: Path) -> No
         export.mkdir()
         for path in (tmp_path / "export").iterdir():
             (export / path.name).write_bytes(path.read_bytes())
-        (export / "config.json").write_text(json.dumps({**content, "parts": {"net": node}}))
+        (export / "config.json").write_text(json.dumps({**content, "components": {"net": node}}))
         calls.append(["predict", "--ckpt_path", export, "--input", sound, "--output", tmp_path / "out", *TOY_ARGS])
     traps.assert_untouched(in_fork(attempts, calls), codes=(1, 2))
 

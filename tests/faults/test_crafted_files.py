@@ -70,7 +70,7 @@ NODES: dict[str, Node] = {
     ),
     "imported module's function": part("zoo.common.build.importlib.import_module", name=DECOY),
     "imported module": part("zoo.common.build.importlib", name=DECOY),
-    "os by way of ours": part("zoo.common.atomic.os.system", command="touch ELSEWHERE/marker"),
+    "os by way of ours": part("zoo.common.atomic_files.os.system", command="touch ELSEWHERE/marker"),
     "Popen by way of ours": part("zoo.ui.commands.subprocess.Popen", args=TOUCH),
     "soundfile by way of ours": part("zoo.audio.io.files.soundfile.SoundFile", file="ELSEWHERE/a.wav", mode="w"),
     "function that builds": part("zoo.common.build.build", spec={"class_path": "os.system"}, allow=["os"]),
@@ -81,8 +81,8 @@ NODES: dict[str, Node] = {
     "user interface": part("zoo.ui.store.Store", path="ELSEWHERE/marker"),
     "user interface's processes": part("zoo.ui.jobs.trainings.Trainings", runs="ELSEWHERE", jobs="ELSEWHERE"),
     "log file": part("zoo.training.callbacks.train_log._LogFile", filename="ELSEWHERE/marker"),
-    "rows": part("zoo.runs.csv_log.RunCSV", save_dir="ELSEWHERE/rows"),
-    "bulk": part("zoo.runs.predict.results.Results", output="ELSEWHERE/out", settings_id="", part="x", rows={}),
+    "rows": part("zoo.runs.metrics_csv.MetricsCSV", save_dir="ELSEWHERE/rows"),
+    "bulk": part("zoo.runs.inference.predict.Results", output="ELSEWHERE/out", part="x", rows={}),
     "pickle by way of torch": part("torch.nn.modules.module.torch.load", f="ELSEWHERE/secret.yaml", weights_only=False),
     "torch.hub.load": part("torch.hub.load", repo_or_dir="ELSEWHERE", model="model", source="local"),
     "torch.jit.load": part("torch.jit.load", f="ELSEWHERE/secret.yaml"),
@@ -141,7 +141,7 @@ def _second(place: Place) -> None:
     node = part("subprocess.Popen", args=TOUCH)(place)
     file = place.elsewhere / "second" / "config.json"
     content = json.loads(file.read_text())
-    content["parts"]["net"] = node
+    content["components"]["net"] = node
     file.write_text(json.dumps(content))
     (place.elsewhere / "second.yaml").write_text(f"model: {json.dumps(node)}\n")
 
@@ -150,12 +150,13 @@ def descriptions(kind: str) -> list[Case]:
     """Checkpoints or exports whose description names what is no part."""
     harmless = ("module of nobody, short", "arguments beyond the signature")  # a text and keys that nobody reads
     cases = [
-        described(kind, name, "parts", "net", value=node, refused=name not in harmless) for name, node in NODES.items()
+        described(kind, name, "components", "net", value=node, refused=name not in harmless)
+        for name, node in NODES.items()
     ]
     for name in ("subprocess.Popen", "Loaded", "module of nobody", "a sound file to write", "rows"):
         cases.append(described(kind, f"{name} as option", "options", "solver", value=NODES[name]))
         cases.append(described(kind, f"{name} in a list of options", "options", "chunk", value=_listed(NODES[name])))
-        cases.append(described(kind, f"{name} as path", "parts", "path", value=NODES[name]))
+        cases.append(described(kind, f"{name} as path", "components", "path", value=NODES[name]))
     for name in (
         "subprocess.Popen",
         "zoo.cli.trainer.Loaded",
@@ -176,9 +177,9 @@ def descriptions(kind: str) -> list[Case]:
             described(kind, "fused parts that are paths", "fused", value=lambda place: [str(place.elsewhere)]),
         ]
     cases += [
-        described(kind, "parts that are a list", "parts", value=lambda place: [NODES["os.system"](place)]),
-        described(kind, "parts that are a text", "parts", value=lambda place: "os.system"),
-        described(kind, "no parts", "parts", value=lambda place: {}),
+        described(kind, "parts that are a list", "components", value=lambda place: [NODES["os.system"](place)]),
+        described(kind, "parts that are a text", "components", value=lambda place: "os.system"),
+        described(kind, "no parts", "components", value=lambda place: {}),
         described(
             kind, "admission in the file", "allow_import", value=lambda place: ["subprocess", DECOY], refused=False
         ),

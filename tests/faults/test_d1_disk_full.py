@@ -10,9 +10,9 @@ from toy_wing.faults import fill
 
 from tests.harness import TOY_ARGS, TOY_FIT, bests, callback, fingerprint, forked, good, newest, record
 from zoo.audio.io import files
-from zoo.common.atomic import TEMPORARY_MARK
+from zoo.common.atomic_files import TEMPORARY_MARK
 from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.predict.results import read_manifest
+from zoo.runs.inference.predict import read_manifest
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_full_while_a_checkpoint_is_written(whole: Path, disk: Path, tmp_path: P
 
 def test_full_while_metrics_are_logged_costs_no_row(whole: Path, disk: Path, tmp_path: Path) -> None:
     run = disk / "run"
-    options = [*TOY_FIT, "--checkpoints.every_n_batches=30", "--checkpoints.monitor=null"]
+    options = [*TOY_FIT, "--checkpoints.every_n_steps=30", "--checkpoints.monitor=null"]
     full = callback("FillDisk", step=3, until=28)
     result = good(forked(*options, *full, f"--trainer.default_root_dir={run}", cwd=tmp_path))
     assert "metrics.csv cannot be written (the disk is full)" in result.stderr

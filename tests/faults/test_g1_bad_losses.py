@@ -56,7 +56,7 @@ def test_both_are_skipped_and_named(tmp_path: Path, recipe: list[object]) -> Non
     assert said.count("skipped batch") == 2
     assert "nan" in said
     assert "times the running median" in said
-    assert logged(tmp_path, "train/guard_trips")[-1] == 2
+    assert logged(tmp_path, "train/skipped_batches")[-1] == 2
     assert finite(tmp_path)
 
 
@@ -71,4 +71,4 @@ def test_rates_lowered_when_configured(tmp_path: Path) -> None:
     assert states[31] == states[30] and states[41] == states[40]
     assert logged(tmp_path, "train/guard_lr_multiplier")[-1] == 0.25
     assert "learning rates are now times 0.25" in said
-    assert math.isclose(logged(tmp_path, "train/guard_trips")[-1], 2)
+    assert math.isclose(logged(tmp_path, "train/skipped_batches")[-1], 2)

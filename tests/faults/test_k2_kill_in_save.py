@@ -22,10 +22,10 @@ from tests.harness import (
     newest,
     record,
 )
-from zoo.common.atomic import TEMPORARY_MARK
-from zoo.runs.checkpoints import is_sound, load_checkpoint
+from zoo.common.atomic_files import TEMPORARY_MARK
+from zoo.runs.checkpoints import is_valid_checkpoint, load_checkpoint
 
-FIT = [*TOY_FIT, "--checkpoints.every_n_batches=1", "--checkpoints.monitor=null"]
+FIT = [*TOY_FIT, "--checkpoints.every_n_steps=1", "--checkpoints.monitor=null"]
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -49,7 +49,7 @@ def corrupt(run: Path) -> list[Path]:
         except ValueError:
             found.append(path)
         else:
-            assert is_sound(path)
+            assert is_valid_checkpoint(path)
     return found
 
 
@@ -102,14 +102,14 @@ def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
     options = [
         *TOY_FIT,
         "--trainer.max_steps=20",
-        "--checkpoints.every_n_batches=10",
+        "--checkpoints.every_n_steps=5",
         f"--trainer.default_root_dir={run}",
     ]
     killed = Forked(*options, *callback("Ballast", megabytes=40), cwd=tmp_path)
     kill_at(killed, run / f".best-step_*{TEMPORARY_MARK}*", 20 * 2**20)
     assert killed.wait().returncode == -9
     assert corrupt(run) == []
-    assert [path.name for path in run.glob("*.ckpt")] == ["step_00000010.ckpt"]
+    assert [path.name for path in run.glob("*.ckpt")] == ["step_00000005.ckpt"]
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
     good(forked(*options[:-1], f"--trainer.default_root_dir={whole}", cwd=tmp_path))
     assert record(run) == record(whole)
@@ -158,7 +158,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, d
     for best in run.glob("best-*"):
         best.unlink()
     resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
-    assert f"torn checkpoint {torn}" in resumed.stderr
+    assert f"corrupt checkpoint {torn}" in resumed.stderr
     assert "step_00000015.ckpt" in resumed.stderr
     assert fingerprint(newest(run)) == fingerprint(newest(whole))
     assert record(run) == record(whole)

@@ -1,6 +1,6 @@
 """K3: one run ended again and again after a random number of steps: it finishes with the same bits in a bounded folder.
 
-A kill in a validation costs neither its row nor the best checkpoint.
+A kill in a validation costs the steps since the last save, and neither its row nor the best checkpoint.
 """
 
 import random
@@ -13,7 +13,7 @@ from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, bests, callback, fingerprint
 FIT = [*TOY_FIT, *callback("zoo.training.EMA", modules=["net"], decay=0.9)]
 HIFIGAN = [
     "fit", "--config", SMOKE, *TOY_ARGS, "--trainer.max_steps=60", "--trainer.limit_train_batches=20",
-    "--checkpoints.every_n_batches=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
+    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
     "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
     *callback("zoo.training.EMA", modules=["generator"], decay=0.9),
 ]  # fmt: skip
@@ -29,13 +29,9 @@ def assert_same(run: Path, whole: Path) -> None:
     assert sorted(path.name for path in run.glob("*.ckpt")) == sorted(path.name for path in whole.glob("*.ckpt"))
 
 
-def saved_step(step: int, steps: int, where: str, signum: int) -> int:
-    """The newest checkpoint's step after an end at `step`.
-
-    Kills in training come before that step's save; the last step of all is saved after its validation.
-    """
-    saved = signum == TERM or (where == "validation" and step < steps)
-    return step if saved else (step - 1) // SAVE_EVERY * SAVE_EVERY
+def saved_step(step: int, signum: int) -> int:
+    """The newest checkpoint's step after an end at `step`: kills come before its save, which follows its validation."""
+    return step if signum == TERM else (step - 1) // SAVE_EVERY * SAVE_EVERY
 
 
 def many_ends(folder: Path, ends: int, steps: int, kinds: list[tuple[str, int]], seed: int) -> None:
@@ -56,7 +52,7 @@ def many_ends(folder: Path, ends: int, steps: int, kinds: list[tuple[str, int]],
         fault = callback("KillAt", step=step, where=where, signum=signum)
         ended = forked(*options, *fault, *again, f"--trainer.default_root_dir={run}", cwd=folder)
         assert ended.returncode == (-KILL if signum == KILL else 143), ended.stderr[-3000:]
-        saved = saved_step(step, steps, where, signum)
+        saved = saved_step(step, signum)
         assert not saved or int(newest(run).stem.split("_")[1]) == saved
         files = [path for path in run.rglob("*") if path.is_file()]
         assert sum(path.suffix == ".ckpt" for path in files) <= LARGEST_FOLDER
@@ -76,10 +72,10 @@ def test_killed_in_validations(tmp_path: Path, fit: list[str]) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     good(forked(*fit, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
     options = [*fit, f"--trainer.default_root_dir={run}"]
-    for step in (10, 20, 40):  # saved just before; 20 and 40 end an epoch
+    for step in (10, 20, 40):  # 20 and 40 end an epoch
         killed = forked(*options, *callback("KillAt", step=step, where="validation"), "--ckpt_path=auto", cwd=tmp_path)
         assert killed.returncode == -KILL, killed.stderr[-3000:]
-        assert newest(run).name == f"step_{step:08d}.ckpt"
+        assert newest(run).name == f"step_{step - SAVE_EVERY:08d}.ckpt"
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
     assert_same(run, whole)
 
@@ -116,9 +112,9 @@ SLOW = pytest.mark.slow
         ["--trainer.max_steps=13"],
         pytest.param(["--trainer.max_steps=20"], marks=SLOW),
         pytest.param(["--trainer.max_steps=30"], marks=SLOW),
-        pytest.param(["--trainer.max_steps=23", "--checkpoints.every_n_batches=7"], marks=SLOW),
+        pytest.param(["--trainer.max_steps=23", "--checkpoints.every_n_steps=7"], marks=SLOW),
         pytest.param(["--trainer.max_steps=-1", "--trainer.max_epochs=1"], marks=SLOW),
-        ["--trainer.max_steps=-1", "--trainer.max_epochs=1", "--checkpoints.every_n_batches=7"],
+        ["--trainer.max_steps=-1", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=7"],
     ],
     ids=" ".join,
 )

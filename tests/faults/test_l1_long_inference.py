@@ -9,17 +9,17 @@ from scripts.bench.tools import peak_memory
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.hifigan.inference import vocoder
+from zoo.hifigan import inference
 from zoo.hifigan.nets.generator import Generator
 
 RATE = 22050
 
 
-def build() -> vocoder.Vocoder:
+def build() -> inference.Vocoder:
     generator = Generator(
         40, 16, (8, 8, 4), (16, 16, 8), "2", resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1, 2),)
     )
-    return vocoder.Vocoder(generator, LogMel(RATE, n_mels=40))
+    return inference.Vocoder(generator, LogMel(RATE, n_mels=40))
 
 
 def process(source: Path, target: Path) -> None:
@@ -39,7 +39,7 @@ def test_chunks_join_without_seams(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     samples = write(tmp_path / "in.wav", 5.01)
     model = build()
     whole = model(files.read_mono(tmp_path / "in.wav"), RATE)
-    monkeypatch.setattr(vocoder, "CHUNK_FRAMES", 32)
+    monkeypatch.setattr(inference, "CHUNK_FRAMES", 32)
     pieces = model(files.read_mono(tmp_path / "in.wav"), RATE)
     model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
     assert len(whole) == files.info(tmp_path / "out.wav").samples == samples

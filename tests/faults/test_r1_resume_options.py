@@ -13,12 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.harness import REPOSITORY, TOY_ARGS, TOY_RECIPE, fingerprint, newest
 from zoo.cli.main import main
 from zoo.common import registry
-from zoo.training.resume import advance
+from zoo.training.hyperparameters import advance
 
 SMOKE = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
 FAST = ("hifigan/smoke", "flow/smoke", "ci_llm/smoke")
 LIMITS = ["--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
-LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_batches=3"]
+LIMITS += ["--samples.enabled=false", "--checkpoints.every_n_steps=3"]
 
 
 def fit(run: Path, *args: object, recipe: object | None = None) -> int:
@@ -44,12 +44,12 @@ def expected_rates(run: Path, steps: int) -> list[list[float]]:
     arguments, rates = config["model"]["init_args"], []
     for key in sorted(name for name in arguments if name.startswith("optimizer")):
         spec = arguments[key]
-        optimizer = registry.find(spec["class_path"])([torch.nn.Parameter(torch.ones(1))], **spec["init_args"])
+        optimizer = registry.get_class(spec["class_path"])([torch.nn.Parameter(torch.ones(1))], **spec["init_args"])
         schedule = arguments[key.replace("optimizer", "scheduler")]
         if schedule is None or arguments.get("scheduler_interval") == "epoch":
             rates.append([optimizer.param_groups[0]["lr"]] * steps)
             continue
-        scheduler = registry.find(schedule["class_path"])(optimizer, **schedule["init_args"])
+        scheduler = registry.get_class(schedule["class_path"])(optimizer, **schedule["init_args"])
         if getattr(scheduler, "total_steps", 0) is None:
             scheduler.total_steps = config["trainer"]["max_steps"]
         rates.append([])
@@ -119,18 +119,6 @@ def test_refused_resume_changes_no_file(options, named, tmp_path, monkeypatch, c
     assert named in capsys.readouterr().err.strip().splitlines()[-1]
     assert hashes(run) == before
     assert fit(run, "--trainer.max_steps=20", *TOY_ARGS) == 0
-
-
-def test_resume_says_which_callbacks_came_and_went(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run, ema = tmp_path / "run", ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.modules=[net]"]
-    assert fit(run, "--trainer.max_steps=4", *TOY_ARGS, *ema, recipe=TOY_RECIPE) == 0
-    Path("fragment.yaml").write_text(
-        "trainer:\n  callbacks:\n  - class_path: zoo.training.Plateau\n    init_args: {monitor: val/error}\n"
-    )
-    args = ["--trainer.max_steps=6", "--trainer.val_check_interval=6", *TOY_ARGS]
-    assert main(["fit", f"--config={run / 'config.yaml'}", "--config=fragment.yaml", f"--ckpt_path={run}", *args]) == 0
-    assert "without zoo.training.EMA and with zoo.training.Plateau" in (run / "train.log").read_text()
 
 
 @pytest.mark.parametrize("interval", [2, 7, 11])

@@ -9,7 +9,7 @@ import yaml
 from tests.faults.attempts import parse_and_build
 from tests.harness import TOY_RECIPE, in_fork
 from zoo.common import registry
-from zoo.common.reading.configs import check_places
+from zoo.common.configs import check_config_paths
 
 LIGHTNING = "lightning.pytorch"
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
@@ -131,8 +131,8 @@ def test_sharded_strategies_of_lightning_are_refused(bait: str) -> None:
 def test_registry_has_no_class_that_reads_pickles() -> None:
     for name in SHARDED:
         with pytest.raises(ValueError):
-            registry.find(f"{LIGHTNING}.strategies.{name}")
-    listed = [name for names in registry.FOREIGN.values() for name in names.split()]
+            registry.get_class(f"{LIGHTNING}.strategies.{name}")
+    listed = [name for names in registry.EXTERNAL_CLASSES.values() for name in names.split()]
     assert not [
         name for name in listed if name.startswith(("FSDP", "DeepSpeed", "ModelParallel")) or "CheckpointIO" in name
     ]
@@ -149,11 +149,11 @@ def test_keys_of_jsonargparse_are_refused(bait: str) -> None:
 @pytest.mark.parametrize("key", BROUGHT)
 def test_config_of_a_run_names_no_address(key: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=key):
-        check_places(BROUGHT[key], tmp_path)
-    check_places(BROUGHT[key], tmp_path, [f"--{key.replace('.init_args', '').replace('.0', '')}=x"])
+        check_config_paths(BROUGHT[key], tmp_path)
+    check_config_paths(BROUGHT[key], tmp_path, [f"--{key.replace('.init_args', '').replace('.0', '')}=x"])
 
 
 def test_config_of_a_run_may_name_hub_ids_and_data(tmp_path: Path) -> None:
     net = part("zoo.ci_llm.Backbone", source="someone/model")
-    check_places({"model": {"init_args": {"net": net}}, "data": {"init_args": {"root": "/data"}}}, tmp_path)
-    check_places({"init_from": "hf://someone/model"}, tmp_path)
+    check_config_paths({"model": {"init_args": {"net": net}}, "data": {"init_args": {"root": "/data"}}}, tmp_path)
+    check_config_paths({"init_from": "hf://someone/model"}, tmp_path)

@@ -1,4 +1,4 @@
-"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1 anywhere: saved at a step boundary, exit 143 or 130, resumed bit for bit."""
+"""S1: SIGTERM, SIGHUP, SIGINT, SIGUSR1: saved after step and validation, exit 143 or 130, resumed bit for bit."""
 
 import itertools
 import signal
@@ -30,7 +30,7 @@ def stop_and_resume(
     whole: Path, folder: Path, number: int, where: str, workers: int = 0, every: int = 5, **how
 ) -> None:
     options = [f"--trainer.default_root_dir={folder / 'run'}", f"--data.init_args.num_workers={workers}"]
-    options.append(f"--checkpoints.every_n_batches={every}")
+    options.append(f"--checkpoints.every_n_steps={every}")
     stopped = forked(*FIT, *kill(number, where, **how), *options, cwd=folder)
     assert stopped.returncode == CODES[number], stopped.stderr[-3000:]
     assert "Traceback" not in stopped.stderr
@@ -109,14 +109,14 @@ def whole_with_bests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("limit", [[], ["--trainer.max_steps=-1", "--trainer.max_epochs=3"]], ids=["steps", "epochs"])
-def test_ctrl_c_twice_in_the_last_validation_costs_nothing(whole_with_bests, tmp_path, limit):
+def test_ctrl_c_twice_in_the_last_validation_costs_the_steps_since_the_last_save(whole_with_bests, tmp_path, limit):
     run = tmp_path / "run"
     args = [*FIT, *limit, "--checkpoints.save_best=9", f"--trainer.default_root_dir={run}"]
     twice = callback("KillAt", step=LAST, signum=int(INT), where="validation", times=2)
     for resumed in ([], ["--ckpt_path=last"]):
         stopped = forked(*args, *twice, *resumed, cwd=tmp_path)
         assert stopped.returncode == 130, stopped.stderr[-3000:]
-        assert newest(run).name == f"step_{LAST:08d}.ckpt"
+        assert newest(run).name == f"step_{LAST - 5:08d}.ckpt"
         assert len(record(run)) < len(record(whole_with_bests))
         assert len(bests(run)) < len(bests(whole_with_bests))
     good(forked(*args, "--ckpt_path=last", cwd=tmp_path))

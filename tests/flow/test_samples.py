@@ -24,8 +24,8 @@ from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import FlowTask
-from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.resume import RNGState
 
 PICTURES = ["val_samples.png", "val_trajectory.png"]
 
@@ -53,7 +53,7 @@ def fit(task: L.LightningModule, data: Any, folder: Path, steps: int = 2, **samp
         accelerator="cpu", devices=1, default_root_dir=folder, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, max_steps=steps, val_check_interval=1,
         check_val_every_n_epoch=None, num_sanity_val_steps=0, use_distributed_sampler=False,
-        callbacks=[RNGState(), Samples(**{"share": 1e9, **samples})],
+        callbacks=[RNGState(), Samples(**{"every_n_validations": 1, **samples})],
     )  # fmt: skip
     trainer.fit(task, data)
     return [sorted(file.name for file in step.iterdir()) for step in sorted((folder / "media").glob("*"))]
@@ -173,7 +173,7 @@ def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) 
 
     task = images(sample_metrics=metrics())
     values = judged(tmp_path, task, 3)
-    assert task.evaluated == ("val/loss", "val/frechet", "val/std_ratio", "val/nearest", "val/nearest_ratio")
+    assert task.logged_metric_names == ("val/loss", "val/frechet", "val/std_ratio", "val/nearest", "val/nearest_ratio")
     assert [math.isnan(value) for value in values] == [False, True, False]
     assert values[0] > 1 and values[0] != values[2]
     resumed = judged(tmp_path, images(sample_metrics=metrics()), 5, ckpt_path=tmp_path / "last.ckpt")

@@ -51,7 +51,7 @@ def test_losses_and_gradients(tmp_path: Path) -> None:
     task.log_terms = lambda *args, **kwargs: None
     batch = prepared(digits(tmp_path)).train_set.__getitems__([(0, 1), (0, 2), (0, 3)])
     loss = task.training_step(batch, 0)
-    assert torch.equal(loss, task.training_step(task.drawn(batch), 0))  # of its seeds
+    assert torch.equal(loss, task.training_step(task.prepare_training_batch(batch), 0))  # of its seeds
     loss.backward()
     assert all(weight.grad is not None for weight in task.net.parameters())
     terms, count = task.evaluate(batch, 0, "val")

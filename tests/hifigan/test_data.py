@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.corpora.corpus import EmbeddedCorpus, corpus_files
+from zoo.audio import EmbeddedCorpus
+from zoo.audio.corpora.corpus import corpus_files
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.hifigan.data import Clips, Crops, VocoderData

@@ -3,7 +3,7 @@ import pytest
 from matplotlib.image import imread
 
 from tests.harness import REPOSITORY, fingerprint, newest
-from zoo.audio.corpora.corpus import EmbeddedCorpus
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.io import files
 from zoo.cli.main import main
 
@@ -23,7 +23,14 @@ def kinds(step, clips):
 
 def test_more_items_than_clips_at_the_first_and_last_validation_and_no_trace_in_the_weights(tmp_path):
     # odd lengths, no time for validations in between
-    odd = ["--data.init_args.val_seconds", "0.777", "--model.init_args.media_items", "9", "--samples.share", "0"]
+    odd = [
+        "--data.init_args.val_seconds",
+        "0.777",
+        "--model.init_args.media_items",
+        "9",
+        "--samples.every_n_validations",
+        "1000",
+    ]
     assert fit(tmp_path / "on", *odd) == kinds(1, (0, 1)) + kinds(3, (0, 1))
     folder = tmp_path / "on" / "media" / "step_00000003"
     generated, rate = files.read(folder / "clip0_generated.wav")
@@ -47,7 +54,7 @@ def test_one_clip_of_features_made_elsewhere(tmp_path, items):
         np.save(tmp_path / f"embedded{index:04d}.npy", features)
     options = ["--data.init_args.features", str(tmp_path), "--data.init_args.val_items", "1"]
     options += ["--model.init_args.mel", "null", "--model.init_args.media_items", str(items)]
-    assert fit(tmp_path / "run", *options, "--samples.share", "1000") == [
+    assert fit(tmp_path / "run", *options, "--samples.every_n_validations", "1") == [
         name for step in (1, 2, 3) for name in kinds(step, range(min(items, 1)))
     ]
 
@@ -56,8 +63,8 @@ def test_a_fault_in_drawing_ends_nothing(tmp_path, monkeypatch, caplog):
     def fail(*args):
         raise RuntimeError("no figure")
 
-    monkeypatch.setattr("zoo.hifigan.task.plot_mels", fail)
-    assert fit(tmp_path / "run", "--samples.share", "1000") == [
+    monkeypatch.setattr("zoo.training.callbacks.media.log_matrices", fail)
+    assert fit(tmp_path / "run", "--samples.every_n_validations", "1") == [
         name for step in (1, 2, 3) for name in kinds(step, [0]) if name.endswith(".wav")
     ]
     assert newest(tmp_path / "run").name == "step_00000003.ckpt"

@@ -85,7 +85,7 @@ def test_samples_change_no_weight(stage: str, tmp_path: Path) -> None:
     """Gaps of the backbone are drawn in training and for its samples."""
     steps, validation = batches(stage, (2, 3200), (2, 3200)), batches(stage, (2, 3200))
     ends = []
-    for samples in (Samples(share=1e9), Samples(enabled=False)):
+    for samples in (Samples(every_n_validations=1), Samples(enabled=False)):
         ends.append(train(task(stage), tmp_path / str(samples.enabled), samples, steps, validation).state_dict())
     assert made(tmp_path / "True") and not (tmp_path / "False" / "media").exists()
     for name, value in ends[0].items():

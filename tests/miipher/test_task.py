@@ -14,7 +14,7 @@ from tests.miipher.parts import SPEAKER, backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.backbone import Backbone

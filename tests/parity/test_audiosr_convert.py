@@ -15,8 +15,8 @@ from zoo.audiosr.convert import convert, describe, from_original, is_original
 from zoo.audiosr.nets.vae import split
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.export import parts_state
-from zoo.runs.load import build_parts
+from zoo.runs.components import component_state
+from zoo.runs.load import build_components
 
 pytestmark = pytest.mark.shared
 
@@ -56,8 +56,8 @@ def test_set_a_time_first_and_back(folder: Path, io: dict[str, Tensor], tmp_path
     source, ours, back = folder / "set_a" / "step_7.pt", tmp_path / "ours.ckpt", tmp_path / "back" / "step_7.pt"
     assert convert(source, ours)["step"] == 7
     checkpoint = load_checkpoint(ours)
-    parts = build_parts({**checkpoint["zoo"], "frozen": checkpoint["frozen"]}, tmp_path)
-    parts["net"].load_state_dict(parts_state(checkpoint["state_dict"], "net"))
+    parts = build_components({**checkpoint["zoo"], "frozen": checkpoint["frozen"]}, tmp_path)
+    parts["net"].load_state_dict(component_state(checkpoint["state_dict"], "net"))
     model, net = from_original(source), parts["net"].eval()
     mel, x = io["ge_in"], torch.cat([io["x_noisy"], io["cond_mean"]], dim=1)
 

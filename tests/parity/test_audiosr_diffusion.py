@@ -96,7 +96,7 @@ def test_vocoder(folder, variant, last_slope, output_padding):
         **config,
         last_slope=last_slope,
         output_padding=output_padding,
-    ).fuse_()
+    ).remove_weight_norm_()
     generator.load_state_dict(
         {key: value.float() for key, value in load_foreign_checkpoint(common / "vocoder.pt").items()}
     )

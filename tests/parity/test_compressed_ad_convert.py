@@ -77,7 +77,7 @@ def test_checkpoints_hold_what_inference_needs(folder, tmp_path):
     facts = convert(folder / "cad_ckpt-0.pt", tmp_path / "ours.ckpt")
     assert facts["notes"] == [NO_TRAINING]
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
-    assert checkpoint["zoo"]["parts"]["env"] == {
+    assert checkpoint["zoo"]["components"]["env"] == {
         "class_path": "zoo.compressed_ad.Darkroom",
         "init_args": {"grid_size": 5, "horizon": 6, "start": None, "hard": False, "random_start": False},
     }

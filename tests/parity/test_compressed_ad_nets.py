@@ -21,7 +21,7 @@ from zoo.compressed_ad.nets.policy import Compression, InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.compressed_ad.rollout import rollout
-from zoo.training.schedules import RampedCosine
+from zoo.training.schedules import WarmupCosine
 
 pytestmark = pytest.mark.shared
 
@@ -175,7 +175,7 @@ def test_five_steps_of_adamw(golden, load, folder):
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=config["lr"], betas=betas, weight_decay=config["weight_decay"]
     )
-    schedule = RampedCosine(optimizer, 10, 100)
+    schedule = WarmupCosine(optimizer, 10, 100, start_at_zero=True)
     for step in range(5):
         loss = F.cross_entropy(policy.logits(*inputs(batch)), batch["target_actions"].long())
         close(loss.detach(), expected["train0_losses_5steps"][step])

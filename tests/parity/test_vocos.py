@@ -17,38 +17,30 @@ from zoo.hifigan.convert import convert, describe, is_original
 from zoo.hifigan.convert.rules import to_our_keys
 from zoo.hifigan.convert.vocos import SOURCES
 from zoo.hifigan.nets.encodec import EncodecFeatures
-from zoo.hifigan.nets.vocos import InverseSTFT, Vocos, mdct_basis, overlap_add
+from zoo.hifigan.nets.vocos import InverseSTFT, Vocos
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 
 GOLDEN = reference_folder("vocos")
 RECORDED = Recorded(GOLDEN, exact=4e-6)
 META, arrays, close = RECORDED.cases, RECORDED.arrays, RECORDED.close
-HEADS = {"ISTFTHead": "istft", "IMDCTSymExpHead": "mdct_symexp", "IMDCTCosHead": "mdct_cos"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", ["mel_center", "mel_same", "resnet_imdct_cos", "imdct_symexp_same"])
+@pytest.mark.parametrize("case", ["mel_center", "mel_same"])
 def test_generators(case, dtype):
     config = yaml.safe_load((GOLDEN / case / "config.yaml").read_text())
     mel, back, head = (config[key]["init_args"] for key in ("feature_extractor", "backbone", "head"))
-    kind = config["head"]["class_path"].rpartition(".")[2]
     net = Vocos(
-        back["input_channels"], back["dim"], back.get("intermediate_dim", 1),
-        back.get("num_layers") or back["num_blocks"], mel["n_fft"], mel["hop_length"], head["padding"],
-        "resnet" if "ResNet" in config["backbone"]["class_path"] else "convnext", HEADS[kind],
-        back.get("layer_scale_init_value"),
+        back["input_channels"], back["dim"], back["intermediate_dim"], back["num_layers"], mel["n_fft"],
+        mel["hop_length"], head["padding"], back.get("layer_scale_init_value"),
     )  # fmt: skip
     front = LogMel(
         mel["sample_rate"], mel["n_fft"], mel["hop_length"], mel["n_fft"], mel["n_mels"], 0, None, mel["padding"],
         "htk", 0.0, 1e-7,
     )  # fmt: skip
     state = torch.load(GOLDEN / case / "pytorch_model.bin", weights_only=True)
-    ours = {
-        key: value
-        for key, value in state.items()
-        if not key.startswith(("feature_extractor.", "head.istft", "head.imdct"))
-    }
+    ours = {key: value for key, value in state.items() if not key.startswith(("feature_extractor.", "head.istft"))}
     net.load_state_dict(to_our_keys(ours))
     net.to(dtype), front.to(dtype)
     stored = arrays(f"{case}/io.npz")
@@ -69,16 +61,9 @@ def test_spectral_operations():
         spectrum = torch.view_as_real(stored[f"istft{index}.spec"].transpose(1, 2))
         found = InverseSTFT(2 * (spectrum.shape[2] - 1), hop, window, padding)(*spectrum.unbind(-1))
         torch.testing.assert_close(found[:, : wanted.shape[-1]], wanted, rtol=0, atol=5e-6)
-    for index, padding in enumerate(("same", "center")):
-        basis = mdct_basis(16)
-        pad = 8 if padding == "same" else 16
-        frames = torch.nn.functional.pad(stored[f"mdct{index}.in"], (pad, pad)).unfold(-1, 32, 16)
-        torch.testing.assert_close(frames @ basis.T, stored[f"mdct{index}.coef.f32"], rtol=0, atol=5e-6)
-        back = overlap_add((stored[f"mdct{index}.coef.f32"] @ basis).transpose(1, 2), 16)[:, pad:-pad]
-        torch.testing.assert_close(back, stored[f"mdct{index}.back.f32"], rtol=0, atol=5e-6)
 
 
-@pytest.mark.parametrize("case", ["mel_center", "mel_same", "resnet_imdct_cos", "imdct_symexp_same"])
+@pytest.mark.parametrize("case", ["mel_center", "mel_same"])
 def test_files_there_and_back(case, tmp_path):
     assert is_original(GOLDEN / case) and describe(GOLDEN / case)["format"] == "vocos"
     convert(GOLDEN / case, tmp_path / "ours.ckpt")
@@ -194,5 +179,5 @@ def test_what_is_not_known_is_refused(tmp_path):
     config = yaml.safe_load((tmp_path / "x" / "config.yaml").read_text())
     config["head"]["class_path"] = "os.system"
     (tmp_path / "x" / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=r"head 'system' is not known here; known: ISTFTHead"):
+    with pytest.raises(ValueError, match=r"head 'system' is not supported"):
         convert(tmp_path / "x", tmp_path / "ours.ckpt")

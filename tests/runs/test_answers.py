@@ -1,6 +1,7 @@
 """What each system declares and answers, on the runs that stand in the repository."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,7 @@ import zoo
 from tests.harness import REPOSITORY
 from zoo.audio.inference import MAX_RECORDING_SECONDS
 from zoo.audio.io import files
-from zoo.runs.inference import without_figures
-from zoo.runs.interactive import FILE_PARTS, checked, field_of, part_of, to_row
+from zoo.runs.inference.forms import FILE_OUTPUTS, InputField, Output, read_form
 
 RUNS = sorted(path.parent for path in REPOSITORY.glob("tests/data/runs/*/*/config.yaml"))
 RATE = 16000
@@ -30,7 +30,7 @@ def tone(path: Path, seconds: float = 1.0) -> Path:
 def ask(run: Path, folder: Path, **given):
     """The facts by kind of an answer, as they cross into another process and back."""
     inference = zoo.load(run)
-    declared = tuple(field_of(json.loads(json.dumps(to_row(field)))) for field in inference.fields())
+    declared = tuple(InputField(**json.loads(json.dumps(asdict(field)))) for field in inference.fields())
     assert declared == inference.fields()
     values = {}
     for field in declared:
@@ -42,13 +42,13 @@ def ask(run: Path, folder: Path, **given):
     values |= given
     answer, told = folder / "answer", []
     answer.mkdir(exist_ok=True)
-    parts = inference.answer(checked(declared, values), answer, lambda done, text: told.append((done, text)))
+    parts = inference.answer(read_form(declared, values), answer, lambda done, text: told.append((done, text)))
     assert told
     assert all(0 <= done <= 1 and text for done, text in told)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     for part in parts:
-        assert part_of(json.loads(json.dumps(to_row(part), allow_nan=False))) == part
-        if part.kind in FILE_PARTS:
+        assert Output(**json.loads(json.dumps(asdict(part), allow_nan=False))) == part
+        if part.kind in FILE_OUTPUTS:
             assert (answer / part.name).stat().st_size > 0
         if part.kind in ("image", "animation"):
             Image.open(answer / part.name).verify()
@@ -77,7 +77,7 @@ def test_restored_audio_stands_beside_its_input_with_its_options(tmp_path):
     given = {"cutoff_hz": 3000.0, "steps": 2, "guidance_scale": 1, "seed": 4}
     parts = ask(run_of("audiosr/smoke"), tmp_path, **given)
     assert kinds(parts) == ["audio", "audio", "image", "table"]
-    assert {part.beside for part in parts[:2]} == {"listen"}
+    assert {part.group for part in parts[:2]} == {"listen"}
     facts = dict(parts[-1].data["rows"])
     assert facts["cutoff hz"] == 3000
     assert facts["cutoff"] == "given"
@@ -155,7 +155,7 @@ def test_agents_answer_beside_the_crowd(tmp_path):
     given = {"max_new_tokens": 5, "temperature": 1.0, "seed": 3, "history": "2 + 2 is 4"}
     parts = ask(run_of("ci_llm/smoke"), tmp_path, **given)
     assert [part.title for part in parts[:3]] == ["Crowd", "Agent 1", "Agent 2"]
-    assert {part.beside for part in parts[:3]} == {"answers"}
+    assert {part.group for part in parts[:3]} == {"answers"}
     agreement, likelihood = parts[3:]
     assert agreement.data["rows"][-1][0].startswith("Divergence")
     assert likelihood.data["columns"] == ["Answer of", "the mean", "Agent 1", "Agent 2"]
@@ -163,17 +163,18 @@ def test_agents_answer_beside_the_crowd(tmp_path):
     assert [part.data for part in ask(run_of("ci_llm/smoke"), tmp_path, **given)] == [part.data for part in parts]
 
 
-def together_and_alone(run: Path, folder: Path, asked):
+def together_and_alone(run: Path, folder: Path, asked, with_figures=True):
     """The answers to all at once, and to each alone, as (parts or error, folder)."""
     inference = zoo.load(run)
+    inference.with_figures = with_figures
     found = {}
     for way in ("together", "alone"):
         folders = [folder / way / str(number) for number in range(len(asked))]
         for each in folders:
             each.mkdir(parents=True)
-        given = [(checked(inference.fields(), values), each) for values, each in zip(asked, folders, strict=True)]
+        given = [(read_form(inference.fields(), values), each) for values, each in zip(asked, folders, strict=True)]
         calls = [given] if way == "together" else [[each] for each in given]
-        parts = [part for call in calls for part in inference.answer_together(call, lambda done, text: None)]
+        parts = [part for call in calls for part in inference.answer_batch(call, lambda done, text: None)]
         found[way] = list(zip(parts, folders, strict=True))
     return found["together"], found["alone"]
 
@@ -205,8 +206,8 @@ def test_recordings_vocoded_together_are_those_vocoded_alone(tmp_path):
     files.write(tmp_path / "stereo.wav", np.concatenate([audio, -audio]), RATE)
     (tmp_path / "torn.wav").write_bytes(b"RIFF nothing")
     sources += [tmp_path / "stereo.wav", tmp_path / "torn.wav", tone(tmp_path / "long.wav", MAX_RECORDING_SECONDS + 1)]
-    with without_figures():
-        both = together_and_alone(run_of("hifigan/smoke"), tmp_path, [{"input": source} for source in sources])
+    requests = [{"input": source} for source in sources]
+    both = together_and_alone(run_of("hifigan/smoke"), tmp_path, requests, with_figures=False)
     for (parts, folder), (alone, beside) in zip(*both, strict=True):
         if isinstance(alone, Exception):
             assert str(parts) == str(alone)

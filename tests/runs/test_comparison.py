@@ -1,7 +1,7 @@
 import pytest
 
 from tests.run_folders import make
-from zoo.runs.comparison import choose, compare, plots, sparkline, values_of
+from zoo.runs.compare_runs import compare_runs, plot_lines, result_table, select_metrics, sparkline
 
 
 def test_differences_and_results(tmp_path):
@@ -9,55 +9,55 @@ def test_differences_and_results(tmp_path):
     two = make(
         tmp_path / "x" / "2", steps=20, rows="step,epoch,train/loss,val/loss,val/more\n9,0,3.0,0.25,1\n19,0,1,0.75,2\n"
     )
-    found = compare([one, two], tmp_path)
+    found = compare_runs([one, two], tmp_path)
     assert found.names == ["1", "2"]
     assert found.config == {"trainer.max_steps": [10, 20]}
     assert found.shared == ["train/loss", "val/loss"]
     assert (found.best("val/loss"), found.last("val/loss")) == ([0.5, 0.25], [0.5, 0.75])
-    assert values_of(found, ["val/loss"]) == {"val/loss ↓": ["0.5 (0.5)", "0.25 (0.75)"]}
+    assert result_table(found, ["val/loss"]) == {"val/loss ↓": ["0.5 (0.5)", "0.25 (0.75)"]}
 
 
 def test_more_is_better_where_a_run_says_so(tmp_path):
     rows = "step,epoch,val/loss\n9,0,1\n19,0,3\n29,0,2\n"
-    found = compare([make(tmp_path / name, mode="max", rows=rows) for name in "ab"], tmp_path)
-    assert values_of(found, ["val/loss"]) == {"val/loss ↑": ["3 (2)", "3 (2)"]}
+    found = compare_runs([make(tmp_path / name, mode="max", rows=rows) for name in "ab"], tmp_path)
+    assert result_table(found, ["val/loss"]) == {"val/loss ↑": ["3 (2)", "3 (2)"]}
 
 
 def test_names_are_as_long_as_it_takes(tmp_path):
     folders = [make(tmp_path / name / "1") for name in ("a/x", "b/x", "b/y")]
-    assert compare(folders, tmp_path).names == ["a/x/1", "b/x/1", "b/y/1"]
-    assert compare([folders[0], folders[0]], tmp_path).names == ["1 (1)", "1 (2)"]
-    assert compare([folders[0], folders[1], folders[0]], tmp_path).names == ["a/x/1 (1)", "b/x/1", "a/x/1 (3)"]
+    assert compare_runs(folders, tmp_path).names == ["a/x/1", "b/x/1", "b/y/1"]
+    assert compare_runs([folders[0], folders[0]], tmp_path).names == ["1 (1)", "1 (2)"]
+    assert compare_runs([folders[0], folders[1], folders[0]], tmp_path).names == ["a/x/1 (1)", "b/x/1", "a/x/1 (3)"]
 
 
 def test_results_of_validate_test_and_evaluate(tmp_path):
     run = make(tmp_path / "run")
     (run / "test.csv").write_text("step,epoch,test/loss\n10,0,0.125\n")
     (run / "validate.csv").write_text("step,epoch,val/loss\n10,0,9\n")
-    found = compare([run, run], tmp_path)
+    found = compare_runs([run, run], tmp_path)
     assert found.last("test/loss") == [0.125, 0.125]
     assert found.last("val/loss") == [0.5, 0.5]
     audio = tmp_path / "audio"
     audio.mkdir()
     (audio / "summary.csv").write_text("system,measure,mean\nours,lsd,1.5\nbase,lsd,nan?\n")
-    assert compare([audio, audio], tmp_path).last("ours/lsd") == [1.5, 1.5]
+    assert compare_runs([audio, audio], tmp_path).last("ours/lsd") == [1.5, 1.5]
     images = tmp_path / "images"
     images.mkdir()
     (images / "evaluation.json").write_text('{"frechet": {"value": 2.5}, "name": "x", "ok": true}')
     (images / "torn.json").write_text("{")
-    assert compare([images, images], tmp_path).last("frechet.value") == [2.5, 2.5]
+    assert compare_runs([images, images], tmp_path).last("frechet.value") == [2.5, 2.5]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty: neither a run"):
-        compare([run, tmp_path / "empty"], tmp_path)
+        compare_runs([run, tmp_path / "empty"], tmp_path)
 
 
 def test_metrics_are_chosen_by_names_and_patterns():
     shared = ["train/loss", "train/lr_x", "val/a", "val/b", "test/a"]
-    assert choose(shared, "") == ["val/a", "val/b", "test/a", "train/loss"]
-    assert choose(shared, "", ["val/b"])[0] == "val/b"
-    assert choose(shared, "[val/*, train/lr_x]") == ["val/a", "val/b", "train/lr_x"]
+    assert select_metrics(shared, "") == ["val/a", "val/b", "test/a", "train/loss"]
+    assert select_metrics(shared, "", ["val/b"])[0] == "val/b"
+    assert select_metrics(shared, "[val/*, train/lr_x]") == ["val/a", "val/b", "train/lr_x"]
     with pytest.raises(ValueError, match=r"--metrics val/c: .*train/loss"):
-        choose(shared, "val/c")
+        select_metrics(shared, "val/c")
 
 
 def test_sparklines():
@@ -69,5 +69,5 @@ def test_sparklines():
 
 def test_plots_share_one_scale(tmp_path):
     two = make(tmp_path / "22", rows="step,epoch,train/loss,val/loss\n4,0,2.0,\n19,0,0,1\n")
-    lines = plots(compare([make(tmp_path / "1"), two], tmp_path), ["train/loss", "val/loss"], width=4)
+    lines = plot_lines(compare_runs([make(tmp_path / "1"), two], tmp_path), ["train/loss", "val/loss"], width=4)
     assert lines == ["train/loss  0 to 2, steps 4 to 19", "  1   █▅", "  22  ███▁"]

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from zoo.runs import csv_log
-from zoo.runs.csv_log import RunCSV, read_metrics
+from zoo.runs import metrics_csv
+from zoo.runs.metrics_csv import MetricsCSV, read_metrics
 
 
 def test_columns_and_values(tmp_path):
-    logger = RunCSV(tmp_path / "run")
+    logger = MetricsCSV(tmp_path / "run")
     logger.log_metrics({"train/loss": 0.1, "epoch": 0}, step=4)
     logger.log_metrics({"train/loss": torch.tensor(0.25), "epoch": 1}, step=9)
     assert (tmp_path / "run" / "metrics.csv").read_text() == "step,epoch,train/loss\n4,0,0.1\n9,1,0.25\n"
 
 
 def test_new_key_widens_the_header_and_keeps_earlier_rows(tmp_path):
-    logger = RunCSV(tmp_path)
+    logger = MetricsCSV(tmp_path)
     logger.log_metrics({"a": 1.0}, step=0)
     logger.log_metrics({"b": 2.0, "epoch": 0}, step=1)
     logger.log_metrics({"a": 3.0}, step=2)
@@ -33,38 +33,38 @@ def test_new_key_widens_the_header_and_keeps_earlier_rows(tmp_path):
 
 
 def test_nan_and_quoting_survive(tmp_path):
-    logger = RunCSV(tmp_path)
+    logger = MetricsCSV(tmp_path)
     logger.log_metrics({"a,b": float("nan"), "c": float("inf")}, step=0)
     assert read_metrics(tmp_path) == [{"step": "0", "epoch": "", "a,b": "nan", "c": "inf"}]
 
 
 def test_appends_over_a_second_logger(tmp_path):
-    RunCSV(tmp_path).log_metrics({"a": 1.0}, step=0)
-    RunCSV(tmp_path).log_metrics({"a": 2.0}, step=1)
+    MetricsCSV(tmp_path).log_metrics({"a": 1.0}, step=0)
+    MetricsCSV(tmp_path).log_metrics({"a": 2.0}, step=1)
     assert [row["a"] for row in read_metrics(tmp_path)] == ["1.0", "2.0"]
 
 
 @pytest.mark.parametrize("torn", ["2,0", "2,0,3.", "\x00\x00", "2,0,3.0,4.0\n", "garbage,0,1.0\n"])
 def test_torn_last_line_is_dropped(tmp_path, torn):
-    RunCSV(tmp_path).log_metrics({"a": 1.0, "epoch": 0}, step=1)
+    MetricsCSV(tmp_path).log_metrics({"a": 1.0, "epoch": 0}, step=1)
     path = tmp_path / "metrics.csv"
     whole = path.read_text()
     path.write_text(whole + torn)
-    RunCSV(tmp_path).log_metrics({"a": 5.0, "epoch": 0}, step=2)
+    MetricsCSV(tmp_path).log_metrics({"a": 5.0, "epoch": 0}, step=2)
     assert path.read_text() == whole + "2,0,5.0\n"
 
 
 @pytest.mark.parametrize("torn", ["", "ste", "step,epoch,a"])
 def test_torn_header_starts_anew(tmp_path, torn):
     (tmp_path / "metrics.csv").write_text(torn)
-    RunCSV(tmp_path).log_metrics({"a": 1.0}, step=0)
+    MetricsCSV(tmp_path).log_metrics({"a": 1.0}, step=0)
     assert (tmp_path / "metrics.csv").read_text() == "step,epoch,a\n0,,1.0\n"
 
 
 def test_file_of_another_make_is_not_touched(tmp_path):
     (tmp_path / "metrics.csv").write_text("epoch,step\n0,1\n")
     with pytest.raises(ValueError, match=r"not written by zoo.*move it away"):
-        RunCSV(tmp_path).log_metrics({"a": 1.0}, step=0)
+        MetricsCSV(tmp_path).log_metrics({"a": 1.0}, step=0)
     assert (tmp_path / "metrics.csv").read_text() == "epoch,step\n0,1\n"
 
 
@@ -79,21 +79,21 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path_factory, calls, checkp
             logger.log_metrics({"epoch": 0} | {key: step / 7 for key in sorted(calls[step])}, step=step)
 
     whole, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
-    log(RunCSV(whole), 0, len(calls))
-    log(RunCSV(resumed), 0, max(checkpoint, killed))
-    again = RunCSV(resumed)
+    log(MetricsCSV(whole), 0, len(calls))
+    log(MetricsCSV(resumed), 0, max(checkpoint, killed))
+    again = MetricsCSV(resumed)
     again.trim(checkpoint - 1)
     log(again, checkpoint, len(calls))
     assert (resumed / "metrics.csv").read_text() == (whole / "metrics.csv").read_text()
 
 
 def test_trim_without_a_file_does_nothing(tmp_path):
-    RunCSV(tmp_path).trim(3)
+    MetricsCSV(tmp_path).trim(3)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_trim_keeps_rows_without_step_and_drops_unused_columns(tmp_path):
-    logger = RunCSV(tmp_path)
+    logger = MetricsCSV(tmp_path)
     logger.log_metrics({"a": 1.0}, step=1)
     logger.log_metrics({"a": 2.0})
     logger.log_metrics({"b": 3.0}, step=2)
@@ -103,7 +103,7 @@ def test_trim_keeps_rows_without_step_and_drops_unused_columns(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_device_is_no_error_and_loses_no_row(tmp_path, caplog):
-    logger = RunCSV(tmp_path)
+    logger = MetricsCSV(tmp_path)
     logger.log_metrics({"a": 1.0}, step=0)
     kept = logger.path.rename(tmp_path / "kept.csv")
     logger.path.symlink_to("/dev/full")
@@ -130,12 +130,12 @@ def test_full_disk_in_the_middle_of_a_line_leaves_no_torn_line(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "open", lambda self, mode, buffering: Raw(self, mode.replace("b", "")))
         with pytest.raises(OSError, match="No space"):
-            csv_log._append(path, b"abcd")
+            metrics_csv._append(path, b"abcd")
     assert path.read_bytes() == b"whole\n"
 
 
 def test_full_disk_while_widening_keeps_the_old_file(tmp_path, monkeypatch, caplog):
-    logger = RunCSV(tmp_path)
+    logger = MetricsCSV(tmp_path)
     logger.log_metrics({"a": 1.0}, step=0)
     before = logger.path.read_text()
 
@@ -143,7 +143,7 @@ def test_full_disk_while_widening_keeps_the_old_file(tmp_path, monkeypatch, capl
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(csv_log, "write_atomic", full)
+        patch.setattr(metrics_csv, "write_atomic", full)
         logger.log_metrics({"b": 2.0}, step=1)
     assert logger.path.read_text() == before
     logger.finalize("success")
@@ -152,7 +152,7 @@ def test_full_disk_while_widening_keeps_the_old_file(tmp_path, monkeypatch, capl
 
 def test_vanished_folder_is_an_error(tmp_path):
     folder = tmp_path / "run"
-    logger = RunCSV(folder)
+    logger = MetricsCSV(folder)
     logger.log_metrics({"a": 1.0}, step=0)
     logger.path.unlink()
     folder.rmdir()
@@ -166,7 +166,7 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
     monkeypatch.setattr(rank_zero_only, "rank", 1)
-    logger = RunCSV(tmp_path / "run")
+    logger = MetricsCSV(tmp_path / "run")
     logger.log_metrics({"a": 1.0}, step=0)
     logger.trim(0)
     assert not (tmp_path / "run").exists()
@@ -208,7 +208,7 @@ class Script(L.Callback):
 
 def train(folder, ckpt_path=None, **script):
     data = DataLoader(torch.ones(6, 1))
-    logger = RunCSV(folder)
+    logger = MetricsCSV(folder)
     trainer = L.Trainer(
         default_root_dir=folder,
         logger=logger,

@@ -20,7 +20,7 @@ from zoo.runs import frozen
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 from zoo.training.adversarial import Discriminator, Output
-from zoo.training.callbacks.checkpoint import Checkpoints, check_disk
+from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.ema import EMA
 from zoo.training.gan import GANTask
 
@@ -44,7 +44,7 @@ def recipe(folder: Path, **backbone: object) -> Path:
             "enable_progress_bar": False,
             "enable_model_summary": False,
         },
-        "checkpoints": {"every_n_batches": 2},
+        "checkpoints": {"every_n_steps": 2},
         "model": {"class_path": "toy_wing.FrozenTask", "init_args": model},
         "data": {"class_path": "toy_wing.data.PairData"},
     }
@@ -306,24 +306,6 @@ def test_averages_hold_no_frozen_weights(tmp_path: Path) -> None:
     assert "net.gain" in ema.shadow and "net.backbone.weight" not in ema.shadow
 
 
-def test_disk_estimate_leaves_frozen_weights_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        free = 1000
-
-    class Big(nn.Module):
-        def __init__(self, backbone: Scale) -> None:
-            super().__init__()
-            self.backbone = backbone
-
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage)
-    backbone = Scale(**HERE)
-    backbone.weight = nn.Parameter(torch.zeros(1000), requires_grad=False)
-    check_disk(tmp_path, Big(backbone), copies=2)
-    backbone.weight.requires_grad_(True)
-    with pytest.raises(OSError, match="too little room"):
-        check_disk(tmp_path, Big(backbone), copies=2)
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [("a", {"x": 1}), ("a.x", None), ("b.inner", {"y": 2}), ("c.1", {"z": 3}), ("c.7", None), ("d", None), ("e", {})],
@@ -333,7 +315,7 @@ def test_descriptions_are_found_by_module_path(path: str, expected: dict | None)
         return {"class_path": "k", "init_args": arguments}
 
     arguments = {"a": spec(x=1), "b": spec(inner=spec(y=2)), "c": [spec(), spec(z=3)], "e": {"class_path": "k"}}
-    assert frozen.find_arguments(arguments, path) == expected
+    assert frozen.find_init_args(arguments, path) == expected
 
 
 def test_one_module_under_two_names_is_left_out_under_both() -> None:
@@ -374,7 +356,7 @@ class Vocoder(GANTask):
 def test_adversarial_tasks_leave_them_out_too(tmp_path: Path) -> None:
     def train(task: Vocoder, checkpoint: Path | None = None) -> None:
         trainer = L.Trainer(
-            max_steps=4, accelerator="cpu", logger=False, callbacks=[Checkpoints(every_n_batches=2)],
+            max_steps=4, accelerator="cpu", logger=False, callbacks=[Checkpoints(every_n_steps=2)],
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, limit_val_batches=0,
         )  # fmt: skip
         trainer.fit(task, PairData(), ckpt_path=checkpoint, weights_only=True)
@@ -395,7 +377,7 @@ def test_where_a_file_holds_its_tensors_does_not_matter(tmp_path: Path) -> None:
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=6, n_layer=1, n_head=2)).eval()
     model.save_pretrained(tmp_path)
-    loaded = frozen.pretrained(GPT2LMHeadModel, str(tmp_path), None, dtype=torch.float32)
+    loaded = frozen.load_pretrained(GPT2LMHeadModel, str(tmp_path), None, dtype=torch.float32)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in (*loaded.parameters(), *loaded.buffers()))
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
     tokens = torch.tensor([[1, 7, 3]])

@@ -93,7 +93,7 @@ class Alone(L.LightningModule):
 
 
 def records(module: nn.Module) -> dict:
-    return frozen.records(frozen.frozen_modules({"": module}))
+    return frozen.frozen_records(frozen.frozen_modules({"": module}))
 
 
 def test_frozen_weights_are_compared_and_not_counted(tmp_path: Path) -> None:

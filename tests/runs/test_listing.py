@@ -9,18 +9,18 @@ import pytest
 
 from tests.harness import environment
 from tests.run_folders import CONFIG, INTERRUPTED, ROWS, make
-from zoo.common.locks import locked
-from zoo.runs import listing
+from zoo.common.locks import lock_folder
+from zoo.runs import run_info
 from zoo.runs.checkpoints import save_checkpoint
-from zoo.runs.details import described, duration, next_commands
+from zoo.runs.run_info import describe_run, format_duration, next_commands
 
 
 def state(folder: Path) -> str:
-    return listing.read_run(folder, folder.parent).state
+    return run_info.read_run(folder, folder.parent).state
 
 
 def test_a_finished_run(tmp_path):
-    run = listing.read_run(make(tmp_path / "flow" / "smoke" / "20260101-100000"), tmp_path)
+    run = run_info.read_run(make(tmp_path / "flow" / "smoke" / "20260101-100000"), tmp_path)
     assert (run.name, run.short_name, run.recipe) == ("flow/smoke/20260101-100000", "20260101-100000", "flow/smoke")
     assert (run.state, run.step, run.total, run.epochs) == ("finished", 10, 10, None)
     assert (run.monitor, run.best, run.best_step) == ("val/loss", 0.5, 10)
@@ -30,39 +30,41 @@ def test_states(tmp_path):
     assert state(make(tmp_path / "a", steps=99, log=INTERRUPTED)) == "stopped"
     failed = "x ERROR zoo.x: ended by ValueError\nTraceback\n"
     assert state(make(tmp_path / "b", steps=99, log=INTERRUPTED + failed)) == "failed"
-    assert state(make(tmp_path / "c", steps=-1, epochs=3, log=f"{failed}x: {listing.FINISHED_MARK} 10\n")) == "finished"
+    assert (
+        state(make(tmp_path / "c", steps=-1, epochs=3, log=f"{failed}x: {run_info.FINISHED_MARK} 10\n")) == "finished"
+    )
     assert state(make(tmp_path / "d", steps=99, rows="", saved=())) == "empty"
     torn = make(tmp_path / "e")
     os.truncate(torn / "step_00000010.ckpt", 100)
-    assert state(torn) == "torn"
+    assert state(torn) == "corrupt"
     killed = make(tmp_path / "f", steps=99)
     (killed / ".zoo.lock").touch()
     assert [state(killed), state(killed)] == ["killed", "killed"]
-    with locked(killed, "fit"):
+    with lock_folder(killed, "fit"):
         assert state(killed) == "running"
 
 
 def test_best_comes_from_names_then_from_the_record(tmp_path):
     folder = make(tmp_path / "a", mode="max", rows=ROWS + "14,0,,0.75\n")
-    assert listing.read_run(folder, tmp_path).best == 0.75
+    assert run_info.read_run(folder, tmp_path).best == 0.75
     for name in ("best-step_00000003-0.910000.ckpt", "best-step_00000005-0.100000.ckpt", "best-step_x.ckpt"):
         save_checkpoint({}, folder / name)
-    run = listing.read_run(folder, tmp_path)
+    run = run_info.read_run(folder, tmp_path)
     assert (run.best, run.best_step) == (0.91, 3)
 
 
 def test_epochs_where_no_steps_are_counted(tmp_path):
-    run = listing.read_run(make(tmp_path / "a", steps=-1, epochs=5), tmp_path)
+    run = run_info.read_run(make(tmp_path / "a", steps=-1, epochs=5), tmp_path)
     assert (run.total, run.epoch, run.epochs) == (None, 1, 5)
 
 
-def test_recipe_of_older_runs_follows_from_the_path_or_the_model(tmp_path):
+def test_recipe_of_older_runs_follows_from_the_path(tmp_path):
     text = CONFIG.replace("# recipe: {recipe}\n", "")
     for name in ("hifigan/demo/1", "mine"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.yaml").write_text(text)
-    recipes = {run.name: run.recipe for run in listing.list_runs(tmp_path)}
-    assert recipes == {"hifigan/demo/1": "hifigan/demo", "mine": "flow"}
+    recipes = {run.name: run.recipe for run in run_info.list_runs(tmp_path)}
+    assert recipes == {"hifigan/demo/1": "hifigan/demo", "mine": "?"}
 
 
 @pytest.mark.parametrize("config", ["", "\0\xff", "trainer: [", "trainer:\n  max_steps: many\ncheckpoints: 3\n", "- a"])
@@ -74,9 +76,9 @@ def test_broken_folders_are_listed_and_told(tmp_path, config):
     (folder / "train.log").write_bytes(b"\xff\0")
     (folder / "step_00000003.ckpt").touch()
     (folder / "media").touch()
-    [run] = listing.list_runs(tmp_path)
-    assert (run.state, run.step, run.best) == ("torn", 3, None)
-    assert described(run)["checkpoints"] == [{"name": "step_00000003.ckpt", "bytes": 0, "sound": False}]
+    [run] = run_info.list_runs(tmp_path)
+    assert (run.state, run.step, run.best) == ("corrupt", 3, None)
+    assert describe_run(run)["checkpoints"] == [{"name": "step_00000003.ckpt", "bytes": 0, "valid": False}]
 
 
 def test_newest_first_and_nothing_within_a_run(tmp_path):
@@ -87,59 +89,65 @@ def test_newest_first_and_nothing_within_a_run(tmp_path):
     make(tmp_path / "a/b/new/inner")
     (tmp_path / "loop").symlink_to(tmp_path)
     os.utime(tmp_path / "a/b/new/config.yaml")
-    assert [run.name for run in listing.list_runs(tmp_path)] == ["a/b/new", "a/b/old"]
+    assert [run.name for run in run_info.list_runs(tmp_path)] == ["a/b/new", "a/b/old"]
 
 
 def test_runs_are_found_by_the_end_of_their_name(tmp_path):
     make(tmp_path / "flow/smoke/1", saved=())
     two = make(tmp_path / "flow/smoke/22", saved=(3,))
     make(tmp_path / "flow/demo/1", saved=())
-    assert listing.find_run("22", tmp_path) == two
-    assert listing.find_run(str(two / "step_00000003.ckpt"), tmp_path) == two
-    assert listing.find_run("smoke/1", tmp_path) == tmp_path / "flow/smoke/1"
-    assert listing.find_run("last", tmp_path) == tmp_path / "flow/demo/1"
+    assert run_info.find_run("22", tmp_path) == two
+    assert run_info.find_run(str(two / "step_00000003.ckpt"), tmp_path) == two
+    assert run_info.find_run("smoke/1", tmp_path) == tmp_path / "flow/smoke/1"
+    assert run_info.find_run("last", tmp_path) == tmp_path / "flow/demo/1"
     with pytest.raises(ValueError, match="2 runs"):
-        listing.find_run("1", tmp_path)
+        run_info.find_run("1", tmp_path)
     with pytest.raises(ValueError, match="did you mean flow/smoke/22"):
-        listing.find_run("flow/smok/22", tmp_path)
+        run_info.find_run("flow/smok/22", tmp_path)
     with pytest.raises(ValueError, match="none at all"):
-        listing.find_run("x", tmp_path / "nothing")
+        run_info.find_run("x", tmp_path / "nothing")
 
 
 def test_flat_keys():
-    flat = listing.flatten({"a": {"b": [1, 2], "c": None}, "d": [{"e": 1}, "f"], "g": {}})
+    flat = run_info.flatten_config({"a": {"b": [1, 2], "c": None}, "d": [{"e": 1}, "f"], "g": {}})
     assert flat == {"a.b": "[1, 2]", "a.c": "null", "d.0.e": 1, "d.1": "f", "g": "{}"}
 
 
 def test_curves_survive_a_torn_row_and_foreign_text(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,train/loss,val/<b>\n0,2.0,\n1,nan,3\n2,1.0,\n3,0.")
-    curves = listing.read_curves(tmp_path / "metrics.csv")
+    curves = run_info.read_curves(tmp_path / "metrics.csv")
     assert curves == {"train/loss": [(0, 2), (2, 1), (3, 0)], "val/<b>": [(1, 3)]}
-    assert listing.read_curves(tmp_path / "none.csv") == {}
+    assert run_info.read_curves(tmp_path / "none.csv") == {}
 
 
 def test_losses_come_first():
     keys = ["train/loss", "train/lr_adam", "train/grad_norm", "val/loss", "epoch"]
-    assert listing.losses_of(keys) == ["train/loss", "val/loss"]
-    assert listing.losses_of(["train/d/mpd", "train/data_wait", "val/mel"]) == ["train/d/mpd", "val/mel"]
+    assert run_info.select_loss_metrics(keys) == ["train/loss", "val/loss"]
+    assert run_info.select_loss_metrics(["train/d/mpd", "train/data_wait", "val/mel"]) == ["train/d/mpd", "val/mel"]
 
 
 def test_tail_shows_a_bar_once(tmp_path):
     (tmp_path / "console.log").write_bytes(b"start\n 1%\r 50%\r100%\r\n\nzoo: error: x\n")
-    assert listing.tail(tmp_path / "console.log") == "start\n100%\nzoo: error: x"
+    assert run_info.tail_lines(tmp_path / "console.log") == "start\n100%\nzoo: error: x"
 
 
 def test_time_leaves_the_pause_before_a_resume_out(tmp_path):
     resumed = "2026-01-02 10:00:00,000 INFO x: start\n2026-01-02 10:00:30,000 INFO x: fit finished at step 10\n"
     folder = make(tmp_path / "a", log=INTERRUPTED + resumed, saved=())
-    assert listing.trained_seconds(folder) == 150
-    assert [duration(seconds) for seconds in (5, 150, 9000, 90000, 400000)] == ["5 s", "2 min", "2.5 h", "25 h", "5 d"]
+    assert run_info.trained_seconds(folder) == 150
+    assert [format_duration(seconds) for seconds in (5, 150, 9000, 90000, 400000)] == [
+        "5 s",
+        "2 min",
+        "2.5 h",
+        "25 h",
+        "5 d",
+    ]
 
 
 def test_next_commands_fit_the_state(tmp_path):
     done, stopped = make(tmp_path / "a b"), make(tmp_path / "c", steps=99, log=INTERRUPTED)
-    assert f"zoo export '{done}' FOLDER" in next_commands(listing.read_run(done, tmp_path))
-    assert next_commands(listing.read_run(stopped, tmp_path))[0] == f"zoo fit --ckpt_path {stopped}"
+    assert f"zoo export '{done}' FOLDER" in next_commands(run_info.read_run(done, tmp_path))
+    assert next_commands(run_info.read_run(stopped, tmp_path))[0] == f"zoo fit --ckpt_path {stopped}"
 
 
 def test_all_without_torch_or_lightning(tmp_path):

@@ -4,8 +4,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from zoo.cli.recipes import read_files, replace_recipe_names
-from zoo.training.errors import LostContactError
+from zoo.cli.recipes import read_files
+from zoo.training.errors import ConnectionLostError
 
 
 @pytest.fixture(scope="module")
@@ -37,5 +37,5 @@ def test_pods_find_each_other_and_the_run(manifest):
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert {"RANK", "WORLD_SIZE", "LOCAL_RANK"}.isdisjoint(environment)  # else Lightning starts no process by GPU
     ended = spec["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
-    assert LostContactError.exit_code not in ended and 143 not in ended
-    read_files(replace_recipe_names(container["args"][1:]))
+    assert ConnectionLostError.exit_code not in ended and 143 not in ended
+    read_files(container["args"][1:])

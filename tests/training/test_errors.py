@@ -3,11 +3,11 @@ import errno
 import pytest
 import torch
 
-from zoo.training.errors import explain, lost_contact
+from zoo.training.errors import explain_error, is_connection_lost
 
 CONFIG = {
     "data": {"init_args": {"batch_size": 16}},
-    "model": {"init_args": {"accumulate": 1, "backbone": {"init_args": {"gradient_checkpointing": False}}}},
+    "model": {"init_args": {"step": {"accumulate": 1}, "backbone": {"init_args": {"gradient_checkpointing": False}}}},
     "trainer": {"precision": "32-true", "accumulate_grad_batches": 1},
 }
 
@@ -24,12 +24,12 @@ CONFIG = {
     ],
 )
 def test_out_of_memory_names_the_keys_and_their_values(error):
-    text = explain(error, CONFIG)
+    text = explain_error(error, CONFIG)
     assert text.startswith("out of memory on the ")
     assert "\n" not in text
     for part in (
         "data.init_args.batch_size (now 16: halve it)",
-        "model.init_args.accumulate (now 1",
+        "model.init_args.step.accumulate (now 1",
         "trainer.accumulate_grad_batches (now 1",
         "trainer.precision (now 32-true: bf16-mixed)",
         "model.init_args.backbone.init_args.gradient_checkpointing (now False: set it to true)",
@@ -40,20 +40,24 @@ def test_out_of_memory_names_the_keys_and_their_values(error):
 def test_a_real_allocation_failure_is_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert explain(caught.value, {}).startswith("out of memory on the machine; lower the batch size")
+    assert explain_error(caught.value, {}).startswith("out of memory on the machine; lower the batch size")
 
 
 def test_precision_is_not_advised_when_it_is_16_bit_already():
-    text = explain(MemoryError(), {"trainer": {"precision": "bf16-mixed"}, "data": {"init_args": {"batch_size": 4}}})
+    text = explain_error(
+        MemoryError(), {"trainer": {"precision": "bf16-mixed"}, "data": {"init_args": {"batch_size": 4}}}
+    )
     assert "precision" not in text
 
 
 def test_disk_full():
-    assert "while writing runs/x.ckpt" in explain(OSError(errno.ENOSPC, "No space left on device", "runs/x.ckpt"), {})
+    assert "while writing runs/x.ckpt" in explain_error(
+        OSError(errno.ENOSPC, "No space left on device", "runs/x.ckpt"), {}
+    )
     torch_error = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
-    assert "trainer.default_root_dir" in explain(torch_error, {})
+    assert "trainer.default_root_dir" in explain_error(torch_error, {})
     reading = RuntimeError("[enforce fail at inline_container.cc:145] . PytorchStreamReader failed locating file")
-    assert explain(reading, {}) is None
+    assert explain_error(reading, {}) is None
 
 
 def test_causes_are_looked_at():
@@ -63,18 +67,18 @@ def test_causes_are_looked_at():
         except OSError as error:
             raise ValueError("saving failed") from error
     except ValueError as error:
-        assert explain(error, {}).startswith("disk full")
+        assert explain_error(error, {}).startswith("disk full")
 
 
 def test_missing_extra():
     error = ModuleNotFoundError("No module named 'h5py'", name="h5py")
-    assert explain(error, {}) == "h5py is not installed: pip install 'zoo[rl]'"
-    assert explain(ModuleNotFoundError("No module named 'mine'", name="mine"), {}) is None
+    assert explain_error(error, {}) == "h5py is not installed: pip install 'zoo[rl]'"
+    assert explain_error(ModuleNotFoundError("No module named 'mine'", name="mine"), {}) is None
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), RuntimeError("size mismatch"), KeyError("a")])
 def test_other_errors_are_left_alone(error):
-    assert explain(error, CONFIG) is None
+    assert explain_error(error, CONFIG) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_other_errors_are_left_alone(error):
     ],
 )
 def test_contact_with_another_process_is_lost(error, lost):
-    assert lost_contact(error) is lost
+    assert is_connection_lost(error) is lost
     wrapped = ValueError("outer")
     wrapped.__cause__ = error
-    assert lost_contact(wrapped) is lost
+    assert is_connection_lost(wrapped) is lost

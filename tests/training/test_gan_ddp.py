@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.guard import LossGuard
-from zoo.training.gan import GANTask
+from zoo.training.gan import GANStep, GANTask
 
 CASES = ("adam", "sgd", "chunks", "nan")
 BATCH, STEPS = 8, 3
@@ -41,7 +41,7 @@ class Task(GANTask):
         generator = nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 1, 1))
         chunks = 2 if case == "chunks" else 1
         discriminators = {"one": Toy(3), "two": Toy(2)}
-        super().__init__(generator, discriminators, optimizer, optimizer, weights, accumulate=chunks)
+        super().__init__(generator, discriminators, optimizer, optimizer, weights, step=GANStep(accumulate=chunks))
 
     def generate(self, batch):
         return self.generator(batch), batch[:, :1].cumsum(-1) / 4
@@ -74,7 +74,7 @@ def train(case, rank, world, **kwargs):
     assert trainer.global_step == STEPS
     logged = {key: value for key, value in trainer.callback_metrics.items() if key.startswith(("train/g/", "train/d/"))}
     state = {key: value.clone() for key, value in task.state_dict().items()}
-    return {**state, **logged, "trips": torch.tensor(guard.trips)}
+    return {**state, **logged, "skipped": torch.tensor(guard.skipped_batches)}
 
 
 def worker(rank, port, folder):
@@ -121,7 +121,7 @@ def test_two_halves_equal_the_whole_batch(ranks, case):
 
 
 def test_a_nan_on_one_rank_is_skipped_by_both(ranks):
-    assert int(ranks[0]["nan"]["trips"]) == int(ranks[1]["nan"]["trips"]) == 1
+    assert int(ranks[0]["nan"]["skipped"]) == int(ranks[1]["nan"]["skipped"]) == 1
     assert all(bool(value.isfinite().all()) for value in ranks[0]["nan"].values())
 
 

@@ -1,163 +1,137 @@
-"""A resumed run: the moments and the position of the checkpoint, the hyper-parameters of the command."""
+import random
 
-import copy
-from functools import partial
-
+import numpy as np
 import pytest
 import torch
-from torch.optim import SGD, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, MultiStepLR, OneCycleLR, StepLR
+from hypothesis import given
+from hypothesis import strategies as st
 
-from zoo.training.resume import apply_hyperparameters
-from zoo.training.schedules import RampedCosine, StageCosine, WarmupConstant, WarmupCosine, WarmupLinear
-
-DONE, TOTAL = 6, 12
-LENGTHS = {  # schedules by the number of steps that they take
-    "ramped": lambda total: partial(RampedCosine, warmup_steps=2, total_steps=total),
-    "cosine": lambda total: partial(WarmupCosine, warmup_steps=2, total_steps=total),
-    "linear": lambda total: partial(WarmupLinear, warmup_steps=2, total_steps=total),
-    "stages": lambda total: partial(
-        StageCosine, starts=[0, 4], total_steps=total, warmup_steps=1, stage_warmup_steps=1
-    ),
-    "torch cosine": lambda total: partial(CosineAnnealingLR, T_max=total),
-    "torch linear": lambda total: partial(LinearLR, end_factor=0.1, total_iters=total),
-    "torch one cycle": lambda total: partial(OneCycleLR, max_lr=0.2, total_steps=total + 1),
-}
-OTHERS = {
-    "constant": partial(WarmupConstant, warmup_steps=3),
-    "exponential": partial(ExponentialLR, gamma=0.9),
-    "steps": partial(StepLR, step_size=2, gamma=0.5),
-    "milestones": partial(MultiStepLR, milestones=[3, 7], gamma=0.5),
-}
-OPTIMIZERS = {
-    "sgd": partial(SGD, momentum=0.9),
-    "adam": Adam,
-    "adamw": partial(AdamW, weight_decay=0.1),
-    "rmsprop": RMSprop,
-}
-
-
-def build(optimizer, schedule, lr=0.1):
-    weight = torch.nn.Parameter(torch.ones(3))
-    built = optimizer([weight], lr=lr)
-    return weight, built, schedule(built)
-
-
-def train(weight, optimizer, scheduler, steps):
-    rates = []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        weight.grad = weight.detach() ** 2
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
-def save(optimizer, scheduler):
-    return copy.deepcopy(
-        {
-            "optimizer_states": [optimizer.state_dict()],
-            "lr_schedulers": [scheduler.state_dict()],
-            "scheduler_classes": [type(scheduler).__name__],
-        }
-    )
-
-
-def resume(checkpoint, weight, optimizer, schedule, lr=0.1):
-    """Resume as Lightning does, in new objects on the same weight."""
-    change = apply_hyperparameters(checkpoint, *(lambda o: ([o], [schedule(o)]))(optimizer([weight], lr=lr)))
-    built = optimizer([weight], lr=lr)
-    scheduler = schedule(built)
-    built.load_state_dict(checkpoint["optimizer_states"][0])
-    scheduler.load_state_dict(checkpoint["lr_schedulers"][0])
-    return change, built, scheduler
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("schedule", [*(make(TOTAL) for make in LENGTHS.values()), *OTHERS.values()])
-def test_plain_resume_is_bit_exact(optimizer, schedule):
-    weight, *built = build(optimizer, schedule)
-    train(weight, *built, DONE)
-    checkpoint = save(*built)
-    before = copy.deepcopy(checkpoint)
-    half = weight.detach().clone()
-    expected = train(weight, *built, TOTAL - DONE), weight.detach().clone()
-
-    weight = torch.nn.Parameter(half)
-    change, *built = resume(checkpoint, weight, optimizer, schedule)
-    assert change is None and str(checkpoint) == str(before)
-    rates = train(weight, *built, TOTAL - DONE)
-    assert rates == expected[0] and torch.equal(weight, expected[1])
-
-
-@pytest.mark.parametrize("total", [9, 24])
-@pytest.mark.parametrize("make", LENGTHS.values(), ids=LENGTHS)
-def test_new_length_gives_rates_of_the_new_schedule(make, total):
-    weight, *built = build(AdamW, make(total))
-    expected = train(weight, *built, total)[DONE:]
-
-    weight, *built = build(AdamW, make(TOTAL))
-    train(weight, *built, DONE)
-    change, optimizer, scheduler = resume(save(*built), weight, AdamW, make(total))
-    assert str(total) in change and "(was " in change
-    moments = optimizer.state[weight]["exp_avg"]
-    assert torch.equal(moments, built[0].state[weight]["exp_avg"])
-    assert train(weight, optimizer, scheduler, total - DONE) == pytest.approx(expected)
-
-
-# the rates of OneCycleLR come from its max_lr alone
-@pytest.mark.parametrize(
-    "schedule", [*(make(TOTAL) for key, make in LENGTHS.items() if key != "torch one cycle"), *OTHERS.values()]
+from zoo.training.resume import (
+    BucketBatchSampler,
+    EvaluationSampler,
+    ResumableBatchSampler,
+    capture_rng,
+    describe_data_changes,
+    item_seed,
+    restore_rng,
 )
-def test_new_rate_takes_effect(schedule):
-    weight, *built = build(SGD, schedule, lr=0.01)
-    expected = train(weight, *built, TOTAL)[DONE:]
-
-    weight, *built = build(SGD, schedule, lr=0.1)
-    train(weight, *built, DONE)
-    change, *built = resume(save(*built), weight, SGD, schedule, lr=0.01)
-    assert change == "lr 0.01 (was 0.1)"
-    assert train(weight, *built, TOTAL - DONE) == pytest.approx(expected)
 
 
-def test_rate_without_schedule_takes_effect():
-    weight = torch.nn.Parameter(torch.ones(3))
-    checkpoint = {"optimizer_states": [Adam([weight], lr=0.1).state_dict()], "lr_schedulers": []}
-    assert apply_hyperparameters(checkpoint, [Adam([weight], lr=0.01)], []) == "lr 0.01 (was 0.1)"
-    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
+def make_lengths(size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(1, 1000, size)
 
 
-def test_other_options_take_effect_and_the_kernel_stays():
-    weight, *built = build(partial(AdamW, fused=True), OTHERS["constant"])
-    train(weight, *built, DONE)
-    changed = partial(AdamW, weight_decay=0.5, betas=(0.5, 0.9))
-    change, optimizer, _ = resume(save(*built), weight, changed, OTHERS["constant"])
-    assert change == "betas (0.5, 0.9) (was (0.9, 0.999)), weight_decay 0.5 (was 0.01)"
-    group = optimizer.param_groups[0]
-    assert (group["weight_decay"], group["betas"], group["fused"]) == (0.5, (0.5, 0.9), True)
+def build(kind: str, size: int, batch: int, rank: int = 0, world: int = 1, drop_last: bool = True):
+    if kind == "random":
+        return ResumableBatchSampler(size, batch, 3, rank, world, drop_last)
+    return BucketBatchSampler(make_lengths(size), batch, 3, rank, world, drop_last, pool_batches=2)
 
 
-def test_another_schedule_continues_at_the_same_step():
-    weight, *built = build(Adam, LENGTHS["cosine"](TOTAL))
-    train(weight, *built, DONE)
-    change, optimizer, _ = resume(save(*built), weight, Adam, LENGTHS["linear"](TOTAL))
-    assert change == "scheduler WarmupLinear (was WarmupCosine)"
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.6)
+@pytest.mark.parametrize("kind", ["random", "by length"])
+@given(
+    size=st.integers(1, 80),
+    batch=st.integers(1, 5),
+    world=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+    drop_last=st.booleans(),
+    start=st.integers(0, 5),
+)
+def test_ranks_see_the_global_batches_and_resume_anywhere(
+    kind: str, size: int, batch: int, world: int, epoch: int, drop_last: bool, start: int
+) -> None:
+    full = batch * world
+    if drop_last and size < full:
+        return
+    joined = build(kind, size, full, drop_last=drop_last)
+    joined.set_epoch(epoch)
+    batches = list(joined)
+    keys = [key for each in batches for key in each]
+    assert len(batches) == len(joined) and {each for each, _ in keys} <= {epoch}
+    assert len(set(keys)) == len(keys) == (size // full * full if drop_last else size)  # each item once
+    resumed = build(kind, size, full, drop_last=drop_last)
+    resumed.resume_at(epoch, start)
+    assert list(resumed) == batches[start:]
+    ranks = [build(kind, size, batch, rank, world, drop_last) for rank in range(world)]
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
+    for expected, *parts in zip(batches, *ranks, strict=True):
+        together = [key for part in parts for key in part]
+        assert set(together) >= set(expected)  # the last is filled up from the epoch's beginning
+        assert len(together) == -(-len(expected) // world) * world
+
+
+@pytest.mark.parametrize("kind", ["random", "by length"])
+def test_epochs_differ(kind: str) -> None:
+    sampler = build(kind, 40, 4)
+    first = list(sampler)
+    sampler.set_epoch(1)
+    assert {frozenset(i for _, i in batch) for batch in sampler} != {frozenset(i for _, i in each) for each in first}
+
+
+def test_incomplete_last_batch_is_dropped_or_filled() -> None:
+    assert [len(batch) for batch in ResumableBatchSampler(10, 4)] == [4, 4]
+    assert [len(batch) for batch in ResumableBatchSampler(10, 4, drop_last=False)] == [4, 4, 2]
 
 
 @pytest.mark.parametrize(
-    ("other", "named"),
+    "build",
     [
-        (lambda w: ([SGD([w], lr=0.1)], []), "is no SGD"),
-        (lambda w: ([AdamW([w], lr=0.1)], []), "is no AdamW"),
-        (lambda w: ([RMSprop([w], lr=0.1)], []), "is no RMSprop"),
-        (lambda w: ([Adam([w], lr=0.1), Adam([w], lr=0.1)], []), "1 optimizers"),
-        (lambda w: ([Adam([w, torch.nn.Parameter(torch.ones(1))], lr=0.1)], []), "1.* weights a group"),
-        (lambda w: (lambda o: ([o], [OTHERS["constant"](o)]))(Adam([w], lr=0.1)), "0 schedules"),
+        lambda: ResumableBatchSampler(3, 2, world=2),
+        lambda: ResumableBatchSampler(0, 2),
+        lambda: BucketBatchSampler([1, 2], 1, pool_batches=0),
     ],
 )
-def test_other_optimizer_is_refused(other, named):
-    weight = torch.nn.Parameter(torch.ones(3))
-    checkpoint = {"optimizer_states": [Adam([weight], lr=0.1).state_dict()], "lr_schedulers": []}
-    with pytest.raises(ValueError, match=named):
-        apply_hyperparameters(checkpoint, *other(weight))
+def test_epoch_without_batch_is_refused(build) -> None:
+    with pytest.raises(ValueError):
+        build()
+
+
+def test_buckets_have_little_padding_and_no_order_of_length() -> None:
+    lengths = make_lengths(2000)
+
+    def padding(sampler: ResumableBatchSampler) -> float:
+        batches = [lengths[[index for _, index in batch]] for batch in sampler]
+        return 1 - sum(batch.sum() for batch in batches) / sum(batch.max() * len(batch) for batch in batches)
+
+    buckets = BucketBatchSampler(lengths, 8, seed=1)
+    assert padding(buckets) < 0.05 < 0.3 < padding(ResumableBatchSampler(2000, 8, seed=1))
+    longest = [lengths[[index for _, index in batch]].max() for batch in buckets]
+    assert abs(np.corrcoef(longest, range(len(longest)))[0, 1]) < 0.2
+
+
+@given(size=st.integers(0, 30), world=st.integers(1, 4))
+def test_evaluation_slices_hold_every_item_once(size: int, world: int) -> None:
+    indices = [index for rank in range(world) for index in EvaluationSampler(size, rank, world)]
+    assert sorted(indices) == list(range(size))
+
+
+def test_item_seed_depends_on_each_argument() -> None:
+    seeds = {item_seed(s, e, i) for s in range(3) for e in range(3) for i in range(3)}
+    assert len(seeds) == 27 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_generators_are_restored() -> None:
+    state = capture_rng()
+    sampled = (random.random(), float(np.random.rand()), torch.rand(1).item())
+    restore_rng(state)
+    assert sampled == (random.random(), float(np.random.rand()), torch.rand(1).item())
+
+
+FACTS = {"batch_size": 4, "processes": 1, "accumulated_batches": 1, "seed": 0, "items": 40, "contents": "a"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"batch_size": 2, "processes": 2}, "steps see the same items"),
+        ({"batch_size": 2}, "steps see more or fewer items"),
+        ({"batch_size": 2, "accumulated_batches": 2}, "steps see more or fewer items"),
+        ({"seed": 3}, "steps see other items"),
+        ({"items": 41, "contents": "b"}, "steps see other items"),
+        ({"contents": "b", "processes": 2}, "steps see other items"),
+    ],
+)
+def test_data_changes_are_described(changes: dict[str, object], message: str | None) -> None:
+    description = describe_data_changes(FACTS, FACTS | changes)
+    assert description is None if message is None else message in str(description)

@@ -1,20 +1,16 @@
 import io
 import json
+import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from jsonargparse import ArgumentParser
 
 from tests.conftest import reference_folder
-from zoo.training.schedules import (
-    RampedCosine,
-    StageCosine,
-    WarmupConstant,
-    WarmupCosine,
-    WarmupLinear,
-)
-from zoo.training.task import OptimizerCallable, SchedulerCallable
+from zoo.training.schedules import LrScaling, StageCosine, WarmupConstant, WarmupCosine, WarmupLinear
+from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 
 def curve(build, steps, lr=2.0):
@@ -28,28 +24,28 @@ def curve(build, steps, lr=2.0):
     return rates
 
 
-def test_warm_up_is_a_ramp_without_zero_that_meets_the_base_rate():
-    assert curve(lambda o: WarmupConstant(o, 3), 6) == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
-    assert curve(WarmupConstant, 2) == [2.0, 2.0]
-
-
-def test_cosine():
-    expected = [0.5, 1.0, 1.5] + [2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1, s / 4)))) for s in range(7)]
-    assert curve(lambda o: WarmupCosine(o, 3, 7, 0.1), 10) == pytest.approx(expected)
-
-
-def test_linear():
-    assert curve(lambda o: WarmupLinear(o, 0, 4, 0.5), 6) == pytest.approx([2.0, 1.75, 1.5, 1.25, 1.0, 1.0])
-
-
-def test_a_ramped_cosine_begins_with_zero():
-    expected = [0.0, 1.0] + [1 + math.cos(math.pi * min(1, s / 4)) for s in range(6)]
-    assert curve(lambda o: RampedCosine(o, 2, 6), 8) == pytest.approx(expected)
-
-
-def test_a_stage_rises_and_falls_back():
-    rates = curve(lambda o: StageCosine(o, [0, 6], 10, 4, 2, 0.5), 12)
-    assert rates == pytest.approx([1.0, 1.25, 1.5, 1.75, 2.0, 1.5, 1.0, 1.5, 2.0, 1.5, 1.0, 1.0])
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda o: WarmupConstant(o, 3), [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]),
+        (WarmupConstant, [2.0, 2.0]),
+        (
+            lambda o: WarmupCosine(o, 3, 7, 0.1),
+            [0.5, 1.0, 1.5] + [2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1, s / 4)))) for s in range(7)],
+        ),
+        (lambda o: WarmupLinear(o, 0, 4, 0.5), [2.0, 1.75, 1.5, 1.25, 1.0, 1.0]),
+        (
+            lambda o: WarmupCosine(o, 2, 6, start_at_zero=True),
+            [0.0, 1.0] + [1 + math.cos(math.pi * min(1, s / 4)) for s in range(6)],
+        ),
+        (
+            lambda o: StageCosine(o, [0, 6], 10, 4, 2, 0.5),
+            [1.0, 1.25, 1.5, 1.75, 2.0, 1.5, 1.0, 1.5, 2.0, 1.5, 1.0, 1.0],
+        ),
+    ],
+)
+def test_curves_in_closed_form(build, expected):
+    assert curve(build, len(expected)) == pytest.approx(expected)
 
 
 @pytest.mark.shared
@@ -57,13 +53,16 @@ def test_schedules_of_compressed_ad_are_the_originals():
     golden = json.loads((reference_folder("compressed_ad") / "lr_schedules.json").read_text())
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     starts = [0, 30_000, 50_000, 75_000]
-    ramped = RampedCosine(optimizer, 1000, 50_000)
-    staged = StageCosine(optimizer, starts, 100_000, 1000, 500, 0.1)
-    tiny = StageCosine(optimizer, [0, 30, 50, 75], 100, 10, 5, 0.1)
     for schedule, key in (
-        (ramped, "cosine_warmup1000_total50000"),
-        (staged, "curriculum_0_30k_50k_75k_total100k_w1000_sw500_min0.1"),
-        (tiny, "tiny_curriculum_0_30_50_75_total100_w10_sw5_min0.1"),
+        (WarmupCosine(optimizer, 1000, 50_000, start_at_zero=True), "cosine_warmup1000_total50000"),
+        (
+            StageCosine(optimizer, starts, 100_000, 1000, 500, 0.1),
+            "curriculum_0_30k_50k_75k_total100k_w1000_sw500_min0.1",
+        ),
+        (
+            StageCosine(optimizer, [0, 30, 50, 75], 100, 10, 5, 0.1),
+            "tiny_curriculum_0_30_50_75_total100_w10_sw5_min0.1",
+        ),
     ):
         table = golden[key]
         pairs = table.items() if isinstance(table, dict) else enumerate(table)
@@ -71,18 +70,10 @@ def test_schedules_of_compressed_ad_are_the_originals():
             assert schedule.factor(int(step)) == pytest.approx(expected, abs=1e-15), (key, step)
 
 
-def test_every_group_keeps_its_own_base_rate():
-    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    optimizer = torch.optim.SGD([{"params": parameters[:1], "lr": 1.0}, {"params": parameters[1:], "lr": 4.0}])
-    schedule = WarmupLinear(optimizer, 0, 2)
-    optimizer.step()
-    schedule.step()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 2.0]
-
-
-def test_state_is_primitive_and_restores_the_curve():
+def test_state_is_plain_and_restores_the_curve():
     def build():
-        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+        parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        optimizer = torch.optim.AdamW([{"params": parameters[:1], "lr": 2.0}, {"params": parameters[1:], "lr": 4.0}])
         return optimizer, WarmupCosine(optimizer, 2, 9)
 
     optimizer, schedule = build()
@@ -93,47 +84,73 @@ def test_state_is_primitive_and_restores_the_curve():
     torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    fresh, resumed = build()
-    fresh.load_state_dict(saved["optimizer"])
-    resumed.load_state_dict(saved["schedule"])
-    for o, s in ((optimizer, schedule), (fresh, resumed)):
-        o.step()
-        s.step()
-    assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0]
+    resumed, restored = build()
+    resumed.load_state_dict(saved["optimizer"])
+    restored.load_state_dict(saved["schedule"])
+    for each, its_schedule in ((optimizer, schedule), (resumed, restored)):
+        each.step()
+        its_schedule.step()
+    rates = [group["lr"] for group in resumed.param_groups]
+    assert rates == schedule.get_last_lr() and rates[1] == 2 * rates[0]
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "key"),
     [
-        (lambda o: WarmupConstant(o, -1), "warmup_steps is at least 0, not -1"),
-        (lambda o: WarmupCosine(o, 5, -1), "total_steps is -1, as trainer.max_steps .* set trainer.max_steps"),
-        (lambda o: WarmupCosine(o, 5, 5), r"total_steps \(5\) .* exceeds warmup_steps \(5\)"),
-        (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor is 0 to 1"),
-        (lambda o: StageCosine(o, [5], 10), r"starts at batch 0, found starts \[5\]"),
-        (lambda o: StageCosine(o, [0], 10, 10), "from batch 0 to 10 is not longer than its rise of 10"),
-        (lambda o: StageCosine(o, [0], 10, 1, 1, -0.1), "min_factor is 0 to 1"),
+        (lambda o: WarmupConstant(o, -1), "warmup_steps"),
+        (lambda o: WarmupCosine(o, 5, -1), "total_steps"),
+        (lambda o: WarmupCosine(o, 5, 5), "total_steps"),
+        (lambda o: WarmupLinear(o, 0, 5, 2.0), "min_factor"),
+        (lambda o: StageCosine(o, [5], 10), r"starts \[5\]"),
+        (lambda o: StageCosine(o, [0], 10, 10), "from step 0 to 10"),
+        (lambda o: StageCosine(o, [0], 10, 1, 1, -0.1), "min_factor"),
+        (lambda o: LrScaling(4, "cubic"), "rule"),
+        (lambda o: LrScaling(0), "batch_size"),
+        (lambda o: LrScaling(4).scale(o, SimpleNamespace(datamodule=None)), "batch_size"),
     ],
 )
-def test_out_of_range_arguments_are_named(build, message):
-    with pytest.raises(ValueError, match=message):
+def test_out_of_range_arguments_are_named(build, key):
+    with pytest.raises(ValueError, match=key):
         curve(build, 1)
 
 
-def test_a_recipe_can_name_optimizer_and_schedule():
+def test_recipe_can_name_optimizer_and_schedule():
     parser = ArgumentParser()
     parser.add_argument("--optimizer", type=OptimizerCallable)
     parser.add_argument("--scheduler", type=SchedulerCallable)
+    arguments = {"warmup_steps": 1, "total_steps": 10, "min_factor": 0.1}
     parsed = parser.parse_object(
         {
             "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1.0}},
-            "scheduler": {
-                "class_path": "zoo.training.WarmupCosine",
-                "init_args": {"warmup_steps": 1, "total_steps": 10, "min_factor": 0.1},
-            },
+            "scheduler": {"class_path": "zoo.training.WarmupCosine", "init_args": arguments},
         }
     )
     built = parser.instantiate(parsed)
     optimizer = built.optimizer([torch.nn.Parameter(torch.zeros(1))])
-    schedule = built.scheduler(optimizer)
-    assert isinstance(schedule, WarmupCosine)
+    assert isinstance(built.scheduler(optimizer), WarmupCosine)
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def make_trainer(batch_size, world=1, accumulated=1):
+    return SimpleNamespace(
+        datamodule=SimpleNamespace(batch_size=batch_size), world_size=world, accumulate_grad_batches=accumulated,
+        is_global_zero=True, max_steps=4, limit_train_batches=1.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("sqrt", 8**0.5), ("linear", 8.0)])
+def test_rates_scale_with_the_effective_batch(rule, factor, caplog):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    with caplog.at_level(logging.INFO):
+        LrScaling(128, rule).scale(optimizer, make_trainer(128, 2, 4))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor)
+    assert LrScaling(64, rule).factor(64) == 1.0 and "effective batch 1024" in caplog.text
+
+
+def test_task_scales_before_its_schedule_begins():
+    task = SingleOptimizerTask(
+        lambda p: torch.optim.SGD(p, lr=1.0), lambda o: WarmupLinear(o, 0, 4), lr_scaling=LrScaling(4, "sqrt")
+    )
+    task.weight = torch.nn.Parameter(torch.zeros(1))
+    task._trainer = make_trainer(8, 2)
+    assert task.configure_optimizers()["lr_scheduler"]["scheduler"].base_lrs == [2.0]

@@ -1,91 +1,106 @@
-"""What the constructors of a task and of its Inference have in common, and how a task's optimizer steps."""
+"""Options that a task and its inference class share, means over ranks, the kernel of an optimizer, compiling."""
 
 import copy
 import importlib
 import inspect
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from zoo.common import registry
-from zoo.training.task import ZooTask, stepping_at_once
+from zoo.training.schedules import use_fused_adam
+from zoo.training.task import WeightedMeans, ZooTask, compile_module
 
-# runs and exports say them, as their configs are complete
-OWN = {
-    "zoo.audiosr.DistillationTask": ["guidance_scale"],  # of a student: in its weights
-}
+# options whose defaults differ
+OWN_DEFAULTS = {"zoo.audiosr.DistillationTask": ["guidance_scale"]}  # of a student: in its weights
 
 
-def tasks() -> list[type[ZooTask]]:
-    """All public tasks that name an Inference."""
-    found = []
-    for name in (name for package in registry.PACKAGES for name in registry.names(package)):
+def find_tasks() -> list[type[ZooTask]]:
+    """All public tasks that name an inference class."""
+    tasks = []
+    for name in (name for package in registry.PACKAGES for name in registry.component_names(package)):
         package, _, attribute = name.rpartition(".")
         cls = getattr(importlib.import_module(package), attribute)
         if isinstance(cls, type) and issubclass(cls, ZooTask) and hasattr(cls, "inference_class"):
-            found.append(cls)
-    return found
-
-
-@pytest.mark.parametrize("cls", tasks(), ids=registry.public_name)
-def test_options_have_the_same_default_in_both(cls: type[ZooTask]) -> None:
-    inference = registry.find(cls.inference_class)
-    options = ZooTask.inference_options.fget(cls.__new__(cls))  # type: ignore[attr-defined]
-    assert not {*options} & {*cls.inference_parts}
-    own = OWN.get(registry.public_name(cls), ())
-    options = tuple(name for name in options if name not in own)
-    assert [default(cls, name) for name in options] == [default(inference, name) for name in options]
+            tasks.append(cls)
+    assert len(tasks) > 10
+    return tasks
 
 
 def default(cls: type, name: str) -> object:
-    """Of an argument, which a class may hand on to its base."""
+    """The default of an argument, which a class may pass to its base."""
     signatures = (inspect.signature(each).parameters for each in cls.__mro__)
-    return next(found[name].default for found in signatures if name in found)
+    return next(parameters[name].default for parameters in signatures if name in parameters)
 
 
-def test_there_are_tasks() -> None:
-    assert len(tasks()) > 10
+@pytest.mark.parametrize("cls", find_tasks(), ids=registry.public_name)
+def test_options_have_the_same_default_in_both(cls: type[ZooTask]) -> None:
+    inference = registry.get_class(cls.inference_class)
+    options = ZooTask.inference_options.fget(cls.__new__(cls))  # type: ignore[attr-defined]
+    assert not {*options} & {*cls.inference_modules}
+    options = tuple(name for name in options if name not in OWN_DEFAULTS.get(registry.public_name(cls), ()))
+    assert [default(cls, name) for name in options] == [default(inference, name) for name in options]
 
 
-def weights(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+def test_means_weigh_items() -> None:
+    means = WeightedMeans()
+    means.add({"a": torch.tensor(1.0), "b": 4.0}, weight=1)
+    means.add({"a": 2.0}, weight=3)
+    assert means.compute() == {"a": pytest.approx(1.75), "b": 4.0}
+    means.reset()
+    assert means.compute() == {}
+    means.add({"a": 1.0}, weight=0)
+    assert math.isnan(means.compute()["a"])
+
+
+def make_weights(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
-    made = [torch.nn.Parameter(torch.randn(n, 3, generator=generator).to(dtype)) for n in (1, 5)]
-    for weight in made:
+    weights = [torch.nn.Parameter(torch.randn(n, 3, generator=generator).to(dtype)) for n in (1, 5)]
+    for weight in weights:
         weight.grad = torch.randn(weight.shape, generator=generator).to(dtype)
-    return made
+    return weights
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_kernel_steps_as_many_do(kind: type[torch.optim.Adam], dtype: torch.dtype) -> None:
-    one, many = (kind(weights(dtype), lr=0.1) for _ in range(2))
-    stepping_at_once(one, None)
-    assert [group["fused"] for group in one.param_groups] == [True]
+def test_fused_step_equals_the_plain_one(kind: type[torch.optim.Adam], dtype: torch.dtype) -> None:
+    fused, plain = (kind(make_weights(dtype), lr=0.1) for _ in range(2))
+    use_fused_adam(fused, None)
+    assert [group["fused"] for group in fused.param_groups] == [True]
     for _ in range(3):
-        one.step()
-        many.step()
-    for first, second in zip(one.param_groups[0]["params"], many.param_groups[0]["params"], strict=True):
+        fused.step()
+        plain.step()
+    for first, second in zip(fused.param_groups[0]["params"], plain.param_groups[0]["params"], strict=True):
         torch.testing.assert_close(first, second)
 
 
-def test_what_a_recipe_says_of_the_kernels_stays() -> None:
-    for more in ({"fused": False}, {"foreach": True}, {"foreach": False}):
-        group = stepping_at_once(torch.optim.AdamW(weights(), **more), None).param_groups[0]
-        assert {name: group[name] for name in more} == more and not group["fused"]
-    stochastic = torch.optim.SGD(weights(), lr=0.1)
-    assert stepping_at_once(stochastic, None).param_groups[0]["fused"] is None
+def test_recipe_and_shards_choose_the_kernel_themselves() -> None:
+    for options in ({"fused": False}, {"foreach": True}, {"foreach": False}):
+        group = use_fused_adam(torch.optim.AdamW(make_weights(), **options), None).param_groups[0]
+        assert {name: group[name] for name in options} == options and not group["fused"]
+    sgd = torch.optim.SGD(make_weights(), lr=0.1)
+    assert use_fused_adam(sgd, None).param_groups[0]["fused"] is None
     sharded = SimpleNamespace(strategy=SimpleNamespace(shards_weights=True))
-    assert stepping_at_once(torch.optim.Adam(weights()), sharded).param_groups[0]["fused"] is None  # type: ignore[arg-type]
+    assert use_fused_adam(torch.optim.Adam(make_weights()), sharded).param_groups[0]["fused"] is None  # type: ignore[arg-type]
 
 
-def test_a_resumed_run_steps_as_it_began() -> None:
-    begun, resumed = torch.optim.AdamW(weights(), lr=0.1), torch.optim.AdamW(weights(), lr=0.1)
-    begun.step()
-    stepping_at_once(resumed, None).load_state_dict(copy.deepcopy(begun.state_dict()))
-    for first, second in zip(begun.param_groups[0]["params"], resumed.param_groups[0]["params"], strict=True):
-        second.data.copy_(first)
-    begun.step()
-    resumed.step()
-    for first, second in zip(begun.param_groups[0]["params"], resumed.param_groups[0]["params"], strict=True):
-        assert torch.equal(first, second)
+def test_resumed_run_steps_with_the_kernel_of_its_beginning() -> None:
+    first, resumed = torch.optim.AdamW(make_weights(), lr=0.1), torch.optim.AdamW(make_weights(), lr=0.1)
+    first.step()
+    use_fused_adam(resumed, None).load_state_dict(copy.deepcopy(first.state_dict()))
+    assert not resumed.param_groups[0]["fused"]
+
+
+def test_failed_compilation_runs_uncompiled_and_keeps_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, inputs = torch.nn.Linear(2, 1), torch.ones(1, 2)
+    expected, keys = net(inputs), list(net.state_dict())
+
+    def fail(*args: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fail)
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)  # restored afterwards
+    compile_module(net)
+    assert torch.equal(net(inputs), expected) and list(net.state_dict()) == keys

@@ -7,7 +7,7 @@ from tests.harness import REPOSITORY, TOY, TOY_FIT, callback
 from zoo.ci_llm.data.buckets import TextBatches
 from zoo.cli.main import main
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
-from zoo.training.data import BucketBatches
+from zoo.training.resume import BucketBatchSampler
 from zoo.tuning.batch_finder import search_batch_size
 
 SMOKES = sorted((REPOSITORY / "configs").glob("*/smoke*.yaml"))
@@ -45,12 +45,12 @@ def test_a_size_that_runs_out_of_memory_ends_alone(tmp_path, monkeypatch, capsys
 
 def test_tries_take_the_longest_items():
     lengths = np.array([3, 9, 4, 1, 8, 2, 7, 5])
-    bucketed = BucketBatches(lengths, 2, seed=1)
+    bucketed = BucketBatchSampler(lengths, 2, seed=1)
     texts = TextBatches(lengths, token_budget=18, seed=1)
     curriculum = Curriculum(12, 3, [0, 3], [0, None], [[1.0], [0.3, 0.7]], shortest=4)
     histories = CurriculumBatches(64, 8, curriculum, available=25)
     for batches in (bucketed, texts, histories):
-        batches.take_longest()
+        batches.use_longest_items()
     assert [index for _, index in next(iter(bucketed))] == [1, 4]
     assert {tuple(sorted(index for _, index in keys)) for keys in texts} == {(1, 4)}
     longest = {steps for keys in histories for *_, steps in keys}

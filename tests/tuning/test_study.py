@@ -16,7 +16,7 @@ import yaml
 
 from tests.harness import environment, forked, good, zoo
 from zoo.cli.main import main
-from zoo.runs.listing import list_runs, read_curves
+from zoo.runs.run_info import list_runs, read_curves
 
 LR = "model.init_args.optimizer.init_args.lr"
 

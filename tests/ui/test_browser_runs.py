@@ -88,7 +88,7 @@ def test_two_people(server: Server, browser: Any, trained: Path) -> None:
     mine.get_by_role("heading", name=HOSTILE).wait_for()
     card(theirs, HOSTILE).get_by_text("<b>bold</b>").wait_for()
     assert not theirs.locator("img[src=x]").count()
-    mine.get_by_text("sound", exact=True).first.wait_for()
+    mine.get_by_text("valid", exact=True).first.wait_for()
     assert barriers(mine) == [] and too_wide(mine) == 0
     keep(mine, "run-wide")
 

@@ -16,8 +16,8 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 
 from tests.ui.browser import NARROW, PATIENCE, WIDE, barriers, busy, enter, keep, kill_trainings, too_wide
 from tests.ui.serving import Server, started
-from zoo.common.reading.text import safe_load
-from zoo.common.systems import first_comment, recipe_root, systems
+from zoo.common.configs import load_recipe, load_yaml
+from zoo.common.systems import first_comment, list_systems, recipe_root
 from zoo.ui.forms.controls import CONTROLS
 from zoo.ui.forms.draft import Draft, key_of
 from zoo.ui.forms.values import flatten, read_value, same
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.browser
 SERVER = """
 import sys, types, yaml
 from pathlib import Path
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import safe_load
 from zoo.ui.forms.values import merged
 from zoo.ui.jobs.commands import Commands
 from zoo.ui.jobs import trainings
@@ -54,7 +54,7 @@ sys.exit(main(sys.argv[1:]))
 STAND_IN = """
 import sys
 from pathlib import Path
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import safe_load
 from zoo.ui.forms.values import merged
 import yaml
 args, config = sys.argv[1:], {}
@@ -130,7 +130,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     time.sleep(0.1)
     text = (folder / "config.yaml").read_text()
     assert f"# recipe: {folder.parts[-3]}/{folder.parts[-2]}" in text
-    return safe_load(text)
+    return load_yaml(text)
 
 
 def compare(run: str, folder: Path, shown: dict[str, Any], base: dict[str, Any] | None) -> None:
@@ -143,7 +143,7 @@ def compare(run: str, folder: Path, shown: dict[str, Any], base: dict[str, Any] 
     assert (shown["System"].partition(" ")[0], shown["Recipe"]) == (system, recipe)
     config = flatten(read_run(folder))
     keys = {}
-    draft = Draft(system, recipe, (), safe_load((folder / "config.yaml").read_text()))
+    draft = Draft(system, recipe, (), load_yaml((folder / "config.yaml").read_text()))
     for label, text in shown.items():
         key = key_of(STATED[label], draft.values) if label in STATED else None
         if key is None or isinstance(text, bool) or not draft.has(key):
@@ -161,7 +161,7 @@ def walk(page: Any, server: Server, turns: int, starts: int, real: bool) -> None
     seed = int(time.time())
     print(f"seed {seed}")
     luck = random.Random(seed)
-    recipes = {system.name: [r for r in system.recipes if r.stem.startswith("smoke")] for system in systems()}
+    recipes = {system.name: [r for r in system.recipes if r.stem.startswith("smoke")] for system in list_systems()}
     runs = server.folder / "runs"
     seen: set[str] = set()
     recipe = Path()
@@ -192,7 +192,7 @@ def walk(page: Any, server: Server, turns: int, starts: int, real: bool) -> None
         (run,) = new
         seen |= new
         page.locator('[role=tab][aria-selected=true]:has-text("Watch")').wait_for()
-        written = safe_load((recipe_root() / run.split("/")[0] / f"{run.split('/')[1]}.yaml").read_text())
+        written = load_recipe(recipe_root() / run.split("/")[0] / f"{run.split('/')[1]}.yaml")
         compare(run, runs / run, pressed["shown"], None if real else written)
         page.get_by_role("tab", name="Train").click()
         page.get_by_role("combobox", name="System", exact=True).wait_for()

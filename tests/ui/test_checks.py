@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.harness import REPOSITORY
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.ui.checks import MAX_DEPTH, Rules, read_yaml
 from zoo.ui.forms.draft import Draft
 from zoo.ui.jobs.trainings import Trainings
@@ -184,14 +184,14 @@ def spelled(draw: st.DrawFn, tree: Any) -> str:
         return '"' + "".join(f"\\U{ord(letter):08x}" for letter in tree) + '"'
     if way == "single":
         return "'" + tree.replace("'", "''") + "'"
-    if way == "plain" and safe_load(f"[{json.dumps(tree)}]") == read_or_none(f"[{tree}]"):
+    if way == "plain" and load_yaml(f"[{json.dumps(tree)}]") == read_or_none(f"[{tree}]"):
         return tree
     return json.dumps(tree)
 
 
 def read_or_none(text: str) -> Any:
     try:
-        return safe_load(text)
+        return load_yaml(text)
     except (yaml.YAMLError, ValueError):
         return None
 

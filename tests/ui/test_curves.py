@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zoo.runs.listing import read_curves
+from zoo.runs.run_info import read_curves
 from zoo.ui.curves import POINTS, Envelope, Metrics
 
 NAMES = st.lists(st.text(min_size=1, max_size=12).filter(lambda name: name not in ("step", "epoch")), unique=True)

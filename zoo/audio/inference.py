@@ -10,10 +10,10 @@ import numpy as np
 
 from zoo.audio.analysis.figures import plot_features, plot_spectrogram_difference
 from zoo.audio.io import files
-from zoo.common.report import write_figure
+from zoo.common.reports import write_figure
 from zoo.runs.export import AUDIO_USAGE
-from zoo.runs.inference import Inference, facts_table, figures_enabled
-from zoo.runs.interactive import Field, Part, Report
+from zoo.runs.inference.base import Inference, table_output
+from zoo.runs.inference.forms import InputField, Output, Progress
 
 MAX_RECORDING_SECONDS = 60.0  # of a recording that is answered at once; longer ones are for `zoo predict`
 _EXAMPLE_RATE = 16000  # Hz
@@ -21,18 +21,15 @@ _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "in
 
 
 def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
-    """Check an array of audio, by one rule for all systems.
+    """Check an array of audio, by one rule for all systems; returns it as float32.
 
     Integers are samples at full scale of their type, as sound files hold them: int16 is divided by 2**15, int32 by
-    2**31, int8 by 2**7, and uint8 is centred at 128. Floats are taken as they are. A signal has at most as many
-    channels as samples: arrays as soundfile reads them, (T, C), are refused and not guessed at.
+    2**31, int8 by 2**7, and uint8 is centred at 128. A signal has at most as many channels as samples: arrays as
+    soundfile reads them, (T, C), are refused.
 
     Args:
-        audio: (T,) or (C, T), float or one of these integers.
+        audio: (T,) or (C, T), T >= 1, float or one of these integers.
         sample_rate: in Hz.
-
-    Returns:
-        (T,) or (C, T) float32, T >= 1.
 
     Raises:
         ValueError: the type, the shape, a value that is not finite, or a sample rate that is not positive.
@@ -65,13 +62,13 @@ class AudioInference(Inference):
 
     input_suffixes: ClassVar[tuple[str, ...]] = files.AUDIO_SUFFIXES
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """One recording."""
         return (recording_field(),)
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Process the recording, see `answer_file`."""
-        return answer_file(self, values["input"], folder, report)
+        return answer_file(self, values["input"], folder, progress)
 
     def dry_run(self) -> str:
         """Predict on half a second of a tone."""
@@ -90,15 +87,15 @@ class AudioInference(Inference):
         return AUDIO_USAGE
 
 
-def recording_field() -> Field:
+def recording_field() -> InputField:
     """Describe the field of a system that takes one recording."""
     limit = f"at most {MAX_RECORDING_SECONDS:g} seconds; zoo predict takes files of any length and whole folders"
-    return Field("input", "Recording", "audio", suffixes=files.AUDIO_SUFFIXES, help=limit)
+    return InputField("input", "Recording", "audio", allowed=files.AUDIO_SUFFIXES, help=limit)
 
 
 def answer_file(
-    inference: Inference, source: Path, folder: Path, report: Report, shown_facts: Sequence[str] = ()
-) -> list[Part]:
+    inference: Inference, source: Path, folder: Path, progress: Progress, shown_facts: Sequence[str] = ()
+) -> list[Output]:
     """Answer with what `process_file` makes of a file.
 
     Args:
@@ -117,29 +114,32 @@ def answer_file(
             "or use zoo predict"
         )
     target = folder / f"result{inference.output_suffix}"
-    report(0.0, "computing")
+    progress(0.0, "computing")
     facts = inference.process_file(source, target)
-    report(0.9, "drawing")
+    progress(0.9, "drawing")
     facts = {name: facts[name] for name in shown_facts or facts if name in facts}
-    return [*_result_parts(source if is_audio else None, target, facts.get("cutoff_hz")), facts_table(facts)]
+    return [
+        *_result_parts(inference.with_figures, source if is_audio else None, target, facts.get("cutoff_hz")),
+        table_output(facts),
+    ]
 
 
-def _result_parts(source: Path | None, target: Path, cutoff_hz: float | None) -> list[Part]:
+def _result_parts(with_figures: bool, source: Path | None, target: Path, cutoff_hz: float | None) -> list[Output]:
     is_audio = target.suffix in files.AUDIO_SUFFIXES
-    if figures_enabled() and is_audio and source is not None:
-        parts = [Part("audio", "Result", target.name, beside="listen"), input_part(source, target.parent)]
+    if with_figures and is_audio and source is not None:
+        parts = [Output("audio", "Result", target.name, group="listen"), input_part(source, target.parent)]
         rate = files.info(target).sample_rate
         before, after = (files.read_mono(path, rate) for path in (source, target))
         figure = plot_spectrogram_difference(before, after, rate, cutoff_hz)
         write_figure(target.parent / "spectrograms.png", figure)
-        return [*parts, Part("image", "Spectrograms of input and result, and what is new", "spectrograms.png")]
-    if figures_enabled() and target.suffix == ".npy" and (values := np.load(target, mmap_mode="r")).ndim == 2:
+        return [*parts, Output("image", "Spectrograms of input and result, and what is new", "spectrograms.png")]
+    if with_figures and target.suffix == ".npy" and (values := np.load(target, mmap_mode="r")).ndim == 2:
         write_figure(target.with_suffix(".png"), plot_features(np.array(values)))
-        return [Part("image", "Result", "result.png"), Part("file", "Result as numbers", target.name)]
-    return [Part("audio" if is_audio else "file", "Result", target.name)]
+        return [Output("image", "Result", "result.png"), Output("file", "Result as numbers", target.name)]
+    return [Output("audio" if is_audio else "file", "Result", target.name)]
 
 
-def input_part(source: Path, folder: Path) -> Part:
+def input_part(source: Path, folder: Path) -> Output:
     """Write the input into the folder of an answer, as a file that every browser plays."""
     files.write(folder / "input.wav", *files.read(source))
-    return Part("audio", "Input", "input.wav", beside="listen")
+    return Output("audio", "Input", "input.wav", group="listen")

@@ -1,13 +1,11 @@
 """AudioSR: latent-diffusion audio super-resolution with global context."""
 
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(
+__getattr__, __all__ = register_components(
     __name__,
     {
         "convert.loss_monitor": "LossMonitor",
-        "convert.original_files": "OriginalFiles",
-        "convert.schedules": "OriginalWarmupCosine",
         "data.datamodule": "SuperResolutionData",
         "data.simulate": "Simulation",
         "diffusion.samplers": "DDIM DPMSolver Sampler",

@@ -21,7 +21,7 @@ from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import kl
-from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
 from zoo.common.tensors import sample_uniforms
 
 Distance = Literal["l1", "l2"]
@@ -100,7 +100,7 @@ class LossTerm(nn.Module, ABC):
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        at_least(0, weight=weight)
+        check_at_least(0, weight=weight)
         self.weight = weight
 
 
@@ -131,7 +131,7 @@ class Latent(DiffusionTerm):
 
     def __init__(self, distance: Distance = "l2", weight: float = 1.0) -> None:
         super().__init__(weight)
-        one_of(_DISTANCES, distance=distance)
+        check_one_of(_DISTANCES, distance=distance)
         self.distance = _DISTANCES[distance]
 
     def forward(self, step: Step) -> Tensor:
@@ -167,9 +167,9 @@ class Spectral(DiffusionTerm):
 
     def __init__(self, most_time: float = 0.1, crop_frames: int = 64, weight: float = 1.0) -> None:
         super().__init__(weight)
-        positive(most_time=most_time)
-        within(0, 1, most_time=most_time)
-        at_least(1, crop_frames=crop_frames)
+        check_positive(most_time=most_time)
+        check_within(0, 1, most_time=most_time)
+        check_at_least(1, crop_frames=crop_frames)
         self.most_time = most_time
         self.crop_frames = crop_frames
 
@@ -211,7 +211,7 @@ class Reconstruction(AutoencoderTerm):
 
     def __init__(self, distance: Distance = "l1", weight: float = 1.0) -> None:
         super().__init__(weight)
-        one_of(_DISTANCES, distance=distance)
+        check_one_of(_DISTANCES, distance=distance)
         self.distance = _DISTANCES[distance]
 
     def forward(self, step: AutoencoderStep) -> Tensor:

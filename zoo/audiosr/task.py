@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from zoo import __version__
 from zoo.audio.analysis.figures import plot_mels, plot_spectrograms
 from zoo.audiosr.data.cutoff import CONFIDENCE
-from zoo.audiosr.data.datamodule import SuperResolutionData
-from zoo.audiosr.data.latents import LatentCache
 from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, conditioned, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, checked, draws, replicated, weighted_sum
@@ -22,15 +18,13 @@ from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import sample_latents, split
-from zoo.common.ranges import one_of, within
-from zoo.runs.frozen import state_digest
-from zoo.training.callbacks.media import log_audio, log_figure
-from zoo.training.compiling import Mode as CompileMode
-from zoo.training.compiling import compile_in_place
-from zoo.training.data import Key, ZooDataModule, item_seed
+from zoo.common.checks import check_one_of, check_within
+from zoo.training.datamodule import ZooDataModule
 from zoo.training.freezing import freeze
+from zoo.training.resume import item_seed
 from zoo.training.strategies.sharding import gather_weights
-from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans
+from zoo.training.task import CompileMode as CompileMode
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, WeightedMeans, compile_module
 
 Mode = Literal["full", "global_encoder", "unet_only"]
 _ENCODER = "global_encoder"
@@ -119,8 +113,6 @@ class DiffusionTask(SingleOptimizerTask):
         cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or the original's rule ("share").
         cutoff_confidence: of an edge that counts, 0 to 1.
         seed: of the noise, in training as in inference.
-        latent_cache: folder in which the latents of the training items are kept, computed before the first step; null
-            computes them in every step. The losses are the same, bit for bit. Needs `data.init_args.variants`.
         condition_autoencoder: frozen; encodes the conditions where they were trained with another one than the
             targets, as in some of ProjectLily's files; null takes `autoencoder`.
         compile_mode: of torch.compile, with `compile`; where that fails the reason is logged and training goes on
@@ -131,8 +123,8 @@ class DiffusionTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.audiosr.Restorer"
-    inference_parts = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
-    uneven_parts = ("autoencoder", "vocoder")  # losses on waveforms decode the items of early diffusion steps alone
+    inference_modules = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
+    fsdp_excluded_modules = ("autoencoder", "vocoder")  # decode the items of early diffusion steps alone
     seed: int
     guidance_scale: float
     guidance_rescale: float
@@ -167,15 +159,14 @@ class DiffusionTask(SingleOptimizerTask):
         condition_autoencoder: FrozenAutoencoder | None = None,
         cutoff_rule: Literal["edge", "share"] = "edge",
         cutoff_confidence: float = CONFIDENCE,
-        latent_cache: str | None = None,
         compile_mode: CompileMode = "default",
         compile_fullgraph: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
         check_parts(net, autoencoder, features, vocoder, condition_autoencoder)
-        within(0, 1, condition_dropout=condition_dropout)
-        one_of(("lowres", "target"), global_input=global_input)
+        check_within(0, 1, condition_dropout=condition_dropout)
+        check_one_of(("lowres", "target"), global_input=global_input)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder
@@ -190,9 +181,8 @@ class DiffusionTask(SingleOptimizerTask):
         self.global_input = global_input
         self.parallel = parallel
         self.restore_items = restore_items
-        self.latent_cache = latent_cache
         self.restore_sampler = restore_sampler or DPMSolver(VALIDATION_STEPS)
-        self.keep_options(locals())
+        self.store_options(locals())
         self.compile_options = (compile_mode, compile_fullgraph)
         for group, size in train_only(net, trains).items():
             log.info("trains: %s (%d weights)", group, size)
@@ -208,46 +198,41 @@ class DiffusionTask(SingleOptimizerTask):
         return self
 
     def on_fit_start(self) -> None:
-        """Take the scale of the latents, unless weights brought one; keep the latents; replicate; compile."""
+        """Take the scale of the latents, unless weights brought one; replicate; compile."""
         if self.latent_scale == "auto" and float(self.net.latent_scale) == 1.0:
             with gather_weights(self.trainer):
                 self.net.latent_scale.copy_(self._measured_scale())
             log.info("latent_scale: %.5f", float(self.net.latent_scale))
-        if self.latent_cache is not None:
-            self._keep_latents(Path(self.latent_cache))
         if self.parallel == "dp":
             self._replicas = [replicated(self._objective(), self.device)]
-        if self.compile_parts and any(isinstance(each, nn.DataParallel) for each in self._replicas):
+        if self.compile_modules and any(isinstance(each, nn.DataParallel) for each in self._replicas):
             log.warning("compile: replicas of DataParallel cannot share compiled code; training goes on without")
-        elif self.compile_parts:
+        elif self.compile_modules:
             for module in (self.net.unet, self.net.global_encoder):
                 if module is not None:
-                    compile_in_place(module, *self.compile_options)
+                    compile_module(module, *self.compile_options)
 
-    def drawn(self, batch: Batch) -> Batch:
+    def prepare_training_batch(self, batch: Batch) -> Batch:
         """Add what is random (`draws`), with the diffusion steps and places of crops that the host must know."""
         if "draws" in batch:
             return batch
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
         number = progress.total.processed  # of the batches before this one, also while it is on its way to the device
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        rows = len(batch[TARGET] if TARGET in batch else batch["high"])
+        rows = len(batch["high"])
         seeds = [item_seed(self.seed, number, row * world + rank) for row in range(rows)]
         drawn = draws(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition_dropout)
         return {**batch, "draws": drawn, "known": list(zip(drawn.t.tolist(), drawn.place.tolist(), strict=True))}
 
-    def located(self, batch: Batch) -> Batch:
+    def prepare_evaluation_batch(self, batch: Batch) -> Batch:
         """Add the `noise` of items that have a number."""
         return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped.
-
-        A batch may bring what `_encoded` makes of them in their place.
-        """
-        batch = self.drawn(batch)
+        """The loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
+        batch = self.prepare_training_batch(batch)
         drawn = batch["draws"]
-        encoded = batch if TARGET in batch else self._encoded(batch)
+        encoded = self._encoded(batch)
         target, scale = encoded[TARGET], self.net.latent_scale
         condition = torch.where(drawn.kept[:, None, None, None], encoded["condition"], UNCONDITIONAL) * scale
         terms = self._compare(
@@ -278,8 +263,8 @@ class DiffusionTask(SingleOptimizerTask):
             high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
             cutoff_hz = float(batch["cutoff_hz"][0])
             signals, values = restorer.compare(high, low, cutoff_hz)
-            if self.shows(stage, batch_idx):
-                self.show(lambda: self._log_signals(f"clip{batch_idx}", signals, cutoff_hz))
+            if self.should_log_media(stage, batch_idx):
+                self.log_media(lambda: self._log_signals(f"clip{batch_idx}", signals, cutoff_hz))
             return {**terms, **values}, count
         return terms, count
 
@@ -287,11 +272,11 @@ class DiffusionTask(SingleOptimizerTask):
         """Keep a restored clip, its input, target and ceiling as sounds, and the spectra of the first three."""
         rate = self.features.sample_rate
         for kind, audio in signals.items():
-            log_audio(self, f"{name}_{kind}", audio, rate)
+            self.write_media("audio", f"{name}_{kind}", audio, rate)
         shown = {kind: signals[kind] for kind in ("input", "restored", "target")}
-        log_figure(self, f"{name}_spectra", plot_spectrograms(shown, rate, cutoff_hz))
+        self.write_media("figure", f"{name}_spectra", plot_spectrograms(shown, rate, cutoff_hz))
 
-    def draw_samples(self, batches: list[Batch], last: bool) -> None:
+    def log_samples(self, batches: list[Batch], last: bool) -> None:
         """Draw mels of generated latents where validation restores no clip, for want of a vocoder or of its choice."""
         if self.vocoder is not None and self.restore_items:
             return
@@ -301,7 +286,7 @@ class DiffusionTask(SingleOptimizerTask):
             with self.trainer.precision_plugin.val_step_context():
                 pairs = zip(*self._generated_mels(kept, number), strict=True)
             for target, generated in pairs:
-                log_figure(self, f"clip{number}_mel", plot_mels(target[0].T, generated[0].T))
+                self.write_media("figure", f"clip{number}_mel", plot_mels(target[0].T, generated[0].T))
                 number += 1
 
     def _generated_mels(self, batch: Batch, first: int) -> tuple[Tensor, Tensor]:
@@ -359,40 +344,6 @@ class DiffusionTask(SingleOptimizerTask):
         encoded = {TARGET: self._moments(high), "condition": condition}
         clip = self._full_audio(high, low)
         return encoded if clip is None else {**encoded, "clip": clip}
-
-    def _keep_latents(self, folder: Path) -> None:
-        """Let training read latents instead of sound; compute those that are missing."""
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, SuperResolutionData):
-            raise ValueError("latent_cache needs data of zoo.audiosr.SuperResolutionData; set it to null")
-        crops = data.train_set
-
-        def encode(keys: Sequence[Key]) -> dict[str, Tensor]:
-            batch = data.collate([crops[key] for key in keys])
-            with self.trainer.precision_plugin.train_step_context():
-                return self._encoded({name: value.to(self.device) for name, value in batch.items()})
-
-        decided = {
-            **data.decided_by(),
-            "features": [
-                self.features.kind,
-                self.features.hop_length,
-                state_digest(dict(self.features.named_buffers())),
-            ],
-            "autoencoders": [
-                each.fingerprint() for each in (self.autoencoder, self.condition_autoencoder) if each is not None
-            ],
-            "clip": None if self.net.global_encoder is None else self.global_input,
-            "made_by": [__version__, torch.__version__, self.device.type, str(self.trainer.precision)],
-        }
-        with gather_weights(self.trainer):
-            shapes = {name: value.shape[1:] for name, value in encode([(0, 0)]).items()}
-            cached = LatentCache(folder, decided, shapes, len(crops), data.variants or 1, data.batch_size)
-            cached.fill(encode, self.trainer.global_rank, self.trainer.world_size)
-            self.trainer.strategy.barrier()
-            cached.fill(encode, 0, 1)  # of a machine that does not share the folder
-        log.info("latents of %d items: %s", len(crops) * (data.variants or 1), cached.folder)
-        data.train_set = cached  # type: ignore[assignment]
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """What the global encoder gets."""

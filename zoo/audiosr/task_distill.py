@@ -17,9 +17,8 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.nets.vae import split
 from zoo.audiosr.task import Batch, DiffusionTask
-from zoo.common.ranges import at_least, within
-from zoo.training.compiling import compile_in_place
-from zoo.training.task import OptimizerCallable
+from zoo.common.checks import check_at_least, check_within
+from zoo.training.task import OptimizerCallable, compile_module
 
 
 class Distillation(Objective):
@@ -98,8 +97,8 @@ def grid_turns(diffusion: CosineDiffusion, teacher_steps: int, steps: int) -> tu
     Raises:
         ValueError: when the segments are not equal or the process has too few steps.
     """
-    at_least(1, steps=steps)
-    within(1, diffusion.steps, teacher_steps=teacher_steps)
+    check_at_least(1, steps=steps)
+    check_within(1, diffusion.steps, teacher_steps=teacher_steps)
     if teacher_steps % steps:
         raise ValueError(f"teacher_steps {teacher_steps} is no multiple of steps {steps}: segments must be equal")
     times, length = time_grid(teacher_steps, "trailing", diffusion.steps), teacher_steps // steps
@@ -173,8 +172,8 @@ class DistillationTask(DiffusionTask):
         **kwargs: Any,
     ) -> None:
         _check(net, autoencoder, diffusion, teacher, guidance_scale)
-        at_least(0, teacher_guidance=teacher_guidance)
-        within(0, 1, teacher_rescale=teacher_rescale)
+        check_at_least(0, teacher_guidance=teacher_guidance)
+        check_within(0, 1, teacher_rescale=teacher_rescale)
         self._own_sampler = sampler is None
         sampler = sampler or DDIM(steps)
         super().__init__(
@@ -199,8 +198,8 @@ class DistillationTask(DiffusionTask):
     def on_fit_start(self) -> None:
         """Compile the teacher, too."""
         super().on_fit_start()
-        if self.compile_parts and not self._replicas:
-            compile_in_place(self.teacher.net.unet, *self.compile_options)
+        if self.compile_modules and not self._replicas:
+            compile_module(self.teacher.net.unet, *self.compile_options)
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The terms at fixed diffusion steps, what restoring gives, and the distance to the teacher's result."""

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.audio.analysis.figures import plot_mels
 from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.media import log_figure
-from zoo.training.compiling import compile_in_place
 from zoo.training.gan import GANTask
-from zoo.training.task import OptimizerCallable, SingleOptimizerTask, ZooTask
+from zoo.training.task import OptimizerCallable, SingleOptimizerTask, ZooTask, compile_module
 
 Batch = dict[str, Tensor]
 
@@ -26,7 +23,7 @@ class _Stage(ZooTask):
     """What both ways of training share: the losses, and a validation that decodes the means of the latents."""
 
     inference_class = "zoo.audiosr.Reconstructor"
-    inference_parts = ("autoencoder", "features")
+    inference_modules = ("autoencoder", "features")
 
     autoencoder: Autoencoder
     features: MelFeatures
@@ -43,13 +40,13 @@ class _Stage(ZooTask):
         self.features = features
         self.losses = checked({**losses})
         self.media_items: int = options["media_items"]
-        self.keep_options(options)
+        self.store_options(options)
 
     def on_fit_start(self) -> None:
         """Compile both halves in place when asked for: they are what is called."""
-        if self.compile_parts:
+        if self.compile_modules:
             for half in (self.autoencoder.encoder, self.autoencoder.decoder):
-                compile_in_place(half)
+                compile_module(half)
 
     def _mel(self, batch: Batch) -> Tensor:
         return whole_mel(self.features(batch["high"]), self.autoencoder.factor)
@@ -64,8 +61,9 @@ class _Stage(ZooTask):
         mean, _ = split(moments)
         decoded = self.autoencoder.decode(mean).float()
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
-        if self.shows(stage, batch_idx):
-            self.show(lambda: log_figure(self, f"clip{batch_idx}_mel", plot_mels(mel[0, 0].T, decoded[0, 0].T)))
+        if self.should_log_media(stage, batch_idx):
+            mels = {"target": mel[0, 0].T, "decoded": decoded[0, 0].T}
+            self.log_media(lambda: self.write_media("matrices", f"clip{batch_idx}_mel", mels))
         values = {
             "l1": functional.l1_loss(decoded, mel),
             "l2": functional.mse_loss(decoded, mel),
@@ -126,7 +124,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         loss_weights: of `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of each discriminator.
         media_items: validation clips that are drawn.
         chunk_seconds: long files are reconstructed in pieces of this length.
-        kwargs: of GANTask; `discriminator_start` is the warm-up.
+        kwargs: of GANTask; `step.discriminator_start` is the warm-up.
 
     Source: Rombach et al. (2022), section 3.1 and appendix G, with least-squares losses.
     """

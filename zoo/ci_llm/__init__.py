@@ -1,8 +1,8 @@
 """CI-LLM: a crowd of LoRA agents on one frozen language model, trained in one batched forward."""
 
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(
+__getattr__, __all__ = register_components(
     __name__,
     {
         "aggregation.aggregator": "Aggregator BayesianAverage Contrastive Dirichlet Fitted Geometric Mean Product "

@@ -16,9 +16,8 @@ from zoo.ci_llm.data.tokens import left_padded
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
 from zoo.ci_llm.losses.objective import Batch, attended, targets
 from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
-from zoo.common.atomic import replacing
-from zoo.runs.folder import run_folder
-from zoo.training.callbacks.media import log_table
+from zoo.common.atomic_files import replace_atomically
+from zoo.runs.run_folder import run_folder
 from zoo.training.schedules import LrScaling
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
@@ -41,8 +40,8 @@ class PretrainTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.ci_llm.Speaker"
-    use_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
-    inference_parts = ("backbone", "tokenizer")
+    usage_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
+    inference_modules = ("backbone", "tokenizer")
 
     def __init__(
         self,
@@ -90,9 +89,9 @@ class PretrainTask(SingleOptimizerTask):
             if self.trainer.is_global_zero:
                 save_backbone(self.backbone, self.tokenizer, run_folder(self.trainer) / FOLDER)
 
-    def draw_samples(self, batches: list[Any], last: bool) -> None:
+    def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show how the model continues the first prompts, by the likeliest tokens."""
-        if not self.draws_alone:
+        if not self.can_sample_on_rank_zero:
             return
         asked = questions(batches, self.sample_settings.items, self.tokenizer, self.template)
         if not asked:
@@ -107,7 +106,7 @@ class PretrainTask(SingleOptimizerTask):
             [in_one_line(text) for text in (each.text, self.tokenizer.decode(row), each.answer)]
             for each, row in zip(asked, written.tolist(), strict=True)
         ]
-        log_table(self, "val/continuations", ["prompt", "continuation", "right answer"], rows)
+        self.write_media("table", "val/continuations", ["prompt", "continuation", "right answer"], rows)
 
     def _logits(self, batch: Batch, at: Tensor | None = None) -> Tensor:
         """Logits (B, T, V), or (1, M, V) at M positions."""
@@ -120,7 +119,7 @@ class PretrainTask(SingleOptimizerTask):
 
 def save_backbone(backbone: Backbone, tokenizer: Tokenizer, folder: Path) -> None:
     """Write a language model and its tokenizer in transformers' layout; the folder appears only when it is whole."""
-    with replacing(folder) as aside:
+    with replace_atomically(folder) as aside:
         aside.mkdir()
         backbone.save_source(aside)
         tokenizer.save(aside)

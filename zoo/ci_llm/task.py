@@ -21,8 +21,7 @@ from zoo.ci_llm.losses.metrics import token_scores
 from zoo.ci_llm.losses.objective import Batch, Objective, label_count, mean_over_ranks, targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.common.ranges import one_of
-from zoo.training.callbacks.media import log_table
+from zoo.common.checks import check_one_of
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
 
@@ -57,8 +56,8 @@ class CrowdTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.ci_llm.Writer"
-    use_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
-    inference_parts = ("crowd", "tokenizer")
+    usage_command = "zoo predict --ckpt_path {run} --input PROMPTS.jsonl --output FOLDER"
+    inference_modules = ("crowd", "tokenizer")
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class CrowdTask(SingleOptimizerTask):
         lr_scaling: LrScaling | None = None,
     ) -> None:
         super().__init__(optimizer, scheduler, lr_scaling=lr_scaling)
-        one_of(("batch", "global"), normalise=normalise)
+        check_one_of(("batch", "global"), normalise=normalise)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.diversity = diversity
@@ -122,17 +121,17 @@ class CrowdTask(SingleOptimizerTask):
                 "set packing to false, or diversity.init_args.weight to 0"
             )
 
-    def drawn(self, batch: Batch) -> Batch:
+    def prepare_training_batch(self, batch: Batch) -> Batch:
         """Add `directions` of the diversity term and the positions of the losses, where it has none yet."""
-        batch = self.located(batch)
+        batch = self.prepare_evaluation_batch(batch)
         term = self.diversity
         if term is None or not term.enabled or "directions" in batch:
             return batch
         dims = self.crowd.backbone.dim if term.needs_hidden else self.crowd.backbone.vocab_size
-        directions = term.directions(dims, self.crowd.count, self.batches_done)
+        directions = term.directions(dims, self.crowd.count, self.steps_trained)
         return batch if directions is None else {**batch, "directions": directions}
 
-    def located(self, batch: Batch) -> Batch:
+    def prepare_evaluation_batch(self, batch: Batch) -> Batch:
         """Look for labels while the batch lies on the CPU, where that costs no wait for a device."""
         places = {"label_positions": True} if self.loss_shift else {"label_positions": True, "loss_positions": False}
         missing = {name: shift for name, shift in places.items() if name not in batch}
@@ -145,9 +144,9 @@ class CrowdTask(SingleOptimizerTask):
             batch: `input_ids`, `attention_mask` and `labels`, (B, T) for all agents or (K, B, T); packed also
                 `segment_ids`.
         """
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         normaliser, share = self._portion(batch["labels"])
-        objective = Objective(batch, self.diversity, self.batches_done, normaliser, share, self.loss_shift)
+        objective = Objective(batch, self.diversity, self.steps_trained, normaliser, share, self.loss_shift)
         result = objective.of(self.crowd, self._grad_scale())
         terms = {"loss": result.total, "task_loss": result.losses.mean()}
         terms |= {f"loss_agent_{k}": value for k, value in enumerate(result.losses)}
@@ -187,9 +186,9 @@ class CrowdTask(SingleOptimizerTask):
             parts.append(token_scores(log_probs, aggregate(log_probs, weights), labels))
         return _means_of({name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}), len(wanted)
 
-    def draw_samples(self, batches: list[Any], last: bool) -> None:
+    def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show what each agent and the crowd answer to the first questions, and the part of the agents that agree."""
-        if not self.draws_alone:
+        if not self.can_sample_on_rank_zero:
             return
         asked = questions(batches, self.sample_settings.items, self.tokenizer, self.template)
         if not asked:
@@ -204,7 +203,7 @@ class CrowdTask(SingleOptimizerTask):
             cells = (in_one_line(each) for each in (question.text, *texts, text))
             rows.append([*cells, agreement, in_one_line(question.answer)])
         agents = (f"agent {number}" for number in range(self.crowd.count))
-        log_table(self, "val/answers", ["question", *agents, "crowd", "agreement", "right answer"], rows)
+        self.write_media("table", "val/answers", ["question", *agents, "crowd", "agreement", "right answer"], rows)
 
     def _portion(self, labels: Tensor) -> tuple[Tensor | None, Tensor | float]:
         """What the losses of a batch are divided by, and how much the batch counts in its step."""

@@ -10,25 +10,23 @@ import contextlib
 import gc
 import importlib
 import inspect
-import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from zoo.cli.help_text import TRAINER_COMMANDS
-from zoo.cli.recipes import CLASSES, GROUPS, VALUES, WrongNameError, nearest_names, shorten_list, split_arguments
+from zoo.cli.recipes import SECTIONS, WrongNameError, join_option, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.hardware import process_rank
-from zoo.common.locks import locked_arguments
-from zoo.common.options import files_first, with_values
+from zoo.common.environment import process_rank
+from zoo.common.locks import lock_arguments
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
-NO_OPTIONS = (*RANKS, "progress")
-FIT_OPTIONS = (*GROUPS, *CLASSES, *VALUES, "config", "c")
+NO_OPTIONS: set[str | int] = {*RANKS, "progress"}
+TRUTH_VALUES = ("true", "false", "yes", "no")
 
 
 class Tool(NamedTuple):
@@ -36,25 +34,24 @@ class Tool(NamedTuple):
 
     Args:
         package: that lists it, `flow`.
-        place: "module:function".
+        path: of its function, "module:function".
         summary: the first line of its docstring.
     """
 
     package: str
-    place: str
+    path: str
     summary: str
 
     def load(self) -> Any:
         """Import the function."""
-        module, _, name = self.place.partition(":")
+        module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
 
 
 def find_tools() -> dict[str, Tool]:
-    """All tools by the name that one types, `sample` or `evaluate flow`."""
+    """Find all tools by the name that one types, `sample` or `evaluate flow`."""
     tools = {}
-    files = [HERE / "commands" / "__init__.py", *sorted(HERE.parent.glob("*/commands.py"))]
-    for file in files:
+    for file in [HERE / "commands" / "__init__.py", *sorted(HERE.parent.glob("*/commands.py"))]:
         module = ".".join(["zoo", *file.relative_to(HERE.parent).with_suffix("").parts]).removesuffix(".__init__")
         package = module.split(".")[1]
         for name, entry in importlib.import_module(module).COMMANDS.items():
@@ -62,57 +59,40 @@ def find_tools() -> dict[str, Tool]:
     return tools
 
 
-def run_tool(command: str, args: list[str]) -> int:
-    """Parse the arguments of a tool's function and call it.
-
-    Returns:
-        The exit code.
+def find_tool(command: str, args: Sequence[str]) -> tuple[str, Tool, list[str]]:
+    """Find the tool of a command line; returns its full name, the tool and its arguments.
 
     Raises:
-        WrongNameError: for a command or an option that there is not, with the nearest.
+        WrongNameError: for a command that there is not, with the nearest.
     """
     tools = find_tools()
-    if args and f"{command} {args[0]}" in tools:
-        command, args = f"{command} {args[0]}", args[1:]
-    if command not in tools:
-        of_systems = [name for name in tools if name.startswith(f"{command} ")]
-        candidates = of_systems or [*TRAINER_COMMANDS, *tools]
-        requested = " ".join([command, *args[:1]]) if of_systems else command
-        raise WrongNameError(
-            f"no command {requested!r}{nearest_names(requested, candidates)} (commands: {', '.join(candidates)})"
-        )
-    tool = tools[command]
+    name, rest = (" ".join([command, *args[:1]]), args[1:])
+    if command in tools:
+        name, rest = command, args
+    if name in tools:
+        return name, tools[name], list(rest)
+    of_systems = [each for each in tools if each.startswith(f"{command} ")]
+    name, candidates = (name, of_systems) if of_systems else (command, [*TRAINER_COMMANDS, *tools])
+    raise WrongNameError(f"no command {name!r}{nearest_names(name, candidates)} (commands: {', '.join(candidates)})")
+
+
+def run_tool(command: str, args: Sequence[str]) -> int:
+    """Parse the arguments of a tool's function and call it; returns the exit code."""
+    command, tool, args = find_tool(command, args)
     with without_collector():
         function = tool.load()
-    parameters = inspect.signature(function).parameters
-    many = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
-    hints = get_type_hints(function)
-    own_args, rest = (args, []) if many is None else split_options(args, hints)
-    check_options(command, [name for name in parameters if name != many], own_args)
-    for option, slot in hints.items():
-        check_class(command, option, slot, own_args)
-
-    from zoo.cli.parser import OneLineParser
-
-    parser = OneLineParser(prog=f"zoo {command}", description=tool.summary)
-    if many is not None:
-        parser.add_argument(many, nargs="*", type=str, default=[], help=parameter_help(function, many))
-    positional = getattr(function, "positional", True)
-    parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip=set(NO_OPTIONS))
-    flags = [name for name, hint in hints.items() if hint is bool]
-    values = dict(parser.instantiate(parser.parse_args(files_first(with_values(own_args, flags)))))
-    if many is not None:
-        values.pop(many)
-    find_models(values, getattr(function, "writes_into", ()))
-    ranks = {key: value for key, value in zip(RANKS, process_rank(), strict=True) if key in parameters}
-    if process_rank()[0] > 0 and not ranks and not getattr(function, "shared", True):
+    words, values = parse_arguments(command, tool, function, args)
+    folders = getattr(function, "writes_into", ())
+    find_models(values, [*folders, "output", "target"])
+    processes = dict(zip(RANKS, process_rank(), strict=True))
+    ranks = {name: value for name, value in processes.items() if name in get_type_hints(function)}
+    if processes["rank"] > 0 and not ranks and not getattr(function, "shared", True):
         print(f"zoo {command}: does its work in the first of several processes", file=sys.stderr)
         return 0
-    with locked_arguments(function, values, command):
-        result = function(*rest, **values, **ranks)
+    with lock_arguments(function, values, command):
+        result = function(*words, **values, **ranks)
     if isinstance(result, Mapping):
-        place = values.get((*getattr(function, "writes_into", ()), "output")[0])
-        return show_counts(result, place)
+        return show_counts(result, values.get((*folders, "output")[0]))
     return result if isinstance(result, int) else 0
 
 
@@ -126,98 +106,83 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def split_options(args: Sequence[str], hints: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Split off the arguments that a tool passes on: words, config keys, options with a dot.
+def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Parse a tool's arguments by the types of its function; returns what it takes as `*args`, and its named ones.
 
-    A repeated option of the tool becomes a list.
+    Raises:
+        WrongNameError: for an option that it has not, with the nearest.
+        RefusedError: for a value of a wrong type.
+    """
+    from zoo.cli.parser import OneLineParser, RefusedError
+
+    hints, parameters = get_type_hints(function), inspect.signature(function).parameters
+    for slot in hints.values():
+        registry.import_candidates(slot)  # the parser knows the short names of classes that are imported
+    takes_words = any(each.kind is each.VAR_POSITIONAL for each in parameters.values())
+    words, options = split_options(args, hints, takes_words)
+    parser = OneLineParser(prog=f"zoo {command}", description=tool.summary)
+    positional = getattr(function, "positional", True)
+    parser.add_function_arguments(function, as_positional=positional, fail_untyped=True, skip=NO_OPTIONS)
+    try:
+        return words, dict(parser.instantiate(parser.parse_args(options)))
+    except RefusedError as error:
+        if (match := re.match(r"unrecognized arguments: (--[\w-]+)", error.message)) is None:
+            raise
+        names = [f"--{name}" for name, each in parameters.items() if not positional or each.default is not each.empty]
+        nearest = nearest_names(match[1], names)
+        raise WrongNameError(f"{command} has no option {match[1]}{nearest} (options: {shorten_list(names)})") from None
+
+
+def split_options(args: Sequence[str], hints: Mapping[str, Any], takes_words: bool) -> tuple[list[str], list[str]]:
+    """Split off what a tool passes on (words, options of `zoo fit`), and write its own options in full.
 
     Args:
+        args: the tool's arguments.
         hints: types of the tool's options.
+        takes_words: whether it passes on arguments.
+
+    Returns:
+        The arguments that are passed on; and the tool's: a switch has its value, a repeated option adds to a list.
     """
+    words: list[str] = []
     own_args: list[str] = []
-    rest: list[str] = []
-    lists: dict[str, list[str]] = {}
-    for option, value, joined in split_arguments(
-        with_values(list(args), [name for name in hints if hints[name] is bool])
-    ):
+    for option, value in split_arguments(args):
         name = option.lstrip("-").replace("-", "_")
-        if option and get_origin(hints.get(name)) is list and value is not None:
-            lists.setdefault(option, []).append(value)
-            continue
-        words = [f"{option}={value}"] if joined else [word for word in (option, value) if word]
-        is_passed = not option or "." in name or (name in FIT_OPTIONS and name not in hints)
-        (rest if is_passed else own_args).extend(words)
-    return [*own_args, *(f"{option}={json.dumps(values)}" for option, values in lists.items())], rest
+        if hints.get(name) is bool and (value is None or value.lower() not in TRUTH_VALUES):
+            own_args.append(f"{option}=true")
+            if value is None:
+                continue
+            option, name = "", ""  # the value is a word that follows a switch
+        elif get_origin(hints.get(name)) is list and value and not value.startswith("["):
+            option += "+"
+        is_passed = name not in hints and (not option or name.partition(".")[0] in (*SECTIONS, "config", "c"))
+        (words if takes_words and is_passed else own_args).append(join_option(option, value))
+    return words, own_args
 
 
-def check_options(command: str, parameters: Iterable[str], args: Sequence[str]) -> None:
-    """Refuse an option that a tool has not.
-
-    Raises:
-        WrongNameError: with the nearest.
-    """
-    options = [f"--{name}" for name in parameters if name not in NO_OPTIONS] + ["--help", "-h"]
-    for option, _, _ in split_arguments(args):
-        if option.startswith("--") and option.partition(".")[0].rstrip("+") not in options:
-            raise WrongNameError(
-                f"{command} has no option {option}{nearest_names(option, options)} (options: {shorten_list(options)})"
-            )
-
-
-def check_class(command: str, option: str, slot: Any, args: Sequence[str]) -> None:
-    """Check the class that an option names, by its public or short name; see `registry.load_beside`.
-
-    Raises:
-        WrongNameError: for a name that no class in this slot has, with the nearest.
-    """
-    candidates = registry.load_beside(slot)
-    for requested, value, _ in split_arguments(args):
-        if not value or requested != f"--{option}" or not re.fullmatch(r"[A-Z]\w*|zoo\.[\w.]+", value):
-            continue
-        names = candidates if "." in value else [each.rpartition(".")[2] for each in candidates]
-        if candidates and not registry.admitted() and value not in names:
-            message = f"no class {value} fits here{nearest_names(value, names)} (classes: {shorten_list(names)})"
-            raise WrongNameError(f"{command} {requested}: {message}")
-
-
-def parameter_help(function: Any, parameter: str) -> str:
-    """What the docstring of a function says of a parameter in its first line."""
-    match = re.search(rf"^ *\*?{parameter}: (.*)", function.__doc__ or "", re.MULTILINE)
-    return match[1] if match else ""
-
-
-def find_models(values: dict[str, Any], written: Sequence[str]) -> None:
-    """Replace names in a tool's arguments by folders: `hf://user/name` of a hub, `last` for the newest run."""
+def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
+    """Replace a tool's paths `hf://user/name` and `last` (newest run) by folders, those of targets excepted."""
     for name, value in values.items():
-        if not isinstance(value, Path):
+        if not isinstance(value, Path) or name in targets:
             continue
-        target = name in (*written, "output", "target")
         if value.as_posix().startswith("hf:/"):
-            from zoo.runs.hub.models import parse_hub_name, resolve_path
+            from zoo.runs.hub.models import resolve_path
 
-            if target:
-                raise ValueError(f"{parse_hub_name(value)} is on a hub: `zoo push` writes there")
             values[name] = resolve_path(value)
-        elif value == Path("last") and not target and not value.exists():
-            values[name] = newest_run()
+        elif value == Path("last") and not value.exists():
+            from zoo.runs.run_folder import RUNS_ROOT, find_latest_run
+
+            values[name] = find_latest_run(RUNS_ROOT)
+            if values[name] is None:
+                raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
+            print(f"last is {values[name]}", file=sys.stderr)
 
 
-def newest_run() -> Path:
-    """Find the newest run with a checkpoint and print its name."""
-    from zoo.runs import folder
-
-    newest = folder.newest_run(folder.RUNS_ROOT)
-    if newest is None:
-        raise FileNotFoundError(f"last: no run with a checkpoint below {folder.RUNS_ROOT}")
-    print(f"last is {newest}", file=sys.stderr)
-    return newest
-
-
-def show_counts(counts: Mapping[str, Any], place: Any) -> int:
+def show_counts(counts: Mapping[str, Any], folder: Any) -> int:
     """Print what a tool has counted (other results it has shown itself); 1 where something failed."""
     missing = counts.get("missing")
     if counts.keys() != {"missing"} and all(isinstance(value, int | float | list) for value in counts.values()):
-        print(f"{place}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
+        print(f"{folder}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     if missing:
         print(f"{missing} parts are missing: the other processes, or the same command again, make them")
     return int(bool(counts.get("failed")))

@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import configure_logging, quiet_output
-from zoo.cli.recipes import replace_recipe_names, split_arguments
-from zoo.cli.trainer import ZooCLI, resolve_checkpoint
-from zoo.common.options import CONFIG_OPTIONS
-from zoo.runs import folder as runs
-from zoo.runs.checkpoints import step_of
+from zoo.cli.recipes import config_files
+from zoo.cli.resume import resolve_checkpoint
+from zoo.cli.trainer import ZooCLI, start_from_weights
+from zoo.runs.checkpoints import find_checkpoint, parse_step
 from zoo.runs.init_from import init_from
 
 ALONE = {
-    "devices": 1,
-    "num_nodes": 1,
-    "strategy": "auto",
-    "limit_val_batches": 0,
-    "num_sanity_val_steps": 0,
+    "devices": 1, "num_nodes": 1, "strategy": "auto", "limit_val_batches": 0, "num_sanity_val_steps": 0,
     "fast_dev_run": False,
-}
+}  # fmt: skip
 # max_steps is a number of steps, as recipes let their schedules end there; more than any trial takes
 ENDLESS = {"max_steps": 10**9, "max_epochs": -1, "max_time": "null", "min_steps": "null", "min_epochs": "null"}
 
@@ -34,9 +29,9 @@ class _Trial(ZooCLI):
     def before_instantiate_classes(self) -> None:
         """Leave a run's folder alone."""
         source = self.config["ckpt_path"]
-        self.checkpoint = None if source is None else runs.find_checkpoint(Path(source))
+        self.checkpoint = None if source is None else find_checkpoint(Path(source))
         self.folder = Path(self.config["trainer.default_root_dir"])
-        self.trainer_defaults["callbacks"] = self._callbacks()
+        self.trainer_defaults["callbacks"] = self.callbacks()
 
 
 @contextlib.contextmanager
@@ -44,8 +39,7 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
     """Build a training in a temporary folder that is deleted at the end; only warnings are shown.
 
     Args:
-        words: a recipe, fragments, `KEY=VALUE` and options of `zoo fit`; or `--ckpt_path RUN` alone, which brings its
-            recipe.
+        words: a recipe, fragments and options of `zoo fit`; or `--ckpt_path RUN` alone, which brings its recipe.
         **trainer: settings of the Trainer that win.
 
     Yields:
@@ -55,15 +49,11 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
         ValueError: without a recipe.
         WrongNameError: for a key, class or choice that nothing has.
     """
-    options: list[str] = []
-    for option, value, _ in split_arguments(words):
-        bare = value or ""
-        options += [f"{option}={value}" if value else option] if option else [f"--{bare}" if "=" in bare else bare]
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}
-        arguments = replace_recipe_names([*options, *(f"--trainer.{key}={value}" for key, value in settings.items())])
-        arguments, source_run = resolve_checkpoint("fit", arguments)
-        if not any(each.partition("=")[0] in CONFIG_OPTIONS for each in arguments):
+        options = [f"--trainer.{key}={value}" for key, value in settings.items()]
+        arguments, source_run = resolve_checkpoint("fit", [*words, *options])
+        if not config_files(arguments):
             raise ValueError("no recipe is named: `zoo list` names them, and --ckpt_path RUN brings a run's own")
         configure_logging()
         yield _Trial("fit", arguments, source_run)
@@ -71,12 +61,10 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
 
 def train(cli: ZooCLI) -> None:
     """Train with fresh optimizers: from the weights of the checkpoint or of `init_from`, where one is named."""
-    source = cli.config["init_from"]
-    if cli.checkpoint is not None:
+    if cli.checkpoint is None:
+        start_from_weights(cli)
+    else:
         init_from(cli.model, cli.checkpoint, 1.0)
         if hasattr(cli.model, "discriminator_start"):  # which counts batches of the run
-            cli.model.discriminator_start = max(0, cli.model.discriminator_start - step_of(cli.checkpoint))
-    elif source:
-        paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
-        init_from(cli.model, paths, cli.config["init_from_min_matched"])
+            cli.model.discriminator_start = max(0, cli.model.discriminator_start - parse_step(cli.checkpoint))
     cli.trainer.fit(cli.model, cli.datamodule)

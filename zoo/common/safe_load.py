@@ -14,19 +14,17 @@ import threading
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch._weights_only_unpickler import get_globals_in_pkl
 
-# What the compressed entries of a zip file may unpack to: so much for each byte of the file, and a constant.
-EXPANSION_FACTOR = 3
-EXPANSION_BYTES = 2**27
-# Pickles of a file from before torch 1.6: magic number, version, byte order, content (torch.serialization).
-LEGACY_PICKLES = 4
+EXPANSION_FACTOR, EXPANSION_BYTES = 3, 2**27  # a zip file may unpack to so many times its size, and so much more
+LEGACY_PICKLES = 4  # of a file from before torch 1.6: magic number, version, byte order, content
 
 # Codes of numpy dtypes whose elements are numbers or fixed text. An array of objects or of fields can read memory that
 # is not its own once a file sets its flags.
@@ -35,7 +33,7 @@ _LOCK = threading.Lock()  # torch's list of registered classes belongs to the pr
 
 
 class UnsafeFileError(ValueError):
-    """A file that asks for what no data needs, or that unpacks to far more than its own size."""
+    """A file that asks to run code, or that unpacks to far more than its own size."""
 
 
 class Record:
@@ -56,9 +54,6 @@ class Record:
         record = super().__new__(cls)
         record.args = args
         return record
-
-    def __repr__(self) -> str:
-        return f"Record({self.path})"
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -133,30 +128,26 @@ def load_foreign_checkpoint(path: Path | str, mmap: bool = False) -> Any:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    if path.suffix == ".safetensors":
-        return _load_safetensors(path)
     try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         is_zip = zipfile.is_zipfile(path)
-        if is_zip:
-            check_archive(path, compressed=False)
-        names = _pickled_globals(path, is_zip)
-        return _load_torch(path, names, mmap and is_zip)
-    except UnsafeFileError as error:
-        raise UnsafeFileError(f"{path}: {error}; nothing of the file was executed") from error
-    except pickle.UnpicklingError as error:
+        return _load_torch(path, _pickled_globals(path, is_zip), mmap and is_zip)
+    except (UnsafeFileError, pickle.UnpicklingError) as error:
         reason = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
         raise UnsafeFileError(f"{path}: {reason:.300}; nothing of the file was executed") from error
     except (MemoryError, OSError):
         raise
     except Exception as error:  # damaged files make torch fail in many ways
         reason = f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
-        raise ValueError(f"{path}: not a torch file, or an incomplete one ({reason})") from error
+        raise ValueError(f"{path}: not a torch or safetensors file, or an incomplete one ({reason})") from error
 
 
 def _pickled_globals(path: Path, is_zip: bool) -> set[str]:
     """List the dotted names of the classes and functions that a file names."""
     try:
         if is_zip:
+            check_archive(path, compressed=False)
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
                 if any(name.endswith("/constants.pkl") for name in names):
@@ -185,17 +176,7 @@ def _load_torch(path: Path, names: set[str], mmap: bool) -> Any:
             torch.serialization.add_safe_globals(registered)
 
 
-def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable safetensors file ({error}); is it complete?") from error
-
-
-def check_archive(file: Path | IO[bytes], compressed: bool = True) -> None:
+def check_archive(path: Path, compressed: bool = True) -> None:
     """Compare the sizes in the directory of a zip file with the file, before a library opens it.
 
     Args:
@@ -206,10 +187,10 @@ def check_archive(file: Path | IO[bytes], compressed: bool = True) -> None:
         ValueError: it is no zip file, incomplete, or compressed where it must not be.
         OSError: it cannot be opened.
     """
+    size = path.stat().st_size
     try:
-        with zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-            size = archive.fp.seek(0, 2)  # type: ignore[union-attr]
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
         raise ValueError(f"its zip directory cannot be read ({error})") from error
     if any(entry.compress_size > size for entry in entries):
@@ -225,7 +206,7 @@ def to_plain_values(value: Any) -> Any:
     """Turn the OmegaConf nodes and namespaces inside a loaded object into plain values.
 
     Args:
-        value: result of `load_foreign_checkpoint` or a part of it.
+        value: result of `load_foreign_checkpoint`.
 
     Returns:
         The same data as dicts, lists and values; other records stay as they are.
@@ -234,55 +215,17 @@ def to_plain_values(value: Any) -> Any:
         UnsafeFileError: its containers contain one another in a circle.
     """
     try:
-        return _to_plain(value, {})
+        return _to_plain(value)
     except RecursionError as error:
         raise UnsafeFileError("its containers nest too deeply or contain one another in a circle") from error
 
 
-def _to_plain(value: Any, done: dict[int, Any]) -> Any:
-    """Convert a container that occurs twice once."""
-    if id(value) in done:
-        return done[id(value)]
-    result = value
-    if isinstance(value, Record):
-        content = _recorded_content(value)
-        result = value if content is value else _to_plain(content, done)
-    elif isinstance(value, Mapping):
-        result = {key: _to_plain(entry, done) for key, entry in value.items()}
-    elif type(value) in (list, tuple):
-        result = type(value)(_to_plain(entry, done) for entry in value)
-    done[id(value)] = result
-    return result
-
-
-def _recorded_content(record: Record) -> Any:
-    """Return what a namespace or a node holds, or the record itself."""
-    if isinstance(record.state, Mapping):
-        if record.path == "argparse.Namespace":
-            return record.state
-        for key in ("_content", "_val"):
-            if record.path.startswith("omegaconf.") and key in record.state:
-                return record.state[key]
-    return record
-
-
-def iterate_contents(content: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield the tensors and records inside a loaded object, including classes that were not called.
-
-    Args:
-        content: dicts, lists and records.
-        seen: ids of the containers to pass over; added to. Every container is opened once.
-    """
-    seen = set() if seen is None else seen
-    pending = [content]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, torch.Tensor) or (isinstance(value, type) and issubclass(value, Record)):
-            yield value
-        elif id(value) not in seen and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
-            seen.add(id(value))
-            if isinstance(value, Record):
-                yield value
-                pending += [*value.args, value.state]
-            else:
-                pending += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Record) and isinstance(value.state, Mapping):
+        if value.path == "argparse.Namespace":
+            return _to_plain(value.state)
+        keys = [key for key in ("_content", "_val") if value.path.startswith("omegaconf.") and key in value.state]
+        return _to_plain(value.state[keys[0]]) if keys else value
+    if isinstance(value, Mapping):
+        return {key: _to_plain(entry) for key, entry in value.items()}
+    return type(value)(map(_to_plain, value)) if type(value) in (list, tuple) else value

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from zoo.common.registry import admitted
+from zoo.common.registry import allowed_packages
 
 PACKAGE = Path(__file__).parents[1]
 OVERRIDES = "trainer"  # settings that recipes share, named like a system
@@ -15,26 +15,22 @@ OVERRIDES = "trainer"  # settings that recipes share, named like a system
 SHARED = ("audio", "cli", "common", "convert", "runs", "training", "ui")
 
 
-@dataclass(frozen=True)
-class System:
+class System(NamedTuple):
     """A package with a task, data, a converter and recipes.
 
-    Args:
+    Attributes:
         name: what users write, `hifigan`.
         package: dotted name to import, `zoo.hifigan`.
         title: first line of the package's docstring.
         recipes: its YAML files, sorted by name.
+        has_converter: whether the package reads an original's files (`convert.py` or a folder `convert`).
     """
 
     name: str
     package: str
     title: str
     recipes: tuple[Path, ...]
-
-    @property
-    def has_converter(self) -> bool:
-        """Whether the package reads an original's files (`convert.py` or a folder `convert`)."""
-        return _converts(_folder_of(self.package))
+    has_converter: bool
 
 
 def recipe_root() -> Path:
@@ -49,67 +45,57 @@ def recipe_root() -> Path:
     raise FileNotFoundError(f"no recipes: neither {PACKAGE / '_configs'} nor {PACKAGE.parent / 'configs'} exists")
 
 
-def systems() -> list[System]:
-    """List all systems.
-
-    Returns:
-        The zoo's by name, then the user's own admitted packages (`--allow-import`) that have a converter or a folder
-        `configs`.
+def list_systems() -> list[System]:
+    """List the zoo's systems by name, then the user's own packages (`--allow-import`) with a converter or `configs`.
 
     Raises:
         FileNotFoundError: a package is not installed.
     """
-    found = []
-    for folder in sorted(path.parent for path in PACKAGE.glob("*/__init__.py")):
-        recipes = recipe_root() / folder.name
-        if folder.name not in SHARED and (_converts(folder) or recipes.is_dir()):
-            found.append(_system(f"zoo.{folder.name}", folder, recipes))
-    for package in admitted():
-        folder = _folder_of(package)
-        if _converts(folder) or (folder / "configs").is_dir():
-            found.append(_system(package, folder, folder / "configs"))
-    return found
+    folders = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py")) if path.parent.name not in SHARED]
+    packages = [(f"zoo.{folder.name}", folder, recipe_root() / folder.name) for folder in folders]
+    packages += [(name, _package_folder(name), _package_folder(name) / "configs") for name in allowed_packages()]
+    return [_read_system(*package) for package in packages if package[2].is_dir() or _has_converter(package[1])]
 
 
 def recipe_paths() -> dict[str, Path]:
-    """All recipes by name (`hifigan/smoke`), then the override files (`trainer/gpu`)."""
-    found = {f"{system.name}/{path.stem}": path for system in systems() for path in system.recipes}
-    shared = sorted((recipe_root() / OVERRIDES).glob("*.yaml"))
-    return found | {f"{OVERRIDES}/{path.stem}": path for path in shared}
+    """Return all recipes by name (`hifigan/smoke`), then the override files (`trainer/gpu`)."""
+    recipes = {f"{system.name}/{path.stem}": path for system in list_systems() for path in system.recipes}
+    overrides = sorted((recipe_root() / OVERRIDES).glob("*.yaml"))
+    return recipes | {f"{OVERRIDES}/{path.stem}": path for path in overrides}
 
 
-def _converts(folder: Path) -> bool:
-    return (folder / "convert.py").is_file() or (folder / "convert" / "__init__.py").is_file()
-
-
-def find_system(name: str) -> System:
+def get_system(name: str) -> System:
     """Return the system called `name`.
 
     Raises:
-        ValueError: there is none; the message lists the known names.
+        ValueError: there is none; the message lists the names.
     """
-    known = {system.name: system for system in systems()}
-    if name.replace("-", "_") not in known:
-        raise ValueError(f"no system {name!r}; systems: {', '.join(known)} (--allow-import adds those of your package)")
-    return known[name.replace("-", "_")]
+    systems = {system.name: system for system in list_systems()}
+    if (key := name.replace("-", "_")) not in systems:
+        names = ", ".join(systems)
+        raise ValueError(f"no system {name!r}; systems: {names} (--allow-import adds those of your package)")
+    return systems[key]
 
 
 def first_comment(file: Path) -> str:
     """Return the text of a YAML file's first comment line, "" without one."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            return line.lstrip("# ").strip()
-    return ""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return next((line.lstrip("# ").strip() for line in lines if line.startswith("#")), "")
 
 
-def _system(package: str, folder: Path, recipes: Path) -> System:
+def _read_system(package: str, folder: Path, recipes: Path) -> System:
     source = folder / "__init__.py"
     docstring = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) if source.is_file() else None
-    title = (docstring or "").split("\n")[0]
-    return System(package.rpartition(".")[2], package, title, tuple(sorted(recipes.glob("*.yaml"))))
+    title = (docstring or "").partition("\n")[0]
+    name = package.rpartition(".")[2]
+    return System(name, package, title, tuple(sorted(recipes.glob("*.yaml"))), _has_converter(folder))
 
 
-def _folder_of(package: str) -> Path:
+def _has_converter(folder: Path) -> bool:
+    return (folder / "convert.py").is_file() or (folder / "convert" / "__init__.py").is_file()
+
+
+def _package_folder(package: str) -> Path:
     """Find a package's folder; only the finder of its first name runs, no module of it."""
     top, *rest = package.split(".")
     spec = importlib.util.find_spec(top)
@@ -117,5 +103,5 @@ def _folder_of(package: str) -> Path:
         raise FileNotFoundError(
             f"--allow-import {package}: there is no package {top!r}; is it installed, or on PYTHONPATH?"
         )
-    places = list(spec.submodule_search_locations or [])
-    return Path(places[0], *rest) if places else Path(spec.origin or top)
+    locations = list(spec.submodule_search_locations or [])
+    return Path(locations[0], *rest) if locations else Path(spec.origin or top)

@@ -1,17 +1,17 @@
-"""Random numbers that belong to the items of a batch, permutations computed by position, and precision of tensors."""
+"""Random numbers that belong to the items of a batch, and precision of tensors."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 SPLITMIX_INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # step of the generator's state: 2**64 by the golden ratio
 ROUNDS = 8  # of a permutation: with 4 the neighbours of small ones are not independent
@@ -32,12 +32,12 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 def sample_uniforms(seeds: Sequence[int], count: int) -> Tensor:
-    """`sample_uniforms_numpy` as a tensor (count, B), float64 on the CPU."""
+    """Return `sample_uniforms_numpy` as a tensor (count, B), float64 on the CPU."""
     return torch.from_numpy(sample_uniforms_numpy(seeds, count))
 
 
 def sample_uniforms_numpy(seeds: Sequence[int], count: int) -> np.ndarray:
-    """Random numbers that belong to the items of a batch: the same for any batch size and number of processes.
+    """Sample numbers that belong to the items of a batch: the same for any batch size and number of processes.
 
     Args:
         seeds: one per item, 0 to 2**64 - 1.
@@ -71,7 +71,7 @@ class KeyedPermutation:
     """
 
     def __init__(self, size: int, key: int) -> None:
-        at_least(1, size=size)
+        check_at_least(1, size=size)
         self.size = size
         self._rows = math.isqrt(size - 1) + 1
         self._columns = -(-size // self._rows)
@@ -99,3 +99,12 @@ class KeyedPermutation:
             moved = halves[changed] + ((mixed >> np.uint64(32)) * sizes[changed] >> np.uint64(32))
             halves[changed] = np.where(moved >= sizes[changed], moved - sizes[changed], moved)
         return halves[0] * sizes[1] + halves[1]
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of names, types, shapes and values, tensor by tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

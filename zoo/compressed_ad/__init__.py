@@ -1,8 +1,8 @@
 """CompressedAD: a frozen transformer learns a new task in its context, old context compressed to latent tokens."""
 
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(
+__getattr__, __all__ = register_components(
     __name__,
     {
         "data.curriculum": "Curriculum",

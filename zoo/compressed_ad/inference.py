@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least, one_of
-from zoo.common.reading.text import load_json
-from zoo.common.report import gif
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_one_of
+from zoo.common.configs import load_json
+from zoo.common.reports import encode_gif
 from zoo.compressed_ad.envs.base import Env, build_env
 from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.grids import GridEnv
@@ -23,15 +23,15 @@ from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import episode_frames
 from zoo.compressed_ad.rollout import Player, rollout
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Inference, facts_table
-from zoo.runs.interactive import Field, Part, Report
-from zoo.training.data import item_seed
+from zoo.runs.inference.base import Inference, table_output
+from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.training.resume import item_seed
 
 Split = Literal["train", "test", "all"]
 SPLITS = ("train", "test", "all")
 SPLIT_SEED, TRAIN_SHARE = 0, 0.9  # the recipes'
 CHUNK = 1024  # pairs of task and seed in lock-step
-MOST_ROOMS, MOST_EPISODES, MOST_HORIZON = 4, 100, 50  # of one answer
+MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one answer
 FRAMES_PER_SECOND = 4
 PLAYING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
 REQUEST_KEYS = ("tasks", "split", "split_seed", "train_share", "seeds", "episodes")
@@ -60,7 +60,7 @@ class Agent(Inference):
     output_suffix = ".npy"
 
     def __init__(self, policy: ActingPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
-        at_least(1, episodes=episodes)
+        check_at_least(1, episodes=episodes)
         policy.check(env)
         self.policy = policy
         self.env = env
@@ -94,31 +94,35 @@ class Agent(Inference):
         counts = {"tasks": len(tasks), "seeds": len(seeds), "episodes": episodes}
         return {**counts, "first_return": first, "last_return": last}
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """The environment's own settings, a goal or a drawn one, how long to play."""
         told = "drawn by the seed when empty"
         fields = [
-            Field(f"task_{index}", name, "int", None, 0, size - 1, help=told, optional=True)
+            InputField(f"task_{index}", name, "int", None, (0, size - 1), help=told, optional=True)
             for index, (name, size) in enumerate(zip(self.env.task_names(), self.env.task_sizes, strict=True))
         ]
         drawn = "of which goals the drawn ones are: those of training, or kept for the test (the recipes' split)"
         fields += [
-            Field("split", "Drawn from", "choice", "test", choices=SPLITS, help=drawn),
-            Field("rooms", "Rooms", "int", 2, 1, MOST_ROOMS, help="played side by side"),
-            Field("episodes", "Episodes", "int", min(20, self.episodes), 1, MOST_EPISODES),
-            Field("seed", "Seed", "int", 0, 0, 2**31),
-            Field("greedy", "Most likely action", "bool", self.greedy, help="it then stops exploring", advanced=True),
+            InputField("split", "Drawn from", "choice", "test", allowed=SPLITS, help=drawn),
+            InputField("rooms", "Rooms", "int", 2, (1, MAX_ROOMS), help="played side by side"),
+            InputField("episodes", "Episodes", "int", min(20, self.episodes), (1, MAX_EPISODES)),
+            InputField("seed", "Seed", "int", 0, (0, 2**31)),
+            InputField(
+                "greedy", "Most likely action", "bool", self.greedy, help="it then stops exploring", advanced=True
+            ),
         ]
         for name, value in self.env.arguments().items() if isinstance(self.env, GridEnv) else ():
             label = name.replace("_", " ").capitalize()
             if isinstance(value, bool):
-                fields.append(Field(name, label, "bool", value, help="of the environment", advanced=True))
+                fields.append(InputField(name, label, "bool", value, help="of the environment", advanced=True))
             elif name == "horizon":
-                most = max(MOST_HORIZON, value)
-                fields.append(Field(name, label, "int", value, 1, most, help="steps of an episode", advanced=True))
+                most = max(MAX_HORIZON, value)
+                fields.append(
+                    InputField(name, label, "int", value, (1, most), help="steps of an episode", advanced=True)
+                )
         return tuple(fields)
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Play in rooms side by side, and show what was earned, and of grids the first and the last episode."""
         env = self.env
         if isinstance(env, GridEnv):
@@ -130,13 +134,13 @@ class Agent(Inference):
         with Player(self.policy, env, rows, seeds, values["greedy"], record=record) as player:
             for episode in range(1, values["episodes"] + 1):
                 returns.append(player.play(1))
-                report(0.9 * episode / values["episodes"], f"episode {episode}")
+                progress(0.9 * episode / values["episodes"], f"episode {episode}")
         earned, parts = torch.cat(returns, 1), []
         if isinstance(env, GridEnv):
             steps = Steps(*(field.cpu() for field in Steps.cat(player.steps)))
             frames = np.stack(episode_frames(env, rows, steps))
-            write_atomic(folder / "replay.gif", lambda file: file.write(gif(frames, FRAMES_PER_SECOND)))
-            parts.append(Part("animation", "First episode (above) and last (below)", "replay.gif"))
+            write_atomic(folder / "replay.gif", lambda file: file.write(encode_gif(frames, FRAMES_PER_SECOND)))
+            parts.append(Output("animation", "First episode (above) and last (below)", "replay.gif"))
         what = "goal" if parts else "task"
         facts = {
             "environment": env.name,
@@ -147,8 +151,8 @@ class Agent(Inference):
         }
         return [
             *parts,
-            Part("chart", "Return of each episode", data=_curves(env, rows, earned)),
-            facts_table(facts),
+            Output("chart", "Return of each episode", data=_curves(env, rows, earned)),
+            table_output(facts),
         ]
 
     def _drawn_tasks(self, env: Env, values: Mapping[str, Any]) -> Tensor:
@@ -226,7 +230,7 @@ def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: fl
         split_seed: of the order in which tasks were divided.
         train_share: of the tasks that are for training.
     """
-    one_of(SPLITS, split=split)
+    check_one_of(SPLITS, split=split)
     tasks = env.tasks()
     if split != "all":
         train, test = env.split(split_seed, train_share)

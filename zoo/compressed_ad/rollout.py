@@ -10,7 +10,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env, Lockstep
 from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Step
@@ -159,7 +159,7 @@ def rollout(
 
     The policy is evaluated without gradients, in evaluation mode; arguments as `Player` takes them.
     """
-    at_least(1, episodes=episodes)
+    check_at_least(1, episodes=episodes)
     with Player(policy, env, tasks, seeds, greedy, cached, record) as player:
         returns = player.play(episodes, progress=progress)
     # Clones are ordinary tensors: those made under inference_mode may not enter a training.

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.common.ranges import at_least, below
+from zoo.common.checks import check_at_least, check_below
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.losses import reconstruction_loss
@@ -19,9 +19,8 @@ from zoo.compressed_ad.nets.policy import ActingPolicy, InContextPolicy, Output
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import attention, draw, episode_frames, learning_curve, reconstruction
 from zoo.compressed_ad.rollout import rollout
-from zoo.training.callbacks.media import log_animation, log_figure
-from zoo.training.data import item_seed
 from zoo.training.freezing import freeze
+from zoo.training.resume import item_seed
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
@@ -40,8 +39,8 @@ class ActingTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.compressed_ad.Agent"
-    use_command = "zoo evaluate compressed_ad --run {run} --output FOLDER"
-    inference_parts = ("policy", "env")
+    usage_command = "zoo evaluate compressed_ad --run {run} --output FOLDER"
+    inference_modules = ("policy", "env")
     policy: ActingPolicy
 
     def __init__(
@@ -56,7 +55,7 @@ class ActingTask(SingleOptimizerTask):
         greedy: bool = False,
     ) -> None:
         super().__init__(optimizer, scheduler, compile=compile, lr_scaling=lr_scaling)
-        at_least(1, episodes=episodes)
+        check_at_least(1, episodes=episodes)
         policy.check(env)
         self.policy = policy
         self.env = env
@@ -83,17 +82,17 @@ class ActingTask(SingleOptimizerTask):
         super().on_validation_epoch_start()
         self._played = []
 
-    def draw_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
+    def log_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
         """Show how returns rise in context and, at the end, episodes of some tasks."""
         parts = [self._played] * self.trainer.world_size
         if self.trainer.world_size > 1:
             dist.all_gather_object(parts, self._played)
         if played := [each for part in parts for each in part]:
             tasks, returns = (torch.cat(each) for each in list(zip(*played, strict=True))[:2])
-            log_figure(self, "val/learning", learning_curve(self.env, tasks, returns))
+            self.write_media("figure", "val/learning", learning_curve(self.env, tasks, returns))
             first, _, rows, steps = played[0]
             if last and steps is not None and isinstance(self.env, GridEnv):
-                log_animation(self, "val/episodes", episode_frames(self.env, first[rows], steps))
+                self.write_media("animation", "val/episodes", episode_frames(self.env, first[rows], steps))
 
 
 class PolicyTask(ActingTask):
@@ -115,7 +114,7 @@ class PolicyTask(ActingTask):
         """How many transitions each compression of a history of `length` takes in, whose reconstruction trains."""
         raise NotImplementedError
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add the positions that a `FieldDecoder` reconstructs, of each compression; none for other decoders."""
         if "reconstructed" in batch:
             return batch
@@ -126,11 +125,11 @@ class PolicyTask(ActingTask):
                 chosen.append(decoder.chosen(length, seed, torch.device("cpu")))
         return {**batch, "reconstructed": chosen}
 
-    def draw_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
+    def log_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
         """Show a held-out history beside what the decoder gives back of it, where that is trained."""
         steps = self._histories(batches)
         if steps is not None and (lengths := self.compressed(steps.length)):
-            log_figure(self, "val/reconstruction", reconstruction(self.policy, steps.slice(0, lengths[0])))
+            self.write_media("figure", "val/reconstruction", reconstruction(self.policy, steps.slice(0, lengths[0])))
 
     def _histories(self, batches: list[dict[str, Any]]) -> Steps | None:
         return next((batch["steps"] for batch in batches if "steps" in batch), None)
@@ -185,8 +184,8 @@ class DistillationTask(PolicyTask):
             raise ValueError("model: dense true needs policy.latent_mask causal; full shows the latents every query")
         if recon_weight and (policy.decoder is None or policy.compressor is None):
             raise ValueError(f"model.recon_weight is {recon_weight}, which needs policy.compressor and policy.decoder")
-        at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, reward_weight=reward_weight)
-        below(1, label_smoothing=label_smoothing)
+        check_at_least(0, label_smoothing=label_smoothing, recon_weight=recon_weight, reward_weight=reward_weight)
+        check_below(1, label_smoothing=label_smoothing)
         if frozen:
             freeze(policy, frozen)
         self.dense = dense
@@ -201,7 +200,7 @@ class DistillationTask(PolicyTask):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The actions' cross-entropy, and how badly the latents keep what was compressed, on `steps` of one length."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         steps: Steps = batch["steps"]
         output = self.policy(steps, self.gradient_rounds, last_only=not self.dense)
         terms = self._action_terms(output, batch, self.label_smoothing)
@@ -228,14 +227,14 @@ class DistillationTask(PolicyTask):
             return self._action_terms(self.policy(steps, last_only=not self.dense), batch), len(steps.actions)
         return self.acted(batch, stage)
 
-    def draw_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
+    def log_samples(self, batches: list[dict[str, Any]], last: bool) -> None:
         """Show how returns rise in context, what the last block attends to and, at the end, episodes of some tasks."""
-        ActingTask.draw_samples(self, batches, last)
-        PolicyTask.draw_samples(self, batches, last)
+        ActingTask.log_samples(self, batches, last)
+        PolicyTask.log_samples(self, batches, last)
         histories = self._histories(batches)
         if histories is not None:
             weights, latents = attention(self.policy, Steps(*(field[:1] for field in histories)))
-            log_figure(self, "val/attention", draw(weights[0], latents))
+            self.write_media("figure", "val/attention", draw(weights[0], latents))
 
     def _action_terms(self, output: Output, batch: dict[str, Any], label_smoothing: float = 0.0) -> dict[str, Tensor]:
         """Negative log-likelihood, in nats, and share of actions predicted rightly, or how far off they are."""
@@ -261,7 +260,7 @@ class PretrainTask(PolicyTask):
         reward_weight: of a rewarded transition.
     """
 
-    use_command = "zoo fit RECIPE --init_from {run}"
+    usage_command = "zoo fit RECIPE --init_from {run}"
 
     def __init__(
         self,
@@ -286,7 +285,7 @@ class PretrainTask(PolicyTask):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The mean loss of the compressions of `steps`, B histories of one length."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         loss = self._loss(batch["steps"], batch["reconstructed"])
         self.log_terms("train", {"loss": loss}, batch_size=len(batch["steps"].actions))
         return loss

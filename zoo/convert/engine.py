@@ -13,14 +13,15 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 import zoo
-from zoo.common.build import build_whole
+from zoo.common.build import build_with_weights
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.runs import frozen
-from zoo.runs.checkpoints import load_checkpoint, save_checkpoint
-from zoo.runs.export import AUDIO_USAGE, is_export, write_export
-from zoo.runs.folder import find_checkpoint
-from zoo.runs.load import build_part
+from zoo.runs.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
+from zoo.runs.components import is_export
+from zoo.runs.export import AUDIO_USAGE, write_export
+from zoo.runs.load import build_component
+from zoo.runs.model_description import FORMAT
 
 NO_TRAINING = "weights only: train on with `zoo fit RECIPE --init_from FILE`"
 EMA_NOTE = "averaged (EMA) weights"
@@ -186,7 +187,7 @@ class Converter(ABC, Generic[File]):
 
     def build(self, original: File, path: Path, **options: Any) -> Any:
         """Build the net of a file with its weights, in evaluation mode; its tensors must be complete."""
-        return build_whole(self._spec(original, path, **options), original.state, str(path)).eval()
+        return build_with_weights(self._spec(original, path, **options), original.state, str(path)).eval()
 
     @abstractmethod
     def to_zoo(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> ConvertedModel:
@@ -197,11 +198,11 @@ class Converter(ABC, Generic[File]):
         is_checkpoint = target.suffix == ".ckpt"
         made = self.to_zoo(original, source, is_checkpoint, *args, **options)
         names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
-        specs = {**names, "parts": made.parts, **made.specs}
+        specs = {**names, "format": FORMAT, "components": made.parts, **made.specs}
         state, notes = made.tensors(), list(made.notes)
         if is_checkpoint:
             modules = frozen.frozen_modules(made.nets)
-            records, left_out = frozen.records(modules), frozen.frozen_keys(modules)
+            records, left_out = frozen.frozen_records(modules), frozen.frozen_keys(modules)
             state = {key: value for key, value in state.items() if key not in left_out}
             target.parent.mkdir(parents=True, exist_ok=True)
             frozen.save_copies(modules, records, target.parent)
@@ -219,7 +220,7 @@ class Converter(ABC, Generic[File]):
     def from_zoo(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write our checkpoint or run as a file of the project, with averaged weights where it has them."""
         ours = read_zoo_checkpoint(find_checkpoint(source), self.inference)
-        net = build_part(ours.specs, self.part)
+        net = build_component(ours.specs, self.part)
         net.load_state_dict(select_prefix(ours.state, f"{self.part}."))
         notes = [EMA_NOTE] if ours.averaged else []
         self.to_original(net, target, **self.extra_arguments(ours, net, source, notes))
@@ -278,7 +279,7 @@ def read_zoo_checkpoint(source: Path, inference: str) -> ZooCheckpoint:
     """
     checkpoint = load_checkpoint(source)
     specs = checkpoint.get("zoo") or {}
-    if specs.get("inference") != inference or not specs.get("parts"):
+    if specs.get("inference") != inference or not specs.get("components"):
         raise ValueError(f"{source}: expected a checkpoint for {inference}, found {specs.get('inference')}")
     averaged = bool(checkpoint.get("ema"))
     state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}

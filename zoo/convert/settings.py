@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from zoo.common.reading.text import load_json, safe_load
+from zoo.common.configs import load_json, load_yaml
 
 Number = TypeVar("Number", int, float)
 
@@ -31,7 +31,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         try:
             config = load_json(text)  # as YAML, 1e-4 would be text
         except ValueError:
-            config = safe_load(text)
+            config = load_yaml(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: neither JSON nor YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):

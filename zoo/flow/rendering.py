@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import replacing, write_atomic
-from zoo.common.ranges import one_of
-from zoo.common.report import HOLD_SECONDS, gif
+from zoo.common.atomic_files import replace_atomically, write_atomic
+from zoo.common.checks import check_one_of
+from zoo.common.reports import HOLD_SECONDS, encode_gif
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,8 +25,8 @@ Animation = Literal["none", "gif", "mp4"]
 
 ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
-LEAST_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
-LEAST_TILE = 48  # pixels of an image in a row of several
+MIN_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
+MIN_TILE = 48  # pixels of an image in a row of several
 TILE_GAP = 2
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
 FIGURE_INCHES, FIGURE_DPI = 4.8, 100
@@ -66,7 +66,7 @@ def grid(images: np.ndarray) -> np.ndarray:
     return laid.reshape(rows * height, columns * width, channels)
 
 
-def enlarged(image: np.ndarray, least: int = LEAST_SIDE) -> np.ndarray:
+def enlarged(image: np.ndarray, least: int = MIN_SIDE) -> np.ndarray:
     """Repeat the pixels of a small image (H, W, C) until its longer side has about `least`; larger ones stay."""
     factor = max(1, round(least / max(image.shape[:2])))
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -85,7 +85,7 @@ def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
 def titled_rows(rows: Sequence[tuple[str, np.ndarray]], names: Sequence[str] | None = None) -> np.ndarray:
     """Lay rows of images (B, H, W, C) out below one another, each under its title, all under names of the columns."""
     count, height, width, channels = rows[0][1].shape
-    factor = max(1, round(LEAST_TILE / max(height, width)))
+    factor = max(1, round(MIN_TILE / max(height, width)))
     pitch = factor * width + TILE_GAP
     parts = []
     if names is not None:
@@ -153,7 +153,7 @@ def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND
     GIF counts in steps of 10 ms, so that 30 images per second become 33; MP4 needs ffmpeg.
     """
     if path.suffix == ".gif":
-        write_atomic(path, lambda file: file.write(gif(images, fps)))
+        write_atomic(path, lambda file: file.write(encode_gif(images, fps)))
     elif path.suffix == ".mp4":
         _write_mp4(path, images, fps)
     else:
@@ -162,7 +162,7 @@ def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND
 
 def check_animation(kind: str) -> None:
     """Find out before the work whether an animation can be written: its kind is known, and ffmpeg there if needed."""
-    one_of(ANIMATIONS, trajectory=kind)
+    check_one_of(ANIMATIONS, trajectory=kind)
     if kind == "mp4":
         _find_ffmpeg()
 
@@ -190,7 +190,7 @@ def _write_mp4(path: Path, images: np.ndarray, fps: int) -> None:
         "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4",
     ]  # fmt: skip
     held = np.concatenate([images, images[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         # the path is absolute, so that no name is taken for an option
         result = subprocess.run(
             [*command, str(temporary.absolute())], input=held.tobytes(), capture_output=True, check=False

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 from zoo.flow import rendering
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
@@ -30,8 +30,7 @@ from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
 from zoo.flow.process.weights import LossWeight
 from zoo.flow.rendering import Animation
-from zoo.training.callbacks.media import log_animation, log_image
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -41,7 +40,7 @@ REAL_ITEMS = 512  # of the training set, among which the nearest to a sample is 
 STRIP_STATES, ANIMATED_STATES = 8, 30  # of a trajectory
 EXAGGERATED = 2.0  # scale of guidance that is shown where the recipe has none
 ANIMATION_FPS = 8
-LEAST_ERROR = 1e-3  # in the weight of MeanFlow's loss
+MIN_ERROR = 1e-3  # in the weight of MeanFlow's loss
 
 
 class FlowTask(SingleOptimizerTask):
@@ -80,8 +79,8 @@ class FlowTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Sampler"
-    use_command = "zoo sample {run} FOLDER"
-    inference_parts: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "guide", "latents", "text")
+    usage_command = "zoo sample {run} FOLDER"
+    inference_modules: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "guide", "latents", "text")
     image_condition: ImageCondition | None = None
     classes: list[str] | None
     guidance: Guidance | None
@@ -114,9 +113,9 @@ class FlowTask(SingleOptimizerTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
-        within(0, 1, label_drop=label_drop, joint_drop=joint_drop, **(condition_drop or {}))
-        at_least(0, huber=huber)
-        one_of(PREDICTIONS, prediction=prediction)
+        check_within(0, 1, label_drop=label_drop, joint_drop=joint_drop, **(condition_drop or {}))
+        check_at_least(0, huber=huber)
+        check_one_of(PREDICTIONS, prediction=prediction)
         conditional = text is not None or image_condition is not None
         unguided = guidance is None or not guidance.needs_labels or conditional
         if not net.num_classes and (label_drop or not unguided):
@@ -141,7 +140,7 @@ class FlowTask(SingleOptimizerTask):
         self.sample_metrics = sample_metrics
         self._validations = 0
         self._real: Tensor | None = None
-        self.keep_options(locals())
+        self.store_options(locals())
 
     def _check_conditions(self, image: ImageCondition | None) -> None:
         """Compare what the net takes with what makes it."""
@@ -245,7 +244,7 @@ class FlowTask(SingleOptimizerTask):
             error = error * self.weight(t, self.path, self.prediction)
         return error.mean()
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped.
 
         Where there are further conditions, add `told`: (B,) by kind, 0 where it is dropped.
@@ -264,7 +263,7 @@ class FlowTask(SingleOptimizerTask):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss at one time per item, some labels and further conditions dropped."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         x1, conditions = self._data(batch), self._conditions(batch)
         told = None if conditions is None else conditions.dropped(batch["told"])
         loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"], told)
@@ -314,7 +313,7 @@ class FlowTask(SingleOptimizerTask):
         if self.sample_metrics is None:
             return
         names = [f"val/{name}" for name in self.sample_metrics.names]
-        self.evaluated = tuple(dict.fromkeys([*self.evaluated, *names]))
+        self.logged_metric_names = tuple(dict.fromkeys([*self.logged_metric_names, *names]))
         if self.trainer.sanity_checking:
             return
         self._validations += 1
@@ -351,7 +350,7 @@ class FlowTask(SingleOptimizerTask):
         turns = {label: itertools.cycle(rows or range(len(items))) for label, rows in places.items()}
         return items.given([next(turns[label]) for label in labels])
 
-    def draw_samples(self, batches: list[Any], last: bool) -> None:
+    def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show samples of each class with and without guidance, their nearest training images, and their way there.
 
         Points are drawn over points of the data. The last validation adds the way from the noise as an animation. The
@@ -394,26 +393,28 @@ class FlowTask(SingleOptimizerTask):
             rows.append((title, rendering.to_pixels(solution[-1])))
             if real is not None:
                 rows.append(("nearest training images", rendering.to_pixels(rendering.nearest(solution[-1], real))))
-        log_image(self, "val/samples", rendering.titled_rows(rows, names))
+        self.write_media("image", "val/samples", rendering.titled_rows(rows, names))
         chosen = _evenly(len(solution), STRIP_STATES)
         times = [f"t {sampler.solver.times()[index]:.2f}" for index in chosen]
         strips = [
             ("" if names is None else names[index], rendering.to_pixels(solution[chosen, index]))
             for index in range(min(self.sample_settings.items, len(seeds)))
         ]
-        log_image(self, "val/trajectory", rendering.titled_rows(strips, times))
+        self.write_media("image", "val/trajectory", rendering.titled_rows(strips, times))
         if last:
             chosen = _evenly(len(solution), ANIMATED_STATES)
-            log_animation(self, "val/animation", rendering.frames(solution[chosen], names=names), ANIMATION_FPS)
+            self.write_media(
+                "animation", "val/animation", rendering.frames(solution[chosen], names=names), ANIMATION_FPS
+            )
 
     def _draw_points(self, last: bool) -> None:
         sampler: Any = self.inference()
         labels, seeds, _ = self._shown(SHOWN_POINTS)
         solution, real = sampler.trajectory(labels, seeds), self._examples(SHOWN_POINTS)
         frames = rendering.dots(solution[_evenly(len(solution), ANIMATED_STATES)], labels, real)
-        log_image(self, "val/samples", frames[-1])
+        self.write_media("image", "val/samples", frames[-1])
         if last:
-            log_animation(self, "val/animation", frames, ANIMATION_FPS)
+            self.write_media("animation", "val/animation", frames, ANIMATION_FPS)
 
     def _examples(self, count: int) -> Tensor | None:
         """Training data, evenly from all of the set, where it can tell; read once."""
@@ -440,7 +441,7 @@ class MeanFlowTask(FlowTask):
     """
 
     inference_class = "zoo.flow.MeanFlowSampler"
-    inference_parts = ("net", "path", "prediction", "guide", "latents")
+    inference_modules = ("net", "path", "prediction", "guide", "latents")
 
     def __init__(
         self,
@@ -454,8 +455,8 @@ class MeanFlowTask(FlowTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, path, times, optimizer, **kwargs)
-        within(0, 1, share=share)
-        at_least(0, power=power)
+        check_within(0, 1, share=share)
+        check_at_least(0, power=power)
         if set(net.condition_shapes) != {"span"}:
             raise ValueError("MeanFlowTask needs a net that takes spans and nothing else: model.net.spans true")
         if self.prediction != "velocity" or self.weight is not None or self.huber:
@@ -468,16 +469,16 @@ class MeanFlowTask(FlowTask):
         """The velocity itself: over a span of 0."""
         return self.net(x, t, label, {"span": torch.zeros_like(t)})
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add times `t`, spans `span` and `kept`, (B,) each; see `FlowTask.drawn`."""
+    def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Add times `t`, spans `span` and `kept`, (B,) each; see `FlowTask.prepare_training_batch`."""
         if "t" in batch:
             return batch
         t, span, kept = drawn_intervals(self.times, self.label_drop, self.share, batch["seeds"])
-        return {**super().drawn(batch), "t": t, "span": span, "kept": kept}
+        return {**super().prepare_training_batch(batch), "t": t, "span": span, "kept": kept}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The error of the average velocity over one interval per item, some labels dropped."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         x1, label = self._data(batch), batch["label"] * batch["kept"]
         t, span = batch["t"].to(x1), batch["span"].to(x1)
         x = self.path.sample(batch["x0"], x1, t)
@@ -490,7 +491,7 @@ class MeanFlowTask(FlowTask):
         with torch.random.fork_rng(devices=devices):  # dropout then drops the same below
             target, _ = mean_flow_target(average, x, t, span, velocity)
         error = (average(x, t, span) - target).float().square().flatten(1).sum(dim=1)
-        loss = (error / (error.detach() + LEAST_ERROR) ** self.power).mean()
+        loss = (error / (error.detach() + MIN_ERROR) ** self.power).mean()
         self.log_terms("train", {"loss": loss, "error": error.mean() / x[0].numel()}, batch_size=len(x1))
         return loss
 

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.flow import rendering
 from zoo.flow.nets.autoencoder import AutoencoderKL, kl_divergence, sample_moments
 from zoo.flow.process.sampling import noise
-from zoo.training.callbacks.media import log_image
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 LATENT = 0  # what is drawn for an item: its latent, from the moments
@@ -34,21 +33,21 @@ class AutoencoderTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.flow.Reconstructor"
-    inference_parts = ("net",)
+    inference_modules = ("net",)
 
     def __init__(self, net: AutoencoderKL, optimizer: OptimizerCallable, *, kl: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(optimizer, **kwargs)
-        at_least(0, kl=kl)
+        check_at_least(0, kl=kl)
         self.net = net
         self.kl = kl
 
     def on_fit_start(self) -> None:
         """Compile both halves in place when asked for: they are what is called."""
-        if self.compile_parts:
+        if self.compile_modules:
             self.net.encoder.compile()
             self.net.decoder.compile()
 
-    def drawn(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add the noise of the latents, each item's from its seed."""
         if "noise" in batch:
             return batch
@@ -70,7 +69,7 @@ class AutoencoderTask(SingleOptimizerTask):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of latents drawn."""
-        batch = self.drawn(batch)
+        batch = self.prepare_training_batch(batch)
         found, _ = self.terms(batch["x1"], batch["noise"])
         self.log_terms("train", found, batch_size=len(batch["x1"]))
         return found["loss"]
@@ -79,12 +78,11 @@ class AutoencoderTask(SingleOptimizerTask):
         """The same of the latents' means; nothing is random."""
         return self.terms(batch["x1"], None)[0], len(batch["x1"])
 
-    def draw_samples(self, batches: list[Any], last: bool) -> None:
+    def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show held-out images above their reconstructions."""
         images = torch.cat([batch["x1"] for batch in batches])[: self.sample_settings.items]
         with self.trainer.precision_plugin.val_step_context():
             made = self.terms(images, None)[1].float()
         rows = [("held-out images", images), ("reconstructed", made)]
-        log_image(
-            self, "val/samples", rendering.titled_rows([(title, rendering.to_pixels(each)) for title, each in rows])
-        )
+        pixels = [(title, rendering.to_pixels(each)) for title, each in rows]
+        self.write_media("image", "val/samples", rendering.titled_rows(pixels))

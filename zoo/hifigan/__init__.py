@@ -1,18 +1,18 @@
 """HiFi-GAN: GAN vocoders from mel or SSL features to waveform (Kong et al., 2020), with BigVGAN and Vocos."""
 
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(
+__getattr__, __all__ = register_components(
     __name__,
     {
         "data": "VocoderData",
-        "inference.vocoder": "Vocoder",
+        "inference": "Vocoder",
         "nets.conditioners": "Conditioner ConformerConditioner LinearConditioner PrenetConditioner",
         "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
         "nets.bigvgan": "BigVGAN",
         "nets.encodec": "EncodecFeatures",
         "nets.generator": "Generator",
-        "nets.griffin_lim": "GriffinLimVocos MagnitudeVocos",
+        "nets.magnitude_vocoders": "MagnitudeVocos",
         "nets.spectral_discriminators": "MultiBandDiscriminator MultiOctaveDiscriminator MultiResolutionDiscriminator",
         "nets.stochastic": "StochasticVocos",
         "nets.vocos": "Vocos",

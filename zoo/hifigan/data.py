@@ -13,23 +13,27 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.analysis.features import check_features, load_features, read_frames
 from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import (
     CACHES,
+    MAX_EXAMPLES,
     Corpus,
-    EmbeddedCorpus,
     cache_dir,
     corpus_files,
+    drop_short_clips,
     match_list,
     read_normalized,
     select,
     split_last_items,
+    unique_stems,
+    without_suffix,
 )
-from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, unique_stems, without_suffix
-from zoo.common.folders import data_folder
-from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.training.data import Key, ZooDataModule, item_seed
+from zoo.common.checks import find_data_folder
+from zoo.hifigan.nets.base import WaveformGenerator
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import Key, item_seed
 
 
 class FeatureFolder:
@@ -44,7 +48,7 @@ class FeatureFolder:
     """
 
     def __init__(self, folder: Path, hop_samples: int, corpus: Corpus) -> None:
-        data_folder("features", str(folder), False)
+        find_data_folder("features", str(folder), False)
         self.folder = folder
         self.hop_samples = hop_samples
         self._corpus = corpus
@@ -216,7 +220,7 @@ class VocoderData(ZooDataModule):
             raise ValueError(
                 f"data.val_seconds {val_seconds} is shorter than a frame of feature_hop_samples ({feature_hop_samples})"
             )
-        self.root = data_folder("root", root, embedded_if_missing, "the embedded corpus")
+        self.root = find_data_folder("root", root, embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
         self.lists = (train_list, val_list)
@@ -250,7 +254,7 @@ class VocoderData(ZooDataModule):
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
         self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
-        self.contents = (select(corpus.lengths, train),)
+        self.file_facts = (select(corpus.lengths, train),)
 
     def _input_channels(self, hop_samples: int) -> int | None:
         """Return the channels of the trainer's net, whose frames must be those of the features; None without one."""

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from zoo.audio.analysis import pitch
-from zoo.audio.analysis.figures import plot_mels
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.tensors import promote_to_float32
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.encodec import EncodecFeatures
-from zoo.hifigan.nets.interface import WaveformGenerator
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable
 
@@ -43,7 +41,7 @@ class HiFiGANTask(GANTask):
     """
 
     inference_class = "zoo.hifigan.Vocoder"
-    inference_parts = ("generator", "mel", "sample_rate")
+    inference_modules = ("generator", "mel", "sample_rate")
 
     def __init__(
         self,
@@ -111,8 +109,8 @@ class HiFiGANTask(GANTask):
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),
             **compare(fake[0, 0], real[0, 0], self.sample_rate),
         }
-        if self.shows(stage, batch_idx):
-            self.show(lambda: self._log_clip(f"clip{batch_idx}", fake[0, 0], real[0, 0]))
+        if self.should_log_media(stage, batch_idx):
+            self.log_media(lambda: self._log_clip(f"clip{batch_idx}", fake[0, 0], real[0, 0]))
         return values, fake.shape[0]
 
     @property
@@ -121,9 +119,9 @@ class HiFiGANTask(GANTask):
 
     def _log_clip(self, name: str, fake: Tensor, real: Tensor) -> None:
         mel = self._shown_mel
-        log_audio(self, f"{name}_generated", fake, self.sample_rate)
-        log_audio(self, f"{name}_target", real, self.sample_rate)
-        log_figure(self, f"{name}_mel", plot_mels(mel(real[None])[0], mel(fake[None])[0]))
+        self.write_media("audio", f"{name}_generated", fake, self.sample_rate)
+        self.write_media("audio", f"{name}_target", real, self.sample_rate)
+        self.write_media("matrices", f"{name}_mel", {"target": mel(real[None])[0], "generated": mel(fake[None])[0]})
 
 
 def mel_l1(mel: LogMel, fake: Tensor, real: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from zoo.common.report import new_figure
+from zoo.common.reports import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

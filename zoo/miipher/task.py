@@ -12,10 +12,10 @@ from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io.resample import resample, resampler
-from zoo.common.atomic import replacing
-from zoo.common.ranges import at_least
-from zoo.hifigan.nets.griffin_lim import MagnitudeVocos
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.common.atomic_files import replace_atomically
+from zoo.common.checks import check_at_least
+from zoo.hifigan.nets.base import WaveformGenerator
+from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.task import HiFiGANTask
 from zoo.miipher.data.clips import Segments
 from zoo.miipher.data.datamodule import VocoderSegments
@@ -25,9 +25,8 @@ from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import WaveformFamily, valid
 from zoo.miipher.nets.speaker import SpeakerEncoder
 from zoo.miipher.rendering import features_figure, mels_figure
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.media import log_audio, log_figure
 from zoo.training.strategies.sharding import gather_weights, is_sharded
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -51,7 +50,7 @@ class AdapterTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.miipher.FeatureExtractor"
-    inference_parts = ("encoder",)
+    inference_modules = ("encoder",)
 
     def __init__(
         self,
@@ -86,8 +85,8 @@ class AdapterTask(SingleOptimizerTask):
         target = self.encoder.target(batch["clean"], lengths)
         cleaned, plain = self.encoder(batch["input"], lengths), self.encoder.target(batch["input"], lengths)
         identity = {f"identity_{key}": value for key, value in self._compare(plain, target, lengths).items()}
-        if self.shows(stage, batch_idx):
-            self.show(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
+        if self.should_log_media(stage, batch_idx):
+            self.log_media(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
         return {**self._compare(cleaned, target, lengths), **identity, **self._mixture()}, len(lengths)
 
     def _mixture(self) -> dict[str, Tensor]:
@@ -101,9 +100,9 @@ class AdapterTask(SingleOptimizerTask):
         """Show the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
         length = batch["lengths"][0]
         for key, kind in (("input", "input"), ("clean", "target")):
-            log_audio(self, f"{name}_{kind}", batch[key][0, :length], self.encoder.sample_rate)
+            self.write_media("audio", f"{name}_{kind}", batch[key][0, :length], self.encoder.sample_rate)
         frames = self.encoder.frames(length)
-        log_figure(self, f"{name}_features", features_figure(*(each[:frames] for each in features)))
+        self.write_media("figure", f"{name}_features", features_figure(*(each[:frames] for each in features)))
 
     def _compare(self, prediction: Tensor, target: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         terms = feature_loss(prediction, target, self.encoder.frames(lengths), self.reduction)
@@ -139,7 +138,7 @@ class VocoderTask(HiFiGANTask):
     """
 
     inference_class = "zoo.miipher.Restorer"
-    inference_parts = ("encoder", "generator", "sample_rate")
+    inference_modules = ("encoder", "generator", "sample_rate")
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class VocoderTask(HiFiGANTask):
         )  # fmt: skip
         check_fit(encoder, generator, sample_rate)
         self.encoder = encoder.requires_grad_(False).eval()
-        at_least(0, least_squares=least_squares)
+        check_at_least(0, least_squares=least_squares)
         if least_squares and not isinstance(generator, MagnitudeVocos):
             raise ValueError(f"least_squares is of MagnitudeVocos, the generator is a {type(generator).__name__}")
         self.least_squares = least_squares
@@ -180,7 +179,7 @@ class VocoderTask(HiFiGANTask):
         if self.loss_weights.get("g/ssl") and not isinstance(front, WaveformFamily):
             raise ValueError("loss_weights: g/ssl needs an encoder of waveforms; no gradient passes its filter banks")
         self._input: Tensor | None = None  # of the clip that is being evaluated
-        self.keep_options(locals())
+        self.store_options(locals())
 
     def train(self, mode: bool = True) -> VocoderTask:
         """Train the GAN; the encoder stays in evaluation mode."""
@@ -204,9 +203,9 @@ class VocoderTask(HiFiGANTask):
     def on_train_start(self) -> None:
         """Solve for the generator's shortcut where a run begins; every process does so from the same items."""
         super().on_train_start()
-        if self.least_squares and not self.batches_done:
+        if self.least_squares and not self.steps_trained:
             generator = cast(MagnitudeVocos, self.generator)
-            generator.solve((self.features(batch), batch["audio"]) for batch in self._first_batches())
+            generator.fit_shortcut((self.features(batch), batch["audio"]) for batch in self._first_batches())
 
     def _first_batches(self) -> Iterator[Batch]:
         """Batches of the first epochs' items, in the corpus' order; the loader is left alone."""
@@ -273,10 +272,10 @@ class VocoderTask(HiFiGANTask):
         """Show the input as well, and the spectra of all three."""
         super()._log_clip(name, fake, real)
         if self._input is not None:
-            log_audio(self, f"{name}_input", self._input, self.encoder.sample_rate)
+            self.write_media("audio", f"{name}_input", self._input, self.encoder.sample_rate)
             heard = resample(self._input, self.encoder.sample_rate, self.sample_rate)
             waveforms = {"input": heard, "result": fake, "target": real}
-            log_figure(self, f"{name}_spectra", plot_spectrograms(waveforms, self.sample_rate))
+            self.write_media("figure", f"{name}_spectra", plot_spectrograms(waveforms, self.sample_rate))
 
 
 class BackboneTask(SingleOptimizerTask):
@@ -293,7 +292,7 @@ class BackboneTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.miipher.FeatureExtractor"
-    inference_parts = ("encoder",)
+    inference_modules = ("encoder",)
 
     @property
     def find_unused_parameters(self) -> bool:
@@ -334,7 +333,7 @@ class BackboneTask(SingleOptimizerTask):
         clean, lengths = batch["clean"], batch["lengths"]
         return {"loss": self._loss(self._predicted(clean, lengths), clean, lengths)}, len(clean)
 
-    def draw_samples(self, batches: list[Batch], last: bool) -> None:
+    def log_samples(self, batches: list[Batch], last: bool) -> None:
         """Show clips with gaps and the log-mels predicted from them, which the last validation turns into audio."""
         shown = 0
         for batch in batches:
@@ -346,11 +345,13 @@ class BackboneTask(SingleOptimizerTask):
                 if shown == self.sample_settings.items:
                     return
                 own = {title: mel[row, : length // self.mel.hop_length] for title, mel in mels.items()}
-                log_audio(self, f"{name}_input", clips[row, :length], rate)
-                log_audio(self, f"{name}_target", batch["clean"][row, :length], rate)
-                log_figure(self, f"{name}_mel", mels_figure(own))
+                self.write_media("audio", f"{name}_input", clips[row, :length], rate)
+                self.write_media("audio", f"{name}_target", batch["clean"][row, :length], rate)
+                self.write_media("figure", f"{name}_mel", mels_figure(own))
                 if last:
-                    log_audio(self, f"{name}_prediction", griffin_lim(own["prediction"].T[None], self.mel), rate)
+                    self.write_media(
+                        "audio", f"{name}_prediction", griffin_lim(own["prediction"].T[None], self.mel), rate
+                    )
                 shown += 1
 
     def on_validation_end(self) -> None:
@@ -359,7 +360,9 @@ class BackboneTask(SingleOptimizerTask):
             return
         with gather_weights(self.trainer):
             if self.trainer.is_global_zero:
-                with replacing(run_folder(self.trainer) / "backbone") as aside:  # appears only when it is whole
+                with replace_atomically(
+                    run_folder(self.trainer) / "backbone"
+                ) as aside:  # appears only when it is whole
                     self.encoder.save_source(aside)
 
     def _with_gaps(self, clean: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The HTTP application of one model: a request model made from its fields, and `/predict`."""
+"""The HTTP application of one model: `/predict` validates by a pydantic model that is made from its fields."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 
 import pydantic
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -22,56 +21,37 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from zoo import __version__
-from zoo.runs.inference import Inference
-from zoo.runs.interactive import FILE_PARTS, FILES, MAX_TEXT, Field, Part
+from zoo.runs.inference.base import Inference
+from zoo.runs.inference.forms import FILE_FIELDS, FILE_OUTPUTS, InputField, Output, form_model
 from zoo.serve.batching import MicroBatcher
 
-JSON, FORM = "application/json", "multipart/form-data"
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-ANY_FILE = "application/octet-stream"
+JSON, FORM, ANY_FILE = "application/json", "multipart/form-data", "application/octet-stream"
 BEARER = HTTPBearer(auto_error=False)
-TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "text": str}
 
 
-@dataclass(frozen=True)
-class ServeSettings:
-    """Limits of a server.
-
-    Args:
-        max_batch: most requests that are computed together, where the system gains by it.
-        max_wait_ms: how long the first of them waits for others.
-        max_queue: requests that may wait; one more gets 429.
-        max_upload_mib: largest request.
-        timeout_seconds: a request without a result after so long gets 504.
-    """
-
-    max_batch: int = 16
-    max_wait_ms: float = 5.0
-    max_queue: int = 64
-    max_upload_mib: int = 64
-    timeout_seconds: float = 300.0
-
-
-def create_app(model: Inference, settings: ServeSettings, token: str, hosts: Sequence[str], title: str) -> FastAPI:
-    """Build the application of a model.
+def create_app(
+    model: Inference, token: str, hosts: Sequence[str], title: str, max_batch: int = 16, max_wait_ms: float = 5.0,
+    max_queue: int = 64, max_upload_mib: int = 64, timeout_seconds: float = 300.0,
+) -> FastAPI:  # fmt: skip
+    """Build the application of a model; for the limits see `zoo.serve.commands.main`.
 
     Args:
         token: what requests carry as `Authorization: Bearer TOKEN`; `/healthz` needs none.
         hosts: names under which requests may reach it.
         title: of the OpenAPI document.
     """
-    batcher = MicroBatcher(model, settings.max_batch, settings.max_wait_ms / 1000, settings.max_queue)
+    batcher = MicroBatcher(model, max_batch, max_wait_ms / 1000, max_queue)
+    registry, seconds = create_metrics(batcher)
     fields = model.fields()
-    request_model = build_request_model(fields)
+    request_model = form_model(fields)
 
     def check_token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
-        given = "" if credentials is None else credentials.credentials
-        if not secrets.compare_digest(given.encode(), token.encode()):
+        if credentials is None or not secrets.compare_digest(credentials.credentials.encode(), token.encode()):
             raise HTTPException(401, "expected the header Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
 
     @asynccontextmanager
@@ -81,24 +61,27 @@ def create_app(model: Inference, settings: ServeSettings, token: str, hosts: Seq
         worker.cancel()
 
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_upload_mib * 2**20)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=max_upload_mib * 2**20)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    metrics = Metrics(batcher)
-    body = request_model.model_json_schema()
-    body["properties"] |= {field.name: _file_schema(field) for field in fields if field.kind in FILES}
-    content = {kind: {"schema": body} for kind in (JSON, FORM)}
+    schema = request_model.model_json_schema()
+    schema["properties"] |= {
+        field.name: {"type": "string", "format": "binary", "title": field.label}
+        for field in fields
+        if field.kind in FILE_FIELDS
+    }
+    body = {"content": {kind: {"schema": schema} for kind in (JSON, FORM)}}
 
-    @app.post("/predict", dependencies=[Depends(check_token)], openapi_extra={"requestBody": {"content": content}})
+    @app.post("/predict", dependencies=[Depends(check_token)], openapi_extra={"requestBody": body})
     async def predict(request: Request) -> Response:
         """Compute a result; with Accept: audio/*, image/* or application/octet-stream its first such file."""
         folder = Path(tempfile.mkdtemp(prefix="zoo-serve-"))
         remove = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
         try:
-            with metrics.seconds.time():
+            with seconds.time():
                 values = await read_values(request, request_model, fields, folder)
                 (folder / "result").mkdir()
-                parts = await batcher.submit(values, folder / "result", settings.timeout_seconds)
-            return respond(request, parts, folder / "result", remove)
+                outputs = await batcher.submit(values, folder / "result", timeout_seconds)
+            return respond(request, outputs, folder / "result", remove)
         except BaseException:
             await remove()
             raise
@@ -109,61 +92,22 @@ def create_app(model: Inference, settings: ServeSettings, token: str, hosts: Seq
 
     @app.get("/metrics", dependencies=[Depends(check_token)])
     async def prometheus() -> Response:
-        return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     return app
 
 
-class Metrics:
-    """Figures for Prometheus: seconds of predictions, length of the queue, sizes of batches."""
-
-    def __init__(self, batcher: MicroBatcher) -> None:
-        self.registry = CollectorRegistry()
-        self.seconds = Histogram("zoo_request_seconds", "Time of a prediction", registry=self.registry)
-        queue = Gauge("zoo_queue_length", "Requests that wait", registry=self.registry)
-        queue.set_function(batcher.queue.qsize)
-        batches = Histogram("zoo_batch_size", "Requests computed together", buckets=BATCHES, registry=self.registry)
-        batcher.observe_batch = batches.observe
-
-
-def build_request_model(fields: Sequence[Field]) -> type[pydantic.BaseModel]:
-    """Build the pydantic model of a request from a model's fields."""
-    definitions: dict[str, Any] = {}
-    for field in fields:
-        required = not field.optional and field.default in (None, "", ())
-        limits: dict[str, Any] = {"title": field.label, "description": field.help or None}
-        if field.kind in ("int", "float"):
-            limits |= {"ge": field.low, "le": field.high}
-        elif field.kind == "text":
-            limits |= {"min_length": int(required), "max_length": int(field.high or MAX_TEXT)}
-        elif field.kind == "choices":
-            limits |= {"min_length": int(field.low or 0), "max_length": int(field.high or len(field.choices))}
-        annotation = _annotation(field)
-        default = ... if required else field.default
-        definitions[field.name] = (
-            annotation | None if field.optional else annotation,
-            pydantic.Field(default, **limits),
-        )
-    config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
-    return pydantic.create_model("PredictRequest", __config__=config, **definitions)
-
-
-def _annotation(field: Field) -> Any:
-    if field.kind in FILES:
-        return Path
-    if field.kind in ("choice", "choices"):
-        choice: Any = cast(Any, Literal)[field.choices]
-        return choice if field.kind == "choice" else cast(Any, tuple)[choice, ...]
-    return TYPES[field.kind]
-
-
-def _file_schema(field: Field) -> dict[str, Any]:
-    kinds = f"a file that ends in {', '.join(field.suffixes)}" if field.suffixes else "a file"
-    return {"type": "string", "format": "binary", "title": field.label, "description": kinds}
+def create_metrics(batcher: MicroBatcher) -> tuple[CollectorRegistry, Histogram]:
+    """Create the figures for Prometheus; returns all of them, and the time of predictions."""
+    registry = CollectorRegistry()
+    Gauge("zoo_queue_length", "Requests that wait", registry=registry).set_function(batcher.queue.qsize)
+    sizes = Histogram("zoo_batch_size", "Requests computed together", buckets=(1, 2, 4, 8, 16, 32), registry=registry)
+    batcher.observe_batch = sizes.observe
+    return registry, Histogram("zoo_request_seconds", "Time of a prediction", registry=registry)
 
 
 async def read_values(
-    request: Request, request_model: type[pydantic.BaseModel], fields: Sequence[Field], folder: Path
+    request: Request, request_model: type[pydantic.BaseModel], fields: Sequence[InputField], folder: Path
 ) -> dict[str, Any]:
     """Read and validate the values of a request, JSON or a form; files of a form are stored in the folder.
 
@@ -171,72 +115,66 @@ async def read_values(
         RequestValidationError: 422, with the field that is wrong.
         HTTPException: 415 for another content type, 422 for a body that cannot be read.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    files = {field.name: field for field in fields if field.kind in FILES}
-    if kind == JSON:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    files = [field.name for field in fields if field.kind in FILE_FIELDS]
+    if content_type == JSON:
         try:
-            given = await request.json()
+            values = await request.json()
         except (ValueError, RecursionError) as error:
             raise HTTPException(422, f"the body is no JSON: {error}") from error
-        for name in files.keys() & set(given if isinstance(given, dict) else ()):
-            raise _invalid(name, f"a file; send the request as {FORM}", given[name])
-    elif kind == FORM:
-        given = {}
+        if isinstance(values, dict):
+            _check_files({name: [value] for name, value in values.items()}, files)
+    elif content_type == FORM:
         async with request.form(max_files=len(fields) + 1, max_fields=len(fields) + 64) as form:
-            for name in form:
-                entries = form.getlist(name)
-                several = any(field.name == name and field.kind == "choices" for field in fields)
-                if isinstance(entries[0], UploadFile) != (name in files) or (len(entries) > 1 and not several):
-                    raise _invalid(name, f"expected {'one file' if name in files else 'a value and no file'}", name)
-                given[name] = entries if several else entries[0]
-            for name in files.keys() & given.keys():
-                given[name] = await run_in_threadpool(_store, files[name], given[name], folder)
+            _check_files({name: form.getlist(name) for name in form}, files)
+            values = await run_in_threadpool(_read_form, form, fields, folder)
     else:
-        raise HTTPException(415, f"expected content of type {JSON} or {FORM}, found {kind[:60]!r}")
+        raise HTTPException(415, f"expected content of type {JSON} or {FORM}, found {content_type[:60]!r}")
     try:
-        return dict(request_model.model_validate(given))
+        return dict(request_model.model_validate(values))
     except pydantic.ValidationError as error:
-        raise RequestValidationError(
-            error.errors(include_url=False, include_context=False, include_input=False)
-        ) from error
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RequestValidationError(details) from error
 
 
-def _invalid(name: str, message: str, value: Any) -> RequestValidationError:
-    return RequestValidationError([{"type": "value_error", "loc": (name,), "msg": message, "input": str(value)[:60]}])
+def _check_files(values: dict[str, list[Any]], files: Sequence[str]) -> None:
+    """Refuse a path in the place of an uploaded file, which would be read here, and a file in the place of a value."""
+    for name, entries in values.items():
+        if any(isinstance(each, UploadFile) != (name in files) for each in entries):
+            message = f"expected a file, sent as {FORM}" if name in files else "expected a value, not a file"
+            raise RequestValidationError([{"type": "value_error", "loc": (name,), "msg": message, "input": None}])
 
 
-def _store(field: Field, upload: UploadFile, folder: Path) -> Path:
-    """Store an upload under a name of ours; only its suffix is the sender's."""
-    suffix = Path(upload.filename or "").suffix.lower()
-    if field.suffixes and suffix not in field.suffixes:
-        raise _invalid(field.name, f"expected a file that ends in {', '.join(field.suffixes)}", upload.filename)
-    path = folder / f"{field.name}{suffix}"
-    with path.open("wb") as file:
-        shutil.copyfileobj(upload.file, file)
-    return path
+def _read_form(form: FormData, fields: Sequence[InputField], folder: Path) -> dict[str, Any]:
+    """Collect the values of a form; an upload is stored under a name of ours, only its suffix is the sender's."""
+    lists = [field.name for field in fields if field.kind == "choices"]
+    values: dict[str, Any] = {}
+    for name in form:
+        entries = form.getlist(name)
+        values[name] = entries if name in lists or len(entries) > 1 else entries[0]
+        if isinstance(upload := values[name], UploadFile):
+            suffix = Path(upload.filename or "").suffix.lower()
+            values[name] = folder / f"{name}{suffix if suffix[1:].isalnum() else ''}"
+            with values[name].open("wb") as file:
+                shutil.copyfileobj(upload.file, file)
+    return values
 
 
-def respond(request: Request, parts: Sequence[Part], folder: Path, remove: BackgroundTask) -> Response:
-    """Send the first file that the request accepts by name, or all parts as JSON, files in base64."""
+def respond(request: Request, outputs: Sequence[Output], folder: Path, remove: BackgroundTask) -> Response:
+    """Send the first file that the request accepts by name, or all outputs as JSON, files in base64."""
+    types = {each.name: mimetypes.guess_type(each.name)[0] or ANY_FILE for each in outputs if each.kind in FILE_OUTPUTS}
     for entry in request.headers.get("accept", "").split(","):
         accepted = entry.partition(";")[0].strip().lower()
         if accepted in (JSON, "*/*", ""):
             break
-        for part in parts:
-            media_type = _media_type(part.name)
-            if part.kind in FILE_PARTS and accepted in (media_type, f"{media_type.partition('/')[0]}/*", ANY_FILE):
-                return FileResponse(folder / part.name, media_type=media_type, filename=part.name, background=remove)
-    rows = []
-    for part in parts:
-        row: dict[str, Any] = {"kind": part.kind, "title": part.title}
-        if part.kind in FILE_PARTS:
-            content = base64.b64encode((folder / part.name).read_bytes()).decode()
-            row |= {"name": part.name, "media_type": _media_type(part.name), "base64": content}
+        for name, media_type in types.items():
+            if accepted in (media_type, f"{media_type.partition('/')[0]}/*", ANY_FILE):
+                return FileResponse(folder / name, media_type=media_type, filename=name, background=remove)
+    parts: list[dict[str, Any]] = [{"kind": each.kind, "title": each.title} for each in outputs]
+    for part, output in zip(parts, outputs, strict=True):
+        if output.name in types:
+            content = base64.b64encode((folder / output.name).read_bytes()).decode()
+            part |= {"name": output.name, "media_type": types[output.name], "base64": content}
         else:
-            row["data"] = part.data
-        rows.append(row)
-    return JSONResponse({"parts": rows}, background=remove)
-
-
-def _media_type(name: str) -> str:
-    return mimetypes.guess_type(name)[0] or ANY_FILE
+            part["data"] = output.data
+    return JSONResponse({"parts": parts}, background=remove)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,28 +13,23 @@ from typing import Any
 import torch
 from fastapi import HTTPException
 
-from zoo.runs.inference import Inference, without_figures
-from zoo.runs.interactive import Part
+from zoo.runs.inference.base import Inference
+from zoo.runs.inference.forms import Output
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A request until its result is there.
-
-    Args:
-        values: of the fields of the model.
-        folder: for the files of the result.
-    """
+    """Values of the model's fields, a folder for the files of the result, and the result when it is there."""
 
     values: Mapping[str, Any]
     folder: Path
-    result: asyncio.Future[list[Part]] = field(default_factory=asyncio.Future)
+    result: asyncio.Future[list[Output]] = field(default_factory=asyncio.Future)
 
 
 class MicroBatcher:
-    """One worker task, which computes what waits: as batches where the system defines `answer_together`.
+    """One worker task, which computes what waits: as batches where the system defines `answer_batch`.
 
     Args:
         max_batch: most requests of a batch.
@@ -43,12 +39,13 @@ class MicroBatcher:
 
     def __init__(self, model: Inference, max_batch: int, max_wait_seconds: float, max_queue: int) -> None:
         self.model = model
-        self.max_batch = max_batch if type(model).answer_together is not Inference.answer_together else 1
+        model.with_figures = False
+        self.max_batch = max_batch if type(model).answer_batch is not Inference.answer_batch else 1
         self.max_wait_seconds = max_wait_seconds
         self.queue: asyncio.Queue[PendingRequest] = asyncio.Queue(max_queue)
         self.observe_batch: Callable[[int], object] = lambda size: None
 
-    async def submit(self, values: Mapping[str, Any], folder: Path, timeout: float) -> list[Part]:
+    async def submit(self, values: Mapping[str, Any], folder: Path, timeout: float) -> list[Output]:
         """Wait for the result of a request.
 
         Raises:
@@ -68,37 +65,31 @@ class MicroBatcher:
         """Compute what waits, again and again."""
         while True:
             batch = [await self.queue.get()]
-            deadline = asyncio.get_running_loop().time() + self.max_wait_seconds
-            while len(batch) < self.max_batch:
-                remaining = deadline - asyncio.get_running_loop().time()
-                try:
-                    batch.append(await asyncio.wait_for(self.queue.get(), max(remaining, 0.0)))
-                except TimeoutError:
-                    break
-            batch = [request for request in batch if not request.result.cancelled()]
-            if batch:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.max_wait_seconds):
+                    while len(batch) < self.max_batch:
+                        batch.append(await self.queue.get())
+            if batch := [request for request in batch if not request.result.cancelled()]:
                 self.observe_batch(len(batch))
                 await self._compute(batch)
 
     async def _compute(self, batch: list[PendingRequest]) -> None:
         try:
-            results: list[list[Part] | Exception] = await asyncio.to_thread(self._predict, batch)
+            results: list[list[Output] | Exception] = await asyncio.to_thread(self._predict, batch)
         except Exception as error:  # the next batch may be fine
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
             log.exception("a batch of %d requests failed", len(batch))
             results = [error] * len(batch)
         for request, result in zip(batch, results, strict=True):
-            if request.result.done():
-                continue
-            if isinstance(result, Exception):
+            if isinstance(result, Exception) and not request.result.done():
                 request.result.set_exception(_http_error(result))
-            else:
+            elif isinstance(result, list) and not request.result.done():
                 request.result.set_result(result)
 
-    def _predict(self, batch: list[PendingRequest]) -> list[list[Part] | Exception]:
-        with torch.inference_mode(), without_figures():
-            return self.model.answer_together([(each.values, each.folder) for each in batch], lambda share, text: None)
+    def _predict(self, batch: list[PendingRequest]) -> list[list[Output] | Exception]:
+        with torch.inference_mode():
+            return self.model.answer_batch([(each.values, each.folder) for each in batch], lambda share, text: None)
 
 
 def _http_error(error: Exception) -> HTTPException:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 from pathlib import Path
 
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 COMMANDS = {
     "serve": (
@@ -15,7 +14,6 @@ COMMANDS = {
         "Serve a trained system over HTTP: POST /predict, GET /openapi.json, /healthz and /metrics.",
     ),
 }
-MODULES = ("fastapi", "prometheus_client", "python_multipart", "uvicorn")
 MIN_TOKEN_LENGTH = 16
 ANY_ADDRESS = ("0.0.0.0", "::")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -50,17 +48,14 @@ def main(
         token_env: name of the environment variable that holds the token; without it a new one is made and printed.
 
     Raises:
-        ImportError: the extra `ui` is not installed.
+        ModuleNotFoundError: the extra `ui` is not installed.
         FileNotFoundError: there is no such run.
         ValueError: an option cannot be used, or the run cannot be loaded.
     """
-    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"serve needs {', '.join(missing)}: pip install 'zoo[ui]'")
-    within(1, 65535, port=port)
-    at_least(1, max_batch=max_batch, max_queue=max_queue, max_upload_mib=max_upload_mib)
-    within(0, 10_000, max_wait_ms=max_wait_ms)
-    within(0.1, 86_400, timeout_seconds=timeout_seconds)
+    check_within(1, 65535, port=port)
+    check_at_least(1, max_batch=max_batch, max_queue=max_queue, max_upload_mib=max_upload_mib)
+    check_within(0, 10_000, max_wait_ms=max_wait_ms)
+    check_within(0.1, 86_400, timeout_seconds=timeout_seconds)
     if host in ANY_ADDRESS and not allowed_hosts:
         raise ValueError(f"--host {host}: name what clients write in the address with --allowed_hosts '[my.machine]'")
     token = read_token(token_env)
@@ -68,22 +63,18 @@ def main(
     import uvicorn
 
     from zoo.runs.load import load
-    from zoo.serve.app import ServeSettings, create_app
+    from zoo.serve.app import create_app
 
-    settings = ServeSettings(max_batch, max_wait_ms, max_queue, max_upload_mib, timeout_seconds)
     model = load(run, ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    app = create_app(model, settings, token, [*LOOPBACK, host, *(allowed_hosts or ())], f"zoo {run}")
-    shown = token if token_env is None else f"of ${token_env}"
-    print(f"zoo: serving {run} at http://{f'[{host}]' if ':' in host else host}:{port} token {shown}", flush=True)
+    hosts = [*LOOPBACK, host, *(allowed_hosts or ())]
+    limits = (max_batch, max_wait_ms, max_queue, max_upload_mib, timeout_seconds)
+    app = create_app(model, token, hosts, f"zoo {run}", *limits)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"zoo: serving {run} at {address} token {token if token_env is None else f'of ${token_env}'}", flush=True)
     uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        server_header=False,
-        limit_concurrency=4 * max_queue + 128,
+        app, host=host, port=port, log_level="warning", server_header=False, limit_concurrency=4 * max_queue + 128,
         timeout_graceful_shutdown=30,
-    )
+    )  # fmt: skip
 
 
 def read_token(variable: str | None) -> str:
@@ -92,11 +83,7 @@ def read_token(variable: str | None) -> str:
     Raises:
         ValueError: there is no such variable, or its token is too short.
     """
-    if variable is None:
-        return secrets.token_urlsafe(24)
-    token = os.environ.get(variable)
-    if token is None:
-        raise ValueError(f"--token_env {variable}: there is no such environment variable")
+    token = secrets.token_urlsafe(24) if variable is None else os.environ.get(variable, "")
     if len(token) < MIN_TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
-        raise ValueError(f"--token_env {variable}: expected at least {MIN_TOKEN_LENGTH} characters of ASCII")
+        raise ValueError(f"--token_env {variable}: expected a variable of at least {MIN_TOKEN_LENGTH} ASCII characters")
     return token

@@ -1,18 +1,16 @@
 """What every system uses while it trains and none owns."""
 
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(
+__getattr__, __all__ = register_components(
     __name__,
     {
         "adversarial": "Discriminator",
         "callbacks.ema": "EMA",
-        "callbacks.guard": "LossGuard",
-        "callbacks.loss_scale": "LossScale",
-        "callbacks.rates": "Plateau",
-        "data": "ZooDataModule",
-        "gan": "GANTask",
-        "schedules": "LrScaling RampedCosine StageCosine WarmupConstant WarmupCosine WarmupLinear",
+        "callbacks.guard": "LossGuard Plateau",
+        "datamodule": "ZooDataModule",
+        "gan": "GANStep GANTask",
+        "schedules": "LrScaling StageCosine WarmupConstant WarmupCosine WarmupLinear",
         "strategies.fsdp": "FSDP",
         "strategies.deepspeed": "DeepSpeed",
         "task": "SingleOptimizerTask ZooTask",

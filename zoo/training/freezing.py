@@ -9,38 +9,38 @@ from torch import nn
 
 
 def freeze(module: nn.Module, groups: Sequence[str]) -> dict[str, int]:
-    """Take parameters out of training and put modules that are frozen as a whole in eval mode.
+    """Freeze parameters, and put submodules without trainable parameters in eval mode.
 
     Args:
-        module: whose parameters are frozen, in place.
+        module: changed in place.
         groups: each a prefix of parameter names ending at a dot (`encoder` means `encoder.*`, not `encoder2.*`), a
-            whole name, or a glob (`blocks.[0-3].*`, `*.bias`).
+            full name, or a glob (`blocks.[0-3].*`, `*.bias`).
 
     Returns:
-        Number of weights (tensor elements) that each group names, in the groups' order.
+        Number of weights (tensor elements) of each group, in the groups' order.
 
     Raises:
-        ValueError: when a group names no parameter.
+        ValueError: when a group matches no parameter.
     """
     counts = {}
     parameters = dict(module.named_parameters())
     for group in groups:
         names = [group] if group in parameters else [name for name in parameters if _matches(name, group)]
-        matched = [parameters[name] for name in names]
-        if not matched:
-            known = ", ".join(dict.fromkeys(name.split(".")[0] for name in parameters))
+        matches = [parameters[name] for name in names]
+        if not matches:
+            prefixes = ", ".join(dict.fromkeys(name.split(".")[0] for name in parameters))
             raise ValueError(
-                f"freeze: group {group!r} matches no parameter of {type(module).__name__}; names begin with: {known}"
+                f"freeze: group {group!r} matches no parameter of {type(module).__name__}; names begin with: {prefixes}"
             )
-        for parameter in matched:
+        for parameter in matches:
             parameter.requires_grad_(False)
-        counts[group] = sum(parameter.numel() for parameter in matched)
-    _rest(module)
+        counts[group] = sum(parameter.numel() for parameter in matches)
+    set_frozen_eval(module)
     return counts
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that train, by name."""
+    """Return the parameters that train, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
@@ -48,11 +48,11 @@ def _matches(name: str, group: str) -> bool:
     return name.startswith(f"{group}.") or fnmatchcase(name, group)
 
 
-def _rest(module: nn.Module) -> None:
-    """Put the topmost modules without a trainable parameter in eval: no dropout, no running statistics."""
+def set_frozen_eval(module: nn.Module) -> None:
+    """Put the topmost submodules without trainable parameters in eval mode: no dropout, no running statistics."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         module.eval()
         return
     for child in module.children():
-        _rest(child)
+        set_frozen_eval(child)

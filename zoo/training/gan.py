@@ -1,11 +1,11 @@
-"""The adversarial training step that all GANs of the zoo share: one generator against named discriminators."""
+"""The adversarial training step of all GANs: one generator against named discriminators."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
@@ -18,126 +18,66 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import promote_to_float32
-from zoo.training.adversarial import (
-    LOSSES,
-    Discriminator,
-    Output,
-    feature_matching_loss,
-)
-from zoo.training.schedules import set_total_steps
+from zoo.training.adversarial import LOSSES, Discriminator, feature_matching_loss
+from zoo.training.schedules import set_total_steps, use_fused_adam
 from zoo.training.strategies.sharding import clip_gradients, gradient_norm
-from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask, stepping_at_once
-
-
-def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discriminator_start: int) -> list[str]:
-    """Check the weights that the discriminators need.
-
-    Args:
-        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`.
-        discriminator_start: number of batches trained without adversarial terms.
-
-    Returns:
-        The other keys, those of reconstruction terms; the first batch shows whether the task knows them.
-
-    Raises:
-        ValueError: naming the key that is missing or unknown.
-    """
-    known = [f"{prefix}{name}" for prefix in ("d/", "g/adv_", "g/fm_") for name in names]
-    for key in known:
-        if key not in weights:
-            raise ValueError(f"loss_weights lacks {key!r}; give 0 to leave the term out")
-    others = [key for key in weights if key not in known]
-    for key in others:
-        if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/"):
-            raise ValueError(f"loss_weights: unknown term {key!r}; the discriminators are {list(names)}")
-    usable = [
-        key for key in weights if key.startswith("g/") and weights[key] and (key in others or not discriminator_start)
-    ]
-    if not usable:
-        raise ValueError("loss_weights: no term of the generator has a weight before batch discriminator_start")
-    return others
-
-
-def split_batch(batch: Any, chunks: int) -> list[Any]:
-    """Cut a batch along its items.
-
-    Args:
-        batch: a tensor (B, ...), or tuples, lists, mappings and dataclasses of them. Lists of B plain values (names)
-            are cut too; everything else goes into each chunk as it is.
-        chunks: how many; fewer when the batch holds fewer items.
-
-    Returns:
-        Chunks of the same structure, in order, of sizes that differ by at most one.
-
-    Raises:
-        ValueError: when no tensor has a batch size.
-    """
-    size = _size(batch)
-    if not size:
-        raise ValueError(f"accumulate: a {type(batch).__name__} without a tensor (B, ...) and B > 0 cannot be split")
-    count = min(chunks, size)
-    bounds = [size * i // count for i in range(count + 1)]
-    return [_cut(batch, size, slice(first, last)) for first, last in pairwise(bounds)]
-
-
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, tuple | list):
-        return list(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return []
-
-
-def _size(value: Any) -> int | None:
-    if isinstance(value, Tensor):
-        return len(value) if value.dim() else None
-    return next((size for size in map(_size, _children(value)) if size is not None), None)
-
-
-def _cut(value: Any, size: int, part: slice) -> Any:
-    if isinstance(value, Tensor):
-        return value[part] if value.dim() and len(value) == size else value
-    children = _children(value)
-    if isinstance(value, tuple | list) and len(value) == size and _size(value) is None:
-        return value[part]
-    pieces = [_cut(child, size, part) for child in children]
-    if isinstance(value, Mapping):
-        return dict(zip(value, pieces, strict=True))
-    if isinstance(value, tuple | list):
-        return type(value)(*pieces) if hasattr(value, "_fields") else type(value)(pieces)
-    if children:
-        return dataclasses.replace(value, **{f.name: p for f, p in zip(dataclasses.fields(value), pieces, strict=True)})
-    return value
-
-
-__all__ = ["Discriminator", "GANTask"]
+from zoo.training.task import OptimizerCallable, SchedulerCallable, ZooTask
 
 _SCALER_KEY = "discriminator_scaler"
 
 
+@dataclass(frozen=True)
+class GANStep:
+    """Options of the adversarial step.
+
+    Args:
+        clip_g: largest gradient norm of the generator, after unscaling; None for no clipping.
+        clip_d: the same for the discriminators.
+        accumulate: number of chunks in which a batch is processed. The generator's activations are recomputed chunk by
+            chunk: memory falls with the chunk, and the gradient stays that of the full batch.
+        discriminator_start: number of steps trained with the reconstruction terms alone; both schedules run from the
+            first step.
+        adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators.
+
+    Raises:
+        ValueError: when a value is out of its range.
+    """
+
+    clip_g: float | None = None
+    clip_d: float | None = None
+    accumulate: int = 1
+    discriminator_start: int = 0
+    adversarial: Literal["least_squares", "hinge"] = "least_squares"
+
+    def __post_init__(self) -> None:
+        check_at_least(1, accumulate=self.accumulate)
+        check_at_least(0, discriminator_start=self.discriminator_start)
+        check_one_of(tuple(LOSSES), adversarial=self.adversarial)
+
+
+DEFAULT_STEP = GANStep()
+
+
 class _Chunk(NamedTuple):
-    """A part of a batch: generated and real waveforms (b, 1, T), its items, its share of the whole batch."""
+    """A part of a batch: generated and real waveforms (b, 1, T), its items, its share of the full batch."""
 
     fake: Tensor
     real: Tensor
     batch: Any
-    share: float
+    weight: float
 
 
 class GANTask(ZooTask):
     """Base of tasks that train a generator against discriminators; subclasses define `generate` and `reconstruction`.
 
-    One step: one generator forward, a discriminator step on the detached output, a generator step on the same graph
-    against the updated, frozen discriminators. Only the generator's steps are counted, so `trainer.global_step`,
-    `max_steps` and logger axes mean batches. Losses are computed in float32. Logged terms are not yet weighted;
-    `train/g/total` is their weighted sum.
+    One step: a generator forward, a discriminator step on the detached output, a generator step on the same graph
+    against the updated, frozen discriminators. Only the generator's steps are counted in `trainer.global_step` and
+    `max_steps`. Losses are computed in float32. Logged terms are unweighted; `train/g/total` is their weighted sum.
 
     Args:
-        generator: the net; the optimizer gets those of its parameters that train.
+        generator: the net; the optimizer gets its trainable parameters.
         discriminators: by name; the names are their prefixes in checkpoints, the order is the optimizer's order. None:
             the reconstruction terms alone train the generator, and `optimizer_d` is not built.
         optimizer_g: builds the generator's optimizer from its parameters.
@@ -147,15 +87,8 @@ class GANTask(ZooTask):
         scheduler_g: builds the schedule of the generator's learning rate.
         scheduler_d: builds the schedule of the discriminators' learning rate.
         scheduler_interval: "epoch" steps the schedules at the last batch of an epoch, "step" at every batch.
-        clip_g: largest gradient norm of the generator, after unscaling; None for no clipping.
-        clip_d: the same for the discriminators.
-        accumulate: number of chunks in which a batch is processed; the generator's activations are recomputed chunk
-            by chunk, so that memory falls with the chunk and the gradient stays that of the whole batch.
-        discriminator_start: number of batches trained with the reconstruction terms alone; both schedules run
-            from the first batch all the same.
-        compile: compile the inference parts in place.
-        adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators (Vocos takes their mean: give
-            the weights their share).
+        step: clipping, chunks and losses of a step.
+        compile: compile the inference modules in place.
 
     Raises:
         ValueError: when a loss weight is missing or unknown, or a number is out of its range.
@@ -175,44 +108,35 @@ class GANTask(ZooTask):
         scheduler_g: SchedulerCallable | None = None,
         scheduler_d: SchedulerCallable | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
-        clip_g: float | None = None,
-        clip_d: float | None = None,
-        accumulate: int = 1,
-        discriminator_start: int = 0,
+        step: GANStep = DEFAULT_STEP,
         compile: bool = False,
-        adversarial: Literal["least_squares", "hinge"] = "least_squares",
     ) -> None:
         super().__init__(compile=compile)
         self.automatic_optimization = False
-        one_of(tuple(LOSSES), adversarial=adversarial)
-        self.adversarial = adversarial
-        one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
-        at_least(1, accumulate=accumulate)
-        at_least(0, discriminator_start=discriminator_start)
+        check_one_of(("epoch", "step"), scheduler_interval=scheduler_interval)
         self.generator = generator
         for name, discriminator in discriminators.items():
             if name in dir(self) or not name.isidentifier():
                 raise ValueError(f"discriminators: {name!r} is no name or is taken by the task; choose another")
             self.add_module(name, discriminator)
         self.discriminator_names = tuple(discriminators)
-        self.reconstruction_keys = check_loss_weights(loss_weights, self.discriminator_names, discriminator_start)
+        self.reconstruction_keys = check_loss_weights(loss_weights, self.discriminator_names, step.discriminator_start)
         self.loss_weights = dict(loss_weights)
         self.optimizer_g, self.optimizer_d = optimizer_g, optimizer_d
         self.scheduler_g, self.scheduler_d = scheduler_g, scheduler_d
         self.scheduler_interval = scheduler_interval
-        self.clip = {"g": clip_g, "d": clip_d}
-        self.accumulate = accumulate
-        self.discriminator_start = discriminator_start
+        self.step = step
+        self.discriminator_start = step.discriminator_start
         self._grad_norms: dict[str, Tensor] = {}
         self._scaler_d: torch.amp.GradScaler | None = None
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Each side's step leaves the other side without gradients."""
+        """Each optimizer's step leaves the other's parameters without gradients."""
         return True
 
     def generate(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Generate audio for a batch (or a chunk of one).
+        """Generate audio for a batch, or for a chunk of one.
 
         Returns:
             Generated and real waveforms, each (B, 1, T), -1 to 1.
@@ -220,7 +144,7 @@ class GANTask(ZooTask):
         raise NotImplementedError(f"{type(self).__name__} defines no generate()")
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Any) -> dict[str, Tensor]:
-        """Terms that compare generated with real audio; called without autocast.
+        """Compare generated with real audio; called without autocast.
 
         Args:
             fake: generated waveforms (B, 1, T), float32.
@@ -228,7 +152,7 @@ class GANTask(ZooTask):
             batch: what they were generated from.
 
         Returns:
-            Means over the batch, keyed like `loss_weights` (`g/mel`); a key of weight 0 may be left out.
+            Means over the batch by the keys of `loss_weights` (`g/mel`); a key of weight 0 may be left out.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no reconstruction()")
 
@@ -239,52 +163,39 @@ class GANTask(ZooTask):
         self._scaler_d = copy.deepcopy(scaler) if stage == "fit" else None
 
     def configure_optimizers(self) -> Any:
-        """Optimizers in the order generator, discriminators, and their schedules."""
-        sides: dict[str, tuple[list[nn.Module], OptimizerCallable, SchedulerCallable | None]] = {
-            "g": ([self.generator], self.optimizer_g, self.scheduler_g),
-            "d": ([self._discriminator(n) for n in self.discriminator_names], self.optimizer_d, self.scheduler_d),
-        }
+        """Build the optimizers in the order generator, discriminators, and their schedules."""
+        options = [("g", [self.generator], self.optimizer_g, self.scheduler_g, self.step.clip_g)]
+        if self.discriminator_names:
+            discriminators = [cast(nn.Module, self._discriminator(name)) for name in self.discriminator_names]
+            options.append(("d", discriminators, self.optimizer_d, self.scheduler_d, self.step.clip_d))
         optimizers, schedules = [], []
-        if not self.discriminator_names:
-            del sides["d"]
-        for side, (modules, build, schedule) in sides.items():
+        for key, modules, build, build_schedule, clip in options:
             weights = [p for module in modules for p in module.parameters() if p.requires_grad]
-            optimizer = stepping_at_once(build(weights), self._trainer)
-            fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-            if self.clip[side] and self._scaler_d is not None and fused:
-                raise ValueError(f"clip_{side} with 16-mixed needs an unfused optimizer: it unscales inside its step")
+            optimizer = use_fused_adam(build(weights), self._trainer)
+            if clip and self._scaler_d is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+                raise ValueError(f"clip_{key} with 16-mixed needs an unfused optimizer: it unscales inside its step")
             optimizers.append(optimizer)
-            if schedule is not None:
-                scheduler = schedule(optimizer)
+            if build_schedule is not None:
+                scheduler = build_schedule(optimizer)
                 set_total_steps(scheduler, self.trainer)
-                entry = {"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{side}"}
+                entry = {"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{key}"}
                 schedules.append(entry)
         return optimizers, schedules
 
-    def on_train_start(self) -> None:
-        """Refuse an epoch schedule when no epoch ends."""
-        endless = self.trainer.num_training_batches == float("inf")
-        if endless and self.trainer.lr_scheduler_configs and self.scheduler_interval == "epoch":
-            raise ValueError(
-                "scheduler_interval is 'epoch' but the training loader has no length, so no epoch ends: "
-                "set trainer.limit_train_batches or scheduler_interval: step"
-            )
-
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One step of the discriminators and one of the generator."""
-        found = self.optimizers()
-        opt_g, *others = cast(list[LightningOptimizer], found if isinstance(found, list) else [found])
-        adversarial = bool(others) and self.batches_done >= self.discriminator_start
-        chunks = self._chunks(batch)
+        """Step the discriminators, then the generator, then the schedules."""
+        optimizers = self.optimizers()
+        opt_g, *rest = cast(list[LightningOptimizer], optimizers if isinstance(optimizers, list) else [optimizers])
+        adversarial = bool(rest) and self.steps_trained >= self.discriminator_start
+        chunks = self._generate_chunks(batch)
         logs: dict[str, Tensor] = {}
-        for opt_d in others:
+        for opt_d in rest:
             # Lightning would count both steps; it sets these hooks again for every batch
             opt_d._on_before_step = opt_d._on_after_step = do_nothing_closure
-            if not adversarial or not any(self.loss_weights[f"d/{name}"] for name in self.discriminator_names):
-                continue
-            with self._discriminator_scaler():
-                logs |= self._optimize(opt_d, chunks, self._discriminator_terms)
-            logs["grad_norm_d"] = self._grad_norms["d"]
+            if adversarial and any(self.loss_weights[f"d/{name}"] for name in self.discriminator_names):
+                with self._discriminator_scaler():
+                    logs |= self._optimize(opt_d, chunks, self._discriminator_terms)
+                logs["grad_norm_d"] = self._grad_norms["d"]
         terms = self._optimize(opt_g, chunks, lambda chunk: self._generator_terms(chunk, adversarial))
         logs |= {**terms, "g/total": self._weighted(terms), "grad_norm_g": self._grad_norms["g"]}
         self.log_terms("train", logs, batch_size=sum(len(chunk.real) for chunk in chunks))
@@ -293,10 +204,10 @@ class GANTask(ZooTask):
                 cast(LRScheduler, config.scheduler).step()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Measure and clip the gradients; they are unscaled here, which they are not right after the backward."""
-        side = "g" if optimizer is self.trainer.optimizers[0] else "d"
-        norm = self._grad_norms[side] = gradient_norm(self.trainer, optimizer)
-        limit = self.clip[side]
+        """Measure and clip the gradients, which are unscaled here."""
+        key = "g" if optimizer is self.trainer.optimizers[0] else "d"
+        norm = self._grad_norms[key] = gradient_norm(self.trainer, optimizer)
+        limit = self.step.clip_g if key == "g" else self.step.clip_d
         if limit is not None:
             clip_gradients(optimizer, limit, norm)
 
@@ -315,95 +226,88 @@ class GANTask(ZooTask):
     def _discriminator(self, name: str) -> Discriminator:
         return cast(Discriminator, getattr(self, name))
 
-    def _chunks(self, batch: Any) -> list[_Chunk]:
-        """Generate the whole batch, chunk by chunk; several chunks keep their graphs without activations."""
-        parts = split_batch(batch, self.accumulate) if self.accumulate > 1 else [batch]
-        pairs = []
-        strategy = None if self._trainer is None else self._trainer.strategy
-        run_sharded = getattr(strategy, "run_sharded", None)
+    def _generate_chunks(self, batch: Any) -> list[_Chunk]:
+        """Generate the full batch, chunk by chunk; several chunks keep their graphs without activations."""
+        batches = split_batch(batch, self.step.accumulate) if self.step.accumulate > 1 else [batch]
+        run_sharded = None if self._trainer is None else getattr(self._trainer.strategy, "run_sharded", None)
         generate = self.generate if run_sharded is None else partial(run_sharded, self.generator, self.generate)
-        for part in parts:
-            if len(parts) > 1:
+        pairs = []
+        for each in batches:
+            if len(batches) > 1:
                 # checkpoint() rewinds the dropout generator of the parameter's device
-                device_hint = next(self.generator.parameters())
-                fake, real = checkpoint(lambda part, _: generate(part), part, device_hint, use_reentrant=False)
+                weight = next(self.generator.parameters())
+                fake, real = checkpoint(lambda batch, _: generate(batch), each, weight, use_reentrant=False)
             else:
-                fake, real = generate(part)
+                fake, real = generate(each)
             if fake.shape != real.shape:
                 raise ValueError(f"generate() returned {tuple(fake.shape)} for real audio of {tuple(real.shape)}")
             pairs.append((promote_to_float32(fake), promote_to_float32(real)))
         size = sum(len(real) for _, real in pairs)
-        return [_Chunk(*pair, part, len(pair[1]) / size) for pair, part in zip(pairs, parts, strict=True)]
+        return [_Chunk(*pair, each, len(pair[1]) / size) for pair, each in zip(pairs, batches, strict=True)]
 
     def _optimize(
         self,
         optimizer: LightningOptimizer,
         chunks: list[_Chunk],
-        terms_of: Callable[[_Chunk], dict[str, Tensor]],
+        compute_terms: Callable[[_Chunk], dict[str, Tensor]],
     ) -> dict[str, Tensor]:
-        """One optimizer step on all chunks, all other parameters frozen; returns the terms' means over the batch."""
+        """Take one optimizer step on all chunks, all other parameters frozen; return the terms' means."""
         means: dict[str, Tensor] = {}
         with self.toggled_optimizer(optimizer):
             optimizer.zero_grad()
             for number, chunk in enumerate(chunks, start=1):
-                terms = terms_of(chunk)
+                terms = compute_terms(chunk)
                 with self._gradient_exchange(number == len(chunks)):
-                    self.manual_backward(self._weighted(terms) * chunk.share)
+                    self.manual_backward(self._weighted(terms) * chunk.weight)
                 for key, term in terms.items():
-                    part = term.detach() * chunk.share
-                    means[key] = means[key] + part if key in means else part
+                    value = term.detach() * chunk.weight
+                    means[key] = means[key] + value if key in means else value
             optimizer.step()
         return means
 
     def _discriminator_terms(self, chunk: _Chunk) -> dict[str, Tensor]:
         terms = {}
+        size = len(chunk.real)
         for name in self.discriminator_names:
             if self.loss_weights[f"d/{name}"]:
-                real, fake = self._discriminate(self._discriminator(name), chunk.real, chunk.fake.detach())
-                terms[f"d/{name}"] = LOSSES[self.adversarial][0](real, fake)
+                # one call on real and generated waveforms together
+                outputs = self._discriminator(name)(torch.cat([chunk.real, chunk.fake.detach()]))
+                real = [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs]
+                fake = [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs]
+                terms[f"d/{name}"] = LOSSES[self.step.adversarial][0](real, fake)
         return terms
-
-    def _discriminate(
-        self, discriminator: Discriminator, real: Tensor, fake: Tensor
-    ) -> tuple[list[Output], list[Output]]:
-        outputs = discriminator(torch.cat([real, fake]))
-        size = len(real)
-        return (
-            [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs],
-            [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs],
-        )
 
     def _generator_terms(self, chunk: _Chunk, adversarial: bool) -> dict[str, Tensor]:
         scores: dict[str, Tensor] = {}
-        matches: dict[str, Tensor] = {}
+        distances: dict[str, Tensor] = {}
         for name in self.discriminator_names if adversarial else ():
-            wants_adv, wants_fm = self.loss_weights[f"g/adv_{name}"], self.loss_weights[f"g/fm_{name}"]
-            if not (wants_adv or wants_fm):
+            weight_adv, weight_fm = self.loss_weights[f"g/adv_{name}"], self.loss_weights[f"g/fm_{name}"]
+            if not (weight_adv or weight_fm):
                 continue
             discriminator = self._discriminator(name)
-            if wants_fm:
+            if weight_fm:
                 with torch.no_grad():
                     real = discriminator(chunk.real)
             fake = discriminator(chunk.fake)
-            if wants_adv:
-                scores[f"g/adv_{name}"] = LOSSES[self.adversarial][1](fake)
-            if wants_fm:
-                matches[f"g/fm_{name}"] = feature_matching_loss(real, fake)
-        return scores | matches | self._reconstruction_terms(chunk)
+            if weight_adv:
+                scores[f"g/adv_{name}"] = LOSSES[self.step.adversarial][1](fake)
+            if weight_fm:
+                distances[f"g/fm_{name}"] = feature_matching_loss(real, fake)
+        return scores | distances | self._reconstruction_terms(chunk)
 
     def _reconstruction_terms(self, chunk: _Chunk) -> dict[str, Tensor]:
-        wanted = [key for key in self.reconstruction_keys if self.loss_weights[key]]
-        if not wanted:
+        active_keys = [key for key in self.reconstruction_keys if self.loss_weights[key]]
+        if not active_keys:
             return {}
         with torch.autocast(chunk.fake.device.type, enabled=False):
             terms = self.reconstruction(chunk.fake, chunk.real, chunk.batch)
-        for key in terms:
-            if key not in self.loss_weights:
-                raise ValueError(f"loss_weights lacks {key!r}, a term of {type(self).__name__}")
-        for key in wanted:
-            if key not in terms:
-                raise ValueError(f"loss_weights: unknown term {key!r}; {type(self).__name__} has {sorted(terms)}")
-        return {key: terms[key] for key in wanted}
+        for key in (*terms, *active_keys):
+            if key not in self.loss_weights or key not in terms:
+                raise ValueError(
+                    f"loss_weights has the terms {sorted(self.reconstruction_keys)}, {type(self).__name__} computes "
+                    f"{sorted(terms)}: {key!r} is missing in one"
+                )
+        return {key: terms[key] for key in active_keys}
 
     def _weighted(self, terms: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([self.loss_weights[key] * term for key, term in terms.items()]).sum()
@@ -419,8 +323,63 @@ class GANTask(ZooTask):
         if self._scaler_d is None:
             yield
             return
-        own, plugin.scaler = plugin.scaler, self._scaler_d
+        scaler_g, plugin.scaler = plugin.scaler, self._scaler_d
         try:
             yield
         finally:
-            plugin.scaler = own
+            plugin.scaler = scaler_g
+
+
+def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discriminator_start: int) -> list[str]:
+    """Check the loss weights of a GAN.
+
+    Args:
+        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`.
+        discriminator_start: number of steps trained without adversarial terms.
+
+    Returns:
+        The other keys, those of reconstruction terms; the first step checks that the task has them.
+
+    Raises:
+        ValueError: naming the key that is missing or unknown.
+    """
+    required_keys = [f"{prefix}{name}" for prefix in ("d/", "g/adv_", "g/fm_") for name in names]
+    others = [key for key in weights if key not in required_keys]
+    missing = [key for key in required_keys if key not in weights]
+    unknown = [key for key in others if key.startswith(("g/adv_", "g/fm_")) or not key.startswith("g/")]
+    if missing or unknown:
+        raise ValueError(
+            f"loss_weights: missing (0 leaves a term out) {missing}, unknown {unknown}; discriminators: {list(names)}"
+        )
+    first_keys = others if discriminator_start else [key for key in weights if key.startswith("g/")]
+    if not any(weights[key] for key in first_keys):
+        raise ValueError("loss_weights: no term of the generator has a weight before step discriminator_start")
+    return others
+
+
+def split_batch(batch: Any, chunks: int) -> list[Any]:
+    """Split a batch along its items.
+
+    Args:
+        batch: a tensor (B, ...), or a mapping of tensors, lists of B plain values, and values of all items.
+        chunks: how many; fewer when the batch holds fewer items.
+
+    Returns:
+        Chunks of the same structure, in order, of sizes that differ by at most one.
+
+    Raises:
+        ValueError: when the batch holds no tensor (B, ...) with B > 0.
+    """
+    values = list(batch.values()) if isinstance(batch, Mapping) else [batch]
+    size = next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)
+    if not size:
+        raise ValueError(f"accumulate: a {type(batch).__name__} without a tensor (B, ...) and B > 0 cannot be split")
+    count = min(chunks, size)
+    spans = [slice(first, last) for first, last in pairwise(size * i // count for i in range(count + 1))]
+    if not isinstance(batch, Mapping):
+        return [batch[span] for span in spans]
+    per_item = {
+        key for key, value in batch.items()
+        if ((isinstance(value, Tensor) and value.dim()) or isinstance(value, list | tuple)) and len(value) == size
+    }  # fmt: skip
+    return [{key: value[span] if key in per_item else value for key, value in batch.items()} for span in spans]

@@ -1,136 +1,263 @@
-"""What a resumed run takes from its own configuration instead of the checkpoint: rates and other hyper-parameters."""
+"""Exact resume: item seeds, resumable batches, and the state of the global random generators.
+
+A killed and resumed run ends with the same weights, bit for bit, as an uninterrupted one. The order of the data depends
+on (seed, epoch) and the position comes from the trainer's batch counter. The random numbers of an item depend on
+(seed, epoch, item). The global generators are in the checkpoint, and a validation leaves them as they were.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+import lightning as L
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
 
-# how a step is computed, not what it computes: the checkpoint's choice stays
-KERNEL_OPTIONS = {"capturable", "differentiable", "foreach", "fused"}
-# what the state of a schedule holds besides its hyper-parameters
-POSITION_KEYS = {
-    "T_cur", "T_i", "_get_lr_called_within_step", "_is_initial", "_last_lr", "_step_count", "base_lrs", "last_epoch",
-}  # fmt: skip
+from zoo.common.checks import check_at_least
+
+Key = tuple[int, int]  # (epoch, index): what a training dataset is asked for
 
 
-def apply_hyperparameters(
-    checkpoint: dict[str, Any],
-    optimizers: Sequence[Optimizer],
-    schedulers: Sequence[LRScheduler],
-    names: Sequence[str] = (),
-) -> str | None:
-    """Let a resumed run train with the hyper-parameters that its command asks for.
+def item_seed(seed: int, epoch: int, index: int) -> int:
+    """Return a 63-bit seed for one item in one epoch, the same in every process and worker."""
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
-    The moments of the optimizers and the position of the schedules stay those of the checkpoint. Rates, weight decay,
-    betas and the like, and the shape and length of the schedules, become those of the given objects: step n + 1 trains
-    at the rate that the new schedule has there. Where nothing differs, the checkpoint is left as it is.
+
+class ResumableBatchSampler(Sampler[list[Key]]):
+    """Batches of (epoch, index) keys whose order depends on the seed and the epoch alone.
+
+    A global batch is `batch_size * world` neighbours in the epoch's permutation. Rank r takes every world-th of them
+    from the r-th on, so two ranks with half the batch see what one rank with the full batch sees.
 
     Args:
-        checkpoint: Lightning's, with `scheduler_classes` beside it; changed in place.
-        optimizers: as the command builds them, before their first step.
-        schedulers: of these optimizers, at their beginning.
-        names: of the optimizers, for messages.
-
-    Returns:
-        What differs from the checkpoint, in one line; None where nothing does.
+        size: number of items.
+        batch_size: items per batch and rank.
+        drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from the
+            epoch's beginning, so that every rank takes as many steps.
 
     Raises:
-        ValueError: when the checkpoint is of another optimizer class, other weights or another number of schedules.
+        ValueError: when an epoch would hold no batch.
     """
-    saved_groups = [state["param_groups"] for state in checkpoint["optimizer_states"]]
-    saved_schedules = checkpoint["lr_schedulers"]
-    _check_fit(saved_groups, saved_schedules, optimizers, schedulers)
-    classes = [type(scheduler).__name__ for scheduler in schedulers]
-    saved_classes = checkpoint.get("scheduler_classes", classes)
-    saved = _hyperparameters(saved_groups, saved_schedules, saved_classes, names)
 
-    def current() -> dict[str, Any]:
-        groups = [optimizer.state_dict()["param_groups"] for optimizer in optimizers]
-        return _hyperparameters(groups, [scheduler.state_dict() for scheduler in schedulers], classes, names)
-
-    if current() == saved:
-        return None
-    for scheduler, state in zip(schedulers, saved_schedules, strict=True):
-        advance(scheduler, state["last_epoch"])
-    changes = {key: value for key, value in current().items() if key not in saved or saved[key] != value}
-    if not changes:  # a schedule of the momentum was at its beginning
-        return None
-    for groups, optimizer in zip(saved_groups, optimizers, strict=True):
-        for group, new in zip(groups, optimizer.state_dict()["param_groups"], strict=True):
-            group.update({key: value for key, value in new.items() if key not in {*KERNEL_OPTIONS, "params"}})
-    checkpoint["lr_schedulers"] = [scheduler.state_dict() for scheduler in schedulers]
-    return ", ".join(f"{key} {_format(value)} (was {_format(saved.get(key))})" for key, value in changes.items())
-
-
-def advance(scheduler: LRScheduler, steps: int) -> None:
-    """Step a new schedule, so that it and its optimizer's rates stand where they are after so many steps."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch expects a step of the optimizer before each
-        for _ in range(steps):
-            scheduler.step()
-
-
-def _check_fit(
-    saved_groups: Sequence[list[dict[str, Any]]],
-    saved_schedules: Sequence[dict[str, Any]],
-    optimizers: Sequence[Optimizer],
-    schedulers: Sequence[LRScheduler],
-) -> None:
-    way_out = "resume with the run's own config.yaml, or start from its weights by --init_from"
-    if len(saved_groups) != len(optimizers) or len(saved_schedules) != len(schedulers):
-        raise ValueError(
-            f"the checkpoint holds {len(saved_groups)} optimizers and {len(saved_schedules)} schedules, the config "
-            f"has {len(optimizers)} and {len(schedulers)}: {way_out}"
-        )
-    for groups, optimizer in zip(saved_groups, optimizers, strict=True):
-        new_groups = optimizer.state_dict()["param_groups"]
-        if _class_marks(groups[0]) != _class_marks(new_groups[0]):
+    def __init__(
+        self, size: int, batch_size: int, seed: int = 0, rank: int = 0, world: int = 1, drop_last: bool = True
+    ) -> None:
+        if size < 1:
+            raise ValueError("the training set is empty")
+        if drop_last and size < batch_size * world:
             raise ValueError(
-                f"the checkpoint's optimizer is no {type(optimizer).__name__} "
-                f"(its options: {', '.join(sorted(_options(groups[0])))}): {way_out}"
+                f"{size} training items do not fill one batch of {batch_size} on {world} process(es): "
+                "lower data.init_args.batch_size"
             )
-        sizes, new_sizes = ([len(group["params"]) for group in each] for each in (groups, new_groups))
-        if sizes != new_sizes:
-            raise ValueError(
-                f"the checkpoint's optimizer holds {sizes} weights a group, the config's has {new_sizes}: {way_out}"
+        self.size = size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world = world
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._resume = (0, 0)
+        self.sampler = self  # where Lightning looks for set_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration (Lightning calls this at each epoch's start)."""
+        self.epoch = epoch
+
+    def resume_at(self, epoch: int, batch: int) -> None:
+        """Let the next iteration of `epoch` begin at its batch number `batch`."""
+        self.epoch = epoch
+        self._resume = (epoch, batch)
+
+    def __len__(self) -> int:
+        full = self.batch_size * self.world
+        return self.size // full if self.drop_last else -(-self.size // full)
+
+    def epoch_order(self, epoch: int) -> np.ndarray:
+        """Return all indices (N,) in the order of an epoch."""
+        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -1))
+        return torch.randperm(self.size, generator=generator).numpy()
+
+    def use_longest_items(self) -> None:
+        """Make every batch as large as the largest one, to measure its memory."""
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch = self.epoch
+        first = self._resume[1] if self._resume[0] == epoch else 0
+        order = self.epoch_order(epoch)
+        full = self.batch_size * self.world
+        for number in range(first, len(self)):
+            indices = order[number * full : (number + 1) * full].tolist()
+            indices += [int(order[i % self.size]) for i in range(-len(indices) % self.world)]
+            yield [(epoch, index) for index in indices[self.rank :: self.world]]
+
+
+class BucketBatchSampler(ResumableBatchSampler):
+    """Resumable batches of items of similar length, so that little of a padded batch is padding.
+
+    The epoch's permutation is cut into pools. Each pool is sorted by length and cut into global batches; then all
+    batches of the epoch are shuffled. An incomplete last batch holds what the permutation has last.
+
+    Args:
+        lengths: of the items (N,), in any unit; may be memory-mapped.
+        batch_size: items per batch and rank.
+        drop_last: drop an incomplete last global batch, see `ResumableBatchSampler`.
+        pool_batches: global batches in a pool; more of them mean less padding and less random batches.
+
+    Raises:
+        ValueError: when an epoch would hold no batch, or a pool none.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool = True,
+        pool_batches: int = 50,
+    ) -> None:
+        super().__init__(len(lengths), batch_size, seed, rank, world, drop_last)
+        check_at_least(1, pool_batches=pool_batches)
+        self.lengths = np.asarray(lengths)
+        self.pool_batches = pool_batches
+
+    def epoch_order(self, epoch: int) -> np.ndarray:
+        """Return all indices (N,), global batch after global batch."""
+        order = super().epoch_order(epoch)
+        full = self.batch_size * self.world
+        end, pool = self.size // full * full, full * self.pool_batches
+        for start in range(0, end, pool):
+            part = order[start : min(start + pool, end)]
+            order[start : start + len(part)] = part[np.argsort(self.lengths[part], kind="stable")]
+        generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, -2))
+        shuffled = torch.randperm(end // full, generator=generator).numpy()
+        return np.concatenate([order[:end].reshape(-1, full)[shuffled].ravel(), order[end:]])
+
+    def use_longest_items(self) -> None:
+        """Begin each epoch with the longest items."""
+        order = np.argsort(-self.lengths, kind="stable")
+        self.epoch_order = lambda epoch: order  # type: ignore[method-assign]
+
+
+class EvaluationSampler(Sampler[int]):
+    """Every world-th index from the rank-th on, once each: an evaluation counts no item twice."""
+
+    def __init__(self, size: int, rank: int, world: int) -> None:
+        self.indices = range(rank, size, world)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+def describe_data_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Describe how the data of a resumed run differs from that of the interrupted one, and what that means.
+
+    Args:
+        before: batch_size, processes, accumulated_batches, seed, items and contents, as the checkpoint records them.
+        now: the same of this run.
+
+    Returns:
+        The changes and whether the run is still the same, in one line; None without changes.
+    """
+    changed = [key for key in now if key in before and before[key] != now[key]]
+    if not changed:
+        return None
+    texts = [f"{key.replace('_', ' ')} {now[key]} (was {before[key]})" for key in changed if key != "contents"]
+    changes = ", ".join(texts or ["other training data of as many items"])
+    global_batches = [each["batch_size"] * each["processes"] for each in (before, now)]
+    if not {"seed", "items", "contents"}.isdisjoint(changed):
+        effect = "steps see other items from here on"
+    elif "accumulated_batches" not in changed and global_batches[0] == global_batches[1]:
+        return f"{changes}: steps see the same items, so the run stays the same up to rounding, not bit for bit"
+    else:
+        effect = "steps see more or fewer items, and this epoch repeats or leaves out some"
+    return f"{changes}: {effect}, so this is no longer the run that was interrupted"
+
+
+class RNGState(L.Callback):
+    """Saves and restores the global generators of every rank, and keeps validation from advancing them."""
+
+    def __init__(self) -> None:
+        self._restored: dict[str, Any] | None = None
+        self._before_validation: dict[str, Any] | None = None
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the generators of all ranks into the checkpoint."""
+        states = [self._before_validation or capture_rng()]
+        if dist.is_available() and dist.is_initialized():
+            gathered: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(gathered, states[0])
+            states = gathered
+        checkpoint["rng"] = states
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take this rank's generators from the checkpoint."""
+        states = checkpoint.get("rng", [])
+        if trainer.global_rank < len(states):
+            self._restored = states[trainer.global_rank]
+        elif states:
+            warnings.warn(
+                f"resuming with {trainer.world_size} processes a run of {len(states)}: the data order stays defined, "
+                "but the result is not bit-equal to an uninterrupted run",
+                stacklevel=2,
             )
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore after everything that samples numbers at start-up."""
+        if self._restored is not None:
+            restore_rng(self._restored)
+            self._restored = None
 
-def _options(group: dict[str, Any]) -> set[str]:
-    """The options that an optimizer itself gives a group; schedules add rates, and momenta that they move."""
-    return group.keys() - {"params", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Store the generators of the training."""
+        self._before_validation = capture_rng()
 
-
-def _class_marks(group: dict[str, Any]) -> tuple[frozenset[str], Any]:
-    """What distinguishes optimizer classes in a state dict; Adam and AdamW have the same options."""
-    return frozenset(_options(group)), group.get("decoupled_weight_decay")
-
-
-def _hyperparameters(
-    optimizers: Sequence[list[dict[str, Any]]],
-    schedules: Sequence[dict[str, Any]],
-    classes: Sequence[str],
-    names: Sequence[str],
-) -> dict[str, Any]:
-    """Every hyper-parameter by a name for messages, `lr` being the base rate where there is a schedule."""
-    values: dict[str, Any] = {}
-    for number, groups in enumerate(optimizers):
-        prefix = f"{names[number] if number < len(names) else number} " if len(optimizers) > 1 else ""
-        for index, group in enumerate(groups):
-            where = prefix + (f"group {index} " if len(groups) > 1 else "")
-            options = {key: value for key, value in group.items() if key not in {*KERNEL_OPTIONS, "params"}}
-            options["lr"] = options.pop("initial_lr", options["lr"])
-            values |= {where + key: value for key, value in options.items()}
-    for number, (state, name) in enumerate(zip(schedules, classes, strict=True)):
-        prefix = f"{names[number] if number < len(names) else number} " if len(schedules) > 1 else ""
-        values[f"{prefix}scheduler"] = name
-        values |= {prefix + key: value for key, value in state.items() if key not in POSITION_KEYS}
-    return values
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore the generators of the training."""
+        if self._before_validation is not None:
+            restore_rng(self._before_validation)
+            self._before_validation = None
 
 
-def _format(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def capture_rng() -> dict[str, Any]:
+    """Return the states of Python's, NumPy's, torch's and each GPU's generators, as tensors and plain values."""
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    position, has_gauss, cached = rest
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [
+            name,
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+    }
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Restore the states that `capture_rng` returned."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([cuda.cpu() for cuda in state["cuda"]])
+    if state.get("mps") is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"].cpu())

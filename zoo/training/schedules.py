@@ -1,7 +1,7 @@
-"""Learning-rate schedules in closed form: a factor on the base rate as a function of the number of batches.
+"""Learning-rate schedules in closed form: a factor on the base rate as a function of the step.
 
-One `step()` is one batch. The factor of a batch depends on its number alone, so a resume or a change of the rate by a
-callback cannot shift the curve.
+One `step()` is one step. The factor depends on the number of the step alone, so a resume, or a callback that changes
+the rate, does not shift the curve.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from typing import Any, Literal
 
 import lightning as L
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import IterableDataset
 
-from zoo.common.ranges import at_least, one_of, within
-from zoo.training.data import ZooDataModule
+from zoo.common.checks import check_at_least, check_one_of, check_within
+from zoo.training.strategies.sharding import is_sharded
+
+log = logging.getLogger(__name__)
+
+Rule = Literal["none", "sqrt", "linear"]
+EXPONENTS: dict[Rule, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 class _ClosedForm(LRScheduler):
-    """A factor on the base rates as a function of the number of batches."""
+    """Base of the schedules: a factor on the base rates as a function of the step, from 0."""
 
     def factor(self, step: int) -> float:
-        """Factor on the base rate for batch `step` (from 0)."""
-        raise NotImplementedError(f"{type(self).__name__} defines no factor()")
+        """Return the factor on the base rates."""
+        raise NotImplementedError
 
     def get_lr(self) -> list[float | Tensor]:
-        """Rates of the current batch, one per parameter group."""
+        """Return the rates of the current step, one per parameter group."""
         factor = self.factor(self.last_epoch)
         return [rate * factor for rate in self.base_lrs]
 
@@ -38,122 +42,99 @@ class _ClosedForm(LRScheduler):
 class WarmupConstant(_ClosedForm):
     """Linear warm-up, then the base rate.
 
-    Batch s (from 0) of the warm-up trains with (s + 1) / (warmup_steps + 1) of the base rate: never with zero, and
-    batch `warmup_steps` with all of it.
+    Step s (from 0) of the warm-up trains with (s + 1) / (warmup_steps + 1) of the base rate.
 
     Args:
-        optimizer: whose groups' rates are the base rates.
-        warmup_steps: batches of warm-up; 0 for none.
+        optimizer: the rates of its groups are the base rates.
+        warmup_steps: length of the warm-up; 0 for none.
     """
 
+    start_at_zero = False
+
     def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
-        at_least(0, warmup_steps=warmup_steps)
+        check_at_least(0, warmup_steps=warmup_steps)
         self.warmup_steps = warmup_steps
         super().__init__(optimizer)
 
     def factor(self, step: int) -> float:
-        """Factor on the base rate for batch `step` (from 0)."""
-        if step < self.warmup_steps:
-            return (step + 1) / (self.warmup_steps + 1)
-        return self.decay(step - self.warmup_steps)
+        """Return the factor on the base rates."""
+        if step >= self.warmup_steps:
+            return self.decay(step - self.warmup_steps)
+        return step / self.warmup_steps if self.start_at_zero else (step + 1) / (self.warmup_steps + 1)
 
     def decay(self, step: int) -> float:
-        """Factor `step` batches after the warm-up."""
+        """Return the factor `step` steps after the warm-up."""
         return 1.0
 
 
-class _WarmupToEnd(WarmupConstant):
-    """Warm-up, then a decay that reaches `min_factor` at `total_steps` and stays there."""
+class WarmupLinear(WarmupConstant):
+    """Linear warm-up, then a straight line down to `min_factor`, which stays.
+
+    Args:
+        optimizer: the rates of its groups are the base rates.
+        warmup_steps: length of the warm-up.
+        total_steps: steps until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
+        min_factor: last factor, in [0, 1].
+        start_at_zero: step s of the warm-up trains with s / warmup_steps of the base rate, the first with zero.
+
+    Raises:
+        ValueError: when a number is out of its range.
+    """
 
     total_steps: int | None
 
     def __init__(
-        self, optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, min_factor: float = 0.0
+        self,
+        optimizer: Optimizer,
+        warmup_steps: int,
+        total_steps: int | None = None,
+        min_factor: float = 0.0,
+        start_at_zero: bool = False,
     ) -> None:
-        if total_steps is not None and total_steps < 1:
-            raise ValueError(
-                f"{type(self).__name__}: total_steps is {total_steps}, as trainer.max_steps is where max_epochs sets "
-                "the length; set trainer.max_steps, or total_steps to a number of batches"
-            )
         if total_steps is not None and total_steps <= warmup_steps:
             raise ValueError(
-                f"{type(self).__name__}: total_steps ({total_steps}) counts the warm-up too and exceeds "
-                f"warmup_steps ({warmup_steps})"
+                f"{type(self).__name__}: total_steps is {total_steps}; expected more than warmup_steps, "
+                f"{warmup_steps} (-1 comes from trainer.max_steps: set max_steps or total_steps)"
             )
-        within(0, 1, min_factor=min_factor)
+        check_within(0, 1, min_factor=min_factor)
         self.total_steps = total_steps
         self.min_factor = min_factor
+        self.start_at_zero = start_at_zero
         super().__init__(optimizer, warmup_steps)
 
     def decay(self, step: int) -> float:
-        """Factor `step` batches after the warm-up."""
+        """Return the factor `step` steps after the warm-up."""
         total = math.inf if self.total_steps is None else self.total_steps
         progress = min(1.0, step / max(1, total - self.warmup_steps))
         return self.min_factor + (1.0 - self.min_factor) * self.remaining(progress)
 
     def remaining(self, progress: float) -> float:
-        """Share of the way down still to go, for a share `progress` in [0, 1] of the time."""
-        raise NotImplementedError
+        """Return the share of the decay that is left at a share `progress` in [0, 1] of the time."""
+        return 1.0 - progress
 
 
-class WarmupCosine(_WarmupToEnd):
-    """Linear warm-up, then half a cosine down to `min_factor`.
+class WarmupCosine(WarmupLinear):
+    """Linear warm-up, then half a cosine down to `min_factor`; the arguments are those of `WarmupLinear`.
 
-    Args:
-        optimizer: whose groups' rates are the base rates.
-        warmup_steps: batches of warm-up.
-        total_steps: batches until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
-        min_factor: last factor, in [0, 1].
+    With `start_at_zero` it is `get_cosine_schedule_with_warmup` of transformers.
 
     Source: Loshchilov and Hutter, SGDR, equation 5, without restarts.
     """
 
     def remaining(self, progress: float) -> float:
-        """Share of the way down still to go."""
+        """Return the share of the decay that is left at a share `progress` in [0, 1] of the time."""
         return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-class RampedCosine(WarmupCosine):
-    """`WarmupCosine` whose first batch trains with rate zero: batch s of the warm-up with s / warmup_steps.
-
-    It is the cosine schedule of the transformers library (`get_cosine_schedule_with_warmup`), batch for batch.
-
-    Args:
-        optimizer: whose groups' rates are the base rates.
-        warmup_steps: batches of warm-up.
-        total_steps: batches until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
-        min_factor: last factor, in [0, 1].
-    """
-
-    def factor(self, step: int) -> float:
-        """Factor on the base rate for batch `step` (from 0)."""
-        return step / self.warmup_steps if step < self.warmup_steps else super().factor(step)
-
-
-class WarmupLinear(_WarmupToEnd):
-    """Linear warm-up, then a straight line down to `min_factor`.
-
-    Args:
-        optimizer: whose groups' rates are the base rates.
-        warmup_steps: batches of warm-up.
-        total_steps: batches until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
-        min_factor: last factor, in [0, 1].
-    """
-
-    def remaining(self, progress: float) -> float:
-        """Share of the way down still to go."""
-        return 1.0 - progress
 
 
 class StageCosine(_ClosedForm):
     """In each stage of a curriculum a linear rise from `min_factor` to the base rate, then half a cosine back to it.
 
     Args:
-        optimizer: whose groups' rates are the base rates.
-        starts: first batch of each stage, rising from 0.
-        total_steps: batches until the last stage ends; null for `trainer.max_steps`.
-        warmup_steps: batches of the first stage's rise.
-        stage_warmup_steps: batches of the rise in each later stage.
+        optimizer: the rates of its groups are the base rates.
+        starts: first step of each stage, rising from 0.
+        total_steps: steps until the last stage ends; null for `trainer.max_steps`.
+        warmup_steps: length of the first stage's rise.
+        stage_warmup_steps: length of the rise in each later stage.
         min_factor: factor at the beginning and at the end of a stage, in [0, 1].
 
     Raises:
@@ -171,8 +152,8 @@ class StageCosine(_ClosedForm):
         min_factor: float = 0.1,
     ) -> None:
         if not starts or starts[0] != 0:
-            raise ValueError(f"StageCosine: the first stage starts at batch 0, found starts {list(starts)}")
-        within(0, 1, min_factor=min_factor)
+            raise ValueError(f"StageCosine: the first stage starts at step 0, found starts {list(starts)}")
+        check_within(0, 1, min_factor=min_factor)
         self.starts = list(starts)
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
@@ -180,18 +161,18 @@ class StageCosine(_ClosedForm):
         for start, end, rise in self.stages():
             if end - start <= rise:
                 raise ValueError(
-                    f"StageCosine: the stage from batch {start} to {end} is not longer than its rise of {rise} batches"
+                    f"StageCosine: the stage from step {start} to {end} is not longer than its rise of {rise} steps"
                 )
         self.min_factor = min_factor
         super().__init__(optimizer)
 
     def stages(self) -> list[tuple[float, float, int]]:
-        """First batch, end and batches of rise of each stage."""
+        """Return first step, end and length of the rise of each stage."""
         ends: list[float] = [*self.starts, math.inf if self.total_steps is None else self.total_steps]
         return [(start, end, self.stage_warmup_steps if start else self.warmup_steps) for start, end in pairwise(ends)]
 
     def factor(self, step: int) -> float:
-        """Factor on the base rate for batch `step` (from 0)."""
+        """Return the factor on the base rates."""
         start, end, rise = next(stage for stage in reversed(self.stages()) if stage[0] <= step)
         if step < start + rise:
             share = (step - start) / rise
@@ -201,7 +182,7 @@ class StageCosine(_ClosedForm):
 
 
 def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
-    """End a schedule without a length with the training.
+    """Let a schedule without a length end with the training.
 
     Raises:
         ValueError: when the training has no number of steps either.
@@ -214,17 +195,26 @@ def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
     scheduler.total_steps = trainer.max_steps  # type: ignore[attr-defined]
 
 
-log = logging.getLogger(__name__)
+def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:
+    """Let one kernel step all weights of an Adam on the CPU; a recipe's own `fused` or `foreach` stays.
 
-Rule = Literal["none", "sqrt", "linear"]
-EXPONENTS: dict[Rule, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+    The choice is part of the optimizer's state, so a resumed run steps as it began. A strategy that shards weights
+    chooses for itself.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    on_cpu = all(weight.device.type == "cpu" and weight.is_floating_point() for weight in weights)
+    if on_cpu and isinstance(optimizer, Adam) and (trainer is None or not is_sharded(trainer)):
+        for group in optimizer.param_groups:
+            if group["fused"] is None and group["foreach"] is None:
+                group["fused"] = True
+    return optimizer
 
 
 def accumulated_batches(trainer: L.Trainer) -> int:
     """Return how many batches a full optimizer step accumulates: a step ends with its epoch at the latest."""
     data: Any = getattr(trainer, "datamodule", None)
     batches, limit = math.inf, trainer.limit_train_batches
-    if isinstance(data, ZooDataModule) and not isinstance(data.train_set, IterableDataset):
+    if hasattr(data, "train_batches") and hasattr(data.train_set, "__len__"):
         batches = len(data.train_batches(0, trainer.world_size))
     batches = min(batches, limit) if isinstance(limit, int) else batches * limit
     return int(min(trainer.accumulate_grad_batches, max(1, batches)))
@@ -242,33 +232,31 @@ class LrScaling:
     """
 
     def __init__(self, batch_size: int, rule: Rule = "sqrt") -> None:
-        one_of(EXPONENTS, rule=rule)
-        at_least(1, batch_size=batch_size)
+        check_one_of(EXPONENTS, rule=rule)
+        check_at_least(1, batch_size=batch_size)
         self.batch_size = batch_size
         self.rule: Rule = rule
-        self._reported = False
 
     def factor(self, effective: int) -> float:
-        """Factor on the rates for an effective batch of so many items."""
+        """Return the factor on the rates for an effective batch of so many items."""
         return (effective / self.batch_size) ** EXPONENTS[self.rule]
 
     def scale(self, optimizer: Optimizer, trainer: L.Trainer) -> None:
-        """Multiply the rates of an optimizer, before its schedule takes them for the base rates.
+        """Multiply the rates of an optimizer, before its schedule reads them.
 
         Raises:
-            ValueError: when the data does not tell its batch size.
+            ValueError: when the data has no batch size.
         """
-        per_process = getattr(getattr(trainer, "datamodule", None), "batch_size", None)
-        if per_process is None:
+        data: Any = getattr(trainer, "datamodule", None)
+        if getattr(data, "batch_size", None) is None:
             raise ValueError("lr_scaling needs data with a batch_size: set model.init_args.lr_scaling to null")
         accumulated = accumulated_batches(trainer)
-        effective = per_process * trainer.world_size * accumulated
+        effective = data.batch_size * trainer.world_size * accumulated
         for group in optimizer.param_groups:
             group["lr"] *= self.factor(effective)
-        if trainer.is_global_zero and not self._reported:
-            self._reported = True
+        if trainer.is_global_zero:
             log.info(
                 "learning rates x %.4g (%s): effective batch %d (%d x %d processes x %d accumulated), rates are for %d",
-                self.factor(effective), self.rule, effective, per_process, trainer.world_size,
+                self.factor(effective), self.rule, effective, data.batch_size, trainer.world_size,
                 accumulated, self.batch_size,
             )  # fmt: skip

@@ -1,41 +1,38 @@
-"""What every system's LightningModule shares: logging, evaluation over all items, inference from its parts."""
+"""Bases of all systems' LightningModules: logging, evaluation over all items, inference from the task's modules."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, TypeAlias
 
-import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from zoo.common.build import completed
-from zoo.common.registry import find, slots
+from zoo.common.registry import constructor_annotations, get_class
 from zoo.runs import frozen
-from zoo.runs.folder import run_folder
-from zoo.runs.inference import Inference
-from zoo.training.callbacks.samples import Samples
-from zoo.training.resume import apply_hyperparameters
-from zoo.training.schedules import LrScaling, set_total_steps
-from zoo.training.strategies.fsdp import FSDP
+from zoo.training.schedules import LrScaling, set_total_steps, use_fused_adam
 from zoo.training.strategies.sharding import is_sharded
+from zoo.training.task_state import CheckpointedTask
+
+log = logging.getLogger(__name__)
 
 OptimizerCallable: TypeAlias = Callable[[Iterable], Optimizer]
 SchedulerCallable: TypeAlias = Callable[[Optimizer], LRScheduler]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 class WeightedMeans:
     """Sums of values and their weights by key, reduced over ranks at the end.
 
-    Ranks may hold different numbers of items, none included: the keys are gathered with the sums, so no collective
-    call depends on what a rank has seen.
+    Ranks may hold different numbers of items, or none: the keys are gathered with the sums, so no collective call
+    depends on the items of a rank.
     """
 
     def __init__(self) -> None:
@@ -54,83 +51,84 @@ class WeightedMeans:
     def compute(self) -> dict[str, float]:
         """Reduce over all ranks and return the means."""
         local = {key: (float(total), self._weights[key]) for key, total in self._sums.items()}
-        parts: list[dict[str, tuple[float, float]]] = [local]
+        ranks: list[dict[str, tuple[float, float]]] = [local]
         if dist.is_available() and dist.is_initialized():
-            parts = [{} for _ in range(dist.get_world_size())]
-            dist.all_gather_object(parts, local)
-        keys = dict.fromkeys(key for part in parts for key in part)
+            ranks = [{} for _ in range(dist.get_world_size())]
+            dist.all_gather_object(ranks, local)
         means = {}
-        for key in keys:
-            entries = [part[key] for part in parts if key in part]
+        for key in dict.fromkeys(key for rank in ranks for key in rank):
+            entries = [rank[key] for rank in ranks if key in rank]
             weight = sum(entry[1] for entry in entries)
             means[key] = sum(entry[0] for entry in entries) / weight if weight else float("nan")
         return means
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all values."""
         self._sums.clear()
         self._weights.clear()
 
 
-log = logging.getLogger(__name__)
+class ZooTask(CheckpointedTask):
+    """Base of all systems' LightningModules; subclasses implement `training_step` and `evaluate`.
 
-
-class ZooTask(L.LightningModule):
-    """Base of all systems' LightningModules.
-
-    A task receives built nets and optimizer callables, and defines none. It names the parts that are enough for
-    inference; `specs` (set by the command line) describes how they were built, goes into every checkpoint and makes
-    the checkpoint usable without its run folder.
-
-    Weights of `FrozenModule`s stay out of the checkpoints and of training mode; see `zoo.runs.frozen`.
-
-    Subclasses implement `training_step` and `evaluate`.
+    A task receives built nets and optimizer callables, and defines none. It names the class of its inference and the
+    modules that this needs; see `CheckpointedTask` for what a checkpoint holds and `zoo.runs.frozen` for modules whose
+    weights stay out of it.
 
     Args:
-        compile: run the nets through torch.compile.
+        compile: compile the inference modules in place.
+
+    Attributes:
+        logged_metric_names: of the last validation or test.
     """
 
     inference_class: ClassVar[str]
-    inference_parts: ClassVar[tuple[str, ...]]
-    use_command: ClassVar[str] = "zoo predict --ckpt_path {run} --input FILES --output FOLDER"
-    """What the end of a fit proposes to do with the run."""
-    optimizer_names: ClassVar[tuple[str, ...]] = ()
-    """Of several optimizers, for logs and messages."""
-    uneven_parts: ClassVar[tuple[str, ...]] = ()
-    """Parts that a step passes through more or less often by what its items are, so that ranks must not meet there."""
+    usage_command: ClassVar[str] = "zoo predict --ckpt_path {run} --input FILES --output FOLDER"
+    """Suggested at the end of a fit."""
+    fsdp_excluded_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that ranks call a different number of times in a step, within which FSDP must not wait for others."""
 
     def __init__(self, compile: bool = False) -> None:
         super().__init__()
-        self.specs: dict[str, Any] | None = None
-        self.compile_parts = compile
+        self.compile_modules = compile
         self._means = WeightedMeans()
-        self._inference: Inference | None = None
-        self._samples = Samples()
-        self.evaluated: tuple[str, ...] = ()  # names of the values of the last validation or test
+        self._inference: Any = None
+        self.logged_metric_names: tuple[str, ...] = ()
 
-    def keep_options(self, given: Mapping[str, Any]) -> None:
-        """Keep the options of inference among a constructor's arguments (its `locals()`) as attributes."""
+    def store_options(self, arguments: Mapping[str, Any]) -> None:
+        """Store the options of inference among a constructor's arguments (its `locals()`) as attributes."""
         for name in self.inference_options:
-            setattr(self, name, given[name])
+            setattr(self, name, arguments[name])
 
     @property
     def inference_options(self) -> tuple[str, ...]:
-        """Arguments that task and Inference share besides the parts: plain values, or objects without weights.
+        """Arguments that task and inference class share besides the modules; prediction may change them."""
+        arguments = constructor_annotations(type(self))
+        shared = (name for name in constructor_annotations(get_class(self.inference_class)) if name in arguments)
+        return tuple(name for name in shared if name not in self.inference_modules)
 
-        The task keeps them as attributes; prediction may change them.
+    def inference(self, **changes: Any) -> Any:
+        """Return the object that turns arrays or files into results, built from this task's modules.
+
+        Args:
+            changes: options that replace the task's; with any, the object is a new one.
         """
-        taken = slots(type(self))
-        shared = (name for name in slots(find(self.inference_class, Inference)) if name in taken)
-        return tuple(name for name in shared if name not in self.inference_parts)
+        if changes or self._inference is None:
+            arguments = {key: getattr(self, key) for key in (*self.inference_modules, *self.inference_options)}
+            inference = get_class(self.inference_class)(**{**arguments, **changes})
+            if changes:
+                return inference
+            self._inference = inference
+        return self._inference
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether a step may leave trained parameters without gradients, which DDP must then look for."""
+        """Whether a step may leave trained parameters without gradients, which DDP must then find."""
         return False
 
     @property
-    def batches_done(self) -> int:
-        """Batches trained so far, kept over a resume."""
+    def steps_trained(self) -> int:
+        """Steps trained so far, resumed ones included."""
         return self.global_step
 
     def log_terms(
@@ -140,15 +138,15 @@ class ZooTask(L.LightningModule):
         batch_size: int | None = None,
         weight: Tensor | float | None = None,
     ) -> None:
-        """Log loss terms as `<stage>/<key>`, means over all ranks; between two logging intervals they are dropped.
+        """Log loss terms as `<stage>/<key>`, means over all ranks; between two logging steps they are dropped.
 
         Args:
             stage: "train", "val" or "test".
             terms: means over this rank's batch.
-            weight: of this rank in the means over all; the items when not given.
+            weight: of this rank in the means over all; the number of items when None.
         """
         if stage == "train" and self._trainer is not None and not self._trainer._logger_connector.should_update_logs:
-            return  # Lightning would collect and never write them, at a cost that small nets feel
+            return  # Lightning would collect and never write them, which takes time
         values: Mapping[str, Any] = {f"{stage}/{key}": value.detach() for key, value in terms.items()}
         if self._trainer is not None and self.trainer.world_size > 1 and not self._accumulates():
             means = WeightedMeans()
@@ -160,21 +158,20 @@ class ZooTask(L.LightningModule):
         """Whether further batches belong to this step; Lightning writes what the last of them logs."""
         return self.automatic_optimization and self.trainer.fit_loop.epoch_loop._should_accumulate()
 
-    def drawn(self, batch: Any) -> Any:
-        """Add what the host draws and decides for a training batch, while the batch lies on the CPU.
+    def prepare_training_batch(self, batch: Any) -> Any:
+        """Add what the host samples and computes for a training batch, while the batch is on the CPU.
 
-        So a training step neither makes tensors on the CPU nor asks the device for values. A batch that has it already
-        comes back as it is.
+        The step then makes no tensors on the CPU and asks the device for no values. A prepared batch is returned as is.
         """
         return batch
 
-    def located(self, batch: Any) -> Any:
-        """The same for a batch of validation or test."""
+    def prepare_evaluation_batch(self, batch: Any) -> Any:
+        """Add the same to a batch of validation or test."""
         return batch
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Complete a batch before it goes to the device; see `drawn` and `located`."""
-        return self.drawn(batch) if self.trainer.training else self.located(batch)
+        """Prepare a batch before it moves to the device."""
+        return self.prepare_training_batch(batch) if self.trainer.training else self.prepare_evaluation_batch(batch)
 
     def evaluate(self, batch: Any, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Evaluate one batch.
@@ -188,39 +185,51 @@ class ZooTask(L.LightningModule):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate()")
 
-    def draw_samples(self, batches: list[Any], last: bool) -> None:
-        """Show what the task makes, by the functions of `zoo.training.callbacks.media`; called on every rank.
+    def log_samples(self, batches: list[Any], last: bool) -> None:
+        """Write samples of a validation by `write_media`; called by the callback `Samples` on every rank.
 
         Args:
             batches: the first of the validation, on the device, that together hold `samples.items` items.
-            last: whether this validation is the fit's last.
+            last: whether this validation is the last of the fit.
         """
 
     @property
-    def sample_settings(self) -> Samples:
-        """The trainer's callback `Samples`; one of default settings where there is none."""
+    def sample_settings(self) -> Any:
+        """The trainer's callback `Samples`; disabled settings without one."""
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return next((each for each in callbacks if isinstance(each, Samples)), self._samples)
+        disabled = SimpleNamespace(showing=False, items=0, seed=0)
+        return next((each for each in callbacks if hasattr(each, "showing")), disabled)
 
     @property
-    def draws_alone(self) -> bool:
-        """Whether this process may make samples without the others: the first one, if its nets are whole.
+    def can_sample_on_rank_zero(self) -> bool:
+        """Whether this process may sample without the others: the first one, if its weights are complete.
 
-        For samples whose length differs from rank to rank. A pass through shards (FSDP, DeepSpeed) needs all ranks.
+        For samples whose length differs between ranks. A pass through shards (FSDP) needs all ranks.
         """
         return self.trainer.is_global_zero and not is_sharded(self.trainer)
 
-    def shows(self, stage: str, batch_idx: int) -> bool:
-        """Whether a batch of whole clips is among those that this validation shows; `media_items` limits them."""
+    def should_log_media(self, stage: str, batch_idx: int) -> bool:
+        """Return whether this validation writes samples of a batch of one clip; `media_items` limits their number."""
         count = getattr(self, "media_items", self.sample_settings.items)
         return stage == "val" and batch_idx < count and self.sample_settings.showing
 
-    def show(self, draw: Callable[[], object]) -> None:
-        """Show something in the middle of `evaluate`, within the bounds that `Samples` sets."""
-        self.sample_settings.run(draw)
+    def log_media(self, function: Callable[[], object]) -> None:
+        """Call a function that writes samples within `evaluate`, isolated as `Samples` isolates `log_samples`."""
+        self.sample_settings.run(function)
+
+    def write_media(self, kind: str, name: str, *content: Any) -> None:
+        """Write a sound, picture or table by the trainer's callback `Samples`.
+
+        Args:
+            kind: "audio", "image", "figure", "matrices", "animation" or "table", see
+                `zoo.training.callbacks.media.log_<kind>`.
+            name: of the file and the logged value.
+            content: the other arguments of that function.
+        """
+        self.sample_settings.write(self, kind, name, *content)
 
     def setup(self, stage: str) -> None:
-        """Set up the strategy; rest frozen modules, hash and copy them before precision changes their weights.
+        """Configure DDP; put frozen modules in eval mode, hash and copy them before precision changes their weights.
 
         Raises:
             ValueError: when a weight that is not saved would be trained.
@@ -232,45 +241,32 @@ class ZooTask(L.LightningModule):
         for path, module in frozen.frozen_modules({"": self}).items():
             if not module.is_frozen:
                 continue
-            module.train(stage == "fit")  # for a subclass to set up its modes; it rests nevertheless
-            kept = module.frozen_state().keys()
-            trained = [name for name, weight in module.named_parameters() if name in kept and weight.requires_grad]
+            module.train(stage == "fit")  # a subclass sets up its modes; frozen weights stay in eval mode
+            omitted = module.frozen_state().keys()
+            trained = [name for name, weight in module.named_parameters() if name in omitted and weight.requires_grad]
             if trained:
                 raise ValueError(
                     f"{path}.{trained[0]} is trained, and frozen_state() of {type(module).__name__} names it: "
                     "its changes would not be saved"
                 )
-        keeps_checkpoints = bool(self.trainer.checkpoint_callbacks) and not getattr(self.trainer, "fast_dev_run", False)
-        if stage == "fit" and keeps_checkpoints:
-            self._save_frozen(unless_resuming=True)
+        has_checkpoints = bool(self.trainer.checkpoint_callbacks) and not getattr(self.trainer, "fast_dev_run", False)
+        if stage == "fit" and has_checkpoints:
+            self.save_frozen_modules(unless_resuming=True)
 
     def configure_model(self) -> None:
-        """Shard the weights for training under `FSDP`."""
-        if isinstance(self.trainer.strategy, FSDP) and self.trainer.state.fn == "fit":
-            self.trainer.strategy.shard_modules(self)
-
-    def _save_frozen(self, unless_resuming: bool = False) -> dict[str, Any]:
-        """Copy local frozen modules into the run folder, once; returns all their records.
-
-        Whether the run is resumed is known only after its checkpoint was read.
-        """
-        modules = frozen.frozen_modules({"": self})
-        recorded = frozen.records(modules)
-        if recorded:
-            folder = run_folder(self.trainer)
-            if self.trainer.is_global_zero and not (unless_resuming and next(folder.glob("*.ckpt"), None)):
-                frozen.save_copies(modules, recorded, folder)
-        return recorded
+        """Shard the weights for a fit, where the strategy does so."""
+        shard_modules = getattr(self.trainer.strategy, "shard_modules", None)
+        if shard_modules is not None and self.trainer.state.fn == "fit":
+            shard_modules(self)
 
     def on_fit_start(self) -> None:
-        """Compile the inference parts in place when asked for; in place keeps `_orig_mod.` out of the checkpoint."""
-        if self.compile_parts:
-            for name in self.inference_parts:
-                if isinstance(part := getattr(self, name), nn.Module):
-                    part.compile()
+        """Compile the inference modules when asked to."""
+        for name in self.inference_modules if self.compile_modules else ():
+            if isinstance(module := getattr(self, name), nn.Module):
+                compile_module(module)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the values of the last validation."""
+        """Remove the values of the last validation."""
         self._means.reset()
 
     on_test_epoch_start = on_validation_epoch_start
@@ -293,85 +289,15 @@ class ZooTask(L.LightningModule):
 
     def _log_means(self, stage: str) -> None:
         values = {f"{stage}/{key}": value for key, value in self._means.compute().items()}
-        self.evaluated = tuple(values)
+        self.logged_metric_names = tuple(values)
         if not self.trainer.sanity_checking:
             self.log_dict(values, on_step=False, on_epoch=True, rank_zero_only=True)
             self.trainer.callback_metrics.update({k: torch.tensor(v) for k, v in values.items()})
         elif math.isinf(float(self.trainer.num_sanity_val_steps)):
-            # a complete validation before step 1 (num_sanity_val_steps: -1) is worth a row; Lightning drops it
+            # Lightning drops the values of a complete validation before step 1 (num_sanity_val_steps: -1)
             for logger in self.trainer.loggers:
                 logger.log_metrics(values, step=0)
             log.info("before step 1: %s", ", ".join(f"{key}={value:.4f}" for key, value in values.items()))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Describe the system and its parts in the checkpoint; replace frozen weights by records."""
-        configs = self.trainer.lr_scheduler_configs
-        checkpoint["scheduler_classes"] = [type(config.scheduler).__name__ for config in configs]
-        if self.specs is not None:
-            checkpoint["zoo"] = self.specs
-        recorded = self._save_frozen()
-        if recorded:
-            left_out = frozen.frozen_keys(frozen.frozen_modules({"": self}))
-            state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {key: value for key, value in state.items() if key not in left_out}
-            checkpoint["frozen"] = recorded
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose parts were built otherwise (another mel, another net), or one that cannot go on."""
-        if self.trainer.state.fn == "fit" and not checkpoint.get("optimizer_states"):
-            raise ValueError("the checkpoint holds weights without optimizers: begin with them by --init_from")
-        if self.trainer.state.fn == "fit":
-            self._apply_hyperparameters(checkpoint)
-        modules = frozen.frozen_modules({"": self})
-        self._check_parts(checkpoint.get("zoo"), [path for path, module in modules.items() if module.is_frozen])
-        frozen.check(modules, checkpoint.get("frozen", {}), "the checkpoint")
-        if self.trainer.state.fn == "fit":
-            self._save_frozen()  # it may go on in another folder than its own
-
-    def _apply_hyperparameters(self, checkpoint: dict[str, Any]) -> None:
-        optimizers, schedulers = split_optimizers(self.configure_optimizers())
-        changes = apply_hyperparameters(checkpoint, optimizers, schedulers, self.optimizer_names)
-        if changes is not None and self.trainer.is_global_zero:
-            rates = ", ".join(f"{group['lr']:.6g}" for optimizer in optimizers for group in optimizer.param_groups)
-            log.warning(
-                "resumed with %s; the next step's learning rate is %s: this is no longer the run that was interrupted",
-                changes,
-                rates,
-            )
-
-    def _check_parts(self, saved: dict[str, Any] | None, frozen_paths: list[str]) -> None:
-        """Compare the parts' descriptions.
-
-        Left out are the sources of frozen modules, whose hashes are compared, and what changes memory only.
-        """
-        if saved is None or self.specs is None:
-            return
-        theirs, ours = copy.deepcopy(saved["parts"]), copy.deepcopy(self.specs["parts"])
-        for parts in (theirs, ours):
-            for path in frozen_paths:
-                for key in ("source", "revision", "config", "gradient_checkpointing"):
-                    (frozen.find_arguments(parts, path) or {}).pop(key, None)
-        for part in self.inference_parts:
-            saved_part = completed(theirs.get(part), ours.get(part))
-            if part in theirs and saved_part != ours[part]:
-                raise ValueError(
-                    f"the checkpoint's {part} differs from the config's: {_difference(saved_part, ours[part])}; "
-                    "use the run's own config.yaml, or init_from: to start anew from its weights"
-                )
-
-    def inference(self, **changes: Any) -> Inference:
-        """The object that turns arrays or files into results, built from this task's own parts.
-
-        Args:
-            changes: options that replace the task's; with any, the object is a new one.
-        """
-        if changes or self._inference is None:
-            arguments = {key: getattr(self, key) for key in (*self.inference_parts, *self.inference_options)}
-            made = find(self.inference_class, Inference)(**{**arguments, **changes})
-            if changes:
-                return made
-            self._inference = made
-        return self._inference
 
 
 class SingleOptimizerTask(ZooTask):
@@ -380,8 +306,8 @@ class SingleOptimizerTask(ZooTask):
     Args:
         optimizer: builds the optimizer from the parameters that train.
         scheduler: builds the schedule of the learning rate; it counts optimizer steps.
-        compile: compile the inference parts in place.
-        lr_scaling: of the optimizer's rates with the effective batch; null leaves them.
+        compile: compile the inference modules in place.
+        lr_scaling: scales the rates with the effective batch; None leaves them.
     """
 
     def __init__(
@@ -404,11 +330,11 @@ class SingleOptimizerTask(ZooTask):
         super().backward(loss * (window / left) if left < window else loss, *args, **kwargs)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, and the schedule stepped with it: a state change inside the step, which a resume replays."""
+        """Build the optimizer and the schedule, which Lightning steps with it."""
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
         if not trainable:
-            raise ValueError(f"{type(self).__name__}: no parameter trains; unfreeze a part")
-        optimizer = stepping_at_once(self.optimizer(trainable), self._trainer)
+            raise ValueError(f"{type(self).__name__}: no parameter trains; unfreeze a module")
+        optimizer = use_fused_adam(self.optimizer(trainable), self._trainer)
         if self.lr_scaling is not None:
             self.lr_scaling.scale(optimizer, self.trainer)
         if self.scheduler is None:
@@ -418,40 +344,11 @@ class SingleOptimizerTask(ZooTask):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "name": "lr"}}
 
 
-def split_optimizers(configured: Any) -> tuple[list[Optimizer], list[LRScheduler]]:
-    """Split what `configure_optimizers` returns: an optimizer, a dictionary, or a list of each kind."""
-    if isinstance(configured, Optimizer):
-        return [configured], []
-    if isinstance(configured, Mapping):
-        schedules = [configured["lr_scheduler"]] if "lr_scheduler" in configured else []
-        optimizers = [configured["optimizer"]]
-    else:
-        optimizers, schedules = configured
-    return optimizers, [each["scheduler"] if isinstance(each, Mapping) else each for each in schedules]
+def compile_module(module: nn.Module, mode: CompileMode = "default", fullgraph: bool = False) -> None:
+    """Compile a module in place; names in checkpoints stay as they are.
 
-
-def stepping_at_once(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:
-    """Let one kernel step all weights of an Adam on the CPU, where torch's default goes through them one by one.
-
-    What a recipe says of `fused` or `foreach` stays. The choice is part of the optimizer's state, so a resumed run
-    steps as it began.
-
-    Args:
-        trainer: of the task; a strategy that shards weights chooses for itself. None outside of a training.
+    Without `fullgraph`, what cannot be compiled (no C++ compiler, an unsupported operation) runs uncompiled. With it,
+    breaks of the graph and failures are errors.
     """
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    on_cpu = all(weight.device.type == "cpu" and weight.is_floating_point() for weight in weights)
-    if on_cpu and isinstance(optimizer, Adam) and (trainer is None or not is_sharded(trainer)):
-        for group in optimizer.param_groups:
-            if group["fused"] is None and group["foreach"] is None:
-                group["fused"] = True
-    return optimizer
-
-
-def _difference(saved: Any, ours: Any, path: str = "") -> str:
-    """The first key in which two specs differ, with both values."""
-    if isinstance(saved, dict) and isinstance(ours, dict):
-        for key in dict.fromkeys([*saved, *ours]):
-            if saved.get(key) != ours.get(key):
-                return _difference(saved.get(key), ours.get(key), f"{path}.{key}" if path else key)
-    return f"{path} is {saved!r} in the checkpoint and {ours!r} in the config"
+    torch._dynamo.config.suppress_errors = not fullgraph
+    module.compile(mode=mode, fullgraph=fullgraph)

@@ -19,12 +19,12 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from zoo.cli.log_filters import filter_warnings
 from zoo.cli.trials import ENDLESS, train, trial
-from zoo.common.hardware import free_memory_bytes, peak_memory_bytes
-from zoo.common.ranges import at_least, within
-from zoo.common.registry import admit, admitted
-from zoo.common.report import show_table, terminal_table
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.environment import free_memory_bytes, peak_memory_bytes
+from zoo.common.registry import allow_packages, allowed_packages
+from zoo.common.reports import print_table, terminal_table
 from zoo.training import errors
-from zoo.training.cost import Cost
+from zoo.training.step_cost import StepCost
 
 GIB = 2**30
 FAST = 0.95  # of the best throughput
@@ -70,8 +70,8 @@ def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: in
     Raises:
         ValueError: when a number is out of its range, no batch trains, or the data has no size of batches.
     """
-    within(0.01, 1, target=target)
-    at_least(1, steps=steps, max=1 if max is None else max)
+    check_within(0.01, 1, target=target)
+    check_at_least(1, steps=steps, max=1 if max is None else max)
     recipe = run_batch_trial(fit, steps, target)
     if recipe.error not in ("", OUT_OF_MEMORY):
         raise ValueError(recipe.error)
@@ -115,7 +115,7 @@ def run_batch_trial(fit: Sequence[str], steps: int, target: float) -> BatchTrial
     """Train some steps in another process; one that dies while it trains has run out of memory."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, fit, steps, target, free_memory_bytes(), admitted())
+    arguments = (sender, fit, steps, target, free_memory_bytes(), allowed_packages())
     process = context.Process(target=train_batches, args=arguments)
     process.start()
     sender.close()
@@ -134,7 +134,7 @@ def train_batches(
     with contextlib.suppress(OSError):  # the kernel, short of memory, takes this process and no other
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     filter_warnings()
-    admit(packages)
+    allow_packages(packages)
     result = BatchTrial()
     try:
         with trial(fit, **ENDLESS) as cli:
@@ -144,7 +144,7 @@ def train_batches(
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".lower()
         is_memory = isinstance(error, MemoryError) or any(each in text for each in (*errors.OUT_OF_MEMORY, *ALLOCATORS))
-        message = (errors.explain(error, {}) if isinstance(error, Exception) else "see above") or error or text
+        message = (errors.explain_error(error, {}) if isinstance(error, Exception) else "see above") or error or text
         result = replace(result, error=OUT_OF_MEMORY if is_memory else " ".join(str(message).split()))
     results.send(result)
 
@@ -172,11 +172,11 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
 
         def longest_batches(rank: int, world: int) -> Any:
             batches = train_batches(rank, world)
-            batches.take_longest()
+            batches.use_longest_items()
             return batches
 
         data.train_batches = longest_batches
-    cost = Cost(steps * trainer.accumulate_grad_batches)
+    cost = StepCost(steps * trainer.accumulate_grad_batches)
     trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, Checkpoint)), cost]
     trainer.loggers = []
     train(cli)
@@ -194,7 +194,7 @@ def _print_result(trials: dict[int, BatchTrial], recipe: BatchTrial, largest: in
     rows = []
     for size, each in sorted(trials.items()):
         rows.append((str(size), f"{each.peak / GIB:.2f} GiB" if each.peak else "", f"{each.rate:.4g}", each.error))
-    show_table(terminal_table([recipe.key, "peak memory", f"{unit}s per s", ""], rows, left=[""]))
+    print_table(terminal_table([recipe.key, "peak memory", f"{unit}s per s", ""], rows, left=[""]))
     best = max(each.rate for each in trials.values())
     smallest = min(size for size, each in trials.items() if each.rate >= FAST * best)
     print(f"largest that trains within {recipe.memory / GIB:.2f} GiB: {largest}")

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zoo.cli.trials import ENDLESS, train, trial
-from zoo.common.locks import locked
-from zoo.common.ranges import above, at_least, positive
-from zoo.common.report import new_figure, show_table, terminal_table, write_report
-from zoo.runs.folder import RUNS_ROOT
+from zoo.common.checks import check_above, check_at_least, check_positive
+from zoo.common.locks import lock_folder
+from zoo.common.reports import new_figure, print_table, terminal_table, write_report
+from zoo.runs.run_folder import RUNS_ROOT
 from zoo.training.gan import GANTask
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def find_lr(
     Raises:
         ValueError: when a number is out of its range, or the recipe has no such loss.
     """
-    positive(min_lr=min_lr)
-    at_least(MIN_STEPS, batches=batches)
-    above(min_lr, max_lr=max_lr)
+    check_positive(min_lr=min_lr)
+    check_at_least(MIN_STEPS, batches=batches)
+    check_above(min_lr, max_lr=max_lr)
     with trial(fit, **ENDLESS, log_every_n_steps=1) as cli:
         test = LrRangeTest(min_lr, max_lr, batches, recipe_rates(cli), loss)
         cli.trainer.callbacks, cli.trainer.loggers = [test], []  # type: ignore[attr-defined]
         folder = output or RUNS_ROOT / "find-lr" / cli.recipe
-        with locked(folder, "find-lr"):
+        with lock_folder(folder, "find-lr"):
             try:
                 train(cli)
             except (ValueError, RuntimeError, ArithmeticError):
@@ -131,7 +131,7 @@ class LrRangeTest(L.Callback):
         for name, optimizer in zip(names, trainer.optimizers, strict=False):
             initial = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
             self.rates[name] = self.recipe_rates.get(name, max(initial))
-            positive(**{f"the recipe's learning rate of {name}": self.rates[name]})
+            check_positive(**{f"the recipe's learning rate of {name}": self.rates[name]})
             optimizer.register_step_pre_hook(self._rate_setter(initial))
         if self.loss_key is None:
             keys = [*pl_module.reconstruction_keys, "g/total"] if isinstance(pl_module, GANTask) else ["total"]
@@ -244,5 +244,5 @@ def _print_rates(test: LrRangeTest, suggestion: tuple[float, float] | None) -> N
         rows.append((name, f"{test.rates[name]:.2g}", steepest, conservative))
         if name in test.recipe_rates:
             flags.append(f"--{lr_key(name)}={steepest}")
-    show_table(terminal_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"]))
+    print_table(terminal_table(["optimizer", "the recipe's", "steepest fall", "lowest / 10"], rows, left=["optimizer"]))
     print(" ".join(flags) or "set the rates where the recipe's optimizer takes them")

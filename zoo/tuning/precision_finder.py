@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from zoo.cli.trials import ENDLESS, train, trial
-from zoo.common.hardware import peak_memory_bytes
-from zoo.common.ranges import at_least
-from zoo.common.report import show_table, terminal_table
+from zoo.common.checks import check_at_least
+from zoo.common.environment import peak_memory_bytes
+from zoo.common.reports import print_table, terminal_table
 from zoo.training.callbacks.guard import unscaled
-from zoo.training.cost import Cost
+from zoo.training.step_cost import StepCost
 
 HEADS = ["trainer.precision", "s per step", "memory", "loss", "difference of loss", "of gradients"]
 
@@ -51,7 +51,7 @@ def find_precision(*fit: str, steps: int = 4) -> int:
     Returns:
         0.
     """
-    at_least(1, steps=steps)
+    check_at_least(1, steps=steps)
     rows, exact = [], None
     for name in ["32-true", "bf16-mixed", *(["16-mixed"] if torch.cuda.is_available() else [])]:
         try:
@@ -65,14 +65,14 @@ def find_precision(*fit: str, steps: int = 4) -> int:
         gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
         differences = [f"{abs(loss / exact_loss - 1):.2%}", f"{gradients:.2%}"]
         rows.append([name, f"{seconds:.4g}", f"{memory / 2**30:.3g} GiB", f"{loss:.5g}", *differences])
-    show_table(terminal_table(HEADS, rows, left=HEADS[:1]))
+    print_table(terminal_table(HEADS, rows, left=HEADS[:1]))
     return 0
 
 
 def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measurement, float, int]:
     """Train some steps in a precision; returns losses and gradients, seconds a step, and bytes."""
     with trial(fit, precision=precision, **ENDLESS) as cli:
-        measurement, cost = Measurement(), Cost(steps * cli.trainer.accumulate_grad_batches)
+        measurement, cost = Measurement(), StepCost(steps * cli.trainer.accumulate_grad_batches)
         cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
         device = cli.trainer.strategy.root_device
         if device.type == "cuda":

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
 
-from zoo.common.atomic import write_atomic
-from zoo.common.report import write_report
+from zoo.common.atomic_files import write_atomic
+from zoo.common.reports import write_report
 from zoo.tuning.search_space import recipe_values
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def _parse_distribution(text: str) -> BaseDistribution:
     call = _CALL.fullmatch(text)
     if call is None:
         raise ValueError(f"expected uniform, log, int or choice, as in {EXAMPLE}")
-    values = OmegaConf.to_container(OmegaConf.create(f"[{call[2]}]"))
+    values: Any = OmegaConf.to_container(OmegaConf.create(f"[{call[2]}]"))
     if call[1] == "choice":
         choices = [json.dumps(value) for value in values]
         if not choices or len(set(choices)) < len(choices):

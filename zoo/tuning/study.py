@@ -7,6 +7,7 @@ continues from its newest checkpoint.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import re
@@ -23,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from zoo.common.hardware import die_with_parent
-from zoo.common.locks import locked
-from zoo.common.options import verbosity
-from zoo.common.ranges import at_least
-from zoo.common.registry import admitted
-from zoo.runs.listing import CSV_NAME, flatten, read_curves
+from zoo.common.checks import check_at_least
+from zoo.common.environment import verbosity
+from zoo.common.locks import lock_folder
+from zoo.common.registry import allowed_packages
+from zoo.runs.run_folder import CSV_NAME
+from zoo.runs.run_info import flatten_config, read_curves
 from zoo.tuning.report import BEST_NAME, TRIALS_NAME, StudyConfig, find_best, planned_trials, write_plots, write_results
 from zoo.tuning.search_space import RESERVED_KEYS, grid_points, limit_flags, parse_search_space, suggest
 
@@ -83,7 +84,7 @@ def main(
     Raises:
         ValueError: a wrong key, value or search space, another study in this folder, or too many failures in a row.
     """
-    at_least(1, trials=1 if trials is None else trials, startup=startup)
+    check_at_least(1, trials=1 if trials is None else trials, startup=startup)
     try:
         import optuna
     except ImportError as error:
@@ -92,7 +93,7 @@ def main(
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     recipe = Path(next((word for word in fit if not word.startswith("-")), "study"))
     folder = (output or Path("runs", "tune", recipe.parent.name, recipe.stem)).absolute()
-    with locked(folder, "tune", LOCK_SECONDS):
+    with lock_folder(folder, "tune", LOCK_SECONDS):
         study, config = open_study(folder, storage, fit, search, metric, direction)
         starts = study.user_attrs.get("starts", 0)
         study.set_user_attr("starts", starts + 1)  # two processes must not sample the same values
@@ -136,7 +137,7 @@ def open_study(
                 raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
         return study, config
     config = define_study(list(fit), search, metric, direction)
-    goal = f"{config.direction}imize"
+    goal: Literal["minimize", "maximize"] = "minimize" if config.direction == "min" else "maximize"
     study = study or optuna.create_study(study_name=name, storage=storage, direction=goal)
     study.set_user_attr("config", asdict(config))
     return study, config
@@ -160,14 +161,14 @@ def define_study(fit: list[str], search: list[str], metric: str | None, directio
     metric = metric or monitor
     if metric is None:
         raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
-    full = {key.replace("init_args.", ""): key for key in flatten(recipes[0])}
+    full = {key.replace("init_args.", ""): key for key in flatten_config(recipes[0])}
     keys = {key: full.get(key.replace("init_args.", ""), key) for key in space}
     return StudyConfig(fit, search, metric, direction or (mode if metric == monitor else "min"), keys)
 
 
 def fit_command(words: Sequence[str]) -> list[str]:
     """Return the command of a process that runs `zoo fit` with the packages that this one admits."""
-    packages = (word for name in admitted() for word in ("--allow-import", name))
+    packages = (word for name in allowed_packages() for word in ("--allow-import", name))
     return [sys.executable, "-m", "zoo", *packages, "fit", *words]
 
 
@@ -289,6 +290,12 @@ def start_fit(config: StudyConfig, run: Path, flags: Sequence[str]) -> subproces
             fit_command(words), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             preexec_fn=None if os.name == "nt" else die_with_parent,
         )  # fmt: skip
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies; for `preexec_fn`, does nothing outside of Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def failure_reason(run: Path, code: int, metric: str) -> str:

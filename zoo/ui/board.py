@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zoo.common.atomic import TEMPORARY_MARK
-from zoo.common.locks import LOCK_NAME, OWNER_NAME, is_held
-from zoo.runs.listing import CONFIG_NAME, CSV_NAME, LOG_NAME, Run, read_run
+from zoo.common.atomic_files import TEMPORARY_MARK
+from zoo.common.locks import LOCK_INFO_NAME, LOCK_NAME, is_locked
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME
+from zoo.runs.run_info import RunInfo, read_run
 from zoo.ui.curves import Metrics
 from zoo.ui.jobs.runs import NOTES_NAME, read_notes, size
 from zoo.ui.jobs.trainings import Trainings
@@ -31,7 +32,7 @@ SIZE_SECONDS = 30.0  # a run that grows is measured again after so long
 _SIZES_SECONDS = 0.01  # of a turn
 _SETTLED_NS = 50_000_000  # two writes within a tick of the file system's clock leave one time
 _SHOWN = (CONFIG_NAME, CSV_NAME, CONSOLE_NAME, RECORD_NAME)  # a folder with one of these, or a checkpoint, is listed
-_READ = (*_SHOWN, LOG_NAME, NOTES_NAME, LOCK_NAME, OWNER_NAME)
+_READ = (*_SHOWN, LOG_NAME, NOTES_NAME, LOCK_NAME, LOCK_INFO_NAME)
 # without a process that could change them: they stay what they are until a file changes
 QUIET = ("finished", "stopped", "failed", "ended", "idle")
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Row:
 
     name: str
     state: str
-    run: Run
+    run: RunInfo
     owner: str | None = None
     position: int | None = None
     label: str | None = None
@@ -201,7 +202,7 @@ class Board:
         row, now = former.row, time.time()
         changed = marks != former.marks
         unsettled = any(abs(former.read_at * 1e9 - each[1]) < _SETTLED_NS for each in marks)
-        left = row.run.state == "running" and not is_held(folder)  # no file tells that a lock's holder was killed
+        left = row.run.state == "running" and not is_locked(folder)  # no file tells that a lock's holder was killed
         early = former.cost > COSTLY_SECONDS and now - former.read_at < former.cost / SHARE
         if (changed or unsettled or left) and not early:
             return self._read(name, folder, mark, marks, former)

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from zoo.common.reading.text import PlainLoader, YAMLBombError, check_yaml
-from zoo.common.registry import is_part
+from zoo.common.configs import PlainLoader
+from zoo.common.registry import defining_module
 
 MAX_DEPTH = 32
 MAX_NODES = 20_000
@@ -30,14 +30,30 @@ def read_yaml(text: str) -> Any:
         ValueError: it is no YAML, has tags, anchors or aliases, or is nested deeper than 32 levels.
     """
     try:
-        marked = check_yaml(text, MAX_DEPTH)
+        marked = _find_mark(text)
         if not marked:
             return yaml.load(text, PlainLoader)
-    except YAMLBombError:
-        raise
     except yaml.YAMLError as error:
         raise ValueError(f"the value is no YAML ({' '.join(str(error).split())[:120]})") from error
     raise ValueError(f"YAML's {marked} is not taken here; write the value itself")
+
+
+def _find_mark(text: str) -> str:
+    """Name what a YAML text holds beside plain values: alias, anchor or tag; "" for nothing.
+
+    Raises:
+        ValueError: it is nested deeper than 32 levels.
+    """
+    depth, marks = 0, set()
+    for event in yaml.parse(text, Loader=PlainLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"lists and tables nest deeper than {MAX_DEPTH}")
+        if getattr(event, "anchor", None):
+            marks.add("alias" if isinstance(event, yaml.AliasEvent) else "anchor")
+        if getattr(event, "tag", None):
+            marks.add("tag")
+    return min(marks, default="")
 
 
 def strings(tree: Any) -> Iterator[str]:
@@ -58,7 +74,7 @@ def check_class(name: Any) -> None:
     Raises:
         ValueError: it is no registered part.
     """
-    if not isinstance(name, str) or not is_part(name):
+    if not isinstance(name, str) or defining_module(name) is None:
         raise ValueError(f"{str(name)[:80]!r} is no part of the zoo")
 
 
@@ -166,10 +182,8 @@ def _read_again(place: str, text: str) -> list[Any]:
         ValueError: it is nested too deeply or repeats itself by aliases.
     """
     try:
-        marked = check_yaml(text, MAX_DEPTH)
+        marked = _find_mark(text)
         yaml.compose(text, PlainLoader)  # an alias of nothing is no YAML
-    except YAMLBombError:
-        raise
     except yaml.YAMLError:
         return []
     if marked == "alias":

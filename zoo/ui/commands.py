@@ -7,13 +7,13 @@ import importlib.util
 import os
 from pathlib import Path
 
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 COMMANDS = {
     "ui": ("zoo.ui.commands:main", "Serve the local web page: train, watch, inspect, predict; for this machine only."),
 }
 MODULES = ("fastapi", "nicegui", "psutil", "uvicorn")
-LEAST_PASSWORD = 8
+MIN_PASSWORD = 8
 
 
 def main(
@@ -54,9 +54,9 @@ def main(
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"the page needs {', '.join(missing)}: pip install 'zoo[ui]'")
-    within(0, 65535, port=port)
-    at_least(1, max_upload_mib=max_upload_mib, max_uploads=max_uploads, max_session_mib=max_session_mib)
-    at_least(1, trainings_at_once=trainings_at_once, max_trainings=max_trainings)
+    check_within(0, 65535, port=port)
+    check_at_least(1, max_upload_mib=max_upload_mib, max_uploads=max_uploads, max_session_mib=max_session_mib)
+    check_at_least(1, trainings_at_once=trainings_at_once, max_trainings=max_trainings)
     if on_exit not in ("keep", "stop"):
         raise ValueError(f"--on_exit {on_exit}: expected keep or stop")
     password = None
@@ -66,8 +66,8 @@ def main(
             raise ValueError(f"--password_env {password_env}: there is no such environment variable")
     elif ask_password:
         password = getpass.getpass("Password for the page: ")
-    if password is not None and len(password) < LEAST_PASSWORD:
-        raise ValueError(f"the password has {len(password)} characters, at least {LEAST_PASSWORD} are needed")
+    if password is not None and len(password) < MIN_PASSWORD:
+        raise ValueError(f"the password has {len(password)} characters, at least {MIN_PASSWORD} are needed")
     from zoo.ui.jobs.trainings import Queue
     from zoo.ui.server import MIB, Limits, serve
 

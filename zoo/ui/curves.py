@@ -8,7 +8,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.runs.listing import CSV_NAME, FIXED_COLUMNS, Points, add_rows
+from zoo.runs.run_folder import CSV_NAME
+from zoo.runs.run_info import FIXED_COLUMNS, Points, add_rows
 
 POINTS = 400  # of a curve; a screen shows no more
 _KEPT_RUNS = 16

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import zoo
-from zoo.common.atomic import remove
-from zoo.common.locks import locked
-from zoo.runs.listing import tail
+from zoo.common.atomic_files import delete_path
+from zoo.common.locks import lock_folder
+from zoo.runs.run_info import tail_lines
 from zoo.ui.jobs.commands import last_error
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places, check_name
@@ -137,7 +137,7 @@ class Exports:
             folder = self.places.run(export.run) / FOLDER_NAME
             if folder.is_symlink():
                 raise ValueError(f"{FOLDER_NAME} of {export.run} is a link to another place")
-            with locked(folder, "export"):
+            with lock_folder(folder, "export"):
                 said, export.sound = self._written(export, folder, path, options)
             export.said = said  # last: who reads it finds the rest in place
         except (ValueError, OSError) as error:  # the run was deleted, or the disk is full
@@ -148,7 +148,7 @@ class Exports:
 
     def _written(self, export: Export, folder: Path, path: Path, options: list[str]) -> tuple[str, bool]:
         for left in folder.glob(f"{_MAKING}*"):  # by a server that was killed: the lock is ours
-            remove(left)
+            delete_path(left)
         making = folder / f"{_MAKING}{secrets.token_hex(4)}"
         making.mkdir()
         console, code = making / "console.log", None
@@ -160,12 +160,12 @@ class Exports:
                     if export.cancelled:
                         return "cancelled", False
             if code != 0:
-                return last_error(tail(console)).replace(f"{self.places.runs}/", ""), False
-            remove(folder / export.name)
+                return last_error(tail_lines(console)).replace(f"{self.places.runs}/", ""), False
+            delete_path(folder / export.name)
             os.rename(making / export.name, folder / export.name)
             return f"{export.name} is ready", True
         finally:
-            remove(making)
+            delete_path(making)
 
 
 def offers_onnx(task: str) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from zoo.common.systems import System, recipe_root, systems
-from zoo.runs.listing import is_run
+from zoo.common.systems import System, list_systems, recipe_root
+from zoo.runs.run_info import is_run
 from zoo.ui.checks import Rules
 
 CONSOLE_NAME = "console.log"
@@ -53,7 +53,7 @@ class Places:
 
     def systems(self) -> dict[str, System]:
         """Systems with recipes, by name."""
-        return {system.name: system for system in systems() if system.recipes}
+        return {system.name: system for system in list_systems() if system.recipes}
 
     def recipes(self, system: str) -> dict[str, Path]:
         """A system's recipes by name.

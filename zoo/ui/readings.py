@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from zoo.common.hardware import total_memory_bytes, usable_cores
-from zoo.runs.listing import LOG_NAME, MEDIA_NAME, media_of, tail
+from zoo.common.environment import available_cores, total_memory_bytes
+from zoo.runs.run_folder import LOG_NAME, MEDIA_NAME
+from zoo.runs.run_info import sample_folders, tail_lines
 from zoo.ui.places import CONSOLE_NAME, check_name
 
 GIB = 2**30
@@ -52,7 +53,7 @@ def recent(path: Path, lines: int = 200) -> str:
 
 @lru_cache(64)
 def _tail(path: Path, lines: int, changed: int, size: int) -> str:
-    return tail(path, lines)
+    return tail_lines(path, lines)
 
 
 def why_failed(run: Path) -> str:
@@ -83,7 +84,7 @@ def speed_of(log: str) -> Speed:
 
 def steps_of(run: Path) -> list[str]:
     """Names of the step folders of `media/`, the oldest first."""
-    return [folder.name for folder in reversed(media_of(run)) if re.fullmatch(r"step_\d+", folder.name)]
+    return [folder.name for folder in reversed(sample_folders(run)) if re.fullmatch(r"step_\d+", folder.name)]
 
 
 def samples_of(run: Path, step: str) -> tuple[list[str], dict[str, Table]]:
@@ -135,7 +136,7 @@ def machine_load() -> list[Load]:
     """Load of the processor since the last call, and of each GPU that tells."""
     memory = psutil.virtual_memory()
     total = total_memory_bytes() or memory.total  # a container's limit may be lower
-    cores = usable_cores()
+    cores = available_cores()
     cpu = Load(f"CPU, {cores} cores", psutil.cpu_percent(), min(memory.total - memory.available, total), total)
     return [cpu, *(nvidia_load() or amd_load())]
 

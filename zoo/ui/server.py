@@ -17,7 +17,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
-from zoo.runs.listing import MEDIA_NAME
+from zoo.runs.run_folder import MEDIA_NAME
 from zoo.ui.board import Board
 from zoo.ui.curves import chosen_columns
 from zoo.ui.exports import Exports

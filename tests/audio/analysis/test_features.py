@@ -46,25 +46,6 @@ def test_pieces_must_add_up_to_the_shape(tmp_path: Path, pieces: list[tuple[int,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("frames", [9, 10, 11])
-def test_shape_may_differ_by_one_frame(frames: int) -> None:
-    check_features(Path("a.npy"), (4, frames), 10, channels=4)
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((4, 5), r"a\.npy: found features of shape \(4, 5\), expected \(C, F\) = \(4, 10\)"),
-        ((4, 20), r"\(4, 20\), expected"),
-        ((5, 10), r"\(5, 10\), expected"),
-        ((10, 4), r"\(10, 4\) \(it is \(F, C\): transpose it\), expected"),
-    ],
-)
-def test_shape_of_another_net_or_audio_is_refused(shape: tuple[int, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_features(Path("a.npy"), shape, 10, channels=4)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_features_must_be_finite(tmp_path: Path, value: float) -> None:
     features = np.zeros((2, 8), np.float16)
@@ -73,3 +54,10 @@ def test_features_must_be_finite(tmp_path: Path, value: float) -> None:
     assert read_frames(tmp_path / "a.npy", 0, 5).dtype == np.float32
     with pytest.raises(ValueError, match=r"a\.npy: NaN or infinite .* 4 to 7"):
         read_frames(tmp_path / "a.npy", 4)
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (4, 12), (5, 10), (10, 4)])
+def test_shape_of_another_net_or_audio_is_refused(shape: tuple[int, int]) -> None:
+    check_features(Path("a.npy"), (4, 9), 10, channels=4)
+    with pytest.raises(ValueError, match=r"a\.npy: found .*expected \(C, F\) = \(4, 10\)"):
+        check_features(Path("a.npy"), shape, 10, channels=4)

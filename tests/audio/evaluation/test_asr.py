@@ -1,6 +1,6 @@
 import pytest
 
-from zoo.audio.evaluation.asr import character_errors, has_words, normalize_text, word_errors
+from zoo.audio.evaluation.asr import error_rates, has_words, normalize_text
 
 
 @pytest.mark.parametrize(
@@ -18,14 +18,16 @@ def test_normalize_text(text, expected):
     assert normalize_text(text) == normalize_text(expected) == expected
 
 
-def test_word_errors():
-    assert word_errors("the cat sat sat", "the bat sat") == (2, 3)
-    assert word_errors("世界", "世界中") == (0, 0)
-
-
-def test_character_errors_ignore_the_spaces_of_scripts_without_words():
-    assert character_errors("こん にちは", "こんにちわ") == (1, 5)
-    assert character_errors("ab c", "abc") == (1, 3)
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "expected"),
+    [
+        ("The cat sat sat!", "the bat sat", {"wer": 2 / 3, "words": 3, "cer": 5 / 11, "characters": 11}),
+        ("こん にちは", "こんにちわ", {"cer": 1 / 5, "characters": 5}),
+        ("ab c", "abc", {"wer": 2, "words": 1, "cer": 1 / 3, "characters": 3}),
+    ],
+)
+def test_error_rates(hypothesis, reference, expected):
+    assert error_rates(hypothesis, reference) == pytest.approx(expected)
 
 
 def test_scripts():

@@ -11,7 +11,7 @@ from zoo.audio.evaluation import evaluate as evaluation
 from zoo.audio.evaluation.evaluate import Settings, evaluate, read_transcripts
 from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.io import files
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 RATE = 16000
 FAST = Settings(("si_sdr", "lsd"), RATE)
@@ -21,18 +21,13 @@ VOICES = SyntheticSpeech(RATE, seconds=(0.5, 0.5))
 class Words(MetricModel):
     """Needs no reference; sees the text."""
 
-    measures = (Measure("letters", True),)
+    measures = (MetricColumn("letters", True),)
 
     def load(self):
         pass
 
     def __call__(self, restored, reference, text):
         return {"letters": float(len(text))} if text else {}
-
-
-class Broken(Words):
-    def load(self):
-        raise OSError("no such model")
 
 
 def trees(root, count=4):
@@ -71,6 +66,7 @@ def test_report_shows_the_gain(tmp_path):
     assert by_measure["restored", "lsd"]["gain_low"] > 0 and math.isnan(by_measure["degraded", "lsd"]["gain"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "per_file.csv",
+        "per_file.jsonl",
         "summary.csv",
         "summary.json",
         "report.md",
@@ -80,7 +76,7 @@ def test_report_shows_the_gain(tmp_path):
     assert content["sample_rates"] == {"si_sdr": RATE, "lsd": RATE} and content["failed"] == []
     assert [row["gain"] for row in content["summary"] if row["system"] == "degraded"] == [None, None]
     head, *lines = (tmp_path / "out" / "per_file.csv").read_text().splitlines()
-    assert head == "name,system,status,reason,seconds,length_difference_seconds,level_db,si_sdr,lsd,key"
+    assert head == "name,system,status,reason,seconds,length_difference_seconds,level_db,si_sdr,lsd"
     assert lines[0].startswith("s0/0,degraded,done,,0.5,0,")
     assert (tmp_path / "out" / "boxplots.png").read_bytes().startswith(b"\x89PNG")
     assert "| restored | 4 |" in (tmp_path / "out" / "report.md").read_text()
@@ -102,7 +98,7 @@ def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
     assert calls == [] and (output / "report.md").read_text() == report
     assert [row["key"] for row in again.rows] == [row["key"] for row in first.rows]
 
-    table = output / "per_file.csv"
+    table = output / "per_file.jsonl"
     table.write_bytes(table.read_bytes()[:-8])  # as a kill leaves it: the last row is torn
     run(paths, output)
     assert calls == [("restored", "s1/3")]
@@ -117,24 +113,6 @@ def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
     calls.clear()
     run(paths, output, Settings(("lsd",), RATE))
     assert len(calls) == 8
-
-
-def test_rows_are_kept_when_the_run_is_cut(tmp_path, monkeypatch):
-    paths, output = trees(tmp_path), tmp_path / "out"
-    original, calls = evaluation.measure, []
-
-    def stop(item, settings):
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        calls.append(item.name)
-        return original(item, settings)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(evaluation, "measure", stop)
-        run(paths, output)
-    assert not (output / "report.md").exists()
-    rest = computed(monkeypatch)
-    assert len(run(paths, output).rows) == 8 and len(rest) == 3
 
 
 def test_bad_files_are_named(tmp_path):
@@ -162,14 +140,6 @@ def test_bad_files_are_named(tmp_path):
     assert len(run(paths, output).failed_rows) == 4
 
 
-def test_length_differences_are_trimmed_and_reported(tmp_path):
-    paths = trees(tmp_path, 1)
-    files.write(paths["restored"] / "s0" / "0.wav", VOICES.utterance(0)[:-800], RATE)
-    row = run(paths, tmp_path / "out").rows[1]
-    assert row["status"] == "done" and row["length_difference_seconds"] == pytest.approx(-0.05)
-    assert row["si_sdr"] > 40
-
-
 def test_undefined_values_are_counted(tmp_path):
     paths = trees(tmp_path, 3)
     length = len(VOICES.utterance(0))
@@ -181,14 +151,6 @@ def test_undefined_values_are_counted(tmp_path):
     assert ",nan," in (tmp_path / "out" / "per_file.csv").read_text()
 
 
-def test_several_systems_without_a_degraded_tree(tmp_path):
-    paths = trees(tmp_path, 2)
-    named = {"ours": paths["restored"], "theirs": paths["degraded"]}
-    result = evaluate(paths["clean"], named, tmp_path / "out", settings=FAST, progress=False)
-    assert [row["system"] for row in result.summary] == ["ours", "ours", "theirs", "theirs"]
-    assert "Gains" not in (tmp_path / "out" / "report.md").read_text()
-
-
 def test_models_score_the_clean_files_too(tmp_path):
     settings = Settings(("lsd",), RATE, models=(Words(),))
     result = run(trees(tmp_path, 2), tmp_path / "out", settings, texts={"s0/0": "four", "1": "letters"})
@@ -196,16 +158,6 @@ def test_models_score_the_clean_files_too(tmp_path):
     clean = {row["measure"]: row for row in result.summary if row["system"] == "clean"}
     assert clean["letters"]["mean"] == 5.5 and clean["lsd"]["count"] == 0
     assert result.rows[0]["system"] == "clean" and "lsd" not in result.rows[0]
-
-
-def test_a_model_that_cannot_load_stops_the_run(tmp_path):
-    with pytest.raises(OSError, match="no such model"):
-        run(trees(tmp_path, 1), tmp_path / "out", Settings((), RATE, models=(Broken(),)))
-
-
-def test_sample_rate_above_the_clean_files(tmp_path):
-    result = run(trees(tmp_path, 1), tmp_path / "out", Settings(("lsd",), 22050))
-    assert len(result.failed_rows) == 2 and "16000 Hz, below sample_rate 22050" in result.failed_rows[0]["reason"]
 
 
 def test_wrong_trees(tmp_path):
@@ -231,18 +183,3 @@ def test_read_transcripts(tmp_path):
     path.write_text("no separator\n")
     with pytest.raises(ValueError, match="texts:1: expected"):
         read_transcripts(path)
-
-
-@pytest.mark.shared
-def test_real_speech_in_real_noise(shared, tmp_path):
-    noise = files.read_mono(shared / "data" / "noise" / "noise1.flac", 22050)
-    for path in sorted((shared / "data" / "ljspeech" / "wavs").glob("*.flac"))[1:2]:
-        clean = files.read_mono(path)
-        files.write(tmp_path / "clean" / path.name, clean, 22050)
-        for tree, snr_db in (("degraded", 0), ("restored", 20)):
-            mixture = np.resize(noise, len(clean))
-            mixture = mixture * np.sqrt(np.mean(clean**2) / np.mean(mixture**2)) * 10 ** (-snr_db / 20)
-            files.write(tmp_path / tree / f"{path.stem}.wav", clean + mixture, 22050)
-    result = run({name: tmp_path / name for name in ("clean", "degraded", "restored")}, tmp_path / "out", None)
-    assert not result.failed_rows
-    assert all(row["gain"] > 0 for row in result.summary if row["system"] == "restored")

@@ -27,15 +27,10 @@ def test_lsd_bands_see_only_their_band():
     spectrum = torch.fft.rfft(x)
     frequency = torch.fft.rfftfreq(x.shape[-1], 1 / RATE)
     louder = torch.fft.irfft(torch.where(frequency > 6000, 10 * spectrum, spectrum), n=x.shape[-1])
-    low, high = metrics.lsd_bands(louder, x, RATE, 6000.0)
-    assert low < 0.1 and abs(high - 2.0) < 0.1
     edges = (0.0, 3000.0, 3000.0, 6000.0, RATE / 2)
-    lowest, empty, second, upper = metrics.lsd_between(louder, x, RATE, edges)
-    assert max(lowest, second) < 0.15 and empty.isnan() and upper == high
-    assert metrics.lsd_between(louder, x, RATE, (0.0, RATE / 2)) == [metrics.lsd(louder, x)]
-    for split in (0.0, 12000.0):
-        with pytest.raises(ValueError, match="split_hz"):
-            metrics.lsd_bands(x, x, RATE, split)
+    lowest, empty, second, upper = metrics.lsd_bands(louder, x, RATE, edges)
+    assert max(lowest, second) < 0.15 and empty.isnan() and abs(upper - 2.0) < 0.1
+    assert metrics.lsd_bands(louder, x, RATE, (0.0, RATE / 2)) == [metrics.lsd(louder, x)]
 
 
 def test_mcd_ignores_level_and_measures_a_cepstral_ripple():
@@ -54,20 +49,6 @@ def test_mcd_ignores_level_and_measures_a_cepstral_ripple():
     shaped = torch.fft.irfft(torch.fft.rfft(x) * gain.exp(), n=x.shape[-1])
     expected = 20 / math.log(10) * 0.2 / math.sqrt(2)
     assert abs(metrics.mcd(shaped, x, RATE) - expected) < 0.05 * expected
-
-
-def test_dtw_forgives_a_pause():
-    x = noise(samples=RATE // 2, batch=1)
-    shaped = torch.cumsum(x, -1) * torch.linspace(0, 1, x.shape[-1])
-    late = torch.cat([shaped[:, :4096], shaped[:, 3840:]], dim=-1)
-    assert metrics.mcd(late, shaped, RATE, dtw=True) < 0.5 * metrics.mcd(late[:, : x.shape[-1]], shaped, RATE)
-    assert metrics.mcd(shaped, shaped, RATE, dtw=True) == 0
-
-
-def test_warped_cost_by_hand():
-    distance = torch.tensor([[0.0, 3.0, 9.0], [3.0, 2.0, 4.0]]).numpy()
-    # Cheapest path (0,0) -> (1,1) -> (1,2): 0 + 2 + 4 over three cells.
-    assert metrics.warp_cost(distance) == pytest.approx(2.0)
 
 
 def test_si_sdr():
@@ -91,25 +72,3 @@ def test_pitch_metrics_by_hand():
     assert metrics.periodicity_rmse(pitch([0.0, 0.0], [0.5, 1.0]), pitch([0.0, 0.0], [0.5, 0.4])) == pytest.approx(
         0.6 / math.sqrt(2)
     )
-
-
-def test_pitch_metrics_without_voice():
-    silent = pitch([0.0, 0.0])
-    assert metrics.f0_rmse_cents(silent, silent).isnan() and metrics.vuv_f1(silent, silent) == 1
-    assert metrics.vuv_f1(silent, pitch([0.0, 90.0])) == 0
-
-
-def test_pitch_metrics_of_waveforms():
-    time = torch.arange(RATE // 2, dtype=torch.float64) / RATE
-    low, high = (0.5 * torch.sin(2 * torch.pi * f * time).float() for f in (200.0, 206.0))
-    values = metrics.pitch_metrics(high, low, RATE)
-    assert values["f0_rmse_cents"] == pytest.approx(1200 * math.log2(206 / 200), abs=1.5)
-    assert values["vuv_f1"] > 0.95 and values["vuv_error"] < 0.1 and values["periodicity_rmse"] < 0.05
-
-
-def test_shapes_are_checked():
-    for function in (metrics.lsd, metrics.si_sdr):
-        with pytest.raises(ValueError, match="equal shape"):
-            function(torch.zeros(5000), torch.zeros(5001))
-    with pytest.raises(ValueError, match="equal shape"):
-        metrics.mcd(torch.zeros(5000), torch.zeros(5001), RATE)

@@ -28,8 +28,8 @@ from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import to_original as write_hifigan
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.export import parts_state
-from zoo.runs.load import build_parts, load
+from zoo.runs.components import component_state
+from zoo.runs.load import build_components, load
 
 LAYOUTS = ("audiosr", "modelV1", "model.py")
 
@@ -108,8 +108,8 @@ def test_what_ours_computes_time_first(tmp_path: Path) -> None:
     convert(write(tmp_path / "theirs", "modelV1", {"model": state_of(made, "modelV1")}), target)
     checkpoint = load_checkpoint(target)
     assert not any(key.startswith(("autoencoder.", "vocoder.")) for key in checkpoint["state_dict"])
-    parts = build_parts({**checkpoint["zoo"], "frozen": checkpoint["frozen"]}, tmp_path)
-    parts["net"].load_state_dict(parts_state(checkpoint["state_dict"], "net"))
+    parts = build_components({**checkpoint["zoo"], "frozen": checkpoint["frozen"]}, tmp_path)
+    parts["net"].load_state_dict(component_state(checkpoint["state_dict"], "net"))
     mel, x, t = torch.randn(1, 1, MELS, 48), torch.randn(1, 8, 8, 12), torch.tensor([400])
     moments = parts["autoencoder"].encode(mel.transpose(-1, -2)).transpose(-1, -2)
     torch.testing.assert_close(moments, made["vae"].encode(mel), atol=1e-5, rtol=1e-4)
@@ -250,7 +250,7 @@ def test_start_from_a_file(tmp_path: Path) -> None:
     kernel = made["unet"].input_blocks[0][0].weight
     assert torch.equal(state["net.unet.input_blocks.0.0.weight"], kernel.transpose(-1, -2))
     net = Denoiser(made["unet"], made["encoder"])
-    net.load_state_dict(parts_state(state, "net"))
+    net.load_state_dict(component_state(state, "net"))
     assert {key for key in state if key.startswith("autoencoder.net.")}
     assert "autoencoder.quant_conv.weight" in state  # for the autoencoder's own task
 
@@ -282,7 +282,7 @@ def test_a_vocoder_whose_numbers_its_shapes_do_not_show(tmp_path: Path) -> None:
     made = nets("audiosr")
     odd = {**VOCODER, "upsample_rates": [6, 2], "resblock": "2", "resblock_dilation_sizes": [[1, 2]]}
     vae = Autoencoder(32, (1, 1), 1, 4, dropout=0.3)
-    vocoder = Generator(**odd).fuse_()
+    vocoder = Generator(**odd).remove_weight_norm_()
     path = tmp_path / "pytorch_model.bin"
     assert write_theirs(Nets(vae, Denoiser(made["unet"]), vocoder), "audiosr", path) == []
     model = from_original(path)
@@ -293,7 +293,7 @@ def test_a_vocoder_whose_numbers_its_shapes_do_not_show(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"upsample_rates are \[5, 2\].*config\.yaml.*read as \[6, 2\]"):
         write_theirs(Nets(vae, Denoiser(made["unet"]), made["vocoder"]), "audiosr", path)
     assert path.read_bytes() == before
-    reflecting = Nets(vae, Denoiser(made["unet"]), Generator(**odd, padding_mode="reflect").fuse_())
+    reflecting = Nets(vae, Denoiser(made["unet"]), Generator(**odd, padding_mode="reflect").remove_weight_norm_())
     assert "reflect" in write_theirs(reflecting, "audiosr", tmp_path / "other.bin")[0]
 
 

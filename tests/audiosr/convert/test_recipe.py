@@ -59,12 +59,13 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
     callbacks = {each["class_path"].rpartition(".")[2]: each["init_args"] for each in trainer.pop("callbacks")}
     assert callbacks == {
         "EMA": {"modules": ["net"], "decay": 0.99},
-        "LossScale": {"init_scale": 1024.0},
         "LossMonitor": {"threshold": 5.0, "factor": 0.5, "patience": 30},
     }
+    (plugin,) = trainer.pop("plugins")
+    assert plugin["init_args"]["scaler"]["init_args"] == {"init_scale": 1024.0}
     assert trainer == {
         "devices": 1,
-        "precision": "16-mixed",
+        "precision": None,
         "accumulate_grad_batches": 4,
         "gradient_clip_val": 1.0,
         "log_every_n_steps": 3,
@@ -73,7 +74,7 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
         "default_root_dir": "out",
         "max_steps": 75,  # 60 epochs of 5 batches, 4 a step
     }
-    assert recipe["checkpoints"]["every_n_batches"] == 5
+    assert recipe["checkpoints"]["every_n_steps"] == 5
     assert model["optimizer"]["init_args"] == {"lr": 0.0002, "betas": [0.9, 0.99], "weight_decay": 0.001}
     assert model["scheduler"]["init_args"]["warmup_steps"] == 20
     assert (model["compile"], model["compile_mode"], model["compile_fullgraph"]) == (True, "max-autotune", True)

@@ -37,7 +37,7 @@ def test_both_beat_doing_nothing_on_speech():
     envelope = mean_envelope(clips[:3])
     low = lowpass(clips[3], RATE, 4000.0)
     distances = [
-        float(lsd_bands(torch.from_numpy(found), torch.from_numpy(clips[3]), RATE, 4000.0)[1])
+        float(lsd_bands(torch.from_numpy(found), torch.from_numpy(clips[3]), RATE, (4000.0, RATE / 2))[0])
         for found in (low, linear(low, RATE, 4000.0), shaped_noise(low, RATE, 4000.0, envelope))
     ]
     assert distances[2] < 0.5 * distances[0] and distances[1] < 0.8 * distances[0]

@@ -52,7 +52,7 @@ def export(tmp_path: Path) -> Path:
         "features": features(),
         "diffusion": CosineDiffusion(),
     }
-    specs = {"inference": "zoo.audiosr.Restorer", "parts": parts, "options": {"overlap_seconds": 0.32}}
+    specs = {"inference": "zoo.audiosr.Restorer", "components": parts, "options": {"overlap_seconds": 0.32}}
     write_export(tmp_path / "export", specs, built, "a test")
     for index in range(3):
         speech = SyntheticSpeech(sample_rate=RATE).utterance(index)[: RATE // 2]
@@ -79,10 +79,11 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
     assert {row["over"] for row in summary["margins"]} == systems - {"restored"}
     table = (output / "per_item.csv").read_text()
     whole = table.splitlines()
-    (output / "per_item.csv").write_text("\n".join(whole[:8]))  # as a kill leaves it
+    rows = (output / "per_item.jsonl").read_text().splitlines()
+    (output / "per_item.jsonl").write_text("\n".join([*rows[:6], rows[6][:9]]))  # as a kill leaves it
     assert evaluate_run(export, output, **arguments, keep=1) == 0
     again = (output / "per_item.csv").read_text().splitlines()
-    assert again[:6] == whole[:6] and len(again) == len(whole) == 11
+    assert again[:7] == whole[:7] and len(again) == len(whole) == 11
     kept = {path.name for path in (output / "samples").iterdir()}  # of what was computed now
     assert kept == {f"0.wav@4000{end}" for end in (".png", *(f"_{name}.wav" for name in (*systems, "target")))}
 

@@ -13,7 +13,7 @@ from zoo.ci_llm.convert.adapter_folders import AdapterFolders
 from zoo.ci_llm.convert.read import read_original, read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
-from zoo.training.callbacks.rng import RNGState
+from zoo.training.resume import RNGState
 
 
 def size(*paths: Path) -> int:
@@ -21,7 +21,7 @@ def size(*paths: Path) -> int:
 
 
 def run(folder: Path, made, steps: int = 6, callback: AdapterFolders | None = None, others=(), **arguments):
-    checkpoints = Checkpoints(every_n_batches=2, every_minutes=None, keep_last=1)
+    checkpoints = Checkpoints(every_n_steps=2, every_minutes=None, keep_last=1)
     made_trainer = trainer(
         folder, max_steps=steps, enable_checkpointing=True, plugins=[AtomicCheckpointIO()],
         callbacks=[callback or AdapterFolders(), *others, RNGState(), checkpoints], **arguments,

@@ -26,7 +26,7 @@ from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
-from zoo.runs.frozen import FOLDER
+from zoo.runs.frozen import FROZEN_FOLDER
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 32,
@@ -93,8 +93,8 @@ def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):
     assert all(key.startswith("crowd.agents.adapters.") for key in checkpoint["state_dict"])
     assert (checkpoint["global_step"], checkpoint["epoch"]) == (9, 2)
     record = checkpoint["frozen"]["crowd.backbone"]
-    assert (target.parent / record["folder"] / "config.json").is_file() and record["folder"].startswith(FOLDER)
-    assert checkpoint["zoo"]["parts"]["crowd"]["init_args"]["agents"]["init_args"]["count"] == 3
+    assert (target.parent / record["folder"] / "config.json").is_file() and record["folder"].startswith(FROZEN_FOLDER)
+    assert checkpoint["zoo"]["components"]["crowd"]["init_args"]["agents"]["init_args"]["count"] == 3
     state = original_state(tmp_path / "original")
     assert state.keys() == checkpoint["state_dict"].keys()
     assert all(torch.equal(state[key], value) for key, value in checkpoint["state_dict"].items())

@@ -80,7 +80,7 @@ def test_the_files_hold_every_item_and_every_way_to_answer(tmp_path: Path) -> No
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.common.report.write_figure", lambda path, figure: None)
+    monkeypatch.setattr("zoo.common.reports.write_figure", lambda path, figure: None)
 
 
 @pytest.mark.usefixtures("no_pictures")

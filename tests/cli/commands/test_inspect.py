@@ -1,5 +1,13 @@
+"""`zoo inspect`: facts of files of every kind; of damaged ones a report or one line, never a traceback."""
+
+import copy
+import json
+import math
 import os
-import shutil
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -7,133 +15,215 @@ from safetensors.torch import save_file
 
 from zoo.cli.commands.inspect import count_tensors
 from zoo.cli.main import main
+from zoo.cli.recipes import iterate_keys
 from zoo.runs.checkpoints import save_checkpoint
 
+RECORD = {"sha256": "0" * 64, "source": "someone/model", "revision": "main", "folder": "frozen/0000000000000000"}
+CHECKPOINT: dict[str, Any] = {
+    "zoo": {
+        "version": "0.1.0",
+        "task": "zoo.hifigan.HiFiGANTask",
+        "inference": "x",
+        "format": 2,
+        "components": {"net": {}},
+        "options": {},
+    },
+    "epoch": 2,
+    "global_step": 40,
+    "state_dict": {"generator.a": torch.ones(3, 4), "generator.b": torch.ones(2), "mpd.c": torch.ones(5).half()},
+    "ema": {"shadow": {"generator.a": torch.ones(3, 4)}, "updates": 39},
+    "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(14)}}}],
+    "frozen": {"net.backbone": RECORD, "net.other": {**RECORD, "folder": None}},
+}
+HEADER: dict[str, Any] = {
+    "__metadata__": {"format": "pt"},
+    "generator.a": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]},
+    "generator.b": {"dtype": "F16", "shape": [], "data_offsets": [48, 50]},
+}
+EXPORT: dict[str, Any] = {
+    "zoo": "0.1.0", "format": 2, "task": "zoo.hifigan.HiFiGANTask", "inference": "zoo.hifigan.Vocoder", "options": {},
+    "components": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
+    "source": "runs/a/step_00000040.ckpt", "step": 40, "frozen": {"net.backbone": RECORD},
+}  # fmt: skip
+ADAPTER: dict[str, Any] = {
+    "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "someone/model", "revision": None, "r": 2,
+    "lora_alpha": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "layers_to_transform": [0], "bias": "none",
+    "layers_pattern": "layers", "rank_pattern": {}, "alpha_pattern": {"q_proj": 8}, "use_rslora": False,
+    "auto_mapping": None, "megatron_core": "megatron.core", "init_lora_weights": True, "exclude_modules": None,
+}  # fmt: skip
+ODD_VALUES = [
+    None, True, 3, -1, 2**70, 1e308, math.nan, "", "x", "\x1b[31m", "two\nlines", "\ud800", "a\0b", "../" * 9,
+    "9" * 5000, [], {}, [[]], [None], {"": None}, {"a": {"b": [1]}},
+]  # fmt: skip
 
-def checkpoint() -> dict:
-    return {
-        "zoo": {"version": "0.1.0", "task": "zoo.hifigan.HiFiGANTask", "inference": "x", "parts": {}},
-        "epoch": 2,
-        "global_step": 40,
-        "state_dict": {"generator.a": torch.ones(3, 4), "generator.b": torch.ones(2), "mpd.c": torch.ones(5).half()},
-        "ema": {"shadow": {"generator.a": torch.ones(3, 4)}, "updates": 39},
-        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(14)}}}],
-    }
+Inspect = Callable[[Path], tuple[int, str]]
 
 
-def lines(capsys) -> dict[str, str]:
-    """What was printed, by the first word of each line."""
-    words = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    return {first: rest for first, rest in (pair for pair in words if len(pair) == 2)}
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
+    """Return exit code and output; fail on a traceback, several lines of error, and what a terminal would obey."""
+
+    def run(path: Path) -> tuple[int, str]:
+        code = main(["inspect", str(path)])
+        out, error = capsys.readouterr()
+        assert code in (0, 1) and "Traceback" not in error + out, (code, error, out)
+        assert len(error.splitlines()) <= 1 and (out or error), error
+        assert "\x1b" not in out + error
+        return code, out + error
+
+    return run
 
 
-def test_our_checkpoint(tmp_path, capsys):
+def test_checkpoint(tmp_path: Path, inspect: Inspect) -> None:
     path = tmp_path / "step_00000040.ckpt"
-    save_checkpoint(checkpoint(), path)
-    assert main(["inspect", str(path)]) == 0
-    found = lines(capsys)
-    assert found["kind"] == "checkpoint of the zoo"
-    assert found["system"] == "hifigan"
-    assert found["version"] == "0.1.0"
-    assert found["step"] == "40 batches"
-    assert found["epoch"] == "2"
-    assert found["optimizers"] == "1, 14 values"
-    assert found["EMA"] == "after 39 updates"
-    assert found["sound"].startswith("yes (sha256)")
-    assert found["generator"] == "2 tensors, 14 values, float32"
-    assert found["mpd"] == "1 tensor, 5 values, float16"
+    save_checkpoint(CHECKPOINT, path)
+    code, out = inspect(path)
+    words = [line.split(maxsplit=1) for line in out.splitlines()]
+    facts = {first: rest for first, rest in (pair for pair in words if len(pair) == 2)}
+    expected = {
+        "kind": "checkpoint of the zoo",
+        "task": "zoo.hifigan.HiFiGANTask",
+        "version": "0.1.0",
+        "step": "40 batches",
+        "epoch": "2",
+        "optimizers": "1, 14 values",
+        "EMA": "after 39 updates",
+        "valid": "yes (sha256)",
+        "generator": "2 tensors, 14 values, float32",
+        "mpd": "1 tensors, 5 values, float16",
+    }
+    assert code == 0 and facts.items() >= expected.items()
+    path.write_bytes(path.read_bytes()[:-100])
+    code, out = inspect(path)
+    assert code == 1 and "NO: " in out
 
 
-def test_last_is_the_newest_run(tmp_path, capsys, monkeypatch):
+def test_last_is_the_newest_run(tmp_path: Path, inspect: Inspect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["inspect", "last"]) == 1
-    assert "last: no run with a checkpoint below runs" in capsys.readouterr().err
+    assert inspect(Path("last")) == (1, "zoo: error: last: no run with a checkpoint below runs\n")
     for age, name in ((100, "new"), (200, "old")):
         file = tmp_path / "runs" / "flow" / name / "step_00000040.ckpt"
         file.parent.mkdir(parents=True)
-        save_checkpoint(checkpoint(), file)
+        save_checkpoint(CHECKPOINT, file)
         os.utime(file, (1e9 - age,) * 2)
-    assert main(["inspect", "last"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("runs/flow/new: run folder") and said.err == "last is runs/flow/new\n"
+    code, out = inspect(Path("last"))
+    assert code == 0 and "runs/flow/new: run folder" in out and "last is runs/flow/new\n" in out
     (tmp_path / "last").mkdir()  # a folder of that name is meant where there is one
-    assert main(["inspect", "last"]) == 1
+    assert inspect(Path("last"))[0] == 1
 
 
-def test_an_altered_checkpoint_is_torn(tmp_path, capsys):
-    path = tmp_path / "step_00000040.ckpt"
-    save_checkpoint(checkpoint(), path)
-    path.write_bytes(path.read_bytes()[:-100])
-    assert main(["inspect", str(path)]) == 1
-    assert lines(capsys)["sound"].startswith("NO")
-
-
-def test_run_folder_shows_its_newest_sound_checkpoint(tmp_path, capsys):
+def test_run_folder_shows_its_newest_valid_checkpoint(tmp_path: Path, inspect: Inspect) -> None:
     for step in (10, 20):
-        save_checkpoint(checkpoint() | {"global_step": step}, tmp_path / f"step_{step:08d}.ckpt")
-    (tmp_path / "step_00000020.ckpt").write_bytes(b"torn")
-    assert main(["inspect", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "run folder, checkpoints: 2" in out
-    assert "config.yaml is missing" in out
-    assert "step_00000020.ckpt  0.0 MiB  TORN" in out
-    assert "10 batches" in out
-    shutil.copy(tmp_path / "step_00000020.ckpt", tmp_path / "step_00000010.ckpt")
-    assert main(["inspect", str(tmp_path)]) == 1
-
-
-def test_export_folder(tmp_path, capsys):
-    save_file({"generator.a": torch.ones(3, 4)}, tmp_path / "model.safetensors", {"task": "x"})
-    (tmp_path / "config.json").write_text("{}")
-    assert main(["inspect", str(tmp_path)]) == 0
-    found = lines(capsys)
-    assert found["sound"].startswith("yes")
-    assert found["generator"] == "1 tensor, 12 values, f32"
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4])
-    assert main(["inspect", str(weights)]) == 1
-    weights.write_bytes(b"short")
-    assert main(["inspect", str(weights)]) == 1
+        save_checkpoint(CHECKPOINT | {"global_step": step}, tmp_path / f"step_{step:08d}.ckpt")
+    (tmp_path / "step_00000020.ckpt").write_bytes(b"corrupt")
+    code, out = inspect(tmp_path)
+    assert code == 0 and "step_00000020.ckpt  0.0 MiB  CORRUPT" in out and "10 batches" in out
+    (tmp_path / "step_00000010.ckpt").write_bytes(b"corrupt")
+    assert inspect(tmp_path)[0] == 1
 
 
 class Payload:
-    def __init__(self, command):
+    def __init__(self, command: str) -> None:
         self.command = command
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return os.system, (self.command,)
 
 
-def test_pickled_code_is_refused_not_run(tmp_path, capsys):
-    marker = tmp_path / "marker"
-    path = tmp_path / "x.pt"
+def test_pickled_code_is_refused_not_run(tmp_path: Path, inspect: Inspect) -> None:
+    marker, path = tmp_path / "marker", tmp_path / "x.pt"
     torch.save({"x": Payload(f"touch {marker}")}, path)
-    assert main(["inspect", str(path)]) == 1
-    assert not marker.exists()
-    assert "nothing of the file was executed" in capsys.readouterr().err
+    code, out = inspect(path)
+    assert code == 1 and not marker.exists() and "nothing of the file was executed" in out
 
 
-def test_errors(tmp_path, capsys):
-    assert main(["inspect", str(tmp_path / "none")]) == 1
-    assert "no such file or folder" in capsys.readouterr().err
-    assert main(["inspect", str(tmp_path)]) == 1
-    assert "neither a run folder" in capsys.readouterr().err
+def test_missing_and_unknown_paths_are_refused(tmp_path: Path, inspect: Inspect) -> None:
+    assert inspect(tmp_path / "none")[0] == 1
+    code, out = inspect(tmp_path)
+    assert code == 1 and "neither a run folder" in out
 
 
-def test_tensors_are_counted_in_circles():
-    inner: dict = {"t": torch.ones(2)}
+def test_tensors_are_counted_in_circles() -> None:
+    inner: dict[str, Any] = {"t": torch.ones(2)}
     inner["self"] = inner
     assert count_tensors({"a.x": inner, "a.y": [torch.ones(1)], "b": 3}) == {"a": [(2, "float32"), (1, "float32")]}
     assert count_tensors(torch.ones(2)) == {"content": [(2, "float32")]}
 
 
 @pytest.mark.shared
-def test_originals(shared, capsys):
+def test_originals(shared: Path, inspect: Inspect) -> None:
     golden = shared / "golden"
-    assert main(["inspect", str(golden / "hifigan" / "g_00000123")]) == 0
-    assert "original's file, system hifigan" in capsys.readouterr().out
+    assert "original's file, system hifigan" in inspect(golden / "hifigan" / "g_00000123")[1]
     for path in sorted(golden.rglob("*")):
         if path.suffix in {".pt", ".ckpt", ".bin", ".pkl", ".safetensors"}:
-            assert main(["inspect", str(path)]) == 0, path
-    out = capsys.readouterr().out
-    assert "fm.FMScheduler" in out
+            code, out = inspect(path)
+            assert code == 0, out
+
+
+def write_safetensors(path: Path, header: Any, size: int = 50) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+
+
+def mutate(content: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Copy a description; one to three of its values are gone, odd, or stand under another key."""
+    content = copy.deepcopy(content)
+    for _ in range(rng.randint(1, 3)):
+        nodes = [content, *(each for _, each in iterate_keys(content) if isinstance(each, dict))]
+        node = rng.choice([each for each in nodes if each])
+        key, kind = rng.choice(list(node)), rng.randrange(4)
+        if kind == 0:
+            del node[key]
+        elif kind == 1:
+            node[rng.choice(["", "zoo", "a.b", "\x1b[0m", "frozen"])] = node.pop(key)
+        else:
+            node[key] = copy.deepcopy(rng.choice(ODD_VALUES))
+        if not content:
+            break
+    return content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"zoo": {}}, {**CHECKPOINT, "frozen": 3}, {**CHECKPOINT, "frozen": {"net": 3}}, {"zoo": {}, "state_dict": 3},
+     {**CHECKPOINT, "optimizer_states": 3}, {"zoo": 3}, {}],
+)  # fmt: skip
+def test_wrong_description_of_a_checkpoint(content: Any, tmp_path: Path, inspect: Inspect) -> None:
+    save_checkpoint(content, tmp_path / "step_00000001.ckpt")
+    inspect(tmp_path / "step_00000001.ckpt")
+    inspect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header", [{"a": 1}, {"a": {}}, [], 3, b"", b"\xff\xfe", {"a": {**HEADER["generator.a"], "shape": [-1]}}]
+)
+def test_wrong_header_is_named_invalid(header: Any, tmp_path: Path, inspect: Inspect) -> None:
+    write_safetensors(tmp_path / "a.safetensors", header)
+    code, out = inspect(tmp_path / "a.safetensors")
+    assert code == 1 and "valid  NO" in out
+
+
+def test_mutated_files(tmp_path: Path, inspect: Inspect) -> None:
+    rng = random.Random(0)
+    write_safetensors(tmp_path / "model.safetensors", HEADER)
+    (tmp_path / "config.json").write_text(json.dumps(EXPORT))
+    assert "export of the zoo" in inspect(tmp_path)[1]
+    for number in range(60):
+        torch.save(mutate(CHECKPOINT, rng), tmp_path / f"{number}.pt")
+        inspect(tmp_path / f"{number}.pt")
+        (tmp_path / "config.json").write_text(json.dumps(mutate(EXPORT, rng)))
+        write_safetensors(tmp_path / "model.safetensors", mutate(HEADER, rng), rng.choice([50, 50, 0, 49]))
+        inspect(tmp_path)
+        inspect(tmp_path / "model.safetensors")
+
+
+def test_mutated_adapters(tmp_path: Path, inspect: Inspect) -> None:
+    rng = random.Random(0)
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    weights = {f"{layer}.lora_A.weight": torch.ones(2, 8), f"{layer}.lora_B.weight": torch.ones(8, 2)}
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    assert "ci_llm" in inspect(tmp_path)[1]
+    for _ in range(60):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(mutate(ADAPTER, rng)))
+        inspect(tmp_path)

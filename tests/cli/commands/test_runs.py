@@ -38,7 +38,7 @@ def test_one_run(tmp_path, capsys):
     (folder / "media" / "step_00000010" / "grid.png").touch()
     assert main(["runs", "1", "--root", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    for part in ("stopped", "10 of 99", "2 min", "val/loss 0.5 at step 10", "step_00000010.ckpt", "sound", "grid.png"):
+    for part in ("stopped", "10 of 99", "2 min", "val/loss 0.5 at step 10", "step_00000010.ckpt", "valid", "grid.png"):
         assert part in told
     assert f"zoo fit --ckpt_path {folder}" in told
     assert main(["runs", "1", "--root", str(tmp_path), "--json"]) == 0

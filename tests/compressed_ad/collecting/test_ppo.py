@@ -10,7 +10,7 @@ from torch import nn
 from zoo.compressed_ad.collecting.nets import initial_weights
 from zoo.compressed_ad.collecting.ppo import LEARNERS, NUM_ACTIONS, PPO, Observer, Policy, Rollout, nets
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 CELLS = torch.cartesian_prod(torch.arange(5), torch.arange(5)).float()
 

@@ -21,7 +21,7 @@ SMALL = PPO(rollout_steps=9, minibatch=30, epochs=2)
 
 @pytest.fixture(autouse=True)
 def admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_admitted", ["tests.compressed_ad"])
+    monkeypatch.setattr(registry, "_allowed", ["tests.compressed_ad"])
 
 
 def gym(name: str, **arguments: object) -> GymnasiumEnv:

@@ -128,7 +128,7 @@ def test_heads_come_from_the_configuration(tmp_path):
         "compress_n_heads is not in the file: 4 assumed",
         "env is not in the file: darkroom assumed",
     ]
-    parts = json.loads((tmp_path / "export" / "config.json").read_text())["parts"]
+    parts = json.loads((tmp_path / "export" / "config.json").read_text())["components"]
     assert build(parts["env"]).grid_size == GRID
 
 
@@ -139,7 +139,7 @@ def test_checkpoint_there_and_back(tmp_path, kind):
     facts = convert(tmp_path / "ckpt-40.pt", tmp_path / "ours.ckpt")
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
     assert facts["notes"] == [NO_TRAINING] and checkpoint["global_step"] == 40 and not checkpoint["optimizer_states"]
-    assert build(checkpoint["zoo"]["parts"]["env"]).describe() == {
+    assert build(checkpoint["zoo"]["components"]["env"]).describe() == {
         "name": "dark_key_to_door",
         "grid_size": GRID,
         "horizon": 7,
@@ -215,7 +215,7 @@ def test_strangers_are_no_originals(tmp_path: Path, content):
 
 
 def test_only_our_own_checkpoints_go_back(tmp_path):
-    torch.save({"state_dict": {}, "zoo": {"inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
+    torch.save({"state_dict": {}, "zoo": {"format": 2, "inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.compressed_ad"):
         convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
 
@@ -229,7 +229,7 @@ def test_a_converted_checkpoint_and_its_recipe_agree(tmp_path, kind):
     torch.save(content, tmp_path / "ckpt-40.pt")
     convert(tmp_path / "ckpt-40.pt", tmp_path / "ours.ckpt")
     recipe, _ = convert_config(tmp_path / "ckpt-40.pt")
-    parts = load_checkpoint(tmp_path / "ours.ckpt")["zoo"]["parts"]
+    parts = load_checkpoint(tmp_path / "ours.ckpt")["zoo"]["components"]
     assert recipe["model"]["init_args"]["policy"] == parts["policy"]
     assert recipe["data"]["init_args"]["env"] == parts["env"]
     assert recipe["trainer"]["max_steps"] == 70

@@ -8,6 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from zoo.common.build import build
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert import convert_config, describe, to_original
 
@@ -22,7 +23,7 @@ def test_an_empty_configuration_is_the_originals_recipe(tmp_path):
     for model, name in (("AD", "darkroom_ad"), ("CompressedAD", "darkroom_cad")):
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": model}))
         recipe, unmapped = convert_config(tmp_path / "config.yaml")
-        assert recipe == yaml.safe_load((recipe_root() / "compressed_ad" / f"{name}.yaml").read_text())
+        assert recipe == load_recipe(recipe_root() / "compressed_ad" / f"{name}.yaml")
         assert unmapped == []
 
 
@@ -46,7 +47,7 @@ def test_a_configuration_becomes_a_recipe(tmp_path):
     trainer, arguments, data = recipe["trainer"], recipe["model"]["init_args"], recipe["data"]["init_args"]
     assert recipe["seed_everything"] == data["seed"] == 3
     assert (trainer["max_steps"], trainer["accumulate_grad_batches"], trainer["precision"]) == (250, 4, "32-true")
-    assert recipe["checkpoints"]["every_n_batches"] == 25
+    assert recipe["checkpoints"]["every_n_steps"] == 25
     assert data["env"] == {
         "class_path": "zoo.compressed_ad.DarkKeyToDoor",
         "init_args": {"grid_size": 7, "horizon": 30},
@@ -81,8 +82,8 @@ def test_the_earlier_model(tmp_path):
     assert policy.num_latents == 35 and policy.window == 200 and policy.embedding.dim == 128
     assert build(recipe["data"]["init_args"]["curriculum"]).max_compressions == [2]
     scheduler = recipe["model"]["init_args"]["scheduler"]
-    assert scheduler["class_path"].endswith("RampedCosine")
-    assert scheduler["init_args"] == {"warmup_steps": 5000}
+    assert scheduler["class_path"].endswith("WarmupCosine")
+    assert scheduler["init_args"] == {"start_at_zero": True, "warmup_steps": 5000}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ STEPS = 24
 
 @pytest.fixture(autouse=True)
 def admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_admitted", ["tests.compressed_ad"])
+    monkeypatch.setattr(registry, "_allowed", ["tests.compressed_ad"])
 
 
 def corridor(limit: int = 6) -> GymnasiumEnv:
@@ -42,7 +42,7 @@ def make(folder: Path, env: Any = None, **settings: Any) -> HistoryStore:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_admitted", ["tests.compressed_ad"])
+        patch.setattr(registry, "_allowed", ["tests.compressed_ad"])
         return make(tmp_path_factory.mktemp("corridors") / "store")
 
 

@@ -24,7 +24,7 @@ MODES = ("NextStep", "SameStep", "Disabled")
 
 @pytest.fixture(autouse=True)
 def admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_admitted", ["tests.compressed_ad"])
+    monkeypatch.setattr(registry, "_allowed", ["tests.compressed_ad"])
 
 
 def counters(name: str, arguments: dict[str, Any], limit: int = CUT) -> GymnasiumEnv:

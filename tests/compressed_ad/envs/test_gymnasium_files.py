@@ -57,7 +57,7 @@ def decoy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module that nothing may import."""
     (tmp_path / "zoo_decoy.py").write_text("import gymnasium\nclass Env(gymnasium.Env): ...\nclass Thing: ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "_admitted", ["tests.compressed_ad"])
+    monkeypatch.setattr(registry, "_allowed", ["tests.compressed_ad"])
     yield
     assert "zoo_decoy" not in sys.modules
 

@@ -52,7 +52,7 @@ def make_run(folder: Path, broken: bool = False) -> Path:
     net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), QueryCompressor(16, 3, 1, 2))
     if broken:
         net.head.bias.data[0] = torch.nan
-    write_export(folder, {"inference": "zoo.compressed_ad.Agent", "parts": PARTS}, {"policy": net}, "test")
+    write_export(folder, {"inference": "zoo.compressed_ad.Agent", "components": PARTS}, {"policy": net}, "test")
     return folder
 
 

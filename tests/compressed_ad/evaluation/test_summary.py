@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.common.statistics import bootstrap_groups
 from zoo.compressed_ad.evaluation.summary import (
+    bootstrap_groups,
     episodes_to_reach,
     interval,
     last_episodes,

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from zoo.common.build import build
+from zoo.common.configs import load_recipe
 from zoo.convert.engine import NO_TRAINING
 from zoo.flow.convert import convert, convert_config, describe, from_original, is_original, original_state, to_original
 from zoo.flow.convert.recipe import FLAGS, options, recipe_path
@@ -96,7 +97,7 @@ def test_checkpoint_there_and_back(tmp_path, net):
     facts = convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
     assert facts["notes"] == [NO_TRAINING]
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
-    parts = checkpoint["zoo"]["parts"]
+    parts = checkpoint["zoo"]["components"]
     assert build(parts["path"]).sigma_min == 0.01
     ours = build(parts["net"])
     ours.load_state_dict({key.removeprefix("net."): value for key, value in checkpoint["state_dict"].items()})
@@ -126,8 +127,8 @@ def test_export_and_what_was_assumed(tmp_path, net):
         "sigma_min is not in the file: 0.001 assumed",
     ]
     config = json.loads((tmp_path / "export" / "config.json").read_text())
-    assert same(build(config["parts"]["net"]), net) is False  # random weights; the sizes are the point
-    assert list(build(config["parts"]["net"]).state_dict()) == list(net.state_dict())
+    assert same(build(config["components"]["net"]), net) is False  # random weights; the sizes are the point
+    assert list(build(config["components"]["net"]).state_dict()) == list(net.state_dict())
 
 
 def test_nets_that_the_lineage_would_compute_otherwise_are_refused(tmp_path):
@@ -170,7 +171,7 @@ def test_strangers_are_no_originals(tmp_path: Path, content):
 
 
 def test_only_flow_checkpoints_go_back(tmp_path):
-    torch.save({"state_dict": {}, "zoo": {"inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
+    torch.save({"state_dict": {}, "zoo": {"format": 2, "inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.flow"):
         convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
 
@@ -270,7 +271,7 @@ def test_sit_is_read(tmp_path):
 
 
 def test_the_recipe_has_the_defaults_of_the_flags() -> None:
-    recipe = yaml.safe_load(recipe_path().read_text())
+    recipe = load_recipe(recipe_path())
     for option, value in options({flag: setting.default for flag, setting in FLAGS.items()}, "defaults").items():
         section = recipe
         for key in option.split("."):
@@ -283,7 +284,7 @@ def test_micro_batches_become_updates() -> None:
     found = options({"gradient_accumulation_steps": 4, **counts}, "config.json")
     assert found["trainer.max_steps"] == 251 and found["trainer.log_every_n_steps"] == 25
     assert found["trainer.val_check_interval"] == 500  # Lightning counts batches here
-    assert found["checkpoints.every_n_batches"] == 125
+    assert found["checkpoints.every_n_steps"] == 125
     assert found["model.init_args.scheduler.init_args.warmup_steps"] == 7
     assert options({"gradient_accumulation_steps": 2}, "config.json")["trainer.max_steps"] == 50000
 

@@ -12,7 +12,7 @@ from zoo.flow.data import image_sets
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.item_conditions import CAPTION, DERIVED, PromptStates
 from zoo.flow.process.image_conditions import Inpainting, SourceImage
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 
 def write(path: Path, shade: int) -> None:

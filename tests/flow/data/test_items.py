@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.sampling import noise
-from zoo.training.data import ResumableBatches, item_seed
+from zoo.training.resume import ResumableBatchSampler, item_seed
 
 COUNT = 60
 
@@ -119,7 +119,7 @@ def test_neither_workers_nor_ranks_matter(workers: int, world: int) -> None:
     whole = items.__getitems__([(3, i) for i in range(COUNT)])
     seen = []
     for rank in range(world):
-        sampler = ResumableBatches(COUNT, 10, 5, rank, world)
+        sampler = ResumableBatchSampler(COUNT, 10, 5, rank, world)
         sampler.set_epoch(3)
         loader = DataLoader(build(flips=True, pooled=PooledTransport(pool=16)), batch_sampler=sampler,
                             num_workers=workers, collate_fn=dict)  # fmt: skip

@@ -10,11 +10,12 @@ import torch
 from tests.flow.conditions import net, prepared, text
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
-from zoo.flow.data.latents import LatentData, Moments, shard_paths, write_shards
+from zoo.flow.data.latents import LatentData, Moments, write_shards
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace, sample_moments
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.sampling import noise
-from zoo.training.data import item_seed
+from zoo.training.array_files import array_paths
+from zoo.training.resume import item_seed
 
 CONFIG = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1}
 CONFIG |= {"latent_channels": 2, "norm_num_groups": 2}
@@ -56,7 +57,7 @@ def test_cached_latents_are_those_of_encoding_on_the_fly(tmp_path):
     assert torch.equal(made.val_set[1]["x1"], made.val_set.data([1])[0])  # the mean
     assert made.train_set.examples([0])[0].shape == (1, 1, 8, 8)
     mean, deviation = made.statistics()
-    stored = torch.from_numpy(np.concatenate(list(made.train_set.moments.shards()))).double()
+    stored = torch.from_numpy(np.concatenate(list(made.train_set.moments.arrays()))).double()
     first, log_variance = stored.chunk(2, dim=2)
     torch.testing.assert_close(mean, first.mean(dim=(0, 1, 3, 4)))
     variance = first.var(dim=(0, 1, 3, 4), correction=0) + log_variance.exp().mean(dim=(0, 1, 3, 4))
@@ -67,7 +68,7 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
     latents = space()
     made = data(tmp_path, latents)
     (described,) = tmp_path.glob("latents-train-*.json")
-    shards = shard_paths(described.with_suffix(""), 90, 32)
+    shards = array_paths(described.with_suffix(""), 90, 32)
     before = [path.read_bytes() for path in shards]
     shards[1].unlink()
     times = [path.stat().st_mtime_ns for path in shards if path.exists()]
@@ -79,7 +80,7 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
     torch.testing.assert_close(
         *(
             np.concatenate([np.load(path) for path in paths])
-            for paths in (shard_paths(tmp_path / "shared", 90, 32), shards)
+            for paths in (array_paths(tmp_path / "shared", 90, 32), shards)
         ),
         atol=1e-3,
         rtol=1e-3,
@@ -91,7 +92,7 @@ def test_a_killed_encoding_goes_on_and_others_have_their_own(tmp_path):
 def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"LatentData needs model.init_args.latents"):
         data(tmp_path, None)
-    with pytest.raises(FileNotFoundError, match=r"1 shards are missing, the first x-00000\.npy"):
+    with pytest.raises(FileNotFoundError, match=r"1 array files are missing, the first x-00000\.npy"):
         Moments(tmp_path / "x", 1, 1)
 
 

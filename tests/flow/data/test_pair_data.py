@@ -20,7 +20,7 @@ from zoo.flow.process.sampling import noise
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import GridTimes, TimeSampler, UniformTimes
 from zoo.flow.task import FlowTask
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 
 class TwoSpots(VelocityNet):

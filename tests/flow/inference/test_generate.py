@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo.common.hardware import process_rank
+from zoo.common.environment import process_rank
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.generate import generate
@@ -130,7 +130,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = {
         "inference": "zoo.flow.Sampler",
-        "parts": {
+        "components": {
             "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
             "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },
@@ -221,7 +221,7 @@ def test_points_have_a_legend_of_their_classes() -> None:
 def test_an_export_names_its_classes(tmp_path: Path) -> None:
     specs = {
         "inference": "zoo.flow.Sampler",
-        "parts": {
+        "components": {
             "net": {"class_path": "zoo.flow.UNet", "init_args": TINY_UNET},
             "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },

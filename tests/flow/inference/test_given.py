@@ -219,7 +219,7 @@ def test_the_page_asks_for_them(model: Sampler, tmp_path: Path) -> None:
     values["animation"] = False
     asked = [(values, tmp_path), ({**values, "prompt": "a cat", "guidance_text": 1.0}, tmp_path)]
     asked.append(({**values, "prompt": "a dog"}, tmp_path))
-    answers = model.answer_together(asked, lambda share, text: None)
+    answers = model.answer_batch(asked, lambda share, text: None)
     assert [[part.kind for part in parts] for parts in answers] == [["image", "table"]] * 3
     sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
     assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}
@@ -246,7 +246,7 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
             made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
     told["image"] = torch.zeros_like(told["image"])
     torch.testing.assert_close(made.training_step({**batch, "conditions": told}, 0), without)
-    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).drawn(batch)["told"]
+    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).prepare_training_batch(batch)["told"]
     shares = {kind: float((value == 0).float().mean()) for kind, value in kept.items()}
     assert 0.05 < shares["label"] < shares["text"] < shares["image"] < 0.8
     loss, count = made.evaluate(data.val_set.__getitems__([0, 1]), 0, "val")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.common.hardware import process_rank
+from zoo.common.environment import process_rank
 from zoo.flow.data.pair_data import PairData, read_meta, row_type
 from zoo.flow.evaluation.tables import evaluate_straightness
 from zoo.flow.inference.drawing import load_sampler
@@ -164,7 +164,7 @@ def test_a_teacher_that_diverged_leaves_no_shard(tmp_path: Path) -> None:
 def exported(tmp_path: Path) -> Path:
     specs = {
         "inference": "zoo.flow.Sampler",
-        "parts": {
+        "components": {
             "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
             "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.harness import REPOSITORY
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_recipe
 from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.velocity import VelocityNet
@@ -20,7 +20,7 @@ from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
 from zoo.flow.task import MeanFlowTask
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 MEAN, DEVIATION = 1.5, 0.4  # of the data, in each coordinate
 
@@ -149,7 +149,7 @@ def test_the_demo_begins_with_the_velocities_of_the_flow():
     """MeanFlow's recipe starts from that of the DiT: the embedding of spans alone is new, and changes little."""
     nets = []
     for name in ("demo_digits_dit", "demo_digits_meanflow"):
-        recipe = safe_load((REPOSITORY / "configs" / "flow" / f"{name}.yaml").read_text(encoding="utf-8"))
+        recipe = load_recipe(REPOSITORY / "configs" / "flow" / f"{name}.yaml")
         arguments = recipe["model"]["init_args"]["net"]["init_args"]
         nets.append(DiT(**{**arguments, "image_resolution": 8, "in_channels": 1}).eval())
     flow, average_net = nets

@@ -132,13 +132,13 @@ def test_checkpoint_layout(folder, tmp_path):
     assert list(dict.fromkeys(key.partition(".")[0] for key in checkpoint["state_dict"])) == ["generator", "mpd", "msd"]
     arguments = checkpoint["zoo"]["config"]
     nets = {name: build(arguments["discriminators"][name]) for name in ("mpd", "msd")}
-    nets["generator"] = build(checkpoint["zoo"]["parts"]["generator"])
+    nets["generator"] = build(checkpoint["zoo"]["components"]["generator"])
     for name, net in nets.items():
         prefix = f"{name}."
         net.load_state_dict(
             {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
         )
-    build(checkpoint["zoo"]["parts"]["mel"])
+    build(checkpoint["zoo"]["components"]["mel"])
 
 
 def test_the_original_resumes_from_our_files(folder, tmp_path):
@@ -179,7 +179,7 @@ def test_module_round_trip(tmp_path):
 def test_fused_file(tmp_path):
     generator = generator_of()
     x = torch.randn(1, 4, 6)
-    to_original(copy.deepcopy(generator).fuse_(), tmp_path / "g_00000005")
+    to_original(copy.deepcopy(generator).remove_weight_norm_(), tmp_path / "g_00000005")
     fused = from_original(tmp_path / "g_00000005")
     assert "conv_pre.weight" in fused.state_dict()
     torch.testing.assert_close(fused(x), generator(x), atol=1e-6, rtol=0)
@@ -322,7 +322,7 @@ def test_odd_stages_run_as_in_the_original(tmp_path, config):
     (tmp_path / "original").mkdir()
     (tmp_path / "original" / "config.json").write_text(json.dumps(config))
     to_original(net, tmp_path / "original" / "g_00000003")
-    again = from_original(tmp_path / "original" / "g_00000003").fuse_()
+    again = from_original(tmp_path / "original" / "g_00000003").remove_weight_norm_()
     x = torch.randn(2, 4, 9)
     stages = zip(config["upsample_rates"], config["upsample_kernel_sizes"], again.ups, again.resblocks, strict=True)
     with torch.no_grad():

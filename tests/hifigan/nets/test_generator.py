@@ -56,7 +56,7 @@ def test_published_sizes(arguments, hop, receptive_frames, parameters, tensors):
 
 
 def test_plain_parameters_after_fusing():
-    assert sum(p.numel() for p in Generator(**V3).fuse_().parameters()) == 1_462_273
+    assert sum(p.numel() for p in Generator(**V3).remove_weight_norm_().parameters()) == 1_462_273
 
 
 @pytest.mark.parametrize("resblock", ["1", "2"])
@@ -75,10 +75,10 @@ def test_fusing_keeps_the_function():
     generator = Generator(**SMALL)
     x = torch.randn(2, 4, 9)
     expected = generator(x)
-    fused = copy.deepcopy(generator).fuse_()
+    fused = copy.deepcopy(generator).remove_weight_norm_()
     torch.testing.assert_close(fused(x), expected, atol=1e-6, rtol=0)
     assert not any("parametrizations" in key for key in fused.state_dict())
-    fused.fuse_()
+    fused.remove_weight_norm_()
     torch.testing.assert_close(generator(x), expected, rtol=0, atol=0)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.degrade import DegradationRanges, Degrader
 from zoo.audio.corpora.corpus import MemoryCorpus, TrimmedCorpus
 from zoo.audio.corpora.synthetic import SyntheticSpeech, write_synthetic_corpus
 from zoo.audio.io import files
@@ -24,7 +24,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def noisy() -> Degrader:
-    return Degrader(steps=("reverb", "noise"), snr_db=(0.0, 20.0))
+    return Degrader(steps=("reverb", "noise"), ranges=DegradationRanges(snr_db=(0.0, 20.0)))
 
 
 def ready(data):
@@ -34,7 +34,7 @@ def ready(data):
 
 
 def test_twins_are_aligned_and_differ(tmp_path):
-    hiss = Degrader(steps=("noise",), snr_db=(0.0, 20.0))
+    hiss = Degrader(steps=("noise",), ranges=DegradationRanges(snr_db=(0.0, 20.0)))
     data = ready(SpeechData(degrader=hiss, embedded_utterances=4, val_items=1, max_seconds=1.0))
     item = data.train_set[(0, 0)]
     assert item["clean"].shape == item["input"].shape and int(item["lengths"]) == len(item["clean"])

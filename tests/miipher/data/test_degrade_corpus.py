@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.harness import environment
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.augment.degrade import Degrader
-from zoo.audio.corpora.corpus import EmbeddedCorpus
 from zoo.audio.corpora.layouts import list_utterances
 from zoo.audio.io import files
 from zoo.miipher.data.degrade_corpus import degrade_corpus, plan

@@ -16,17 +16,15 @@ from tests.faults.bad_audio import BAD, RATE, TONE, corpus
 from tests.miipher.stand_ins import LocalEncoder, restorer
 from zoo.audio.io import files
 from zoo.miipher.inference.restore import FeatureExtractor, Restorer
-from zoo.runs.inference import Inference
-from zoo.runs.predict.input_files import list_input_files
-from zoo.runs.predict.results import read_manifest
-from zoo.runs.predict.run import predict_files
+from zoo.runs.inference.base import Inference
+from zoo.runs.inference.predict import list_input_files, predict_files, read_manifest
 
 BROKEN = ["empty.wav", "html.mp3", "cut_header.wav", "cut.flac", "cut.ogg", "nan.wav", "no_samples.wav"]
 
 
 def predict(source: Path, output: Path, inference: Inference) -> dict[str, Any]:
-    found, _ = list_input_files(source, output, inference.input_suffixes, inference.output_suffix)
-    return predict_files(inference, found, output, {"checkpoint": "none"}, progress=False)
+    found = list_input_files(source, output, inference.input_suffixes, inference.output_suffix)
+    return predict_files(inference, found, output, {"checkpoint": "none"}, show_progress=False)
 
 
 def rows(output: Path) -> dict[str, dict[str, Any]]:

@@ -48,10 +48,10 @@ def test_every_system_goes_and_comes_back(recipe: str, online: Hub, tmp_path: Pa
     assert main(["push", str(folder), "me/model"]) == 0
     own, theirs = load(folder), load("hf://me/model")
     assert type(own) is type(theirs)
-    for name, part in load(tmp_path / "run").parts().items():
-        if hasattr(part, "fuse_"):
-            part.fuse_()  # type: ignore[operator]
-        given, taken = part.state_dict(), theirs.parts()[name].state_dict()
+    for name, part in load(tmp_path / "run").modules().items():
+        if hasattr(part, "remove_weight_norm_"):
+            part.remove_weight_norm_()  # type: ignore[operator]
+        given, taken = part.state_dict(), theirs.modules()[name].state_dict()
         assert given.keys() == taken.keys()
         assert all(torch.equal(given[key], taken[key]) for key in given)
     assert theirs.dry_run()
@@ -228,10 +228,13 @@ def test_what_a_hub_may_not_do(run: Path, online: Hub, tmp_path: Path, monkeypat
     assert load("hf://bad/beside").dry_run()
     assert {path.name for path in (tmp_path / "cache" / "models--bad--beside" / "snapshots").rglob("*.*")} == {*good}
 
-    net = config["parts"]["net"]
+    net = config["components"]["net"]
     refused = {
         "system": ({**config, "inference": "os.system"}, "os.system"),
-        "eval": ({**config, "parts": {**config["parts"], "net": {**net, "class_path": "builtins.eval"}}}, "eval"),
+        "eval": (
+            {**config, "components": {**config["components"], "net": {**net, "class_path": "builtins.eval"}}},
+            "eval",
+        ),
         "deep": ({**config, "options": {"solver": [{"class_path": "subprocess.Popen"}]}}, "Popen"),
         "outside": ({**config, "frozen": {"net": {"folder": "../../../etc", "source": None}}}, "frozen"),
         "other": ({"model_type": "llama"}, "another project's"),

@@ -85,7 +85,7 @@ def tiny_fit(folder, calls, max_steps=100):
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Checkpoints(every_n_batches=None)],
+        callbacks=[Checkpoints(every_n_steps=None)],
         default_root_dir=folder,
     )
     data = L.LightningDataModule.from_datasets(TensorDataset(torch.ones(3, 1)), batch_size=1)

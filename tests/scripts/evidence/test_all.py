@@ -20,7 +20,7 @@ from scripts.evidence import all as evidence
 from scripts.evidence.demos import BESIDE, CLAIMS, DEMOS, EACH, MEAN, MEDIAN, Claim, Demo, Unit
 from tests.harness import REPOSITORY, TOY_FIT, callback, environment, record
 from zoo.audio.io import files
-from zoo.runs.listing import read_run
+from zoo.runs.run_info import read_run
 
 MACHINE = {"python": "3", "torch": "2", "lightning": "2", "processor": "P"}
 
@@ -54,7 +54,7 @@ def test_seeds_are_those_of_the_date_and_never_the_demos_own() -> None:
 
 def test_systems_are_chosen_by_their_names_or_their_demos() -> None:
     found = [demo.name for demo in evidence.chosen(["flow/digits", "hifigan"])]
-    assert found == ["flow/digits", "hifigan/demo", "hifigan/demo_vocos"]
+    assert found == ["flow/digits", "hifigan/demo"]
     assert len(evidence.chosen()) == len(DEMOS)
     with pytest.raises(ValueError, match=r"--systems hifi: known are audiosr, audiosr/demo, .*hifigan/demo"):
         evidence.chosen(["hifi"])

@@ -15,7 +15,7 @@ from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.runs.export import write_export
-from zoo.runs.folder import CONFIG_NAME
+from zoo.runs.run_folder import CONFIG_NAME
 
 LLAMA = {**CONFIGS["llama"], "vocab_size": 259, "max_position_embeddings": 160}
 CORPUS = {"train_items": 8, "val_items": 3, "test_items": 3, "largest": 9}
@@ -31,7 +31,7 @@ def make_run(folder: Path, weight: float = 0.03, strategy: str = "answer_mean", 
     crowd = Crowd(Backbone(config=LLAMA), Agents(**settings))
     described = spec("Crowd", backbone=spec("Backbone", config=LLAMA), agents=spec("Agents", **settings))
     tokenizer = spec("ByteTokenizer")
-    specs = {"inference": "zoo.ci_llm.Writer", "parts": {"crowd": described, "tokenizer": tokenizer}}
+    specs = {"inference": "zoo.ci_llm.Writer", "components": {"crowd": described, "tokenizer": tokenizer}}
     write_export(folder, {**specs, "options": {"max_new_tokens": 2}}, {"crowd": crowd}, "test")
     data = {
         "tokenizer": tokenizer,

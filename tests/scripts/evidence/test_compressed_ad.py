@@ -20,7 +20,7 @@ from zoo.compressed_ad.nets.embedding import FactoredEmbedding, SpaceEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
 from zoo.runs.export import write_export
-from zoo.runs.folder import CONFIG_NAME
+from zoo.runs.run_folder import CONFIG_NAME
 
 PARTS = "zoo.compressed_ad"
 CONTROLS = ("shuffled", "mixed")
@@ -52,7 +52,7 @@ def make_run(
         "compressor": None if compressor is None else {"class_path": name, "init_args": arguments},
     }
     parts = {"policy": {"class_path": f"{PARTS}.InContextPolicy", "init_args": policy}, "env": described}
-    specs = {"inference": f"{PARTS}.Agent", "parts": parts, "options": {"episodes": 4}}
+    specs = {"inference": f"{PARTS}.Agent", "components": parts, "options": {"episodes": 4}}
     write_export(folder, specs, {"policy": net}, "test")
     demonstrator = {
         "class_path": f"{PARTS}.EpsilonCurriculum",

@@ -45,7 +45,7 @@ def run(tmp_path):
     clips = write_synthetic_corpus(tmp_path / "corpus", 3, 8000, seconds=(0.5, 0.6))
     torch.manual_seed(1)
     state = {f"generator.{key}": value for key, value in build(PARTS["generator"]).state_dict().items()}
-    specs = {"version": "0", "inference": "zoo.hifigan.Vocoder", "parts": PARTS}
+    specs = {"version": "0", "inference": "zoo.hifigan.Vocoder", "format": 2, "components": PARTS}
     save_checkpoint({"state_dict": state, "zoo": specs, "global_step": 40}, folder / "step_00000040.ckpt")
     data = {"root": str(clips[0].parent), "sample_rate": 8000, "val_items": 1, "batch_size": 1}
     data["cache"] = str(tmp_path / "cache")

@@ -1,8 +1,8 @@
 """Toy wing: learns the gain between two signals; shows what a system needs and that zoo/ needs no edit for it."""
 
-from zoo.common.registry import public
+from zoo.common.registry import register_components
 
-__getattr__, __all__ = public(
+__getattr__, __all__ = register_components(
     __name__,
     {
         "backbone": "FrozenTask Louder Scale Scaled",

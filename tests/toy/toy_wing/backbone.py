@@ -72,7 +72,7 @@ class Louder(Amplifier):
 
 class FrozenTask(SingleOptimizerTask):
     inference_class = "toy_wing.Louder"
-    inference_parts = ("net",)
+    inference_modules = ("net",)
 
     def __init__(self, net: Scaled, optimizer: OptimizerCallable, offset: float = 0.0) -> None:
         super().__init__(optimizer)

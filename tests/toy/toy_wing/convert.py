@@ -35,7 +35,7 @@ def convert(source: Path, target: Path) -> dict[str, Any]:
 
     specs = {
         "inference": "toy_wing.Amplifier",
-        "parts": {"net": {"class_path": "toy_wing.Gain", "init_args": {"start": 0.0}}},
+        "components": {"net": {"class_path": "toy_wing.Gain", "init_args": {"start": 0.0}}},
     }
     write_export(target, specs, {"net": from_original(source)}, source=source.name)
     return {"target": str(target)}

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.training.data import Key, ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import Key, item_seed
 
 
 class Pairs(Dataset[dict[str, Tensor]]):

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from toy_wing.data import PairData, Pairs
 from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
-from zoo.runs.folder import run_folder
+from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks import media
 
 
@@ -49,13 +49,13 @@ class KillAt(L.Callback):
                     os.kill(os.getpid(), self.signum)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        write = media._keep
+        write = media._write_and_log
 
         def keep(task: L.LightningModule, *given: Any) -> None:
             write(task, *given)
             self._send(task.trainer, "media")
 
-        media._keep = keep
+        media._write_and_log = keep
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._send(trainer, "train")

@@ -10,7 +10,7 @@ from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimi
 
 class GainTask(SingleOptimizerTask):
     inference_class = "toy_wing.Amplifier"
-    inference_parts = ("net",)
+    inference_modules = ("net",)
 
     def __init__(self, net: Gain, optimizer: OptimizerCallable, scheduler: SchedulerCallable | None = None) -> None:
         super().__init__(optimizer, scheduler)

@@ -1,4 +1,4 @@
-"""When a run is saved."""
+"""When a run is saved, which checkpoints stay, and how resumes continue."""
 
 import functools
 import signal
@@ -11,8 +11,11 @@ from toy_wing.data import PairData
 from toy_wing.nets import Gain
 from toy_wing.task import GainTask
 
-from zoo.runs.checkpoints import find_checkpoints, load_checkpoint
+from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, forked_ranks, good, newest, record
+from zoo.runs.checkpoints import find_checkpoints, load_checkpoint, parse_step
 from zoo.training.callbacks.checkpoint import Checkpoints
+
+EPOCH = 20  # batches of the toy recipe
 
 
 class SignalAfter(L.Callback):
@@ -24,17 +27,69 @@ class SignalAfter(L.Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("batches", [3, 4, 5])
-def test_a_signal_between_the_batches_of_a_step_waits_for_its_end(batches: int, tmp_path: Path) -> None:
+def fit(folder: Path, *callbacks: L.Callback, **settings) -> L.Trainer:
     task = GainTask(Gain(), functools.partial(torch.optim.SGD, lr=0.1))
     trainer = L.Trainer(
-        accelerator="cpu", accumulate_grad_batches=3, max_steps=5, logger=False, limit_val_batches=0,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        callbacks=[SignalAfter(batches), Checkpoints(every_n_batches=None, every_minutes=None)],
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=folder, callbacks=[*callbacks], **settings,
     )  # fmt: skip
+    trainer.fit(task, PairData(items=40, batch_size=2))
+    return trainer
+
+
+@pytest.mark.parametrize("batches", [3, 4, 5])
+def test_signal_between_accumulated_batches_waits_for_the_step(batches: int, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(every_n_steps=None, every_minutes=None)
     with pytest.raises(SystemExit):
-        trainer.fit(task, PairData(items=40, batch_size=2))
+        fit(tmp_path, SignalAfter(batches), checkpoints, accumulate_grad_batches=3, max_steps=5, limit_val_batches=0)
     (saved,) = find_checkpoints(tmp_path, "step_*.ckpt")
     progress = load_checkpoint(saved)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
     steps = -(-batches // 3)
     assert (saved.name, progress["processed"]) == (f"step_{steps:08d}.ckpt", 3 * steps)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"every_n_steps": 4, "every_minutes": None}, [12, 8]),
+        ({"every_n_steps": None, "every_minutes": 0.0}, [13, 12]),
+        ({"every_n_steps": None, "every_minutes": None, "keep_last": 1}, [13]),
+    ],
+)
+def test_saves_by_steps_and_time_and_keeps_the_last(settings, steps, tmp_path):
+    fit(tmp_path, Checkpoints(**settings), max_steps=13, limit_val_batches=0)
+    expected = steps if 13 in steps else [13, *steps[:1]]
+    assert [parse_step(path) for path in find_checkpoints(tmp_path, "step_*.ckpt")] == expected
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_best_checkpoints_are_kept_by_metric(mode, tmp_path):
+    best = Checkpoints(monitor="val/error", mode=mode, save_best=2)
+    fit(tmp_path, best, max_steps=12, val_check_interval=3, check_val_every_n_epoch=None, num_sanity_val_steps=0)
+    steps = sorted(parse_step(path) for path in tmp_path.glob("best-*.ckpt"))
+    assert steps == ([9, 12] if mode == "min" else [3, 6])  # the error falls
+
+
+@pytest.mark.parametrize(("monitor", "message"), [("val/x", "is not logged"), ("val/eror", "did you mean val/error")])
+def test_unknown_monitor_is_named(monitor, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, Checkpoints(monitor=monitor), max_epochs=1)
+
+
+@pytest.mark.parametrize("ends", [(EPOCH, 2 * EPOCH), (10, EPOCH, EPOCH + 1)])
+def test_chain_of_resumes_at_ends_of_epochs_equals_one_run(ends, tmp_path):
+    ema = callback("zoo.training.EMA", modules=["net"], decay=0.9)
+    good(forked(*TOY_FIT, *ema, "--trainer.default_root_dir=whole", cwd=tmp_path))
+    for end in (*ends, 60):
+        options = ["--trainer.default_root_dir=run", "--ckpt_path=auto", f"--trainer.max_steps={end}"]
+        good(forked(*TOY_FIT, *ema, *options, cwd=tmp_path))
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert fingerprint(newest(run)) == fingerprint(newest(whole))
+    assert record(run) == record(whole) and bests(run) == bests(whole)
+
+
+def test_signal_at_one_rank_ends_both_and_saves_once(tmp_path):
+    both = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=run"]
+    ranks = forked_ranks(*TOY_FIT, *both, *callback("KillAt", step=13, signum=15), cwd=tmp_path)
+    assert [rank.returncode for rank in ranks] == [143, 143], ranks[0].stderr[-2000:]
+    assert newest(tmp_path / "run").name == "step_00000013.ckpt"

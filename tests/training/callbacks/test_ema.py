@@ -200,7 +200,7 @@ def test_a_batch_that_the_guard_skipped_is_not_averaged():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"modules": []}, "names no part"),
+        ({"modules": []}, "modules is empty"),
         ({"modules": ["net"], "decay": 1.0}, "decay is below 1"),
         ({"modules": ["net"], "every_n_steps": 0}, "every_n_steps is at least 1"),
     ],
@@ -211,5 +211,5 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def test_an_unknown_part_is_named():
-    with pytest.raises(ValueError, match="Task has no part 'generator'; its parts: net, other"):
+    with pytest.raises(ValueError, match="no module 'generator', only net, other"):
         trainer([EMA(["generator"])]).fit(Task(), data())

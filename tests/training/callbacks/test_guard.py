@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.guard import DivergedError, LossGuard
-from zoo.training.gan import GANTask
+from zoo.training.gan import GANStep, GANTask
 
 NAN = float("nan")
 
@@ -107,7 +107,7 @@ NAN_BATCH = {"x": torch.full((4, 2), NAN)}
 def test_automatic_a_bad_batch_touches_nothing(change):
     guard = LossGuard(window=5)
     trainer, states = fit(Task(), guard, batches(x7=change))
-    assert guard.trips == 1 and float(trainer.callback_metrics["train/guard_trips"]) == 1
+    assert guard.skipped_batches == 1 and float(trainer.callback_metrics["train/skipped_batches"]) == 1
     assert same(states[6], states[7]) and not same(states[7], states[8])
     without = batches()
     del without[7]
@@ -119,27 +119,27 @@ def test_gan_a_nan_batch_touches_nothing():
     guard = LossGuard()
     trainer, states = fit(Adversarial(), guard, batches(width=8, x7={"x": torch.full((4, 8), NAN)}))
     assert same(states[6], states[7]) and not same(states[7], states[8])
-    assert guard.trips == 1 and trainer.global_step == 12
+    assert guard.skipped_batches == 1 and trainer.global_step == 12
 
 
 def test_gan_a_bad_discriminator_loss_also_skips_the_generators_step():
     guard = LossGuard(window=5, factor=20)
     _, states = fit(Adversarial(), guard, batches(width=8, x7={"x": 100 * torch.randn(4, 8)}))
-    assert guard.trips == 1 and same(states[6], states[7])
+    assert guard.skipped_batches == 1 and same(states[6], states[7])
 
 
 def test_gan_a_bad_generator_loss_skips_the_generator():
     guard = LossGuard(window=5)
     _, states = fit(Adversarial(), guard, batches(width=8, x7={"scale": 1000.0}))
     (before, (adam_g, _)), (after, (adam_g_after, _)) = states[6], states[7]
-    assert guard.trips == 1 and same(adam_g, adam_g_after)
+    assert guard.skipped_batches == 1 and same(adam_g, adam_g_after)
     assert all(torch.equal(before[key], after[key]) for key in before if key.startswith("generator"))
 
 
 def test_gan_in_chunks_judges_the_whole_batch():
     guard = LossGuard(window=5)
-    _, states = fit(Adversarial(accumulate=2), guard, batches(width=8, x7={"x": torch.full((4, 8), NAN)}))
-    assert guard.trips == 1 and same(states[6], states[7])
+    _, states = fit(Adversarial(step=GANStep(accumulate=2)), guard, batches(width=8, x7={"x": torch.full((4, 8), NAN)}))
+    assert guard.skipped_batches == 1 and same(states[6], states[7])
 
 
 def test_a_gradient_that_is_not_finite_is_bad():
@@ -150,19 +150,19 @@ def test_a_gradient_that_is_not_finite_is_bad():
     made = [batch | {"zero": 0.0 if i == 3 else 1.0} for i, batch in enumerate(batches(6))]
     guard = LossGuard()
     _, states = fit(Root(), guard, made)
-    assert guard.trips == 1 and same(states[2], states[3])
+    assert guard.skipped_batches == 1 and same(states[2], states[3])
 
 
 def test_an_absolute_limit_holds_from_the_first_batch():
     guard = LossGuard(limit=100.0)
     _, states = fit(Task(), guard, batches(3, x0={"scale": 1000.0}))
-    assert guard.trips == 1 and states[0][1][0]["state"] == {}
+    assert guard.skipped_batches == 1 and states[0][1][0]["state"] == {}
 
 
 def test_accumulated_batches_are_dropped_together():
     guard = LossGuard()
     _, states = fit(Task(), guard, batches(6, x2=NAN_BATCH), accumulate_grad_batches=2)
-    assert guard.trips == 1
+    assert guard.skipped_batches == 1
     assert same(states[1], states[3]) and not same(states[3], states[5])
 
 
@@ -202,14 +202,14 @@ def test_window_and_counters_are_restored(tmp_path):
     torch.load(tmp_path / "a.ckpt", weights_only=True)
     second = LossGuard("reduce", window=5)
     fit(Task(), second, batches(x0={"scale": 1000.0}), ckpt_path=tmp_path / "a.ckpt", max_epochs=2)
-    assert second.trips == 2 and second.multiplier == 0.25
+    assert second.skipped_batches == 2 and second.multiplier == 0.25
 
 
 def test_fp16_losses_are_unscaled_and_overflows_are_the_scalers_business():
     guard = LossGuard(limit=100.0)
     plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**16))
     _, states = fit(Task(), guard, batches(6, x3={"scale": NAN}), plugins=[plugin])
-    assert guard.trips == 1 and same(states[2], states[3])
+    assert guard.skipped_batches == 1 and same(states[2], states[3])
     assert all(loss < 100 for loss in guard.state_dict()["losses"][0])
 
 

@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from zoo.training.callbacks.media import log_table
-from zoo.training.callbacks.rng import RNGState
 from zoo.training.callbacks.samples import Samples
+from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 
 class Toy(ZooTask):
-    inference_class, inference_parts = "", ()
+    inference_class, inference_modules = "", ()
 
     def __init__(self, draw=None):
         super().__init__()
@@ -31,7 +31,7 @@ class Toy(ZooTask):
     def evaluate(self, batch, batch_idx, stage):
         return {"loss": self.weight.detach().sum()}, len(batch)
 
-    def draw_samples(self, batches, last):
+    def log_samples(self, batches, last):
         self.seen.append((self.global_step, [len(batch) for batch in batches], last, float(torch.rand(1))))
         assert not self.training
         assert not torch.is_grad_enabled()
@@ -63,7 +63,7 @@ def train(task, folder, samples=None, **settings):
 
 
 def test_first_items_and_one_seed(tmp_path):
-    drawn = train(Toy(), tmp_path, Samples(items=4, share=1e9)).seen
+    drawn = train(Toy(), tmp_path, Samples(items=4, every_n_validations=1)).seen
     assert [(step, sizes, last) for step, sizes, last, _ in drawn] == [
         (2, [3, 3], False),
         (4, [3, 3], False),
@@ -74,7 +74,7 @@ def test_first_items_and_one_seed(tmp_path):
 
 
 def test_first_and_last_always(tmp_path):
-    drawn = train(Toy(), tmp_path, Samples(share=0)).seen
+    drawn = train(Toy(), tmp_path, Samples(every_n_validations=1000)).seen
     assert [(step, last) for step, _, last, _ in drawn] == [(2, False), (8, True)]
 
 
@@ -90,17 +90,9 @@ def test_first_and_last_always(tmp_path):
     ],
 )  # fmt: skip
 def test_last_validation_is_known(tmp_path, settings, steps, last):
-    drawn = train(Toy(), tmp_path, Samples(share=1e9), **settings).seen
+    drawn = train(Toy(), tmp_path, Samples(every_n_validations=1), **settings).seen
     assert [step for step, *_ in drawn] == steps
     assert [step for step, _, is_last, _ in drawn if is_last] == [last]
-
-
-def test_the_share_decides_between(tmp_path):
-    samples = Samples(share=0.5)
-    samples._spent, samples._validated = [1.0], [3.0]
-    assert samples._affordable()  # 1 + 1 of 3 + 3
-    samples._validated = [1.0]
-    assert not samples._affordable()
 
 
 def test_samples_change_no_weight(tmp_path, caplog):
@@ -114,19 +106,19 @@ def test_samples_change_no_weight(tmp_path, caplog):
             for name, draw, samples in (
                 ("none", None, None),
                 ("off", None, Samples(enabled=False)),
-                ("on", None, Samples(share=1e9)),
-                ("failing", spoil, Samples(share=1e9)),
+                ("on", None, Samples(every_n_validations=1)),
+                ("failing", spoil, Samples(every_n_validations=1)),
             )
         }
     assert len(set(results.values())) == 1
     assert [record.message for record in caplog.records if "no picture today" in record.message] == [
-        "samples could not be drawn, and will be missing (said once): RuntimeError: no picture today"
+        "samples failed, and will be missing (said once): RuntimeError: no picture today"
     ]
 
 
 @pytest.mark.parametrize(("sanity", "expected"), [(2, [2, 4, 6, 8]), (-1, [0, 2, 4, 6, 8])])
 def test_only_a_whole_sanity_check_shows_samples(tmp_path, sanity, expected):
-    drawn = train(Toy(), tmp_path, Samples(share=1e9), num_sanity_val_steps=sanity).seen
+    drawn = train(Toy(), tmp_path, Samples(every_n_validations=1), num_sanity_val_steps=sanity).seen
     assert [step for step, *_ in drawn] == expected
 
 
@@ -145,7 +137,7 @@ def _rank(rank, store, folder):
     task = Toy(draw)
     environ = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(environ, GROUP_RANK="0", TORCHELASTIC_RUN_ID="x", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    train(task, folder, Samples(share=0.0 if rank else 1e9), devices=2, strategy="ddp", use_distributed_sampler=False)
+    train(task, folder, Samples(every_n_validations=1), devices=2, strategy="ddp", use_distributed_sampler=False)
     assert [step for step, *_ in task.seen] == [2, 4, 6, 8]
 
 
@@ -158,7 +150,7 @@ def test_ranks_agree_and_one_writes(tmp_path):
     assert {file.read_text() for file in tables} == {"rank\n0\n"}
 
 
-@pytest.mark.parametrize("settings", [{"items": 0}, {"share": -0.1}, {"seed": -1}])
+@pytest.mark.parametrize("settings", [{"items": 0}, {"every_n_validations": 0}, {"seed": -1}])
 def test_settings_are_checked(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         Samples(**settings)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zoo.common.reading.text import safe_load
-from zoo.common.systems import recipe_root, systems
+from zoo.common.configs import load_recipe, load_yaml
+from zoo.common.systems import list_systems, recipe_root
 from zoo.ui.checks import RESERVED, Rules
 from zoo.ui.forms.controls import CONTROLS, OPTIONAL, Control
 from zoo.ui.forms.draft import Difference, Draft, blamed, key_of, open_draft, read_field
@@ -22,8 +22,8 @@ RECIPE: dict[str, Any] = {
     "model": {"init_args": {"trains": "full", "compile": False, "optimizer": {"init_args": {"lr": 0.001}}}},
     "data": {"init_args": {"batch_size": 4}},
 }
-RECIPES = {file: safe_load(file.read_text()) for system in systems() for file in system.recipes}
-FRAGMENTS = {file: safe_load(file.read_text()) for file in sorted((recipe_root() / "trainer").glob("*.yaml"))}
+RECIPES = {file: load_recipe(file) for system in list_systems() for file in system.recipes}
+FRAGMENTS = {file: load_yaml(file.read_text()) for file in sorted((recipe_root() / "trainer").glob("*.yaml"))}
 
 
 @pytest.fixture
@@ -160,13 +160,6 @@ def test_other_guards_are_shown_and_taken_away(rules: Rules) -> None:
     assert edited == {**guard, "init_args": {"threshold": 8}}
     draft.reset(key_of(control("Explosion threshold"), draft.values) or "")
     assert edit(draft, rules, Loss_guard=False) == {"trainer": {"callbacks": None}}
-
-
-def test_loss_scale_and_full_graph(rules: Rules) -> None:
-    draft = draft_of({"model": {"init_args": {"compile_fullgraph": False}}})
-    changes = edit(draft, rules, Own_loss_scale=True, Initial_loss_scale=1024, Compile_the_full_graph=True)
-    scale = {"class_path": "zoo.training.LossScale", "init_args": {"init_scale": 1024}}
-    assert changes == {"model": {"init_args": {"compile_fullgraph": True}}, "trainer": {"callbacks": [scale]}}
 
 
 def test_two_callbacks_of_a_class_are_two(rules: Rules) -> None:

@@ -24,7 +24,7 @@ def test_help_comes_from_the_sources() -> None:
     values = {"model.class_path": "zoo.flow.FlowTask", "model.init_args.net.class_path": "zoo.flow.UNet"}
     label_drop = explain(values, "model.init_args.label_drop")
     assert "probability" in label_drop.text and label_drop.kind == "float" and label_drop.takes_null is False
-    assert explain(values, "checkpoints.every_n_batches").takes_null is True
+    assert explain(values, "checkpoints.every_n_steps").takes_null is True
     assert "Stop training" in explain(values, "trainer.max_steps").text
     assert explain(values, "model.init_args.net.init_args.channels").text
     assert explain(values, "model.init_args.of.nobody").text == ""

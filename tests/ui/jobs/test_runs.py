@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.common.locks import locked
+from zoo.common.locks import lock_folder
 from zoo.ui.jobs import runs
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places
@@ -82,7 +82,7 @@ def test_size_and_deletion_follow_no_link(places: Places, trainings: Trainings, 
 
 
 def test_a_run_that_is_written_stays(places: Places, trainings: Trainings, run: str) -> None:
-    with locked(places.run(run), "fit"), pytest.raises(ValueError, match="is active"):
+    with lock_folder(places.run(run), "fit"), pytest.raises(ValueError, match="is active"):
         trainings.delete(run)
     (places.run(run) / "metrics.csv").touch()
     with pytest.raises(ValueError, match="is active"):

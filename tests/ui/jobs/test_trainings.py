@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.ui.jobs.conftest import wait
-from zoo.common.locks import locked
+from zoo.common.locks import lock_folder
 from zoo.ui.jobs.commands import last_error
 from zoo.ui.jobs.records import read_record
 from zoo.ui.jobs.trainings import Trainings
@@ -62,7 +62,7 @@ def test_another_process_with_the_number_is_left_alone(places: Places, trainings
     path.write_text(json.dumps({key: old[key] for key in ("pid", "started", "command", "exit_code", "stopping")}))
     with pytest.raises(ValueError, match="no running process"):
         Trainings(places).stop(run)
-    with locked(places.run(run), "fit"):
+    with lock_folder(places.run(run), "fit"):
         assert Trainings(places).state(run) == "active"
     assert psutil.pid_exists(old["pid"])
     path.write_text(json.dumps(old))

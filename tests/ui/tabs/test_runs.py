@@ -173,11 +173,11 @@ def test_a_run_is_deleted_after_a_question_that_names_it(shared: Shared, places:
 
 
 def test_what_is_written_to_is_not_deleted(shared: Shared, places: Places) -> None:
-    from zoo.common.locks import locked
+    from zoo.common.locks import lock_folder
 
     async def steps(user: User, tab: RunsTab) -> None:
         press(user, "20260101-000001")
-        with locked(places.runs / ONE, "fit"):
+        with lock_folder(places.runs / ONE, "fit"):
             press(user, "Delete …")
             await user.should_see("Delete this run?", retries=50)
             press(user, "Delete")

@@ -19,7 +19,7 @@ from nicegui import ui
 from nicegui.testing.user_simulation import user_simulation
 
 from tests.ui.conftest import shared_of
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.ui.board import Board
 from zoo.ui.forms.values import as_text, merged
 from zoo.ui.jobs.records import read_record
@@ -52,7 +52,7 @@ class Quick(Trainings):
             raise ValueError(self.says)
         config: dict[str, Any] = {"samples": {"items": 4, "seed": 0}, "trainer": {"accelerator": "auto"}}
         for file in configs:
-            config = merged(config, safe_load(file.read_text()))
+            config = merged(config, load_recipe(file))
         return yaml.safe_dump(merged(merged(config, changes), self.adds if changes else {}))
 
 
@@ -101,7 +101,7 @@ class Opened:
 
     def changes(self, run: str) -> dict[str, Any]:
         file = self.visit.shared.places.run(run) / CHANGES_NAME
-        return safe_load(file.read_text()) if file.is_file() else {}
+        return load_yaml(file.read_text()) if file.is_file() else {}
 
 
 @asynccontextmanager

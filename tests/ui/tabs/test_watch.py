@@ -13,7 +13,7 @@ pytest.importorskip("nicegui", reason="needs the extra `ui`")
 from nicegui import ui
 from nicegui.testing.user_simulation import user_simulation
 
-from zoo.runs.listing import read_run
+from zoo.runs.run_info import read_run
 from zoo.ui.board import Board, Row
 from zoo.ui.jobs.trainings import Trainings
 from zoo.ui.places import Places

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zoo.runs.interactive import Part
+from zoo.runs.inference.forms import Output
 from zoo.ui.jobs.commands import Commands
 from zoo.ui.places import Places
 from zoo.ui.store import KEPT_JOBS, MIB, Store
@@ -61,7 +61,7 @@ class Model:
                 raise KeyError("x")
             else:
                 (folder / "out.wav").write_bytes(word.encode())
-                yield Finished((Part("audio", "Out", "out.wav"), Part("text", "Said", data=word)), 0.25)
+                yield Finished((Output("audio", "Out", "out.wav"), Output("text", "Said", data=word)), 0.25)
         finally:
             self.left.append(word)
 
@@ -136,7 +136,7 @@ def test_a_batch_is_one_zip(asked: Asked) -> None:
     files = [upload(asked, name) for name in ("a.wav", "bad.wav", "a.wav")]
     job = asked.begin("me", RUN, "", [{"file": file} for file in files], "3 files")
     assert ended(job) == "done"
-    assert job.parts[0] == Part("file", "All results", "results.zip")
+    assert job.parts[0] == Output("file", "All results", "results.zip")
     assert [row[:2] for row in job.parts[1].data["rows"]] == [
         ["a.wav", "done"],
         ["bad.wav", "failed"],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 from zoo.common.safe_load import load_foreign_checkpoint
 
 FEATURE_SUFFIXES = (".npy", ".pt")
@@ -32,42 +32,24 @@ def load_features(path: Path) -> np.ndarray:
 
 
 def check_features(path: Path, shape: Sequence[int], frames: int, channels: int | None = None) -> None:
-    """Compare the shape of a feature file with the audio and the net.
+    """Refuse the shape of a feature file that does not fit the audio or the net.
 
     Args:
         path: of the file, for the message.
         shape: of its array.
         frames: whole frames of the audio; one more or less is accepted.
         channels: input channels of the net; None accepts any number.
-
-    Raises:
-        ValueError: the shape is another.
     """
-
-    def fits(shape: Sequence[int]) -> bool:
-        return (channels is None or shape[0] == channels) and abs(shape[1] - frames) <= MAX_FRAME_DIFFERENCE
-
-    if not fits(shape):
-        hint = " (it is (F, C): transpose it)" if fits(shape[::-1]) else ""
+    if channels not in (None, shape[0]) or abs(shape[1] - frames) > MAX_FRAME_DIFFERENCE:
+        expected = f"({'any' if channels is None else channels}, {frames})"
         raise ValueError(
-            f"{path}: found features of shape {tuple(shape)}{hint}, expected (C, F) = "
-            f"({'any' if channels is None else channels}, {frames}) for its audio, F within one frame"
+            f"{path}: found features of shape {tuple(shape)}, expected (C, F) = {expected} for its audio, F within one "
+            "frame; transpose (F, C)"
         )
 
 
 def read_frames(path: Path, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Read frames of a feature file.
-
-    Args:
-        start: first frame.
-        stop: frame to stop before; None reads to the end.
-
-    Returns:
-        Features (C, n) float32, a copy.
-
-    Raises:
-        ValueError: a value is NaN or infinite.
-    """
+    """Read frames `start` to `stop` of a feature file, (C, n) float32, a copy; NaN and infinity are a ValueError."""
     features = np.array(load_features(path)[:, start:stop], dtype=np.float32)
     if not np.isfinite(features).all():
         raise ValueError(f"{path}: NaN or infinite features in frames {start} to {start + features.shape[1] - 1}")
@@ -78,18 +60,15 @@ def write_features(target: Path, shape: tuple[int, int], dtype: str, pieces: Ite
     """Write features piece by piece, frame after frame (Fortran order): a crop of a mapped file is one read.
 
     Args:
-        target: `.npy` file, which appears only when it is whole.
+        target: `.npy` file, which appears only when it is complete.
         shape: (C, F).
-        dtype: of the file, such as "<f4".
+        dtype: of the file, such as "<f4"; a value that does not fit is a ValueError.
         pieces: (C, n), of F frames in total.
-
-    Raises:
-        ValueError: a value does not fit into the type, or the pieces do not add up to the shape.
     """
     channels, frames = shape
     written = 0
     layout = {"descr": dtype, "fortran_order": True, "shape": shape}
-    with replacing(target) as temporary, temporary.open("wb") as file:
+    with replace_atomically(target) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, layout)
         for piece in pieces:
             written += piece.shape[1]

@@ -1,4 +1,4 @@
-"""Pictures of sounds: spectrograms and log-mels below one another, and how far two are apart."""
+"""Pictures of sounds: spectrograms and log-mels below one another, and the difference of two."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from zoo.common.report import DPI, new_figure, to_numpy
+from zoo.common.reports import new_figure, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SPECTRUM_WINDOW, SPECTRUM_HOP = 1024, 256  # samples
-MOST_COLUMNS = 2000  # of a spectrogram; a longer one takes larger hops
+MAX_COLUMNS = 2000  # of a spectrogram; a longer one takes larger hops
 DYNAMIC_RANGE_DB = 90.0
-DIFFERENCE_DB = 30.0  # what a picture of a difference reaches
+DIFFERENCE_DB = 30.0  # range of a picture of a difference
 
 
 def plot_spectrograms(
@@ -27,18 +27,14 @@ def plot_spectrograms(
     Args:
         waveforms: title -> (T,) floats; leading axes of size 1 are dropped.
         sample_rate: in Hz, of all.
-        cutoff_hz: where a line is image, e.g. the bandwidth of an input.
-
-    Returns:
-        A figure outside of pyplot, as of `plot_mels`.
-
-    Raises:
-        ValueError: when there is none.
+        cutoff_hz: height of a dashed line, e.g. the bandwidth of an input.
     """
     if not waveforms:
         raise ValueError("plot_spectrograms: expected at least one waveform")
     waves = {title: to_numpy(wave).astype(np.float32).reshape(-1) for title, wave in waveforms.items()}
-    return _spectra(waves, sample_rate, cutoff_hz, False)
+    levels, top, hop = _measure_levels(waves)
+    panels = [(title, level, top) for title, level in levels.items()]
+    return _plot_panels(panels, hop / sample_rate, sample_rate / 2000, cutoff_hz)
 
 
 def plot_spectrogram_difference(
@@ -46,87 +42,63 @@ def plot_spectrogram_difference(
 ) -> Figure:
     """Draw the spectrograms of an input and a result (T,) below one another, and what the result has more or less."""
     samples = min(len(before), len(after))
-    return _spectra({"input": before[:samples], "result": after[:samples]}, sample_rate, cutoff_hz, True)
+    levels, top, hop = _measure_levels({"input": before[:samples], "result": after[:samples]})
+    first, second = (level.clip(min=top - DYNAMIC_RANGE_DB) for level in levels.values())
+    panels = [*((title, level, top) for title, level in levels.items()), ("result - input", second - first, None)]
+    return _plot_panels(panels, hop / sample_rate, sample_rate / 2000, cutoff_hz)
 
 
-def _spectra(
-    waves: Mapping[str, np.ndarray], sample_rate: int, cutoff_hz: float | None, with_difference: bool
+def _measure_levels(waves: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float, int]:
+    """Compute power in dB (bins, frames) of waveforms (T,), the largest of all, and the hop in samples."""
+    hop = max(SPECTRUM_HOP, *(len(wave) // MAX_COLUMNS for wave in waves.values()))
+    levels = {}
+    for title, wave in waves.items():
+        wave = np.nan_to_num(wave, nan=0.0, posinf=0.0, neginf=0.0)
+        wave = np.pad(wave, (0, max(SPECTRUM_WINDOW - len(wave), 0)))
+        frames = np.lib.stride_tricks.sliding_window_view(wave, SPECTRUM_WINDOW)[::hop]
+        power = np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_WINDOW), axis=1)) ** 2
+        levels[title] = 10.0 * np.log10(power.T + 1e-10)
+    return levels, max(float(level.max()) for level in levels.values()), hop
+
+
+def _plot_panels(
+    panels: Sequence[tuple[str, np.ndarray, float | None]], hop_seconds: float, top_khz: float, cutoff_hz: float | None
 ) -> Figure:
-    from matplotlib.figure import Figure
-
-    hop = max(SPECTRUM_HOP, *(len(wave) // MOST_COLUMNS for wave in waves.values()))
-    levels = {title: _decibels(wave, hop) for title, wave in waves.items()}
-    top = max(float(level.max()) for level in levels.values())
-    count = len(levels) + with_difference
-    height = 0.6 + 2.2 * count
-    figure = Figure(figsize=(8.0, height), dpi=DPI)  # its own margins take half the time of a constrained layout
-    figure.subplots_adjust(left=0.08, right=1.03, bottom=0.5 / height, top=1 - 0.3 / height, hspace=0.25)
-    axes = list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
-    for panel, (title, level) in zip(axes, levels.items(), strict=False):
-        extent = (0.0, level.shape[1] * hop / sample_rate, 0.0, sample_rate / 2000)
-        settings: dict[str, Any] = {"vmin": top - DYNAMIC_RANGE_DB, "vmax": top, "cmap": "magma", "extent": extent}
-        image = panel.imshow(level, origin="lower", aspect="auto", **settings)
-        panel.set_title(title)
-    figure.colorbar(image, ax=axes[: len(levels)], label="dB")
-    if with_difference:
-        first, second = (level.clip(min=top - DYNAMIC_RANGE_DB) for level in levels.values())
-        settings |= {"vmin": -DIFFERENCE_DB, "vmax": DIFFERENCE_DB, "cmap": "coolwarm"}
-        image = axes[-1].imshow(second - first, origin="lower", aspect="auto", **settings)
-        axes[-1].set_title("result - input")
-        figure.colorbar(image, ax=axes[-1], label="dB")
-    for panel in axes:
-        panel.set_ylabel("kHz")
+    """Draw panels of title, levels in dB and the highest level; None of a difference."""
+    figure = new_figure(8.0, 0.6 + 2.2 * len(panels))
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, (title, level, top) in zip(axes, panels, strict=True):
+        low, high = (-DIFFERENCE_DB, DIFFERENCE_DB) if top is None else (top - DYNAMIC_RANGE_DB, top)
+        _add_image(figure, panel, level, ("coolwarm" if top is None else "magma", low, high),
+                   extent=(0.0, level.shape[1] * hop_seconds, 0.0, top_khz), label="dB")  # fmt: skip
+        panel.set(title=title, ylabel="kHz")
         if cutoff_hz is not None:
-            panel.axhline(cutoff_hz / 1000, color="k" if panel is axes[-1] and with_difference else "w", **_DASHED)
+            panel.axhline(cutoff_hz / 1000, color="k" if top is None else "w", linestyle="--", linewidth=1)
     axes[-1].set_xlabel("seconds")
     return figure
-
-
-_DASHED: dict[str, Any] = {"linestyle": "--", "linewidth": 1}
-
-
-def _decibels(wave: np.ndarray, hop: int) -> np.ndarray:
-    """(T,) to power in dB, (bins, frames)."""
-    wave = np.nan_to_num(wave, nan=0.0, posinf=0.0, neginf=0.0)
-    wave = np.pad(wave, (0, max(SPECTRUM_WINDOW - len(wave), 0)))
-    frames = np.lib.stride_tricks.sliding_window_view(wave, SPECTRUM_WINDOW)[::hop]
-    power = np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_WINDOW), axis=1)) ** 2
-    return 10.0 * np.log10(power.T + 1e-10)
 
 
 def plot_mels(
     target: Tensor | np.ndarray, prediction: Tensor | np.ndarray, titles: Sequence[str] = ("target", "prediction")
 ) -> Figure:
-    """Draw a target log-mel, its prediction and their difference below one another.
-
-    Args:
-        target: (n_mels, F) log-mel.
-        prediction: (n_mels, F'); both are cut to the shorter one.
-
-    Returns:
-        A figure outside of pyplot, so nothing has to be closed.
-
-    Raises:
-        ValueError: when the shapes are not (n_mels, F) with the same n_mels.
-    """
-    target_mel, mel = to_numpy(target).astype(np.float32), to_numpy(prediction).astype(np.float32)
-    if target_mel.ndim != 2 or mel.ndim != 2 or len(target_mel) != len(mel):
-        raise ValueError(f"plot_mels: expected two (n_mels, F) mels, got {target_mel.shape} and {mel.shape}")
-    frames = min(target_mel.shape[1], mel.shape[1])
-    target_mel, mel = target_mel[:, :frames], mel[:, :frames]
-    low, high = (float(target_mel.min()), float(target_mel.max())) if target_mel.size else (0.0, 1.0)
-    reach = max(high - low, 1e-6) / 2  # half the target's range: a larger error is no better to look at
+    """Draw a target log-mel (n_mels, F), its prediction (n_mels, F') and their difference, cut to the shorter."""
+    expected, predicted = to_numpy(target).astype(np.float32), to_numpy(prediction).astype(np.float32)
+    if expected.ndim != 2 or predicted.ndim != 2 or len(expected) != len(predicted):
+        raise ValueError(f"plot_mels: expected two (n_mels, F) mels, got {expected.shape} and {predicted.shape}")
+    frames = min(expected.shape[1], predicted.shape[1])
+    expected, predicted = expected[:, :frames], predicted[:, :frames]
+    low, high = (float(expected.min()), float(expected.max())) if expected.size else (0.0, 1.0)
+    reach = max(high - low, 1e-6) / 2  # half the target's range
     figure = new_figure(8.0, 7.0)
     first, second = titles
     panels = (
-        (first, target_mel, "magma", low, high),
-        (second, mel, "magma", low, high),
-        (f"{second} - {first}", mel - target_mel, "coolwarm", -reach, reach),
+        (first, expected, ("magma", low, high)),
+        (second, predicted, ("magma", low, high)),
+        (f"{second} - {first}", predicted - expected, ("coolwarm", -reach, reach)),
     )
-    for axes, (title, values, colours, least, most) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
-        image = axes.imshow(values, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)
+    for axes, (title, values, scale) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
+        _add_image(figure, axes, values, scale)
         axes.set(title=title, ylabel="mel band")
-        figure.colorbar(image, ax=axes)
     axes.set_xlabel("frame")
     return figure
 
@@ -137,7 +109,15 @@ def plot_features(values: np.ndarray, ylabel: str = "channel") -> Figure:
     scaled = (values - values.mean(1, keepdims=True)) / values.std(1, keepdims=True).clip(min=1e-6)
     figure = new_figure(8.0, 3.0)
     axes = figure.subplots()
-    image = axes.imshow(scaled, origin="lower", aspect="auto", cmap="magma", vmin=-3.0, vmax=3.0)
+    _add_image(figure, axes, scaled, ("magma", -3.0, 3.0), label="deviations")
     axes.set(ylabel=ylabel, xlabel="frame")
-    figure.colorbar(image, ax=axes, label="deviations")
     return figure
+
+
+def _add_image(
+    figure: Figure, axes: Any, values: np.ndarray, scale: tuple[str, float, float],
+    extent: tuple[float, float, float, float] | None = None, label: str = "",
+) -> None:  # fmt: skip
+    colours, low, high = scale
+    image = axes.imshow(values, origin="lower", aspect="auto", cmap=colours, vmin=low, vmax=high, extent=extent)
+    figure.colorbar(image, ax=axes, label=label)

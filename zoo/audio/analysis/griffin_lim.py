@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from zoo.audio.analysis.mel import LogMel
@@ -16,42 +16,13 @@ _TINY = 1e-8
 
 
 class Transform(Protocol):
-    """What Griffin-Lim asks of a short-time Fourier transform; a `LogMel` has it.
-
-    Attributes:
-        n_fft: in samples, as `hop_length`, `win_length` and `padding_samples`.
-        window: (win_length,).
-        padding_samples: of the signal before its first sample.
-    """
+    """Settings of a short-time Fourier transform in samples, as of a `LogMel`; the window is (win_length,)."""
 
     n_fft: int
     hop_length: int
     win_length: int
     padding_samples: int
     window: Tensor
-
-
-class Spectra(nn.Module):
-    """A transform without bands: a Hann window of n_fft, frame i lying on samples [i, i + 1) * hop_length.
-
-    Args:
-        n_fft: in samples, even.
-        hop_length: samples between frames, even and at most n_fft.
-
-    Raises:
-        ValueError: for other sizes.
-    """
-
-    window: Tensor
-
-    def __init__(self, n_fft: int, hop_length: int) -> None:
-        super().__init__()
-        if n_fft % 2 or hop_length % 2 or not 0 < hop_length <= n_fft:
-            raise ValueError(f"expected even 0 < hop_length <= n_fft, got hop_length {hop_length}, n_fft {n_fft}")
-        self.n_fft = self.win_length = n_fft
-        self.hop_length = hop_length
-        self.padding_samples = (n_fft - hop_length) // 2
-        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
 
 
 def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
@@ -71,38 +42,6 @@ def invert_mel(mel_magnitude: Tensor, mel: LogMel) -> Tensor:
     return magnitude
 
 
-def invert_mel_kl(mel_magnitude: Tensor, mel: LogMel, updates: int = 10) -> Tensor:
-    """Like `invert_mel`, nearest in the generalised Kullback-Leibler divergence, which quiet bands count in.
-
-    Args:
-        mel_magnitude: (B, n_mels, F), not negative; its gradient is followed.
-        updates: multiplicative ones; ten are as good as a hundred of the Euclidean distance's.
-
-    Returns:
-        Linear magnitudes (B, n_fft // 2 + 1, F), not negative; 0 outside [f_min, f_max].
-
-    Source: Lee and Seung, "Algorithms for Non-negative Matrix Factorization" (2000), equation 5, with fixed basis.
-    """
-    basis = mel.mel_basis
-    sums = basis.sum(0)[:, None].clamp(min=_TINY)
-    magnitude = basis.T @ mel_magnitude / (basis.T @ basis.sum(1, keepdim=True) + _TINY)
-    for _ in range(updates):
-        magnitude = magnitude / sums * (basis.T @ (mel_magnitude / (basis @ magnitude + _TINY)))
-    return magnitude
-
-
-def _overlap_add(spectrum: Tensor, mel: Transform) -> Tensor:
-    """Inverse of the uncentred STFT; torch.istft refuses it because the first Hann sample is zero."""
-    edge = (mel.n_fft - mel.win_length) // 2
-    window = functional.pad(mel.window, (edge, mel.n_fft - mel.win_length - edge))
-    frames = torch.fft.irfft(spectrum, n=mel.n_fft, dim=1) * window[:, None]
-    size = (1, (spectrum.shape[-1] - 1) * mel.hop_length + mel.n_fft)
-    added = functional.fold(frames, size, (1, mel.n_fft), stride=(1, mel.hop_length))
-    squares = window.square()[None, :, None].expand(1, -1, spectrum.shape[-1])
-    weight = functional.fold(squares, size, (1, mel.n_fft), stride=(1, mel.hop_length))
-    return (added / weight.clamp(min=1e-3))[:, 0, 0]  # the outermost samples carry no weight and are cut off later
-
-
 def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 0) -> Tensor:
     """Turn log-mels (B, n_mels, F) into audio (B, F * hop_length) with the fast Griffin-Lim algorithm.
 
@@ -117,32 +56,44 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
     return synthesize(magnitude * find_phase(magnitude, phase, mel, iterations), mel)
 
 
-def find_phase(magnitude: Tensor, phase: Tensor, mel: Transform, iterations: int) -> Tensor:
+def find_phase(magnitude: Tensor, phase: Tensor, transform: Transform, iterations: int) -> Tensor:
     """Find phases that make magnitudes those of a signal: iterations of the fast Griffin-Lim algorithm.
 
     Args:
-        magnitude: (B, n_fft // 2 + 1, F) of a transform with the mel's window and hop.
+        magnitude: (B, n_fft // 2 + 1, F).
         phase: to start from, complex of modulus 1, the same shape.
 
     Returns:
         Phases, complex of modulus 1 (less where the signal is silent). Those of frame i depend on the frames that
         are at most iterations * (ceil(n_fft / hop_length) - 1) away.
-
-    Source: Perraudin et al. (2013), algorithm 2.
     """
     previous = torch.zeros_like(phase)
     for _ in range(iterations):
-        audio = _overlap_add(magnitude * phase, mel)
         rebuilt = torch.stft(
-            audio, mel.n_fft, mel.hop_length, mel.win_length, mel.window, center=False, return_complex=True
-        )
+            _overlap_add(magnitude * phase, transform),
+            transform.n_fft, transform.hop_length, transform.win_length, transform.window,
+            center=False, return_complex=True,
+        )  # fmt: skip
         ahead = rebuilt + _MOMENTUM * (rebuilt - previous)
         previous = rebuilt
         phase = ahead / ahead.abs().clamp(min=_TINY)
     return phase
 
 
-def synthesize(spectrum: Tensor, mel: Transform) -> Tensor:
-    """Invert spectra (B, n_fft // 2 + 1, F) to the audio (B, F * hop_length) whose mel has these frames."""
-    start = mel.padding_samples
-    return _overlap_add(spectrum, mel)[:, start : start + spectrum.shape[-1] * mel.hop_length]
+def synthesize(spectrum: Tensor, transform: Transform) -> Tensor:
+    """Invert spectra (B, n_fft // 2 + 1, F) to the audio (B, F * hop_length) whose transform has these frames."""
+    start = transform.padding_samples
+    return _overlap_add(spectrum, transform)[:, start : start + spectrum.shape[-1] * transform.hop_length]
+
+
+def _overlap_add(spectrum: Tensor, transform: Transform) -> Tensor:
+    """Inverse of the uncentred STFT; torch.istft refuses it because the first Hann sample is zero."""
+    n_fft, hop = transform.n_fft, transform.hop_length
+    edge = (n_fft - transform.win_length) // 2
+    window = functional.pad(transform.window, (edge, n_fft - transform.win_length - edge))
+    frames = torch.fft.irfft(spectrum, n=n_fft, dim=1) * window[:, None]
+    size = (1, (spectrum.shape[-1] - 1) * hop + n_fft)
+    added = functional.fold(frames, size, (1, n_fft), stride=(1, hop))
+    squares = window.square()[None, :, None].expand(1, -1, spectrum.shape[-1])
+    weight = functional.fold(squares, size, (1, n_fft), stride=(1, hop))
+    return (added / weight.clamp(min=1e-3))[:, 0, 0]  # the outermost samples carry no weight and are cut off later

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import scipy
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 _STEP_SECONDS, _STEPS = 0.1, 4  # gating blocks of 400 ms that overlap by 75 %
 _OFFSET = -0.691  # LUFS of a mean square of 1
@@ -30,7 +30,7 @@ class LoudnessMeter:
     """
 
     def __init__(self, sample_rate: int, channels: int) -> None:
-        at_least(_LEAST_RATE, sample_rate=sample_rate)
+        check_at_least(_LEAST_RATE, sample_rate=sample_rate)
         self._sections = k_weighting(sample_rate)
         self._state = np.zeros((len(self._sections), channels, 2))
         self._step = round(_STEP_SECONDS * sample_rate)
@@ -70,33 +70,21 @@ class LoudnessMeter:
 
 def _gated(powers: np.ndarray) -> float:
     """LUFS of the blocks that pass both gates."""
-    gated = powers[powers > _power(_ABSOLUTE_GATE)]
-    if not len(gated):
-        gated = powers
-    loud = gated[gated >= gated.mean() * 10 ** (_RELATIVE_GATE / 10)]
-    power = loud.mean()
+    gated = powers[powers > 10 ** ((_ABSOLUTE_GATE - _OFFSET) / 10)]
+    gated = gated if len(gated) else powers
+    power = gated[gated >= gated.mean() * 10 ** (_RELATIVE_GATE / 10)].mean()
     return _OFFSET + 10 * math.log10(power) if power > 0 else -math.inf
 
 
-def _power(lufs: float) -> float:
-    return 10 ** ((lufs - _OFFSET) / 10)
-
-
 def k_weighting(sample_rate: int) -> np.ndarray:
-    """Compute the second-order sections (2, 6) of the shelf and the high-pass by the bilinear transform."""
+    """Compute the second-order sections (2, 6) of shelf and high-pass by the bilinear transform."""
     frequency, quality, gain_db = _SHELF
     k = math.tan(math.pi * frequency / sample_rate)
     high = 10 ** (gain_db / 20)
     band = high**0.4996667741545416
     a0 = 1 + k / quality + k * k
-    shelf = [
-        (high + band * k / quality + k * k) / a0,
-        2 * (k * k - high) / a0,
-        (high - band * k / quality + k * k) / a0,
-        1.0,
-        2 * (k * k - 1) / a0,
-        (1 - k / quality + k * k) / a0,
-    ]
+    zeros = [high + band * k / quality + k * k, 2 * (k * k - high), high - band * k / quality + k * k]
+    shelf = [*(value / a0 for value in zeros), 1.0, 2 * (k * k - 1) / a0, (1 - k / quality + k * k) / a0]
     frequency, quality = _HIGH_PASS
     k = math.tan(math.pi * frequency / sample_rate)
     a0 = 1 + k / quality + k * k

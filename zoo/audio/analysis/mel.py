@@ -9,7 +9,7 @@ import torchaudio
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 
 _MAGNITUDE_FLOOR = 1e-9  # inside the root, HiFi-GAN's meldataset
 _LOG_FLOOR = 1e-5  # ln(1e-5) = -11.5129 is silence
@@ -69,8 +69,8 @@ class LogMel(nn.Module):
         self.n_mels = n_mels
         self.f_min = float(f_min)
         self.f_max = upper
-        one_of(("same", "center"), padding=padding)
-        one_of(("slaney", "htk"), mel_scale=mel_scale)
+        check_one_of(("same", "center"), padding=padding)
+        check_one_of(("slaney", "htk"), mel_scale=mel_scale)
         self.padding, self.mel_scale = padding, mel_scale
         self.magnitude_floor, self.floor = magnitude_floor, floor
         self.padding_samples = (n_fft - hop_length) // 2 if padding == "same" else n_fft // 2

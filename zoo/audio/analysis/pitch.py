@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from zoo.common.ranges import above
+from zoo.common.checks import check_above
 
 # Path costs of Boersma (1993) with the defaults of his program: 0.45 of full correlation is voiced, an octave higher is
 # worth 0.01, a jump of an octave between frames costs 0.35, a change between voiced and unvoiced 0.14 (10 ms frames).
@@ -24,12 +24,12 @@ _CHUNK_FRAMES = 4096  # bounds the memory on hour-long recordings
 
 @dataclass(frozen=True)
 class PitchTrack:
-    """A pitch track; frame i is centred on sample i * hop.
+    """A pitch track (F,) or (B, F); frame i is centred on sample i * hop.
 
     Attributes:
-        f0: fundamental frequency in Hz, 0 where unvoiced, (F,) or (B, F) float32.
-        voiced: voicing decision, bool, same shape.
-        periodicity: correlation over one period in [0, 1], same shape, also for unvoiced frames.
+        f0: fundamental frequency in Hz, float32, 0 where unvoiced.
+        voiced: voicing decision, bool.
+        periodicity: correlation over one period in [0, 1], also for unvoiced frames.
     """
 
     f0: Tensor
@@ -53,7 +53,7 @@ def track_pitch(x: Tensor, sample_rate: int) -> PitchTrack:
     """
     if x.dim() not in (1, 2):
         raise ValueError(f"expected audio (T,) or (B, T), got shape {tuple(x.shape)}")
-    above(4 * _F_MAX, sample_rate=sample_rate)
+    check_above(4 * _F_MAX, sample_rate=sample_rate)
     batch = torch.atleast_2d(x).float()
     hop = round(_HOP_SECONDS * sample_rate)
     strength, frequency, level = _candidates(batch, sample_rate, hop)

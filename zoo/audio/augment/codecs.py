@@ -20,7 +20,7 @@ from zoo.audio.augment.effects import match_length
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io.files import BLOCK_SAMPLES
 from zoo.audio.io.resample import resample_array
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 
 _PAD_SECONDS = 0.05  # of silence behind the signal, so that no codec cuts its end
 _FFMPEG_SECONDS = 120  # after which a hanging ffmpeg is given up
@@ -31,7 +31,6 @@ _MP3_BANDS = (
     ((16000, 22050, 24000), (8.0, 160.0)),
     ((8000, 11025, 12000), (8.0, 64.0)),
 )
-_OPUS_KBPS = (6.0, 256.0)  # libsndfile's range per channel
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Codec:
         encoder: libsndfile's subtype or ffmpeg's encoder.
         unit: meaning of the setting; empty when there is none.
         span: lowest and highest setting.
-        usual: setting where none is given; None leaves it to the codec (A-law: the signal's own rate).
+        default: setting where none is given; None leaves it to the codec (A-law: the signal's own rate).
         rates: sample rates in Hz that it can code; empty for any.
         ffmpeg: whether it is ffmpeg's.
         exact: whether the decoder removes the codec's delay by itself.
@@ -53,16 +52,23 @@ class Codec:
     encoder: str
     unit: str = ""
     span: tuple[float, float] = (0.0, 0.0)
-    usual: float | None = None
+    default: float | None = None
     rates: tuple[int, ...] = ()
     ffmpeg: bool = False
     exact: bool = True
+
+    @property
+    def is_available(self) -> bool:
+        """Whether this machine has it."""
+        if self.ffmpeg:
+            return self.encoder in list_ffmpeg_encoders()
+        return soundfile.check_format(self.container, self.encoder)
 
 
 CODECS: dict[str, Codec] = {
     "mp3": Codec("MP3", "MPEG_LAYER_III", "kb/s", (8.0, 320.0), 64.0, exact=False),
     "vorbis": Codec("OGG", "VORBIS", "quality", (0.0, 10.0), 3.0),
-    "opus": Codec("OGG", "OPUS", "kb/s", _OPUS_KBPS, 24.0, (8000, 12000, 16000, 24000, 48000)),
+    "opus": Codec("OGG", "OPUS", "kb/s", (6.0, 256.0), 24.0, (8000, 12000, 16000, 24000, 48000)),
     "alaw": Codec("WAV", "ALAW", "Hz", (4000.0, 48000.0)),
     "mulaw": Codec("WAV", "ULAW", "Hz", (4000.0, 48000.0)),
     "gsm": Codec("WAV", "GSM610", rates=(8000,)),
@@ -83,49 +89,34 @@ def list_ffmpeg_encoders() -> frozenset[str]:
     return frozenset(line.split()[1] for line in listing.splitlines() if len(line.split()) > 1)
 
 
-def _is_available(codec: str) -> bool:
-    entry = CODECS[codec]
-    if entry.ffmpeg:
-        return entry.encoder in list_ffmpeg_encoders()
-    return entry.container in soundfile.available_formats() and entry.encoder in soundfile.available_subtypes(
-        entry.container
-    )
-
-
 def available_codecs() -> tuple[str, ...]:
     """Codecs of this machine for `encode_decode`: libsndfile's, then, where it is on the path, ffmpeg's."""
-    return tuple(codec for codec in CODECS if _is_available(codec))
+    return tuple(name for name, codec in CODECS.items() if codec.is_available)
 
 
 def validate_codec(codec: str, setting: float | None = None) -> None:
     """Refuse a codec or setting that `encode_decode` could not carry out here."""
-    one_of(CODECS, codec=codec)
+    check_one_of(CODECS, codec=codec)
     entry = CODECS[codec]
-    if setting is not None and not entry.unit:
-        raise ValueError(f"codec {codec} has no setting, got {setting}")
-    if setting is not None and not entry.span[0] <= setting <= entry.span[1]:
-        raise ValueError(
-            f"codec {codec}: setting must be {entry.unit} from {entry.span[0]:g} to {entry.span[1]:g}, got {setting:g}"
-        )
-    if not _is_available(codec):
+    low, high = entry.span
+    if setting is not None and not (entry.unit and low <= setting <= high):
+        expected = f"{entry.unit} from {low:g} to {high:g}" if entry.unit else "none"
+        raise ValueError(f"codec {codec}: expected as setting {expected}, got {setting:g}")
+    if not entry.is_available:
         owner = f"an ffmpeg with the encoder {entry.encoder} on PATH" if entry.ffmpeg else "a newer libsndfile"
         raise ValueError(f"codec {codec} needs {owner}; available here: {', '.join(available_codecs())}")
 
 
 def encode_decode(audio: np.ndarray, sample_rate: int, codec: str, setting: float | None = None) -> np.ndarray:
-    """Encode and decode a signal.
+    """Encode and decode audio (T,) float32, T >= 1; the result is aligned with it and of its length.
 
     It is resampled to a rate that the codec knows and back where needed, and scaled around the codec where its peak
     exceeds 1. The delay of a codec is measured once on a probe, so that it does not depend on what is coded.
 
     Args:
-        audio: (T,) float32, T >= 1.
         codec: one of `available_codecs()`.
         setting: kb/s (mp3, opus, amr_nb, amr_wb, aac), quality 0 to 10 (vorbis), or the line's rate in Hz (alaw, mulaw:
             8000 is a telephone; None codes at `sample_rate`). None takes the usual one.
-
-    Returns:
-        (T,) float32, aligned with the input.
 
     Raises:
         ValueError: unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.
@@ -134,7 +125,7 @@ def encode_decode(audio: np.ndarray, sample_rate: int, codec: str, setting: floa
     audio = np.asarray(audio, dtype=np.float32)
     if audio.ndim != 1 or len(audio) == 0 or not np.isfinite(audio).all():
         raise ValueError(f"expected finite audio (T,) with T >= 1, got shape {audio.shape}")
-    setting = CODECS[codec].usual if setting is None else setting
+    setting = CODECS[codec].default if setting is None else setting
     rate = _coding_rate(codec, setting, sample_rate)
     padded = np.pad(audio, (0, round(_PAD_SECONDS * sample_rate)))
     line = resample_array(padded, sample_rate, rate)
@@ -169,24 +160,15 @@ def _run_codec(line: np.ndarray, rate: int, codec: str, setting: float | None) -
     return (_run_ffmpeg if CODECS[codec].ffmpeg else _run_soundfile)(line, rate, codec, setting)
 
 
-def _compression(codec: str, setting: float | None, rate: int) -> dict[str, float | str]:
-    """Libsndfile takes every quality as a level from 0, best, to 1, smallest; these are its own scales, inverted."""
-    if codec == "vorbis" and setting is not None:
-        return {"compression_level": 1 - setting / 10}
-    if codec == "opus" and setting is not None:
-        low, high = _OPUS_KBPS
-        return {"compression_level": (high - setting) / (high - low)}
-    if codec == "mp3" and setting is not None:
-        low, high = next(span for band, span in _MP3_BANDS if rate in band)
-        level = min((high - setting) / (high - low), 0.999)  # it refuses 1.0, and the rate is rounded anyway
-        return {"compression_level": level, "bitrate_mode": "CONSTANT"}
-    return {}
-
-
 def _run_soundfile(line: np.ndarray, rate: int, codec: str, setting: float | None) -> np.ndarray:
-    entry = CODECS[codec]
-    memory = io.BytesIO()
-    options = _compression(codec, setting, rate)
+    """Encode at a level from 0, best, to 1, smallest: libsndfile's own scales, inverted."""
+    entry, memory = CODECS[codec], io.BytesIO()
+    options: dict[str, float | str] = {}
+    if setting is not None and codec in ("vorbis", "opus", "mp3"):
+        low, high = next(span for band, span in _MP3_BANDS if rate in band) if codec == "mp3" else entry.span
+        options["compression_level"] = min((high - setting) / (high - low), 0.999 if codec == "mp3" else 1.0)
+        if codec == "mp3":  # it refuses a level of 1.0, and the rate is rounded anyway
+            options["bitrate_mode"] = "CONSTANT"
     with soundfile.SoundFile(memory, "w", rate, 1, entry.encoder, format=entry.container, **options) as handle:
         for first in range(0, len(line), BLOCK_SAMPLES):  # libsndfile's vorbis encoder overflows on long arrays
             handle.write(line[first : first + BLOCK_SAMPLES])

@@ -12,7 +12,7 @@ from zoo.audio.augment import codecs as coding
 from zoo.audio.augment import effects
 from zoo.audio.augment.rooms import crop_noise
 from zoo.audio.corpora.corpus import Corpus
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 
 Step = Literal["noise", "reverb", "clipping", "lowpass", "packet_loss", "codec"]
 Range = tuple[float, float]
@@ -32,8 +32,53 @@ _SPANS = {
     "drive": (1.0, 1e3),
     "cutoff_hz": (1.0, 1e6),
     "packet_loss": (0.0, 0.99),
-    "gain": (1e-3, 1e3),
 }
+
+
+def _check_span(name: str, span: Range, least: float, most: float) -> None:
+    if len(span) != 2 or not least <= span[0] <= span[1] <= most:
+        raise ValueError(f"{name} must be lowest, highest within {least:g}..{most:g}, got {tuple(span)}")
+
+
+@dataclass(frozen=True)
+class DegradationRanges:
+    """Strength of each step of a `Degrader`.
+
+    Args:
+        snr_db: lowest and highest signal-to-noise ratio in dB.
+        drive: lowest and highest peak over the clipping limit, >= 1.
+        soft_clipping: share of the clipped items with a tanh limit; the others get a hard one.
+        cutoff_hz: lowest and highest limit of the band; what lies above half the sample rate is not drawn.
+        lowpass_by_resampling: share of band limits made by resampling down and back; the others by a filter.
+        packet_loss: lowest and highest share of 20 ms packets lost, 0..0.99.
+        burst_packets: mean length of a run of lost packets, >= 1.
+        packet_repeat: share of the items whose lost packets repeat the one before; the others get zeros.
+        codecs: settings by codec, drawn evenly among codecs and then among settings
+            (`zoo.audio.augment.codecs.encode_decode`); an empty list means the codec's usual one. None: MP3,
+            Vorbis, Opus, A-law, mu-law.
+    """
+
+    snr_db: Range = (-5.0, 30.0)
+    drive: Range = (1.2, 2.0)
+    soft_clipping: float = 0.5
+    cutoff_hz: Range = (2000.0, 7000.0)
+    lowpass_by_resampling: float = 0.5
+    packet_loss: Range = (0.02, 0.15)
+    burst_packets: float = 2.0
+    packet_repeat: float = 0.5
+    codecs: Mapping[str, Sequence[float]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, span in _SPANS.items():
+            _check_span(name, getattr(self, name), *span)
+        shares = ("soft_clipping", "lowpass_by_resampling", "packet_repeat")
+        check_within(0, 1, **{name: getattr(self, name) for name in shares})
+        check_at_least(1, burst_packets=self.burst_packets)
+
+    @property
+    def codec_settings(self) -> Mapping[str, Sequence[float]]:
+        """The codecs, those by default included."""
+        return {**_MIIPHER2_CODECS, **_LINE_CODECS} if self.codecs is None else self.codecs
 
 
 @dataclass(frozen=True)
@@ -42,8 +87,8 @@ class Degraded:
 
     Attributes:
         audio: (T,) float32 in [-1, 1], as long as the clean signal and aligned with it.
-        details: plain values: `steps` in the order done, `skipped` ones that had no effect, always `gain`, `polarity`
-            and `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`).
+        details: plain values: `steps` in the order done, `skipped` ones without effect, `gain`, `polarity` and
+            `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`).
     """
 
     audio: np.ndarray
@@ -53,6 +98,9 @@ class Degraded:
     def level(self) -> float:
         """Signed factor of gain, polarity and peak limit: clean * level is the target at the level of `audio`."""
         return float(self.details["gain"] * self.details["polarity"] * self.details["peak_scale"])
+
+
+_DEFAULT_RANGES = DegradationRanges()
 
 
 class Degrader:
@@ -67,19 +115,9 @@ class Degrader:
         order: `as_listed`, or `random` for a new order per item.
         max_steps: most steps per item: of those drawn by `probabilities` a uniform number from 1 to this is kept.
         untouched: share of the items that pass unchanged, 0..1.
-        snr_db: lowest and highest signal-to-noise ratio in dB.
-        drive: lowest and highest peak over the clipping limit, >= 1.
-        soft_clipping: share of the clipped items with a tanh limit; the others get a hard one.
-        cutoff_hz: lowest and highest limit of the band; what lies above half the sample rate is not drawn.
-        lowpass_by_resampling: share of band limits made by resampling down and back; the others by a filter.
-        packet_loss: lowest and highest share of 20 ms packets lost, 0..0.99.
-        burst_packets: mean length of a run of lost packets, >= 1.
-        packet_repeat: share of the items whose lost packets repeat the one before; the others get zeros.
-        codecs: settings by codec, drawn evenly among codecs and then among settings
-            (`zoo.audio.augment.codecs.encode_decode`); an empty list means the codec's usual one. None: MP3,
-            Vorbis, Opus, A-law, mu-law.
         gain: lowest and highest linear gain ahead of all steps; None leaves the level.
         polarity: probability of a flipped sign.
+        ranges: strength of each step.
     """
 
     def __init__(
@@ -89,54 +127,49 @@ class Degrader:
         order: Literal["as_listed", "random"] = "as_listed",
         max_steps: int | None = None,
         untouched: float = 0.0,
-        snr_db: Range = (-5.0, 30.0),
-        drive: Range = (1.2, 2.0),
-        soft_clipping: float = 0.5,
-        cutoff_hz: Range = (2000.0, 7000.0),
-        lowpass_by_resampling: float = 0.5,
-        packet_loss: Range = (0.02, 0.15),
-        burst_packets: float = 2.0,
-        packet_repeat: float = 0.5,
-        codecs: Mapping[str, Sequence[float]] | None = None,
         gain: Range | None = None,
         polarity: float = 0.0,
+        ranges: DegradationRanges = _DEFAULT_RANGES,
     ) -> None:
         self.steps: tuple[str, ...] = tuple(steps)
         self.probabilities = dict(probabilities or {})
         self.order = order
         self.max_steps = max_steps
         self.untouched = untouched
-        self.snr_db = snr_db
-        self.drive = drive
-        self.soft_clipping = soft_clipping
-        self.cutoff_hz = cutoff_hz
-        self.lowpass_by_resampling = lowpass_by_resampling
-        self.packet_loss = packet_loss
-        self.burst_packets = burst_packets
-        self.packet_repeat = packet_repeat
-        self.codecs: dict[str, Sequence[float]] = dict(
-            {**_MIIPHER2_CODECS, **_LINE_CODECS} if codecs is None else codecs
-        )
         self.gain = gain
         self.polarity = polarity
-        self._check_plan()
-        self._check_ranges()
+        self.ranges = ranges
+        unknown = sorted({*self.steps, *self.probabilities} - set(get_args(Step)))
+        if unknown or len(set(self.steps)) < len(self.steps):
+            raise ValueError(f"steps and probabilities: expected each of {', '.join(get_args(Step))} once, got {steps}")
+        if idle := sorted(set(self.probabilities) - set(self.steps)):
+            raise ValueError(f"probabilities name {', '.join(idle)}, which `steps` does not list; add or remove it")
+        check_one_of(("as_listed", "random"), order=order)
+        check_at_least(1, max_steps=1 if max_steps is None else max_steps)
+        shares = {f"probabilities.{step}": share for step, share in self.probabilities.items()}
+        check_within(0, 1, untouched=untouched, polarity=polarity, **shares)
+        if gain is not None:
+            _check_span("gain", gain, 1e-3, 1e3)
         if "codec" in self.steps:
-            self._check_codecs()
+            check_at_least(1, codecs=len(ranges.codec_settings))
+            for codec, settings in ranges.codec_settings.items():
+                coding.validate_codec(codec)
+                for setting in settings:
+                    coding.validate_codec(codec, setting)
 
     @classmethod
-    def miipher2_offline(cls, **changes: Any) -> Degrader:
+    def miipher2_offline(cls) -> Degrader:
         """The offline recipe of Atotti's Miipher-2: noise, then reverb for half of the items, then always a codec."""
-        steps = ("noise", "reverb", "codec")
-        recipe = {"steps": steps, "probabilities": {"reverb": 0.5}, "snr_db": (5.0, 30.0), "codecs": _MIIPHER2_CODECS}
-        return cls(**{**recipe, **changes})
+        ranges = DegradationRanges(snr_db=(5.0, 30.0), codecs=_MIIPHER2_CODECS)
+        return cls(("noise", "reverb", "codec"), {"reverb": 0.5}, ranges=ranges)
 
     @classmethod
-    def open_miipher(cls, **changes: Any) -> Degrader:
+    def open_miipher(cls) -> Degrader:
         """The on-line recipe of Open-Miipher-2: up to 3 of 4 steps in random order, 5 % of the items untouched."""
-        steps = ("clipping", "noise", "reverb", "lowpass")
-        plan = {"steps": steps, "order": "random", "max_steps": 3, "untouched": 0.05}
-        return cls(**{**plan, "snr_db": (5.0, 30.0), "gain": (0.25, 1.0), "polarity": 0.5, **changes})
+        return cls(
+            ("clipping", "noise", "reverb", "lowpass"), None, "random", 3, 0.05, (0.25, 1.0), 0.5,
+            DegradationRanges(snr_db=(5.0, 30.0)),
+        )  # fmt: skip
 
     def degrade(
         self,
@@ -146,16 +179,13 @@ class Degrader:
         noises: Corpus | None = None,
         rirs: Sequence[np.ndarray] | None = None,
     ) -> Degraded:
-        """Degrade one signal.
+        """Degrade one signal; a silent one gets no noise.
 
         Args:
             clean: (T,) float32, T >= 1, finite.
             sample_rate: of the speech, the noises and the responses, in Hz.
             noises: noise clips, for the step `noise`. Silent crops are passed over.
             rirs: room impulse responses (N,) float32 with their delay, for the step `reverb`.
-
-        Returns:
-            The degraded signal and the details. A silent signal gets no noise.
 
         Raises:
             ValueError: audio that is not (T,) and finite, or noises or responses that are missing or unusable.
@@ -201,25 +231,25 @@ class Degrader:
         noises: Corpus | None,
         rirs: Sequence[np.ndarray] | None,
     ) -> _Outcome:
+        ranges = self.ranges
         if step == "noise" and noises is not None:
             return self._add_noise(audio, rng, noises)
         if step == "reverb" and rirs is not None:
             rir = int(rng.integers(len(rirs)))
             return effects.reverberate(audio, rirs[rir], sample_rate), {"rir": rir}
         if step == "clipping":
-            drive, soft = float(rng.uniform(*self.drive)), bool(rng.random() < self.soft_clipping)
+            drive, soft = float(rng.uniform(*ranges.drive)), bool(rng.random() < ranges.soft_clipping)
             return effects.clip(audio, drive, soft), {"drive": drive, "clipping": "soft" if soft else "hard"}
         if step == "lowpass":
             return self._limit_band(audio, sample_rate, rng)
         if step == "packet_loss":
             return self._drop_packets(audio, sample_rate, rng)
-        codec = list(self.codecs)[int(rng.integers(len(self.codecs)))]
-        settings = self.codecs[codec]
+        codec, settings = list(ranges.codec_settings.items())[int(rng.integers(len(ranges.codec_settings)))]
         setting = float(settings[int(rng.integers(len(settings)))]) if settings else None
         return coding.encode_decode(audio, sample_rate, codec, setting), {"codec": codec, "codec_setting": setting}
 
     def _add_noise(self, audio: np.ndarray, rng: np.random.Generator, noises: Corpus) -> _Outcome:
-        snr_db = float(rng.uniform(*self.snr_db))
+        snr_db = float(rng.uniform(*self.ranges.snr_db))
         for _ in range(_NOISE_TRIES if audio.any() else 0):
             index = int(rng.integers(len(noises.names)))
             noise, start = crop_noise(noises, index, len(audio), rng)
@@ -229,17 +259,19 @@ class Degrader:
         return audio, {}
 
     def _limit_band(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
-        low, high = self.cutoff_hz[0], min(self.cutoff_hz[1], _NYQUIST_SHARE * sample_rate / 2)
+        low, high = self.ranges.cutoff_hz[0], min(self.ranges.cutoff_hz[1], _NYQUIST_SHARE * sample_rate / 2)
         if low > high:
             return audio, {}
         cutoff_hz = float(rng.uniform(low, high))
-        how: effects.Band = "resample" if rng.random() < self.lowpass_by_resampling else "filter"
+        how: effects.Band = "resample" if rng.random() < self.ranges.lowpass_by_resampling else "filter"
         return effects.lowpass(audio, sample_rate, cutoff_hz, how), {"cutoff_hz": cutoff_hz, "lowpass": how}
 
     def _drop_packets(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
         packets = -(-len(audio) // effects.packet_samples(sample_rate))
-        lost = effects.sample_packet_losses(packets, float(rng.uniform(*self.packet_loss)), self.burst_packets, rng)
-        fill: effects.Fill = "repeat" if rng.random() < self.packet_repeat else "zero"
+        lost = effects.sample_packet_losses(
+            packets, float(rng.uniform(*self.ranges.packet_loss)), self.ranges.burst_packets, rng
+        )
+        fill: effects.Fill = "repeat" if rng.random() < self.ranges.packet_repeat else "zero"
         if not lost.any():
             return audio, {}
         return effects.drop_packets(audio, sample_rate, lost, fill), {"lost": float(lost.mean()), "fill": fill}
@@ -247,34 +279,3 @@ class Degrader:
     def _require(self, step: str, argument: str, is_present: bool) -> None:
         if not is_present and step in self.steps and self.probabilities.get(step, 1.0) > 0:
             raise ValueError(f"the step {step!r} needs {argument}, got none; pass some or take it from `steps`")
-
-    def _check_plan(self) -> None:
-        unknown = sorted({*self.steps, *self.probabilities} - set(get_args(Step)))
-        if unknown:
-            raise ValueError(f"unknown steps {', '.join(unknown)}, expected some of {', '.join(get_args(Step))}")
-        if len(set(self.steps)) < len(self.steps):
-            raise ValueError(f"steps must differ, got {', '.join(self.steps)}")
-        idle = sorted(set(self.probabilities) - set(self.steps))
-        if idle:
-            raise ValueError(f"probabilities name {', '.join(idle)}, which `steps` does not list; add or remove it")
-        one_of(("as_listed", "random"), order=self.order)
-        at_least(1, max_steps=1 if self.max_steps is None else self.max_steps)
-
-    def _check_ranges(self) -> None:
-        shares = {f"probabilities.{step}": share for step, share in self.probabilities.items()}
-        for name in ("untouched", "soft_clipping", "lowpass_by_resampling", "packet_repeat", "polarity"):
-            shares[name] = getattr(self, name)
-        within(0, 1, **shares)
-        at_least(1, burst_packets=self.burst_packets)
-        for name, (least, most) in _SPANS.items():
-            span = getattr(self, name)
-            if span is not None and (len(span) != 2 or not least <= span[0] <= span[1] <= most):
-                raise ValueError(f"{name} must be lowest, highest within {least:g}..{most:g}, got {tuple(span)}")
-
-    def _check_codecs(self) -> None:
-        if not self.codecs:
-            raise ValueError("the step 'codec' needs at least one entry in `codecs`, or None for the usual ones")
-        for codec, settings in self.codecs.items():
-            coding.validate_codec(codec)
-            for setting in settings:
-                coding.validate_codec(codec, setting)

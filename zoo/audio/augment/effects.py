@@ -24,7 +24,7 @@ Band = Literal["filter", "resample"]
 
 def match_length(audio: np.ndarray, samples: int) -> np.ndarray:
     """Cut a signal to a length or extend it with zeros."""
-    return audio[:samples] if len(audio) >= samples else np.pad(audio, (0, samples - len(audio)))
+    return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))
 
 
 def power(audio: np.ndarray) -> float:
@@ -33,11 +33,7 @@ def power(audio: np.ndarray) -> float:
 
 
 def add_noise(speech: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarray:
-    """Add noise at a signal-to-noise ratio of mean powers over the whole signal; silent speech stays as it is.
-
-    Raises:
-        ValueError: the lengths differ, or the noise is silent or not finite.
-    """
+    """Add noise at a signal-to-noise ratio of mean powers; noise of another length, silent or not finite is refused."""
     if speech.shape != noise.shape:
         raise ValueError(f"speech {speech.shape} and noise {noise.shape} must have equal shapes")
     loudness = power(noise)
@@ -48,10 +44,7 @@ def add_noise(speech: np.ndarray, noise: np.ndarray, snr_db: float) -> np.ndarra
 
 
 def find_direct_path(rir: np.ndarray, sample_rate: int) -> int:
-    """Sample at which the direct sound arrives in a room impulse response that is not silent.
-
-    It is the first local peak that reaches half of the largest one: a strong reflection may exceed the direct sound.
-    """
+    """Find the first local peak of a room response that reaches half of the largest: reflections may be louder."""
     magnitude = np.abs(rir)
     onset = int(np.argmax(magnitude >= _ONSET * magnitude.max()))
     return onset + int(np.argmax(magnitude[onset : onset + 1 + round(_ONSET_SECONDS * sample_rate)]))
@@ -61,10 +54,7 @@ def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.nda
     """Convolve with a room impulse response (N,) so that the direct sound stays where the speech was.
 
     The direct-path delay is removed, the sign of the direct sound is made positive, the end of the tail is cut, and the
-    result has the RMS of the input.
-
-    Raises:
-        ValueError: the response is not one-dimensional, empty, silent or not finite.
+    result has the RMS of the input. A response that is not (N,), silent or not finite is a ValueError.
     """
     rir = np.asarray(rir, dtype=np.float32)
     if rir.ndim != 1 or not np.isfinite(rir).all() or not rir.any():
@@ -81,12 +71,7 @@ def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.nda
 
 
 def clip(speech: np.ndarray, drive: float, soft: bool) -> np.ndarray:
-    """Overdrive a signal: its peak exceeds the limit by `drive`; what lies well below the limit keeps its level.
-
-    Args:
-        drive: peak over limit, >= 1.
-        soft: tanh instead of a hard limit.
-    """
+    """Overdrive a signal: its peak exceeds the limit, hard or by tanh, by the factor `drive` >= 1."""
     limit = float(np.abs(speech).max()) / drive
     if limit == 0:
         return speech

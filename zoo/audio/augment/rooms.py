@@ -12,7 +12,7 @@ from zoo.audio.corpora.cache import CorpusCache
 from zoo.audio.corpora.corpus import Corpus, MemoryCorpus, TrimmedCorpus, cache_dir
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 SYNTHETIC_NOISES = 6
 SYNTHETIC_RIRS = 32
@@ -30,7 +30,7 @@ _HIGHPASS_HZ = 20.0  # images all add with one sign, which no loudspeaker or mic
 
 
 def load_rirs(folder: Path | None, sample_rate: int, count: int = SYNTHETIC_RIRS) -> list[np.ndarray]:
-    """Read the room impulse responses (N,) below a folder, resampled, as recorded, in the order of their paths.
+    """Read the room impulse responses (N,) below a folder, resampled, in the order of their paths.
 
     Args:
         folder: of audio files; None makes `count` responses in code.
@@ -55,19 +55,20 @@ def load_rirs(folder: Path | None, sample_rate: int, count: int = SYNTHETIC_RIRS
 def synthesize_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarray]:
     """Make room impulse responses: direct sound and early reflections by image sources, an exponential tail behind.
 
+    RT60 is uniform in 0.2 to 0.5 s; walls are 2 to 10 m long, 2 to 5 m high.
+
     Args:
         sample_rate: Hz, >= 1000.
         seed: equal arguments give equal responses; response i does not depend on `count`.
 
     Returns:
-        Responses (N,) float32 of peak 1 with the delay of their direct path. RT60 uniform in 0.2 to 0.5 s, walls 2 to
-        10 m, height 2 to 5 m.
+        Responses (N,) float32 of peak 1 with the delay of their direct path.
 
     Source: Allen and Berkley, "Image method for efficiently simulating small-room acoustics" (1979); ranges of
         Open-Miipher-2.
     """
-    at_least(0, count=count)
-    at_least(1000, sample_rate=sample_rate)
+    check_at_least(0, count=count)
+    check_at_least(1000, sample_rate=sample_rate)
     return [_shoebox(sample_rate, np.random.default_rng([seed, index])) for index in range(count)]
 
 
@@ -137,7 +138,7 @@ def _tail(response: np.ndarray, rt60: float, mixing: float, sample_rate: int, rn
 
 
 class SyntheticNoise(MemoryCorpus):
-    """Noises made in code, in memory, where there is no folder of them: white, pink, brown, hum, gusts, babble in turn.
+    """Noises made in code, in memory: white, pink, brown, hum, gusts, babble in turn.
 
     Args:
         sample_rate: Hz, >= 8000.
@@ -146,16 +147,14 @@ class SyntheticNoise(MemoryCorpus):
     """
 
     def __init__(self, clips: int, sample_rate: int, seed: int = 0, seconds: float = 5.0) -> None:
-        at_least(1, clips=clips)
-        at_least(0.1, seconds=seconds)
+        check_at_least(1, clips=clips)
+        check_at_least(0.1, seconds=seconds)
         samples = round(seconds * sample_rate)
         kinds = [_KINDS[index % len(_KINDS)] for index in range(clips)]
+        generators = [np.random.default_rng([seed, index]) for index in range(clips)]
         super().__init__(
             [f"{kind}{index:04d}" for index, kind in enumerate(kinds)],
-            [
-                _noise(kind, samples, sample_rate, np.random.default_rng([seed, index]))
-                for index, kind in enumerate(kinds)
-            ],
+            [_noise(kind, samples, sample_rate, rng) for kind, rng in zip(kinds, generators, strict=True)],
         )
 
 

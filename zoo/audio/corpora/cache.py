@@ -1,4 +1,4 @@
-"""The corpus cache: built file by file beside its target, taken up again after an interruption; read at random."""
+"""The corpus cache: 16-bit samples of all files in one, built file by file beside its target, read at random."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -18,31 +19,29 @@ import numpy as np
 from filelock import FileLock
 from rich.progress import track
 
-from zoo.audio.corpora.selection import MAX_EXAMPLES, relative_name
-from zoo.audio.io.files import AudioFileError, Channels, read_channels, read_mixed
-from zoo.common.atomic import BINARY, read_at
-from zoo.common.reading.bad_share import check_bad_share
-from zoo.common.work import Journal
+from zoo.audio.corpora.corpus import relative_name
+from zoo.audio.io.files import AudioFileError, Channels, read_channels
+from zoo.common.atomic_files import replace_folder
+from zoo.common.checks import check_unreadable_share
+from zoo.common.journal import Journal
 
 VERSION = 3
 JOURNAL_NAME = "journal.jsonl"
-MAX_MIXING_LOSS_DB = 20.0  # above it the channels of a file nearly cancel each other
 _FULL_SCALE = 32768.0
 _MAX_EXPONENT = 64  # of the gain of a quiet file
 _LOG = logging.getLogger(__name__)
 
 
 class CorpusCache:
-    """Random access to the samples of a built cache; may be pickled, and every process maps the files itself.
+    """Random access to the samples of a built cache; may be pickled, and every process opens the files itself.
 
     Args:
-        folder: folder made by `zoo.audio.corpora.cache.build_cache`.
+        folder: folder made by `build_cache`.
 
     Attributes:
         lengths: samples per file (N,) int64.
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
-        exponents: per file (N,) int8; its samples are stored times 2 to this power, so that quiet files keep their
-            precision and 16-bit files stay exact.
+        exponents: per file (N,) int8; samples are stored times 2 to this power, so that quiet files stay precise.
         channels: per file (N,) int64, where they were kept apart: a file's `lengths` counts all of them, one after the
             other. None where files were mixed down.
         unreadable: cause by name of the files that were left out.
@@ -58,39 +57,27 @@ class CorpusCache:
             raise FileNotFoundError(f"{self.folder}: no corpus cache here (meta.json is missing); build it first")
         meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         if meta.get("version") != VERSION:
-            raise ValueError(
-                f"{self.folder}: expected cache version {VERSION}, found {meta.get('version')}; build it anew"
-            )
+            found = meta.get("version")
+            raise ValueError(f"{self.folder}: expected cache version {VERSION}, found {found}; build it anew")
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
         self.unreadable: dict[str, str] = meta["unreadable"]
-        self._map()
-        expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
-        samples = os.fstat(self._audio).st_size // 2
-        if samples != expected:
-            raise ValueError(
-                f"{self.folder}: damaged cache, {samples} samples in audio.i16 where the index expects "
-                f"{expected}; delete the folder and build it anew"
-            )
-
-    def _map(self) -> None:
-        self.offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
-        self.lengths = np.load(self.folder / "lengths.npy", mmap_mode="r")
-        self.peaks = np.load(self.folder / "peaks.npy", mmap_mode="r")
-        self.exponents = np.load(self.folder / "exponents.npy", mmap_mode="r")
+        self.offsets, self.lengths, self.peaks, self.exponents = (
+            np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "lengths", "peaks", "exponents")
+        )
         path = self.folder / "channels.npy"
         self.channels = np.load(path, mmap_mode="r") if path.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
-        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | BINARY)
+        self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._audio).atexit = False
+        expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
+        if os.fstat(self._audio).st_size // 2 != expected:
+            raise ValueError(
+                f"{self.folder}: damaged, audio.i16 has not the {expected} samples of its index; delete it"
+            )
 
-    def __getstate__(self) -> dict[str, Any]:
-        mapped = ("offsets", "lengths", "peaks", "exponents", "names", "channels", "_audio")
-        return {key: value for key, value in self.__dict__.items() if key not in mapped}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
+    def __reduce__(self) -> tuple[type[CorpusCache], tuple[Path]]:
+        return CorpusCache, (self.folder,)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -102,32 +89,20 @@ class CorpusCache:
         return names
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
-        """Read a file of the corpus or a part of it, (T,) float32 in [-1, 1), a copy.
-
-        Args:
-            start: first sample, 0 <= start < length of the file.
-            samples: number of samples; -1 reads to the end, and a part reaching past the end is cut like a slice.
-        """
+        """Read a file of the corpus, or a part of it cut like a slice, (T,) float32 in [-1, 1), a copy."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.folder}: file {index} of a corpus of {len(self)}")
         length = int(self.lengths[index])
         if not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
         count = length - start if samples == -1 else min(samples, length - start)
-        content = read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
+        content = _read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
         if len(content) != 2 * count:
             raise ValueError(f"{self.folder}: audio.i16 was cut since it was opened; delete the folder, build it anew")
         return from_int16(np.frombuffer(content, dtype="<i2"), int(self.exponents[index]))
 
     def split(self, is_held_out: Callable[[str], bool]) -> tuple[np.ndarray, np.ndarray]:
-        """Number the files for training and those for validation.
-
-        Args:
-            is_held_out: whether the file of a name is for validation.
-
-        Raises:
-            ValueError: one of the sets would be empty.
-        """
+        """Number the files for training and those for validation; one empty set is a ValueError."""
         held_out = np.fromiter(map(is_held_out, self.names), bool, len(self))
         if not held_out.any() or held_out.all():
             count = int(held_out.sum())
@@ -147,7 +122,7 @@ def build_cache(
     """Decode, mix down and resample audio files into one cache, unless the same cache is there already.
 
     The cache is keyed by names, sizes, modification times, sample rate and channels: any change rebuilds it. A
-    killed build is resumed. A file beyond full scale is scaled down to it instead of being clipped.
+    killed build is resumed. A file beyond full scale is scaled down to it. Unreadable files are logged and left out.
 
     Args:
         files: audio files; the order is kept.
@@ -155,9 +130,6 @@ def build_cache(
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
         channels: see `zoo.audio.io.files.read_channels`.
         root: folder that the names are relative to; None takes the deepest one that holds all files.
-
-    Returns:
-        The opened cache; the unreadable files are logged and listed in its `unreadable`.
 
     Raises:
         ValueError: there are no files, too many unreadable ones, or the folder holds something else.
@@ -174,28 +146,28 @@ def build_cache(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if (cache := _open_current(folder, key)) is not None:
-            check_bad_share(cache.unreadable.values(), len(names), max_bad_share)
+            check_unreadable_share(cache.unreadable.values(), len(names), max_bad_share)
             for cause in cache.unreadable.values():
                 _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
+        partial.mkdir(exist_ok=True)
+        journal = Journal(partial / JOURNAL_NAME)
+        if journal.read()[:1] != [key]:  # none, or of another build
+            journal.write([key])
         try:
-            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share, progress)
+            rows = _decode_files(paths, journal, sample_rate, channels, max_bad_share, progress)
             _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if isinstance(error, OSError):
                 raise OSError(error.errno, f"{folder}: corpus cache not built, nothing kept ({error})") from error
             raise
-        _replace_folder(partial, folder)
+        replace_folder(partial, folder)
     return CorpusCache(folder)
 
 
 def relative_names(files: Sequence[str | os.PathLike[str]], root: str | os.PathLike[str] | None = None) -> list[str]:
-    """Name the files of a cache: their paths relative to the corpus' root.
-
-    Args:
-        root: of the corpus; None takes the deepest folder that holds all files.
-    """
+    """Name the files of a cache by their paths relative to `root`, by default the deepest folder that holds all."""
     paths = [os.path.abspath(file) for file in files]
     base = os.path.commonpath(map(os.path.dirname, paths)) if root is None else os.path.abspath(root)
     return [relative_name(path, base) for path in paths]
@@ -225,77 +197,49 @@ Row = list[Any]  # of a file in the journal: samples, peak, exponent, channels; 
 
 def _decode_files(
     paths: Sequence[Path],
-    partial: Path,
-    key: str,
+    journal: Journal,
     sample_rate: int,
     channels: Channels,
     max_bad_share: float,
     progress: bool,
 ) -> list[Row]:
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
-    partial.mkdir(exist_ok=True)
-    audio = partial / "audio.i16"
+    audio = journal.path.with_name("audio.i16")
     audio.touch()
-    journal = Journal(partial / JOURNAL_NAME, head=f"{key}\n".encode(), ascii=True)
-    rows: list[Row] = journal.read()
+    key, *rows = journal.read()
     samples = sum(row[0] for row in rows if len(row) > 1)
     if audio.stat().st_size < 2 * samples:
         rows, samples = [], 0
-    journal.write(rows)
+    journal.write([key, *rows])
     unreadable = [row[0] for row in rows if len(row) == 1]
-    cancelled: list[str] = []
     with audio.open("r+b") as handle:
         handle.truncate(2 * samples)
         handle.seek(0, os.SEEK_END)
         for path in track(paths[len(rows) :], description="corpus cache", disable=not progress):
             try:
-                content, row = _decode(path, sample_rate, channels, cancelled)
-                handle.write(content)
+                decoded = read_channels(path, sample_rate, channels)
+                content, peak, exponent = to_int16(decoded.reshape(-1))
+                handle.write(content.tobytes())
                 handle.flush()
+                row: Row = [len(content), peak, exponent, len(decoded)]
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 row = [str(error)]
-                unreadable.append(row[0])
-                check_bad_share(unreadable, len(paths), max_bad_share)
+                unreadable += row
+                check_unreadable_share(unreadable, len(paths), max_bad_share)
             journal.append(row)
             rows.append(row)
-        os.fsync(handle.fileno())
-    if cancelled:
-        _LOG.warning(
-            "%d files lose more than %g dB when their channels are mixed to mono: %s%s", len(cancelled),
-            MAX_MIXING_LOSS_DB, ", ".join(cancelled[:MAX_EXAMPLES]), ", ..." if len(cancelled) > MAX_EXAMPLES else "",
-        )  # fmt: skip
     if len(unreadable) == len(paths):
         raise ValueError(f"none of {len(paths)} files is valid audio, the first: {unreadable[0]}")
     return rows
 
 
-def _decode(path: Path, sample_rate: int, channels: Channels, cancelled: list[str]) -> tuple[bytes, Row]:
-    """Read the samples of a file as the cache stores them, and its row.
-
-    Args:
-        cancelled: gets the path of a file whose channels nearly cancel each other in the mix.
-    """
-    if channels == "mono":
-        mono, loss_db = read_mixed(path, sample_rate)
-        audio = mono[None]
-        if loss_db > MAX_MIXING_LOSS_DB:
-            cancelled.append(str(path))
-    else:
-        audio = read_channels(path, sample_rate, channels)
-    samples, peak, exponent = to_int16(audio.reshape(-1))
-    return samples.tobytes(), [len(samples), peak, exponent, len(audio)]
-
-
 def to_int16(audio: np.ndarray) -> tuple[np.ndarray, float, int]:
-    """Round a clip as the cache stores it.
-
-    Args:
-        audio: (T,) float32.
+    """Round a clip (T,) as the cache stores it.
 
     Returns:
-        Samples (T,) int16; the peak, at most 1, to which a clip beyond full scale is scaled down; and the exponent, the
-        largest of those that bring a quiet clip into full scale when it is multiplied by 2 to its power.
+        Samples (T,) int16; the peak, at most 1, to which a clip beyond full scale is scaled down; and the largest
+        exponent of 2 that keeps a quiet clip within full scale.
     """
     audio = audio / max(1.0, float(np.abs(audio).max()))
     peak = float(np.abs(audio).max())
@@ -331,10 +275,9 @@ def _write_index(
     (partial / JOURNAL_NAME).unlink()
 
 
-def _replace_folder(partial: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(partial, folder)
-    shutil.rmtree(old, ignore_errors=True)
+def _read_at(descriptor: int, count: int, start: int) -> bytes:
+    """Read from a position of an open file; on Windows, which has no pread, no two threads at a time."""
+    if sys.platform != "win32":
+        return os.pread(descriptor, count, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, count)

@@ -1,25 +1,26 @@
-"""Corpora: mono clips at one sample rate, from a cache or made in code; and the file lists of other projects."""
+"""Corpora: mono clips at one sample rate, and the selection of clips by file lists, companion files and length."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.audio.corpora.selection import match_entries, relative_name
-from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.common.reading.text_files import read_lines
+from zoo.common.configs import read_lines
 
 CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, of normalized training clips
+MAX_EXAMPLES = 5  # names in a message
+_LOG = logging.getLogger(__name__)
 
 
 class Corpus(Protocol):
@@ -57,21 +58,6 @@ class MemoryCorpus:
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
         return self._clips[index][start : None if samples < 0 else start + samples]
-
-
-class EmbeddedCorpus(MemoryCorpus):
-    """The speech-like corpus made in code, in memory.
-
-    Args:
-        utterances: how many there are, >= 1.
-        sample_rate: that they are made at, in Hz.
-        seed: equal arguments give equal clips.
-    """
-
-    def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
-        speech = SyntheticSpeech(sample_rate=sample_rate, seed=seed)
-        clips = [speech.utterance(index) for index in range(utterances)]
-        super().__init__([f"embedded{index:04d}" for index in range(utterances)], clips)
 
 
 class TrimmedCorpus:
@@ -119,41 +105,31 @@ def corpus_files(
         without: a list of files to leave out.
     """
     root = os.path.abspath(root)
-    everything = files.find_audio_files(root)
-    if not any((*lists, without)):
-        return everything
-    paths = list(map(str, everything))
+    paths = list(map(str, files.find_audio_files(root)))
     selected = set(paths if lists[0] is None else ())
     selected.update(path for name in lists if name for path in _match_paths(Path(name), root, paths))
     selected.difference_update(_match_paths(Path(without), root, paths) if without else ())
     return sorted(map(Path, selected))
 
 
-def _match_paths(path: Path, root: str, everything: Sequence[str]) -> list[str]:
-    """Find the paths of a list's files; `everything` are the audio files below `root`."""
+def _match_paths(path: Path, root: str, below: Sequence[str]) -> list[str]:
+    """Find the paths of a list's files, also outside of `root` or behind links; `below` are the files below it."""
     entries = _relative_entries(path, root)
-    below = set(everything)
-    paths = [os.path.join(root, entry) for entry in entries]
-    others = (name + suffix for name in paths if name not in below for suffix in ("", *files.AUDIO_SUFFIXES))
-    candidates = list(dict.fromkeys([*everything, *filter(os.path.isfile, others)]))  # also outside, or behind links
-    names = [relative_name(candidate, root) for candidate in candidates]
-    return [candidates[number] for number in match_entries(entries, names, str(path))]
+    others = (os.path.join(root, entry) + suffix for entry in entries for suffix in ("", *files.AUDIO_SUFFIXES))
+    paths = list(dict.fromkeys([*below, *filter(os.path.isfile, others)]))
+    return [paths[number] for number in match_entries(entries, [relative_name(each, root) for each in paths], path)]
 
 
 def match_list(path: Path, root: Path, names: Sequence[str]) -> list[int]:
-    """Find the clips of a corpus that a file list names, see `match_entries`.
-
-    Args:
-        names: of the clips, relative to `root`.
-    """
-    return match_entries(_relative_entries(path, os.path.abspath(root)), names, str(path))
+    """Find the clips of a corpus, of names relative to `root`, that a file list names; see `match_entries`."""
+    return match_entries(_relative_entries(path, os.path.abspath(root)), names, path)
 
 
 def _relative_entries(path: Path, root: str) -> list[str]:
-    return [relative_name(os.path.normpath(os.path.join(root, entry)), root) for entry in read_entries(path)]
+    return [relative_name(os.path.normpath(os.path.join(root, entry)), root) for entry in read_file_list(path)]
 
 
-def read_entries(path: Path) -> list[str]:
+def read_file_list(path: Path) -> list[str]:
     """Read the entries of a file list.
 
     Args:
@@ -172,16 +148,119 @@ def read_entries(path: Path) -> list[str]:
     return entries
 
 
-def split_last_items(count: int, items: int) -> tuple[range, range]:
-    """Number the clips for training and, the last ones, for validation.
+def match_entries(entries: Sequence[str], names: Sequence[str], source: Path) -> list[int]:
+    """Find the clip that each entry of a list names.
+
+    An entry is the path of a clip relative to the corpus' root, with or without its suffix. Where no clip has that
+    path, it may be the end of one (`LJ001-0001` of `wavs/LJ001-0001.wav`), if of one clip alone.
+
+    Args:
+        entries: paths, POSIX.
+        names: paths of the clips relative to the root, POSIX.
+        source: of the entries, for the message.
 
     Raises:
-        ValueError: one of the sets would be empty.
+        FileNotFoundError: no clip has the path of an entry.
+        ValueError: several clips have it.
     """
+    by_stem: dict[str, list[int]] = {}
+    for number, name in enumerate(names):
+        by_stem.setdefault(_stem(name), []).append(number)
+    numbers, misfits, is_ambiguous = [], [], False
+    for entry in entries:
+        candidates = by_stem.get(_stem(entry), [])
+        spellings = {number: (names[number], without_suffix(names[number])) for number in candidates}
+        matches = [number for number in candidates if entry in spellings[number]] or [
+            number for number in candidates if any(name.endswith(f"/{entry}") for name in spellings[number])
+        ]
+        if len(matches) == 1:
+            numbers.append(matches[0])
+        else:
+            is_ambiguous |= bool(matches)
+            examples = ", ".join(sorted(names[number] for number in matches)[:MAX_EXAMPLES])
+            misfits.append(f"{entry!r} ({f'{len(matches)} clips: {examples}' if matches else 'no such clip'})")
+    if misfits:
+        raise (ValueError if is_ambiguous else FileNotFoundError)(
+            f"{source}: {len(misfits)} of {len(entries)} entries do not name one clip: "
+            f"{'; '.join(misfits[:MAX_EXAMPLES])} (expected paths relative to the corpus' root)"
+        )
+    return numbers
+
+
+def relative_name(path: str, root: str) -> str:
+    """Name a file by its path relative to a folder, both absolute; a file outside keeps its absolute path."""
+    for resolve in (os.path.normpath, os.path.realpath):  # a list may name files by the target of a link
+        below = os.path.relpath(resolve(path), resolve(root))
+        if below.partition(os.sep)[0] != os.pardir:
+            return below.replace(os.sep, "/")
+    return path
+
+
+def without_suffix(name: str) -> str:
+    """Remove the suffix of an audio file from a path; other dots stay."""
+    suffix = PurePosixPath(name).suffix
+    return name[: -len(suffix)] if suffix.lower() in files.AUDIO_SUFFIXES else name
+
+
+def _stem(name: str) -> str:
+    return PurePosixPath(without_suffix(name)).name
+
+
+def unique_stems(names: Iterable[str]) -> dict[str, int]:
+    """Number the file stems of POSIX paths that no second name has."""
+    numbers: dict[str, list[int]] = {}
+    for number, name in enumerate(names):
+        numbers.setdefault(_stem(name), []).append(number)
+    return {stem: each[0] for stem, each in numbers.items() if len(each) == 1}
+
+
+def match_companions(names: Sequence[str], others: Sequence[str]) -> list[list[int]]:
+    """Find for each clip the files of another tree that belong to it, by their numbers.
+
+    They have the same path without suffix. Where none has, it is the file of the same stem, if neither tree has a
+    second one of that stem.
+
+    Args:
+        names: paths of the clips relative to their root, POSIX.
+        others: paths of the other files relative to theirs.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, other in enumerate(others):
+        groups.setdefault(without_suffix(other), []).append(number)
+    paths = list(groups)
+    own_stems, other_stems = unique_stems(names), unique_stems(paths)
+    by_stem = {stem: groups[paths[number]] for stem, number in other_stems.items() if stem in own_stems}
+    return [groups.get(without_suffix(name)) or by_stem.get(_stem(name), []) for name in names]
+
+
+def split_last_items(count: int, items: int) -> tuple[range, range]:
+    """Number the clips for training and, the last ones, for validation; one empty set is a ValueError."""
     held_out = min(max(items, 0), count)
     if not 0 < held_out < count:
         raise ValueError(f"{held_out} of {count} clips are for validation: both sets need at least one")
     return range(count - held_out), range(count - held_out, count)
+
+
+def drop_short_clips(
+    lengths: np.ndarray, names: Sequence[str], numbers: Sequence[int] | np.ndarray, min_samples: int
+) -> Sequence[int] | np.ndarray:
+    """Leave out clips that are shorter than one frame, and name them in a warning; none left is a ValueError.
+
+    Args:
+        lengths: samples of every clip of the corpus (N,), as `names`.
+        numbers: of the clips to choose from.
+        min_samples: shortest length.
+    """
+    is_short = np.asarray(lengths[np.asarray(numbers)] < min_samples)
+    if not is_short.any():
+        return numbers
+    short = np.asarray(numbers)[is_short]
+    examples = ", ".join(names[int(number)] for number in short[:MAX_EXAMPLES])
+    message = f"{len(short)} of {len(numbers)} clips are shorter than a frame of {min_samples} samples: {examples}"
+    if len(short) == len(numbers):
+        raise ValueError(f"{message}; none is left")
+    _LOG.warning("left out: %s", message)
+    return np.asarray(numbers)[~is_short]
 
 
 def select(values: np.ndarray, indices: Sequence[int] | np.ndarray) -> np.ndarray:

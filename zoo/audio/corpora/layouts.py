@@ -12,10 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
-from zoo.audio.corpora.selection import unique_stems, without_suffix
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems, without_suffix
 from zoo.audio.io import files
-from zoo.common.ranges import one_of
-from zoo.common.reading.text_files import read_lines, read_text
+from zoo.common.checks import check_one_of
+from zoo.common.configs import read_lines
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (
@@ -23,20 +23,9 @@ LIBRITTS_SPLITS = (
     *("dev-clean", "dev-other", "test-clean", "test-other"),
 )
 _JVS_FOLDERS = "jvs[0-9][0-9][0-9]/*/wav24kHz16bit"
-TEXT_SUFFIXES = (".normalized.txt", ".txt", ".lab")  # LibriTTS's, the usual one, forced aligners'
-FLEURS_SPLITS = ("train", "dev", "test")
-FLEURS_LOCALES: tuple[str, ...] = tuple(  # the 102 of FLEURS, arXiv 2205.12446
-    """
-    af_za am_et ar_eg as_in ast_es az_az be_by bg_bg bn_in bs_ba ca_es ceb_ph ckb_iq cmn_hans_cn cs_cz cy_gb da_dk
-    de_de el_gr en_us es_419 et_ee fa_ir ff_sn fi_fi fil_ph fr_fr ga_ie gl_es gu_in ha_ng he_il hi_in hr_hr hu_hu
-    hy_am id_id ig_ng is_is it_it ja_jp jv_id ka_ge kam_ke kea_cv kk_kz km_kh kn_in ko_kr ky_kg lb_lu lg_ug ln_cd
-    lo_la lt_lt luo_ke lv_lv mi_nz mk_mk ml_in mn_mn mr_in ms_my mt_mt my_mm nb_no ne_np nl_nl nso_za ny_mw oc_fr
-    om_et or_in pa_in pl_pl ps_af pt_br ro_ro ru_ru sd_in sk_sk sl_si sn_zw so_so sr_rs sv_se sw_ke ta_in te_in
-    tg_tj th_th tr_tr uk_ua umb_ao ur_pk uz_uz vi_vn wo_sn xh_za yo_ng yue_hant_hk zu_za
-    """.split()
-)
+_TEXT_SUFFIXES = (".normalized.txt", ".txt", ".lab")  # LibriTTS's, the usual one, forced aligners'
+_FLEURS_LISTS = "data/*_*/*.tsv"
 _LOG = logging.getLogger(__name__)
-_MAX_EXAMPLES = 5  # names in a message
 _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(?<![^/])\.")  # also dots that begin a part of the path
 
 
@@ -47,8 +36,7 @@ class Utterance:
     Attributes:
         speaker: name of the speaker, unique in the corpus; empty where the corpus does not tell.
         text: transcript; empty where there is none.
-        name: unique in the corpus, POSIX, may hold `/`; its last part has no dot, so it serves,
-            with a suffix, as relative path.
+        name: unique in the corpus, POSIX, may hold `/`; without suffix a relative path, whose last part has no dot.
         language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
     """
 
@@ -60,7 +48,10 @@ class Utterance:
 
 
 def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
-    """List the utterances of a corpus folder.
+    """List the utterances of a corpus folder, sorted by name.
+
+    Files without transcript are among them, except for FLEURS-R. Files that a list names and that are missing are left
+    out with a warning.
 
     Args:
         root: folder of the corpus, or the folder around it that an archive unpacks into.
@@ -69,18 +60,14 @@ def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", wit
             audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
             `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or beside it), or
             "auto": the one whose layout is found.
-        with_text: read the transcripts; training on audio alone does not need them. FLEURS-R has no files without.
-
-    Returns:
-        Utterances sorted by name; files without transcript are among them, except for FLEURS-R. Files that a list names
-        and that are missing are left out with a warning.
+        with_text: read the transcripts; training on audio alone does not need them.
 
     Raises:
         FileNotFoundError: there is no such folder, or it has not the layout of that kind.
         ValueError: unknown kind, a malformed list, no audio, or two files of one name.
     """
     root = Path(root)
-    one_of(get_args(CorpusKind), kind=kind)
+    check_one_of(get_args(CorpusKind), kind=kind)
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
     kind = detect_layout(root) if kind == "auto" else kind
@@ -118,7 +105,7 @@ def _safe(name: str) -> str:
 
 
 def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
-    texts = _read_texts(root / "metadata.csv", "|", has_unique_ids=True) if with_text else {}
+    texts = _read_texts(root / "metadata.csv", "|") if with_text else {}
     paths = files.find_audio_files(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
@@ -126,7 +113,7 @@ def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
 
 def _warn_of_missing(root: Path, missing: list[str]) -> None:
     if missing:
-        _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:_MAX_EXAMPLES]))
+        _LOG.warning("%s: %d listed files are missing: %s", root, len(missing), ", ".join(missing[:MAX_EXAMPLES]))
 
 
 def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
@@ -147,13 +134,12 @@ def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
 
 def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
     utterances = []
-    for folder in sorted(root.glob(_JVS_FOLDERS)):
-        subset = folder.parent
-        lines = subset / "transcripts_utf8.txt"
+    for folder in root.glob(_JVS_FOLDERS):
+        lines = folder.with_name("transcripts_utf8.txt")
         texts = _read_texts(lines, ":") if with_text and lines.is_file() else {}
-        speaker = subset.parent.name
+        speaker, subset = folder.parts[-3:-1]
         for path in files.find_audio_files(folder):
-            name = _safe(f"{speaker}/{subset.name}/{path.stem}")
+            name = _safe(f"{speaker}/{subset}/{path.stem}")
             utterances.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
     return utterances
 
@@ -161,8 +147,7 @@ def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
 def _read_fleurs(root: Path, with_text: bool) -> list[Utterance]:
     utterances: dict[str, Utterance] = {}
     missing = []
-    lists = [root / "data" / locale / f"{split}.tsv" for locale in FLEURS_LOCALES for split in FLEURS_SPLITS]
-    for lines in filter(Path.is_file, lists):
+    for lines in sorted(root.glob(_FLEURS_LISTS)):
         locale, split = lines.parent.name, lines.stem
         audio = lines.parent / "audio" / split
         for fields in _read_rows(lines, "\t", 3):
@@ -200,15 +185,11 @@ def _read_tree(root: Path, with_text: bool) -> list[Utterance]:
 
 
 def _read_transcript_file(audio: Path, unreadable: list[str]) -> str:
-    """Read the text file of the same name as the audio; empty without one, or where it is not UTF-8.
-
-    Args:
-        unreadable: gets the cause.
-    """
-    texts = (audio.with_suffix(suffix) for suffix in TEXT_SUFFIXES)
+    """Read the text file of the same name as the audio; `unreadable` gets the cause where it is not UTF-8."""
+    texts = (audio.with_suffix(suffix) for suffix in _TEXT_SUFFIXES)
     path = next((path for path in texts if path.is_file()), None)
     try:
-        return "" if path is None else " ".join(read_text(path).split())
+        return "" if path is None else " ".join(" ".join(read_lines(path)).split())
     except ValueError as error:
         unreadable.append(str(error))
         return ""
@@ -225,30 +206,21 @@ def _read_metadata(root: Path) -> dict[str, str]:
     return {}
 
 
-def _read_texts(path: Path, separator: str, has_unique_ids: bool = False) -> dict[str, str]:
+def _read_texts(path: Path, separator: str) -> dict[str, str]:
     """Read the last field of each line by the first, an id."""
-    rows = _read_rows(path, separator, 2)
-    texts = {fields[0]: fields[-1] for fields in rows}
-    if has_unique_ids and len(texts) < len(rows):
-        repeated = next(name for name, count in Counter(fields[0] for fields in rows).items() if count > 1)
-        raise ValueError(f"{path}: expected each id once, {repeated!r} is repeated")
-    return texts
+    return {fields[0]: fields[-1] for fields in _read_rows(path, separator, 2)}
 
 
 def _read_rows(path: Path, separator: str, min_fields: int) -> list[list[str]]:
-    """Split a list's lines into fields; quotes mean nothing, and after the first colon of a `:` list all is text.
-
-    The first field is an id, which is returned without an audio suffix.
-    """
+    """Split a list's lines into fields, the first an id without audio suffix; `:` separates but once."""
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         fields = line.split(separator, 1 if separator == ":" else -1)
         if len(fields) < min_fields or not fields[0].strip():
-            raise ValueError(
-                f"{path}:{number}: expected {min_fields} fields separated by {separator!r}, found {line[:60]!r}"
-            )
+            expected = f"{min_fields} fields separated by {separator!r}"
+            raise ValueError(f"{path}:{number}: expected {expected}, found {line[:60]!r}")
         name, *others = (field.strip() for field in fields)
         rows.append([without_suffix(name), *others])
     return rows
@@ -270,7 +242,7 @@ _LAYOUTS: dict[str, tuple[Callable[[Path, bool], list[Utterance]], str, Callable
     "fleurs_r": (
         _read_fleurs,
         "data/<locale>/<split>.tsv and data/<locale>/audio/<split>/",
-        lambda root: any((root / "data" / locale / "audio").is_dir() for locale in FLEURS_LOCALES),
+        lambda root: any((path.parent / "audio").is_dir() for path in root.glob(_FLEURS_LISTS)),
     ),
     "tree": (_read_tree, f"files ending in {', '.join(files.AUDIO_SUFFIXES)}", lambda root: True),
 }

@@ -11,25 +11,15 @@ from pathlib import Path
 import numpy as np
 import scipy
 
+from zoo.audio.corpora.corpus import MemoryCorpus
 from zoo.audio.io import files
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 # First three formants in Hz of an adult male voice: Peterson and Barney (1952), table II, rounded.
-_VOWELS = np.array(
-    [
-        [270, 2290, 3010],
-        [390, 1990, 2550],
-        [530, 1840, 2480],
-        [660, 1720, 2410],
-        [730, 1090, 2440],
-        [570, 840, 2410],
-        [440, 1020, 2240],
-        [300, 870, 2240],
-        [640, 1190, 2390],
-        [490, 1350, 1690],
-    ],
-    dtype=float,
-)
+_FIRST = (270, 390, 530, 660, 730, 570, 440, 300, 640, 490)
+_SECOND = (2290, 1990, 1840, 1720, 1090, 840, 1020, 870, 1190, 1350)
+_THIRD = (3010, 2550, 2480, 2410, 2440, 2410, 2240, 2240, 2390, 1690)
+_VOWELS = np.array([_FIRST, _SECOND, _THIRD], dtype=float).T
 _UPPER_FORMANTS = np.array([3500.0, 4500.0])  # Hz, nearly constant over vowels
 _BANDWIDTHS = np.array([80.0, 100.0, 140.0, 220.0, 300.0])  # Hz
 # Centre and bandwidth in Hz, level relative to a vowel: s, sh, f, th, h.
@@ -118,9 +108,9 @@ class SyntheticSpeech:
         seed: int = 0,
         seconds: tuple[float, float] = (1.5, 4.0),
     ) -> None:
-        at_least(8000, sample_rate=sample_rate)
-        at_least(1, speakers=speakers)
-        within(0.1, seconds[1], shortest_seconds=seconds[0])
+        check_at_least(8000, sample_rate=sample_rate)
+        check_at_least(1, speakers=speakers)
+        check_within(0.1, seconds[1], shortest_seconds=seconds[0])
         self.sample_rate = sample_rate
         self.speakers = speakers
         self.seed = seed
@@ -222,6 +212,21 @@ def _rendered(sample_rate: int, speakers: int, seed: int, seconds: tuple[float, 
     return SyntheticSpeech(sample_rate, speakers, seed, seconds)._render(index)
 
 
+class EmbeddedCorpus(MemoryCorpus):
+    """The speech-like corpus made in code, in memory.
+
+    Args:
+        utterances: how many there are, >= 1.
+        sample_rate: in Hz.
+        seed: equal arguments give equal clips.
+    """
+
+    def __init__(self, utterances: int, sample_rate: int, seed: int = 0) -> None:
+        speech = SyntheticSpeech(sample_rate=sample_rate, seed=seed)
+        clips = [speech.utterance(index) for index in range(utterances)]
+        super().__init__([f"embedded{index:04d}" for index in range(utterances)], clips)
+
+
 def write_synthetic_corpus(
     folder: str | os.PathLike[str],
     utterances: int,
@@ -232,8 +237,7 @@ def write_synthetic_corpus(
 ) -> list[Path]:
     """Write utterances in the layout of LJSpeech: `wavs/<id>.wav` (16 bit) and `metadata.csv` (`id|text|text`)."""
     corpus = SyntheticSpeech(sample_rate, speakers, seed, seconds)
-    folder = Path(folder)
-    paths, lines = [], []
+    paths, lines, folder = [], [], Path(folder)
     for index in range(utterances):
         name = f"SP{corpus.speaker(index) + 1:03d}-{index + 1:04d}"
         text = f"Utterance {index + 1} of speaker {corpus.speaker(index) + 1}."

@@ -11,7 +11,7 @@ import numpy as np
 from torchaudio.functional import edit_distance
 
 from zoo.audio.evaluation.models import MetricModel, resolve_model, split_audio
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 _SCRIPTS_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates
@@ -28,12 +28,11 @@ class ASR(MetricModel):
         language: for recognisers of several languages, e.g. "en"; None leaves it to the model.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (
-        Measure("wer", False, weight="words"),
-        Measure("cer", False, weight="characters"),
+    measures: ClassVar[tuple[MetricColumn, ...]] = (
+        MetricColumn("wer", False, weight="words"),
+        MetricColumn("cer", False, weight="characters"),
     )
     model: str
-    revision: str | None = None
     language: str | None = None
     device: str = "cpu"
 
@@ -41,7 +40,7 @@ class ASR(MetricModel):
     def _model(self) -> Any:
         from transformers import pipeline
 
-        model, settings = resolve_model(self.model, self.revision)
+        model, settings = resolve_model(self.model)
         return pipeline("automatic-speech-recognition", model, device=self.device, **settings)
 
     def transcribe(self, audio: np.ndarray) -> str:
@@ -55,25 +54,27 @@ class ASR(MetricModel):
         return text
 
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """See `MetricModel.__call__`; undefined without a text."""
-        expected = normalize_text(text or "")
-        if not expected:
-            return {}
-        hypothesis = normalize_text(self.transcribe(restored))
-        word_edits, words = word_errors(hypothesis, expected)
-        character_edits, characters = character_errors(hypothesis, expected)
-        values = {"cer": character_edits / characters, "characters": float(characters)}
-        return values | ({"wer": word_edits / words, "words": float(words)} if words else {})
+        """Score the transcript; undefined without a text."""
+        return error_rates(self.transcribe(restored), text) if text and normalize_text(text) else {}
+
+
+def error_rates(hypothesis: str, reference: str) -> dict[str, float]:
+    """Compute character error rate and, in scripts with spaces, word error rate, with the counts of the reference."""
+    hypothesis, reference = normalize_text(hypothesis), normalize_text(reference)
+    words = reference.split()
+    if not has_words(reference):
+        hypothesis, reference, words = hypothesis.replace(" ", ""), reference.replace(" ", ""), []
+    values = {"cer": edit_distance(hypothesis, reference) / len(reference), "characters": float(len(reference))}
+    if words:
+        values |= {"wer": edit_distance(hypothesis.split(), words) / len(words), "words": float(len(words))}
+    return values
 
 
 def normalize_text(text: str) -> str:
     """Bring a text to lower case in NFKC form, without punctuation and symbols, with single spaces."""
-    folded = unicodedata.normalize("NFKC", text).lower()
-    letters = "".join(
-        "" if c in _APOSTROPHES else " " if unicodedata.category(c)[0] in "PSCZ" else c
-        for c in unicodedata.normalize("NFKC", folded)
-    )
-    return " ".join(letters.split())
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).lower())
+    letters = ("" if c in _APOSTROPHES else " " if unicodedata.category(c)[0] in "PSCZ" else c for c in folded)
+    return " ".join("".join(letters).split())
 
 
 def has_words(text: str) -> bool:
@@ -81,17 +82,3 @@ def has_words(text: str) -> bool:
     letters = [c for c in text if c.isalpha()]
     unspaced = sum(unicodedata.name(c, "").startswith(_SCRIPTS_WITHOUT_SPACES) for c in letters)
     return 2 * unspaced < len(letters) or not letters
-
-
-def word_errors(hypothesis: str, reference: str) -> tuple[int, int]:
-    """Count edits from a hypothesis to its reference, and reference words; (0, 0) in scripts without spaces."""
-    if not has_words(reference):
-        return 0, 0
-    return edit_distance(hypothesis.split(), reference.split()), len(reference.split())
-
-
-def character_errors(hypothesis: str, reference: str) -> tuple[int, int]:
-    """Count edits from a hypothesis to its reference, and its characters; spaces count only between words."""
-    if not has_words(reference):
-        hypothesis, reference = hypothesis.replace(" ", ""), reference.replace(" ", "")
-    return edit_distance(hypothesis, reference), len(reference)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zoo.audio.evaluation.models import MetricModel, load_onnx, run_onnx
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 _PRIMARY, _P808 = "sig_bak_ovr.onnx", "model_v8.onnx"  # as Microsoft publishes them
 _WINDOW_SECONDS = 9.01  # that the models take, moved by a second
@@ -31,8 +31,8 @@ class DNSMOS(MetricModel):
     Source: Reddy et al., "DNSMOS P.835" (2022); windows, polynomials and mel input of the published evaluation script.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = tuple(
-        Measure(f"dnsmos_{name}", True) for name in ("sig", "bak", "ovr", "p808")
+    measures: ClassVar[tuple[MetricColumn, ...]] = tuple(
+        MetricColumn(f"dnsmos_{name}", True) for name in ("sig", "bak", "ovr", "p808")
     )
     folder: Path
 
@@ -42,18 +42,16 @@ class DNSMOS(MetricModel):
         return load_onnx(Path(self.folder) / _PRIMARY), load_onnx(p808) if p808.exists() else None
 
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """See `MetricModel.__call__`: means over windows; a short recording is repeated until it fills one."""
+        """Average the scores of the windows; a short recording is repeated until it fills one."""
         if not len(restored):
             return {}
         windows = cut_windows(restored, self.sample_rate)
         primary, p808 = self._model
-        raw = np.array([run_onnx(primary, window[None]).reshape(-1)[:3] for window in windows])
+        raw = np.array([run_onnx(primary, window).reshape(-1)[:3] for window in windows])
         curves = (("sig", _SIG), ("bak", _BAK), ("ovr", _OVR))
         values = {f"dnsmos_{name}": float(np.polyval(c, raw[:, i]).mean()) for i, (name, c) in enumerate(curves)}
         if p808 is not None:
-            values["dnsmos_p808"] = float(
-                np.mean([run_onnx(p808, mel_input(window)[None]).mean() for window in windows])
-            )
+            values["dnsmos_p808"] = float(np.mean([run_onnx(p808, mel_input(window)).mean() for window in windows]))
         return values
 
 

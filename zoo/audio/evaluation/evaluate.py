@@ -1,4 +1,4 @@
-"""Compares folders of audio: clean, degraded and restored files, matched by their relative paths without suffix."""
+"""Compare folders of audio: clean, degraded and restored files, matched by their relative paths without suffix."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.progress import track
 
 import zoo
-from zoo.audio.corpora.selection import unique_stems, without_suffix
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems, without_suffix
 from zoo.audio.evaluation.asr import ASR
 from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
@@ -23,20 +23,62 @@ from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
+from zoo.common.configs import read_lines
+from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
-from zoo.common.reading.text_files import read_lines
-from zoo.common.report import Row, box_plots, failure_lines, summary_table, write_report
-from zoo.common.statistics import LEVEL, Measure, summarise
-from zoo.common.work import Table, cause, spread
+from zoo.common.parallel import map_in_processes
+from zoo.common.reports import Row, failure_lines, plot_boxes, summary_table, write_report
+from zoo.common.statistics import LEVEL, MetricColumn, summarize
 
 log = logging.getLogger(__name__)
 
 CLEAN, DEGRADED = "clean", "degraded"
 PER_FILE = "per_file.csv"
+JOURNAL_NAME = "per_file.jsonl"
 MAX_LENGTH_DIFFERENCE_SECONDS = 0.1  # a larger one means another recording, or a restoration that lost its tail
 _TEXTS = ("name", "system", "status", "reason")
 _FACTS = ("seconds", "length_difference_seconds", "level_db")
-_MAX_EXAMPLES = 5  # names in a message
+
+
+@dataclass(frozen=True)
+class EvaluationModels:
+    """Models that score recordings besides the metrics.
+
+    Args:
+        asr_model: hub id or folder of a transformers recogniser, for word and character error rates.
+        asr_language: for a recogniser of several languages, such as en.
+        speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
+        dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
+        mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
+        ssl_model: hub id or folder of a transformers speech encoder, for the distance to the degraded files.
+        device: torch device of the transformers models.
+    """
+
+    asr_model: str | None = None
+    asr_language: str | None = None
+    speaker_model: str | None = None
+    dnsmos: Path | None = None
+    mos_model: Path | None = None
+    ssl_model: str | None = None
+    device: str = "cpu"
+
+    def build(self) -> tuple[MetricModel, ...]:
+        """Make the models that are named; each loads at its first use."""
+        models: list[MetricModel] = []
+        if self.speaker_model:
+            models.append(SpeakerSimilarity(self.speaker_model, device=self.device))
+        if self.dnsmos:
+            models.append(DNSMOS(self.dnsmos))
+        if self.mos_model:
+            models.append(MOSPredictor(self.mos_model))
+        if self.ssl_model:
+            models.append(SSLDistance(self.ssl_model, device=self.device))
+        if self.asr_model:
+            models.append(ASR(self.asr_model, self.asr_language, self.device))
+        return tuple(models)
+
+
+_NO_MODELS = EvaluationModels()
 
 
 @dataclass(frozen=True)
@@ -57,26 +99,11 @@ class Settings:
     models: tuple[MetricModel, ...] = ()
 
     @property
-    def measures(self) -> list[Measure]:
-        """All columns with values."""
-        columns = [measure for name in self.metrics for measure in METRICS[name].measures]
-        return columns + [measure for model in self.models for measure in model.measures]
-
-    @property
-    def rates(self) -> dict[str, int]:
-        """At which rate in Hz each column is taken."""
-        rates = {
-            measure.name: METRICS[name].sample_rate or self.sample_rate
-            for name in self.metrics
-            for measure in METRICS[name].measures
-        }
-        return rates | {measure.name: model.sample_rate for model in self.models for measure in model.measures}
-
-    @property
-    def numbers(self) -> list[str]:
-        """The numeric columns of the per-file table."""
-        weights = dict.fromkeys(measure.weight for measure in self.measures if measure.weight)
-        return [*_FACTS, *(measure.name for measure in self.measures), *weights]
+    def columns(self) -> dict[MetricColumn, int]:
+        """All columns with values, and their sample rates in Hz."""
+        metrics = [METRICS[name] for name in self.metrics]
+        rates = {column: each.sample_rate or self.sample_rate for each in metrics for column in each.measures}
+        return rates | {column: model.sample_rate for model in self.models for column in model.measures}
 
 
 class EvaluationItem(NamedTuple):
@@ -93,13 +120,7 @@ class EvaluationItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of an evaluation.
-
-    Attributes:
-        rows: per file and system, as in per_file.csv.
-        summary: per system and measure, as in summary.csv; see `zoo.common.statistics.summarise`.
-        unpaired: number of clean files that nothing was compared with.
-    """
+    """Rows per file and system (per_file.csv), summary per system and measure, clean files compared with nothing."""
 
     rows: list[Row]
     summary: list[Row]
@@ -123,9 +144,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure restored (and degraded) files against clean ones and write tables and plots.
 
-    Files belong together when their paths below the folders agree up to the suffix. Compared is every file of the
-    degraded and restored folders; clean files beyond those are left out. Rows are appended to per_file.csv as they are
-    computed; a later call computes only what is missing, has failed, or has changed (files or settings).
+    Rows are appended to a journal as they are computed; a later call computes only what is missing, has failed, or has
+    changed (files or settings). A bad file is a row with status "failed" and the reason.
 
     Args:
         clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
@@ -133,67 +153,62 @@ def evaluate(
         settings: what to measure; all available metrics when None.
         texts: reference texts by relative path without suffix, or by name alone where it is unique; for models.
 
-    Returns:
-        All rows and the summary. A bad file is a row with status "failed" and the reason.
-
     Raises:
         FileNotFoundError: a folder is missing.
         ValueError: a folder has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
         ImportError: a metric's or model's package is missing.
-        ChildProcessError: a worker died.
     """
     settings = settings or Settings(available_metrics())
     check_names(settings.metrics)
     if not restored or {CLEAN, DEGRADED} & restored.keys():
         raise ValueError(f"restored: expected named folders, none called {CLEAN} or {DEGRADED}, got {list(restored)}")
     if degraded is None and any(model.reference == DEGRADED for model in settings.models):
-        raise ValueError("--ssl_model compares with what was restored: name that folder with --degraded")
+        raise ValueError("--models.ssl_model compares with what was restored: name that folder with --degraded")
     systems = {**({DEGRADED: degraded} if degraded is not None else {}), **restored}
     items, unpaired = _list_items(clean, systems, settings, texts or {})
     rows = _measure_missing(items, output, settings, workers, progress)
     names = [*([CLEAN] if settings.models else []), *systems]
     done = [row for row in rows if row["status"] == "done"]
-    summary = summarise(done, names, settings.measures, DEGRADED if degraded else None)
+    summary = summarize(done, names, list(settings.columns), DEGRADED if degraded else None)
     evaluation = Evaluation(rows, summary, unpaired)
-    _write_report(output, evaluation, settings)
+    _write_report(output, evaluation, settings, plot_boxes(done, names, list(settings.columns)))
     return evaluation
 
 
-def _measure_missing(
-    items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int, progress: bool
-) -> list[Row]:
-    """Compute the rows that the table lacks; returns all of them."""
-    table = Table(output / PER_FILE, _TEXTS, settings.numbers)
-    done = table.begin({item.key for item in items})
-    missing = [item for item in items if item.key not in done]
-    log.info("%d of %d rows are computed already", len(done), len(items))
-    rows = spread(partial(measure, settings=settings), missing, workers)
-    for row in track(rows, "evaluate", len(missing), disable=not progress):
-        table.add(row)
-    return table.finish(item.key for item in items)
-
-
-def _write_report(output: Path, evaluation: Evaluation, settings: Settings) -> None:
-    """Write summary.csv, summary.json, report.md and boxplots.png."""
-    summary = evaluation.summary
-    done = [row for row in evaluation.rows if row["status"] == "done"]
-    systems = list(dict.fromkeys(row["system"] for row in summary))
+def _write_report(output: Path, evaluation: Evaluation, settings: Settings, box_plots: Any) -> None:
+    weights = dict.fromkeys(column.weight for column in settings.columns if column.weight)
+    numbers = [*_FACTS, *(column.name for column in settings.columns), *weights]
     content = {
-        "summary.csv": (list(summary[0]), summary),
+        PER_FILE: ([*_TEXTS, *numbers], [dict.fromkeys(numbers, math.nan) | row for row in evaluation.rows]),
+        "summary.csv": (list(evaluation.summary[0]), evaluation.summary),
         "summary.json": {
             "version": zoo.__version__,
-            "sample_rates": settings.rates,
+            "sample_rates": {column.name: rate for column, rate in settings.columns.items()},
             "match_level": settings.match_level,
             "models": [str(model) for model in settings.models],
             "confidence": LEVEL,
             "clean_files_left_out": evaluation.unpaired,
             "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failed_rows],
-            "summary": summary,
+            "summary": evaluation.summary,
         },
         "report.md": _markdown(evaluation, settings),
-        "boxplots.png": box_plots(done, systems, settings.measures),
+        "boxplots.png": box_plots,
     }
     write_report(output, content, indent=2)
+
+
+def _measure_missing(
+    items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int, progress: bool
+) -> list[Row]:
+    """Compute the rows that the journal lacks; returns all of them."""
+    journal = Journal(output / JOURNAL_NAME)
+    done = journal.open({item.key for item in items})
+    missing = [item for item in items if item.key not in done]
+    log.info("%d of %d rows are computed already", len(done), len(items))
+    rows = map_in_processes(partial(measure, settings=settings), missing, workers)
+    for row in track(rows, "evaluate", len(missing), disable=not progress):
+        journal.add(row)
+    return journal.close(item.key for item in items)
 
 
 def _markdown(evaluation: Evaluation, settings: Settings) -> str:
@@ -203,19 +218,14 @@ def _markdown(evaluation: Evaluation, settings: Settings) -> str:
     if any(math.isfinite(row["gain"]) for row in evaluation.summary):
         lines += ["Gains over the degraded files, paired, positive is better:", ""]
         lines += [summary_table(evaluation.summary, "gain"), ""]
-    rates = ", ".join(f"{name} {rate} Hz" for name, rate in settings.rates.items())
+    rates = ", ".join(f"{column.name} {rate} Hz" for column, rate in settings.columns.items())
     lines += [f"Taken at: {rates}.{' Levels matched for lsd and m_stft.' if settings.match_level else ''}", ""]
     lines += failure_lines(evaluation.failed_rows, len(evaluation.rows), rest=PER_FILE)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def read_transcripts(path: Path) -> dict[str, str]:
-    """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line without a separator.
-    """
+    """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text."""
     texts = {}
     for number, line in enumerate(read_lines(path), start=1):
         fields = line.split("\t" if "\t" in line else "|")
@@ -250,10 +260,8 @@ def _list_items(
     names = sorted(set().union(*folders.values()))
     paired = [name for name in names if name in originals]
     if not paired:
-        examples = ", ".join(names[:_MAX_EXAMPLES])
-        raise ValueError(
-            f"no file has a clean counterpart below {clean}: {examples}, ...; the relative paths must agree"
-        )
+        examples = ", ".join(names[:MAX_EXAMPLES])
+        raise ValueError(f"no file has a clean counterpart of its relative path below {clean}: {examples}, ...")
     if settings.models:  # the ceiling of what needs no reference
         folders = {CLEAN: {name: originals[name] for name in paired}, **folders}
     needs_degraded = any(model.reference == DEGRADED for model in settings.models)
@@ -263,29 +271,17 @@ def _list_items(
             text = texts.get(name, texts.get(Path(name).name) if Path(name).name in unique else None)
             degraded = folders[DEGRADED].get(name) if needs_degraded else None
             paths = originals.get(name), paths_by_name.get(name), degraded
-            items.append(EvaluationItem(name, system, *paths, text, _key(name, system, paths, text, settings)))
+            stats = [path.stat() for path in paths if path is not None]
+            facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+            key = hashlib.sha256(repr((zoo.__version__, name, system, facts, text, settings)).encode()).hexdigest()
+            items.append(EvaluationItem(name, system, *paths, text, key[:16]))
     if len(paired) < len(originals):
         log.warning("%d files of %s have no counterpart and are left out", len(originals) - len(paired), clean)
     return items, len(originals) - len(paired)
 
 
-def _key(name: str, system: str, paths: Sequence[Path | None], text: str | None, settings: Settings) -> str:
-    """Digest of everything that a row depends on."""
-    stats = [path.stat() for path in paths if path is not None]
-    facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
-    return hashlib.sha256(repr((zoo.__version__, name, system, facts, text, settings)).encode()).hexdigest()[:16]
-
-
 def measure(item: EvaluationItem, settings: Settings) -> Row:
-    """Compute one row.
-
-    Returns:
-        The row; a bad file has status "failed", the reason, and no values.
-
-    Raises:
-        ImportError: a model's package is missing.
-        OSError: a model cannot be loaded.
-    """
+    """Compute one row; that of a bad file has status "failed", the reason, and no values."""
     for model in settings.models:
         model.load()
     row: Row = {"name": item.name, "system": item.system, "status": "done", "reason": "", "key": item.key}
@@ -293,7 +289,7 @@ def measure(item: EvaluationItem, settings: Settings) -> Row:
         return row | _compute_values(item, settings)
     except (ValueError, OSError, RuntimeError) as error:
         log.warning("%s of %s failed: %s", item.name, item.system, error)
-        return row | {"status": "failed", "reason": cause(error)}
+        return row | {"status": "failed", "reason": format_error(error)}
 
 
 def _compute_values(item: EvaluationItem, settings: Settings) -> Row:
@@ -311,8 +307,7 @@ def _compute_values(item: EvaluationItem, settings: Settings) -> Row:
         row |= {"length_difference_seconds": difference, "level_db": pair.level_db}
         if abs(difference) > MAX_LENGTH_DIFFERENCE_SECONDS:
             raise ValueError(
-                f"{difference:+.3f} s longer than the clean file, at most {MAX_LENGTH_DIFFERENCE_SECONDS} s are "
-                "expected"
+                f"{difference:+.3f} s longer than the clean file, expected at most {MAX_LENGTH_DIFFERENCE_SECONDS} s"
             )
         row |= compute_metrics(pair, settings.metrics, settings.sample_rate, settings.match_level)
     for model in settings.models:
@@ -339,13 +334,7 @@ def evaluate_folders(
     sample_rate: int = 22050,
     match_level: bool = False,
     texts: Path | None = None,
-    asr_model: str | None = None,
-    asr_language: str | None = None,
-    speaker_model: str | None = None,
-    dnsmos: Path | None = None,
-    mos_model: Path | None = None,
-    ssl_model: str | None = None,
-    device: str = "cpu",
+    models: EvaluationModels = _NO_MODELS,
     workers: int = 0,
 ) -> int:
     """Measure restored (and degraded) files against clean ones: CSV, summary with intervals, box plots.
@@ -362,46 +351,21 @@ def evaluate_folders(
         sample_rate: at which si_sdr, mcd, lsd and m_stft are taken, in Hz; not above that of the clean files.
         match_level: bring signals to the level of the clean ones for lsd and m_stft.
         texts: file with what is said, lines `name|text`; for the recogniser.
-        asr_model: hub id or folder of a transformers recogniser, for word and character error rates.
-        asr_language: for a recogniser of several languages, such as en.
-        speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
-        dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
-        mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
-        ssl_model: hub id or folder of a transformers speech encoder, for the distance to the degraded files.
-        device: torch device of the transformers models.
+        models: models that score besides.
         workers: processes; 0 computes in this one.
-
-    Returns:
-        0, or 1 when a file failed.
 
     Raises:
         FileNotFoundError: a folder or model file is missing.
         ValueError: the folders do not match, a name is unknown, or a recogniser is given without texts.
     """
-    if (asr_model is None) != (texts is None):
-        raise ValueError("--asr_model and --texts belong together: error rates need a recogniser and what was said")
-    models = [
-        SpeakerSimilarity(speaker_model, device=device) if speaker_model else None,
-        DNSMOS(dnsmos) if dnsmos else None,
-        MOSPredictor(mos_model) if mos_model else None,
-        SSLDistance(ssl_model, device=device) if ssl_model else None,
-        ASR(asr_model, language=asr_language, device=device) if asr_model else None,
-    ]
+    if (models.asr_model is None) != (texts is None):
+        raise ValueError("--models.asr_model and --texts belong together: error rates need a recogniser and texts")
+    named = restored if isinstance(restored, dict) else {"restored": restored}
     settings = Settings(
-        metrics=tuple(available_metrics() if metrics is None else metrics),
-        sample_rate=sample_rate,
-        match_level=match_level,
-        models=tuple(model for model in models if model is not None),
+        tuple(available_metrics() if metrics is None else metrics), sample_rate, match_level, models.build()
     )
-    result = evaluate(
-        clean,
-        restored if isinstance(restored, dict) else {"restored": restored},
-        output,
-        degraded,
-        settings,
-        read_transcripts(texts) if texts is not None else None,
-        workers,
-    )
+    transcripts = None if texts is None else read_transcripts(texts)
+    result = evaluate(clean, named, output, degraded, settings, transcripts, workers)
     print((output / "report.md").read_text(encoding="utf-8"))
     print(f"wrote {output}")
     return 1 if result.failed_rows else 0

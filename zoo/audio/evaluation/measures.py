@@ -12,10 +12,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from zoo.audio.analysis.pitch import track_pitch
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.audio.io.resample import resample_array
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 _SILENCE = 1e-4  # of full scale (-80 dB): a quieter signal holds nothing to compare
 _PESQ_SECONDS = 15.0  # P.862's buffers end at 50 utterances of at least 0.4 s with their pause; beyond, C code crashes
@@ -39,7 +40,7 @@ class Metric:
         follows_level: whether the level of the signal changes the value.
     """
 
-    measures: tuple[Measure, ...]
+    measures: tuple[MetricColumn, ...]
     sample_rate: int | None
     compute: Compute
     package: str = ""
@@ -47,14 +48,7 @@ class Metric:
 
 
 class AudioPair:
-    """A restored signal and its clean counterpart at any common rate.
-
-    Args:
-        restored: audio (T,) float32.
-        restored_rate: in Hz.
-        clean: audio (T',) float32.
-        clean_rate: in Hz.
-    """
+    """A restored signal (T,) and its clean counterpart (T',), float32, each with its rate in Hz."""
 
     def __init__(self, restored: np.ndarray, restored_rate: int, clean: np.ndarray, clean_rate: int) -> None:
         self._signals = (restored, restored_rate), (clean, clean_rate)
@@ -117,12 +111,7 @@ def available_metrics() -> tuple[str, ...]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse metrics that cannot be taken.
-
-    Raises:
-        ValueError: an unknown name.
-        ImportError: a package is missing.
-    """
+    """Refuse unknown metrics (ValueError) and those whose package is missing (ImportError)."""
     unknown = [name for name in names if name not in METRICS]
     if unknown:
         raise ValueError(f"metrics: unknown {', '.join(unknown)}; expected some of {', '.join(METRICS)}")
@@ -178,14 +167,35 @@ def _si_sdr(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
 
 
 def _mcd(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    """DTW-MCD, the mean over segments of at most 20 s, in each of which time is warped."""
-    pairs = _split_pair(restored, clean, rate, _DTW_SECONDS)
-    return [_mean_defined([float(metrics.mcd(*_tensors(*pair), rate, dtw=True)) for pair in pairs])]
+    """MCD along the cheapest alignment of the frames, the mean over segments of at most 20 s."""
+    costs = []
+    for pair in _split_pair(restored, clean, rate, _DTW_SECONDS):
+        first, second = (metrics.mel_cepstra(x[None], rate)[0].T for x in _tensors(*pair))
+        exact = "donot_use_mm_for_euclid_dist"  # the matrix product leaves equal frames a distance apart
+        costs.append(warp_cost(torch.cdist(first, second, compute_mode=exact).numpy()))
+    return [metrics.MCD_SCALE * _mean_defined(costs)]
+
+
+def warp_cost(distance: np.ndarray) -> float:
+    """Compute the mean of distances (rows, columns) along the cheapest monotone path."""
+    rows, columns = distance.shape
+    total = np.full((rows + 1, columns + 1), np.inf)
+    total[0, 0] = 0.0
+    for diagonal in range(2, rows + columns + 1):  # whose cells are independent
+        i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
+        j = diagonal - i
+        before = np.minimum(np.minimum(total[i - 1, j], total[i, j - 1]), total[i - 1, j - 1])
+        total[i, j] = distance[i - 1, j - 1] + before
+    i, j, steps = rows, columns, 0
+    while i and j:
+        steps += 1
+        i, j = min(((i - 1, j - 1), (i - 1, j), (i, j - 1)), key=lambda cell: total[cell])
+    return float(total[rows, columns] / steps)
 
 
 def _pitch(restored: np.ndarray, clean: np.ndarray, rate: int) -> list[float]:
-    values = metrics.pitch_metrics(*_tensors(restored, clean), rate)
-    return [float(values["f0_rmse_cents"]) * _NEPER_PER_CENT, float(values["vuv_error"])]
+    tracks = [track_pitch(signal, rate) for signal in _tensors(restored, clean)]
+    return [float(metrics.f0_rmse_cents(*tracks)) * _NEPER_PER_CENT, float(metrics.vuv_error(*tracks))]
 
 
 def _distance(restored: np.ndarray, clean: np.ndarray, rate: int, function: Distance) -> list[float]:
@@ -197,14 +207,14 @@ def _tensors(restored: np.ndarray, clean: np.ndarray) -> tuple[torch.Tensor, tor
 
 
 METRICS: dict[str, Metric] = {
-    "pesq": Metric((Measure("pesq_wb", True),), 16000, _pesq, "pesq"),
-    "stoi": Metric((Measure("stoi", True),), 10000, _stoi, "pystoi"),
-    "estoi": Metric((Measure("estoi", True),), 10000, partial(_stoi, extended=True), "pystoi"),
-    "si_sdr": Metric((Measure("si_sdr", True, "dB"),), None, _si_sdr),
-    "mcd": Metric((Measure("mcd_dtw", False, "dB"),), None, _mcd),
-    "pitch": Metric((Measure("log_f0_rmse", False), Measure("vuv_error", False)), 16000, _pitch),
-    "lsd": Metric((Measure("lsd", False),), None, partial(_distance, function=metrics.lsd), follows_level=True),
+    "pesq": Metric((MetricColumn("pesq_wb", True),), 16000, _pesq, "pesq"),
+    "stoi": Metric((MetricColumn("stoi", True),), 10000, _stoi, "pystoi"),
+    "estoi": Metric((MetricColumn("estoi", True),), 10000, partial(_stoi, extended=True), "pystoi"),
+    "si_sdr": Metric((MetricColumn("si_sdr", True, "dB"),), None, _si_sdr),
+    "mcd": Metric((MetricColumn("mcd_dtw", False, "dB"),), None, _mcd),
+    "pitch": Metric((MetricColumn("log_f0_rmse", False), MetricColumn("vuv_error", False)), 16000, _pitch),
+    "lsd": Metric((MetricColumn("lsd", False),), None, partial(_distance, function=metrics.lsd), follows_level=True),
     "m_stft": Metric(
-        (Measure("m_stft", False),), None, partial(_distance, function=multi_resolution_stft), follows_level=True
+        (MetricColumn("m_stft", False),), None, partial(_distance, function=multi_resolution_stft), follows_level=True
     ),
 }

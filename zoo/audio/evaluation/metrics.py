@@ -1,7 +1,4 @@
-"""Distances between a predicted and a reference signal: audio (T,) or (B, T) float, of equal shape where not said else.
-
-Pitch is compared as two tracks of one shape. Results are scalars, float32. Other shapes are a ValueError.
-"""
+"""Distances between a predicted and a reference signal: audio (T,) or (B, T) float of equal shape; float32 scalars."""
 
 from __future__ import annotations
 
@@ -10,17 +7,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.analysis.pitch import PitchTrack, track_pitch
+from zoo.audio.analysis.pitch import PitchTrack
 from zoo.audio.analysis.spectral import stft_magnitude
 
 _LSD_FFT, _LSD_HOP = 2048, 512  # samples, as in the super-resolution literature at any sample rate
 _CEPSTRA = 13  # without c0, the level
-_DB_PER_NEPER = 20 / math.log(10)
+MCD_SCALE = 10 / math.log(10) * math.sqrt(2)  # dB
 
 
 def _check_shapes(prediction: Tensor, target: Tensor) -> None:
@@ -46,23 +42,7 @@ def lsd(prediction: Tensor, target: Tensor) -> Tensor:
     return _log_power_difference(prediction, target).square().mean(-2).sqrt().mean()
 
 
-def lsd_bands(prediction: Tensor, target: Tensor, sample_rate: int, split_hz: float) -> tuple[Tensor, Tensor]:
-    """LSD-LF and LSD-HF: the log-spectral distance of the bins below and above a frequency.
-
-    Args:
-        split_hz: frequency in Hz, 0 < split_hz < sample_rate / 2; bins from it on belong to the upper band.
-
-    Raises:
-        ValueError: the shapes differ, or a band is empty.
-    """
-    first = math.ceil(split_hz * _LSD_FFT / sample_rate)
-    if not 0 < first <= _LSD_FFT // 2:
-        raise ValueError(f"split_hz must lie in (0, {sample_rate / 2}) Hz, got {split_hz}")
-    below, above = lsd_between(prediction, target, sample_rate, (0.0, split_hz, sample_rate / 2))
-    return below, above
-
-
-def lsd_between(prediction: Tensor, target: Tensor, sample_rate: int, edges_hz: Sequence[float]) -> list[Tensor]:
+def lsd_bands(prediction: Tensor, target: Tensor, sample_rate: int, edges_hz: Sequence[float]) -> list[Tensor]:
     """The log-spectral distance of the bins of each band between two neighbouring edges; NaN of a band without a bin.
 
     Args:
@@ -90,46 +70,14 @@ def mel_cepstra(x: Tensor, sample_rate: int) -> Tensor:
     return (2 / bands) * angle.cos() @ log_mel
 
 
-def mcd(prediction: Tensor, target: Tensor, sample_rate: int, dtw: bool = False) -> Tensor:
+def mcd(prediction: Tensor, target: Tensor, sample_rate: int) -> Tensor:
     """Mel-cepstral distortion in dB over 13 coefficients without the level, mean over frames and items.
-
-    Args:
-        dtw: align the frames of signals of any two lengths by dynamic time warping first (mean cost along the best
-            path).
 
     Source: Kubichek, "Mel-cepstral distance measure for objective speech quality assessment" (1993), equation 1.
     """
-    if not dtw:
-        _check_shapes(prediction, target)
+    _check_shapes(prediction, target)
     predicted, expected = (mel_cepstra(torch.atleast_2d(x), sample_rate) for x in (prediction, target))
-    scale = _DB_PER_NEPER / 2 * math.sqrt(2)
-    if not dtw:
-        return scale * (predicted - expected).square().sum(1).sqrt().mean()
-    exact = "donot_use_mm_for_euclid_dist"  # the matrix product leaves equal frames a distance apart
-    distances = (torch.cdist(a.T, b.T, compute_mode=exact) for a, b in zip(predicted, expected, strict=True))
-    costs = [warp_cost(distance.cpu().numpy()) for distance in distances]
-    return scale * torch.tensor(costs, device=prediction.device).mean()
-
-
-def warp_cost(distance: np.ndarray) -> float:
-    """Compute the mean of distances (rows, columns) along the cheapest monotone path.
-
-    It goes by anti-diagonals, whose cells are independent.
-    """
-    rows, columns = distance.shape
-    total = np.full((rows + 1, columns + 1), np.inf)
-    total[0, 0] = 0.0
-    for diagonal in range(2, rows + columns + 1):
-        i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
-        j = diagonal - i
-        before = np.minimum(np.minimum(total[i - 1, j], total[i, j - 1]), total[i - 1, j - 1])
-        total[i, j] = distance[i - 1, j - 1] + before
-    i, j, steps = rows, columns, 0
-    while i and j:
-        steps += 1
-        moves = ((i - 1, j - 1), (i - 1, j), (i, j - 1))
-        i, j = min(moves, key=lambda cell: total[cell])
-    return float(total[rows, columns] / steps)
+    return MCD_SCALE * (predicted - expected).square().sum(1).sqrt().mean()
 
 
 def si_sdr(prediction: Tensor, target: Tensor) -> Tensor:
@@ -174,11 +122,3 @@ def periodicity_rmse(prediction: PitchTrack, target: PitchTrack) -> Tensor:
     Source: Morrison et al., "Chunked autoregressive GAN" (2022), section 4; our own tracker in place of theirs.
     """
     return (prediction.periodicity - target.periodicity).square().mean().sqrt()
-
-
-def pitch_metrics(prediction: Tensor, target: Tensor, sample_rate: int) -> dict[str, Tensor]:
-    """All pitch metrics of two waveforms by the names of their functions, tracking each once."""
-    _check_shapes(prediction, target)
-    tracks = track_pitch(prediction, sample_rate), track_pitch(target, sample_rate)
-    functions = (f0_rmse_cents, vuv_f1, vuv_error, periodicity_rmse)
-    return {function.__name__: function(*tracks) for function in functions}

@@ -12,25 +12,22 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zoo.common.reading.pretrained_files import check_pretrained
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
+from zoo.runs.pretrained_files import check_pretrained
 
 _MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is quadratic, and models learned on clips
 
 
 @dataclass(frozen=True)
 class MetricModel(ABC):
-    """Scores recordings. Fields are plain values; models are loaded by `load` and stay out of pickles.
+    """Scores recordings at a sample rate in Hz, against their clean or degraded counterparts.
 
-    Attributes:
-        sample_rate: of the audio it takes, in Hz.
-        reference: which counterpart it compares a recording with.
-        measures: names and directions of its values.
+    Fields are plain values; models are loaded by `load` and stay out of pickles.
     """
 
     sample_rate: ClassVar[int] = 16000
     reference: ClassVar[Literal["clean", "degraded"]] = "clean"
-    measures: ClassVar[tuple[Measure, ...]]
+    measures: ClassVar[tuple[MetricColumn, ...]]
 
     @cached_property
     def _model(self) -> Any:
@@ -38,12 +35,7 @@ class MetricModel(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no model")
 
     def load(self) -> None:
-        """Load the model unless it is loaded.
-
-        Raises:
-            OSError: the model is missing or cannot be read.
-            ImportError: a package is missing.
-        """
+        """Load the model unless it is loaded; a missing one is an OSError, a missing package an ImportError."""
         _ = self._model
 
     @abstractmethod
@@ -65,13 +57,13 @@ class MetricModel(ABC):
 
 @dataclass(frozen=True)
 class MOSPredictor(MetricModel):
-    """A predicted mean opinion score: UTMOS and its like, as an ONNX file.
+    """A predicted mean opinion score: UTMOS and its like.
 
     Args:
         model: ONNX file that maps waveforms (1, T) float32 at 16 kHz to one number.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("mos", True),)
+    measures: ClassVar[tuple[MetricColumn, ...]] = (MetricColumn("mos", True),)
     model: Path
 
     @cached_property
@@ -79,16 +71,13 @@ class MOSPredictor(MetricModel):
         return load_onnx(self.model)
 
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """See `MetricModel.__call__`."""
+        """Average the scores of the segments."""
         segments = split_audio(restored, self.sample_rate)
-        return {"mos": float(np.mean([run_onnx(self._model, segment[None]).mean() for segment in segments]))}
+        return {"mos": float(np.mean([run_onnx(self._model, segment).mean() for segment in segments]))}
 
 
-def resolve_model(model: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Check a hub id or folder of a model of transformers.
-
-    Returns:
-        The id or folder, and the other arguments of its `from_pretrained`.
+def resolve_model(model: str) -> tuple[str, dict[str, Any]]:
+    """Check a hub id or folder of transformers; returns it and the other arguments of `from_pretrained`.
 
     Raises:
         FileNotFoundError: for a path at which there is no folder.
@@ -96,8 +85,8 @@ def resolve_model(model: str, revision: str | None = None) -> tuple[str, dict[st
     """
     if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
         raise FileNotFoundError(f"{model}: no such folder of a transformers model")
-    check_pretrained(model, revision)
-    return model, {"revision": revision, "trust_remote_code": False}
+    check_pretrained(model, None)
+    return model, {"trust_remote_code": False}
 
 
 def split_audio(audio: np.ndarray, sample_rate: int) -> Sequence[np.ndarray]:
@@ -106,51 +95,23 @@ def split_audio(audio: np.ndarray, sample_rate: int) -> Sequence[np.ndarray]:
 
 
 def load_onnx(path: Path) -> Any:
-    """Open an ONNX file on the CPU.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no ONNX model.
-        ImportError: onnxruntime is missing.
-    """
+    """Open an ONNX file on the CPU; what is no model is a ValueError."""
     try:
         import onnxruntime
     except ImportError as error:
         raise ImportError(f"{path}: ONNX models need the extra `export`: pip install 'zoo[export]'") from error
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such ONNX file")
-    import torch
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except _onnx_errors() as error:
+        return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own errors are direct children of Exception
         raise ValueError(f"{path}: no ONNX model that onnxruntime can run ({error})") from error
 
 
 def run_onnx(session: Any, value: np.ndarray) -> np.ndarray:
-    """Run a model of one input on a float32 array and return its first output.
-
-    Raises:
-        ValueError: the model does not take an array of this shape.
-    """
-    first = session.get_inputs()[0]
+    """Run a model of one input on a batch of one float32 array and return its first output."""
+    first, batch = session.get_inputs()[0], np.ascontiguousarray(value[None], dtype=np.float32)
     try:
-        return np.asarray(session.run(None, {first.name: np.ascontiguousarray(value, dtype=np.float32)})[0])
-    except _onnx_errors() as error:
-        raise ValueError(f"the ONNX model takes {first.shape}, got {value.shape} ({error})") from error
-
-
-def _onnx_errors() -> tuple[type[Exception], ...]:
-    """What onnxruntime raises: its own classes are direct children of Exception."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    return (
-        ValueError,
-        state.Fail,
-        state.InvalidArgument,
-        state.InvalidGraph,
-        state.InvalidProtobuf,
-        state.RuntimeException,
-    )
+        return np.asarray(session.run(None, {first.name: batch})[0])
+    except Exception as error:
+        raise ValueError(f"the ONNX model takes {first.shape}, got {batch.shape} ({error})") from error

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from zoo.audio.evaluation.models import MetricModel, load_onnx, resolve_model, run_onnx, split_audio
-from zoo.common.statistics import Measure
+from zoo.common.statistics import MetricColumn
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class SpeakerSimilarity(MetricModel):
             take them, to embeddings. A TorchScript file is refused: it is a program.
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("speaker_similarity", True),)
+    measures: ClassVar[tuple[MetricColumn, ...]] = (MetricColumn("speaker_similarity", True),)
     model: str
-    revision: str | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -41,10 +40,10 @@ class SpeakerSimilarity(MetricModel):
             return load_onnx(Path(self.model))
         from transformers import AutoModelForAudioXVector
 
-        return _load_encoder(AutoModelForAudioXVector, self.model, self.revision, self.device)
+        return _load_encoder(AutoModelForAudioXVector, self.model, self.device)
 
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """See `MetricModel.__call__`; undefined without a clean recording."""
+        """Compare with the clean recording; undefined without one."""
         if reference is None:
             return {}
         first, second = self._embedding(restored), self._embedding(reference)
@@ -64,15 +63,15 @@ class SpeakerSimilarity(MetricModel):
 
     def _embed_onnx(self, audio: np.ndarray) -> np.ndarray:
         takes_filterbanks = len(self._model.get_inputs()[0].shape) == 3
-        return run_onnx(self._model, (_filterbank(audio, self.sample_rate) if takes_filterbanks else audio)[None])
+        return run_onnx(self._model, _filterbank(audio, self.sample_rate) if takes_filterbanks else audio)
 
 
 @dataclass(frozen=True)
 class SSLDistance(MetricModel):
     """Cosine distance, 0 to 2, of the SSL features of a recording and of the degraded input it was made from.
 
-    A restoration that invents what the input does not hold is far from it; so is one that removes much noise, which is
-    why the report compares with the clean recordings' own distances.
+    A restoration that invents speech is far from its input; so is one that removes much noise: compare with the clean
+    recordings' own distances in the report.
 
     Args:
         model: hub id or folder of a transformers encoder of waveforms (HuBERT, WavLM, wav2vec 2.0). Compared is the
@@ -80,19 +79,21 @@ class SSLDistance(MetricModel):
     """
 
     reference = "degraded"
-    measures: ClassVar[tuple[Measure, ...]] = (Measure("ssl_distance", False), Measure("ssl_distance_worst", False))
+    measures: ClassVar[tuple[MetricColumn, ...]] = (
+        MetricColumn("ssl_distance", False),
+        MetricColumn("ssl_distance_worst", False),
+    )
     model: str
-    revision: str | None = None
     device: str = "cpu"
 
     @cached_property
     def _model(self) -> Any:
         from transformers import AutoModel
 
-        return _load_encoder(AutoModel, self.model, self.revision, self.device)
+        return _load_encoder(AutoModel, self.model, self.device)
 
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """See `MetricModel.__call__`: the mean, and the largest mean of a second; undefined without an input."""
+        """Return the mean and the largest mean of a second; undefined without an input."""
         if reference is None:
             return {}
         samples = max(min(len(restored), len(reference)), self.sample_rate // 10)
@@ -115,11 +116,11 @@ class SSLDistance(MetricModel):
         return torch.cat(features)
 
 
-def _load_encoder(factory: Any, model: str, revision: str | None, device: str) -> tuple[Any, Any]:
+def _load_encoder(factory: Any, model: str, device: str) -> tuple[Any, Any]:
     """Load the feature extractor and the network of a model of transformers."""
     from transformers import AutoFeatureExtractor
 
-    name, settings = resolve_model(model, revision)
+    name, settings = resolve_model(model)
     network = factory.from_pretrained(name, **settings)
     return AutoFeatureExtractor.from_pretrained(name, **settings), network.eval().to(device)
 

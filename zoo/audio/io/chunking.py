@@ -9,7 +9,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from zoo.audio.io.resample import StreamResampler
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within
 
 Compute = Callable[[np.ndarray, Sequence[int]], np.ndarray]
 Span = tuple[int, int]
@@ -17,13 +17,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Chunker:
-    """How a signal is cut, computed and joined again, in memory that does not grow with it.
+    """Cuts a signal into chunks and joins what a net makes of them, in memory that does not grow with the signal.
 
     All chunks lie on one grid of units (the net's frames) and are `window` units long; the last one reaches back a
     whole window from the signal's end, and a signal shorter than a window is one chunk. Of the overlap of two chunks
-    the outer 3/8 on each side are discarded: they are context. The 2/8 in its middle are cross-faded with linear
-    weights that sum to one, so that equal signals stay equal. A net whose receptive field is at most `context` units
-    therefore gives what it gives for the whole signal.
+    the outer 3/8 on each side are discarded: they are context. The 2/8 in its middle are cross-faded. A net whose
+    receptive field is at most `context` units therefore gives what it gives for the whole signal.
 
     Args:
         window: units of a chunk.
@@ -41,11 +40,8 @@ class Chunker:
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap * (1 + self.fades) <= self.window or self.window < 1:
-            raise ValueError(
-                f"the overlap of chunks may be at most half a chunk: {self.overlap} and {self.window} units of "
-                f"{self.unit_samples} samples"
-            )
-        at_least(1, batch=self.batch, unit_samples=self.unit_samples)
+            raise ValueError(f"overlap: expected at most half of the chunk of {self.window} units, got {self.overlap}")
+        check_at_least(1, batch=self.batch, unit_samples=self.unit_samples)
 
     @property
     def context(self) -> int:
@@ -62,14 +58,14 @@ class Chunker:
         return max(-(-samples // self.unit_samples), 1)
 
     def spans(self, samples: int, shift: int = 0) -> list[Span]:
-        """(start, stop) in units of the chunks of a signal.
+        """List (start, stop) in units of the chunks of a signal.
 
         Args:
             shift: units by which all inner ends move forward, for measuring what the grid changes; less than
                 `window - overlap`.
         """
         stride = self.window - self.overlap
-        within(0, stride - 1, shift=shift)
+        check_within(0, stride - 1, shift=shift)
         total = self.units(samples)
         spans = [(0, self.window - shift)]
         while spans[-1][1] < total:
@@ -94,9 +90,9 @@ class Chunker:
             Pieces (C, ..., m); together (C, ..., units(samples) * scale).
         """
         spans = self.spans(samples, shift)
-        last = [span == spans[-1] for span in spans]
+        results = self._compute_batches(blocks, spans, samples, compute)
         yield from self._join_chunks(
-            zip(spans, last, self._compute_batches(blocks, spans, samples, compute), strict=True)
+            (span, span == spans[-1], chunk) for span, chunk in zip(spans, results, strict=True)
         )
 
     def process_stream(
@@ -110,9 +106,6 @@ class Chunker:
         Args:
             blocks: pieces (..., n) of the signal, n of any size; whole units in total.
             compute: takes a chunk (..., units * unit_samples), returns (..., units * scale).
-
-        Yields:
-            Pieces (..., m); nothing for no block.
         """
         chunks = self._split_stream(blocks)
         yield from self._join_chunks((span, last, compute(window)) for span, last, window in chunks)
@@ -156,16 +149,12 @@ class Chunker:
         for _, group in groupby(windows, key=lambda item: item[0][1] - item[0][0]):
             while some := list(islice(group, self.batch)):
                 rows = np.concatenate([window for _, window in some])
-                valid = [
-                    min(stop * self.unit_samples, samples) - start * self.unit_samples
-                    for (start, stop), window in some
-                    for _ in window
+                ends = [
+                    (start * self.unit_samples, min(stop * self.unit_samples, samples)) for (start, stop), _ in some
                 ]
-                parts = [
-                    compute(rows[first : first + self.batch], valid[first : first + self.batch])
-                    for first in range(0, len(rows), self.batch)
-                ]
-                result = np.concatenate(parts)
+                valid = [end - start for (start, end), (_, window) in zip(ends, some, strict=True) for _ in window]
+                batches = range(0, len(rows), self.batch)
+                result = np.concatenate([compute(rows[i : i + self.batch], valid[i : i + self.batch]) for i in batches])
                 yield from result.reshape(len(some), -1, *result.shape[1:])
 
 
@@ -227,8 +216,7 @@ def resample_blocks(blocks: Iterable[np.ndarray], source_rate: int, target_rate:
 
 def mix_to_mono(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Mix pieces (C, n) to one channel (1, n), float32."""
-    for block in blocks:
-        yield block.mean(axis=0, keepdims=True, dtype=np.float32)
+    return (block.mean(axis=0, keepdims=True, dtype=np.float32) for block in blocks)
 
 
 def check_finite(result: np.ndarray) -> np.ndarray:

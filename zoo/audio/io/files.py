@@ -1,15 +1,17 @@
 """Audio files read with checks and written atomically: wav, flac, ogg, opus and mp3 through libsndfile.
 
-libsndfile alone accepts a cut wav, ogg or mp3 and returns fewer samples without a word, and hands NaN through;
-everything here turns such a file into one `AudioFileError` that names it.
+libsndfile reads a cut wav or ogg file without an error and estimates the length of some mp3 files; here such a file
+gives all its samples or one `AudioFileError` that names it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import logging
-import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,8 @@ from typing import Literal
 import numpy as np
 import soundfile
 
-from zoo.audio.io.containers import ContainerError, Layout, LayoutFile, inspect_container
-from zoo.common.atomic import temporary_beside
-from zoo.common.ranges import positive
+from zoo.common.atomic_files import temporary_path
+from zoo.common.checks import check_positive
 
 log = logging.getLogger(__name__)
 
@@ -35,25 +36,23 @@ _FORMATS = {
 _INTEGER_BITS = {"PCM_S8": 8, "PCM_U8": 8, "PCM_16": 16, "PCM_24": 24, "PCM_32": 32}
 
 AUDIO_SUFFIXES: tuple[str, ...] = tuple(_FORMATS)
-_UNREAD_SUFFIXES = (
+_UNSUPPORTED_SUFFIXES = (
     *(".3gp", ".aac", ".aif", ".aifc", ".aiff", ".alac", ".amr", ".ape", ".au", ".caf", ".m4a", ".m4b", ".mka", ".mp2"),
     *(".mp4", ".oga", ".ra", ".rf64", ".sph", ".w64", ".webm", ".wma", ".wv"),
 )
 BLOCK_SAMPLES = 1 << 18
+_STREAMED_BYTES = 0x7FFF0000  # a wav header with a larger size was written into a pipe
+_OGG_PAGE_BYTES, _OGG_END = 65307, 4  # longest page; flag of the last one
+Channels = Literal["mono", "each", "mid_side"]
 
 
 class AudioFileError(ValueError):
-    """A file that is not sound audio; the message is one line naming the file and the cause."""
+    """A file that is damaged or no audio; the message is one line naming the file and the cause."""
 
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """What the header of an audio file says.
-
-    Attributes:
-        samples: samples per channel.
-        subtype: libsndfile's name of the sample format, e.g. `PCM_16`.
-    """
+    """Header of an audio file: samples per channel, and libsndfile's name of the sample format, e.g. `PCM_16`."""
 
     sample_rate: int
     channels: int
@@ -62,13 +61,13 @@ class AudioInfo:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Duration in seconds."""
         return self.samples / self.sample_rate
 
 
 def info(path: str | os.PathLike[str]) -> AudioInfo:
     """Read and check the header of an audio file without decoding it: `samples` is what `read` returns if it can."""
-    with _open(Path(path), scan=False) as handle:
+    with _open(Path(path)) as handle:
         return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
 
 
@@ -97,34 +96,14 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
 
 
 def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> np.ndarray:
-    """Read a whole file as one channel (T,) float32, the mean of its channels, resampled where a rate is given."""
-    return read_mixed(path, sample_rate)[0]
-
-
-def read_mixed(path: str | os.PathLike[str], sample_rate: int | None = None) -> tuple[np.ndarray, float]:
-    """Read a whole file like `read_mono`.
-
-    Returns:
-        Audio (T,) float32, and by how many dB its power is below the mean power of the channels: inf where they cancel.
-    """
+    """Read a file as one channel (T,) float32, the mean of its channels, resampled where a rate is given."""
     audio, rate = read(path)
     mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
-    loss_db = 0.0
-    if len(audio) > 1 and (power := float(np.square(audio, dtype=np.float64).mean())):
-        mixed = float(np.square(mono, dtype=np.float64).mean())
-        loss_db = 10 * math.log10(power / mixed) if mixed else math.inf
-    if sample_rate is None or sample_rate == rate:
-        return mono, loss_db
-    from zoo.audio.io.resample import resample_array  # imports torch, which header checks and writers do not need
-
-    return resample_array(mono, rate, sample_rate), loss_db
-
-
-Channels = Literal["mono", "each", "mid_side"]
+    return mono if sample_rate is None else _resample(mono, rate, sample_rate)
 
 
 def read_channels(path: str | os.PathLike[str], sample_rate: int, channels: Channels) -> np.ndarray:
-    """Read a whole file (C, T) float32, resampled.
+    """Read a file (C, T) float32, resampled.
 
     Args:
         channels: "mono": the mean of its channels. "each": left and right of a stereo file. "mid_side": their mean and
@@ -135,17 +114,21 @@ def read_channels(path: str | os.PathLike[str], sample_rate: int, channels: Chan
     audio, rate = read(path)
     if channels == "mid_side":
         audio = np.stack([audio[0] + audio[1], audio[0] - audio[1]]) / np.float32(2)
-    if rate == sample_rate:
-        return audio
-    from zoo.audio.io.resample import resample_array
+    return np.stack([_resample(channel, rate, sample_rate) for channel in audio])
 
-    return np.stack([resample_array(each, rate, sample_rate) for each in audio])
+
+def _resample(audio: np.ndarray, source_rate: int, target_rate: int) -> np.ndarray:
+    if source_rate == target_rate:
+        return audio
+    from zoo.audio.io.resample import resample_array  # imports torch, which header checks and writers do not need
+
+    return resample_array(audio, source_rate, target_rate)
 
 
 def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np.ndarray]:
     """Stream a file in blocks (C, n) float32, the last of which may be shorter, with the same checks as `read`."""
     path = Path(path)
-    positive(block_samples=block_samples)
+    check_positive(block_samples=block_samples)
     with _open(path) as handle:
         for start in range(0, handle.frames, block_samples):
             block = _decode(handle, path, start, min(block_samples, handle.frames - start))
@@ -153,7 +136,7 @@ def read_blocks(path: str | os.PathLike[str], block_samples: int) -> Iterator[np
 
 
 class AudioWriter:
-    """Writes an audio file piece by piece; the file appears under its name only when the block ends without an error.
+    """Writes an audio file piece by piece; the file appears under its name when the block ends without an error.
 
     Args:
         path: target; the suffix picks the container. Missing parent folders are made.
@@ -174,36 +157,26 @@ class AudioWriter:
         self._channels = channels
         self._samples = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = temporary_beside(self.path)
+        self._temporary = temporary_path(self.path)
         try:
             self._handle = soundfile.SoundFile(
                 self._temporary, "w", sample_rate, channels, self._subtype, format=container
             )
         except (soundfile.SoundFileError, ValueError) as error:
             self._temporary.unlink(missing_ok=True)
-            raise ValueError(
-                f"{self.path}: cannot write {container} {self._subtype} with {channels} channels at "
-                f"{sample_rate} Hz ({_reason(error)})"
-            ) from error
+            kind = f"{container} {self._subtype} with {channels} channels at {sample_rate} Hz"
+            raise ValueError(f"{self.path}: cannot write {kind} ({_reason(error)})") from error
 
     def write(self, audio: np.ndarray) -> None:
-        """Append samples; all but FLOAT and DOUBLE files are clipped to [-1, 1] and rounded to the nearest step.
-
-        Args:
-            audio: (T,) or (C, T) float.
-        """
+        """Append samples (T,) or (C, T); all but FLOAT and DOUBLE files are clipped to [-1, 1] and rounded."""
         audio = np.atleast_2d(np.asarray(audio, dtype=np.float32))
         if audio.ndim != 2 or len(audio) != self._channels:
             raise ValueError(f"{self.path}: expected {self._channels} channels (C, T), got shape {audio.shape}")
+        if not np.isfinite(audio).all():
+            raise ValueError(f"{self.path}: refusing to write NaN or infinite samples")
         for first in range(0, audio.shape[1], BLOCK_SAMPLES):  # libsndfile's vorbis encoder overflows on long arrays
-            block = audio[:, first : first + BLOCK_SAMPLES]
-            if not np.isfinite(block).all():
-                raise ValueError(f"{self.path}: refusing to write NaN or infinite samples")
-            try:
-                self._handle.write(_quantize(block, self._subtype).T)
-            except soundfile.SoundFileError as error:
-                raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(error)})") from error
-            self._samples += block.shape[1]
+            self._handle.write(_quantize(audio[:, first : first + BLOCK_SAMPLES], self._subtype).T)
+        self._samples += audio.shape[1]
 
     def __enter__(self) -> AudioWriter:
         return self
@@ -213,22 +186,19 @@ class AudioWriter:
     ) -> None:
         try:
             self._handle.close()
+            if kind is None and self._samples == 0:
+                raise ValueError(f"{self.path}: nothing was written, an audio file needs at least one sample")
+            # an encoder may lose its last block on a full disk when it closes, without an error
+            if kind is None and soundfile.info(os.fspath(self._temporary)).frames != self._samples:
+                raise OSError(f"{self.path}: not all of {self._samples} samples arrived, is the disk full?")
             if kind is None:
-                if self._samples == 0:
-                    raise ValueError(f"{self.path}: nothing was written, an audio file needs at least one sample")
-                self._verify()
                 os.replace(self._temporary, self.path)
+        except soundfile.SoundFileError as failure:
+            raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(failure)})") from failure
         finally:
             self._temporary.unlink(missing_ok=True)
-
-    def _verify(self) -> None:
-        """An encoder may lose its last block on a full disk when it closes, without an error."""
-        try:
-            samples = info(self._temporary).samples
-        except AudioFileError as error:
-            raise OSError(f"{self.path}: the written file cannot be read back, is the disk full? ({error})") from error
-        if samples != self._samples:
-            raise OSError(f"{self.path}: {samples} of {self._samples} samples arrived, is the disk full?")
+        if isinstance(error, soundfile.SoundFileError):
+            raise OSError(f"{self.path}: writing failed, is the disk full? ({_reason(error)})") from error
 
 
 def _quantize(audio: np.ndarray, subtype: str) -> np.ndarray:
@@ -244,13 +214,7 @@ def _quantize(audio: np.ndarray, subtype: str) -> np.ndarray:
 
 
 def write(path: str | os.PathLike[str], audio: np.ndarray, sample_rate: int, subtype: str | None = None) -> None:
-    """Write a file atomically, see `AudioWriter`.
-
-    Args:
-        path: target; the suffix picks the container.
-        audio: (T,) or (C, T) float; clipped to [-1, 1] unless the subtype is FLOAT or DOUBLE.
-        subtype: libsndfile's sample format; None takes the container's usual one.
-    """
+    """Write audio (T,) or (C, T) atomically, see `AudioWriter`."""
     audio = np.atleast_2d(np.asarray(audio))
     with AudioWriter(path, sample_rate, len(audio), subtype) as writer:
         writer.write(audio)
@@ -261,138 +225,131 @@ def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUD
 
     Hidden files are ignored; links to files are followed, links to folders are not.
 
+    Args:
+        suffixes: lower case with the dot.
+
     Raises:
         FileNotFoundError: there is no such file or folder.
         ValueError: the one file has another suffix.
     """
     path = Path(path)
-    if path.is_dir():
-        paths, skipped = _scan(path, suffixes)
-        if skipped:
-            reasons = [f"{len(names)} {reason} ({_show(min(names))})" for reason, names in sorted(skipped.items())]
-            _warn_once(
-                f"{_show(os.fspath(path))}: left out {', '.join(reasons)}; convert other formats to wav or flac, links "
-                "to folders are not followed"
-            )
-        return paths
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    if path.suffix.lower() not in suffixes:
-        raise ValueError(f"{path}: expected a file ending in {', '.join(suffixes)}")
-    return [path]
-
-
-def _scan(folder: str | os.PathLike[str], suffixes: Sequence[str]) -> tuple[list[Path], dict[str, list[str]]]:
-    """List the files below a folder, sorted, and the paths of what is left out, by reason.
-
-    Args:
-        suffixes: of the files, lower case with the dot. Files of other audio formats are left out with a reason.
-    """
-    folder = os.fspath(folder)
-    unread = _UNREAD_SUFFIXES if set(AUDIO_SUFFIXES) <= set(suffixes) else ()
+    if not path.is_dir():
+        if path.suffix.lower() not in suffixes:
+            raise ValueError(f"{path}: expected a file ending in {', '.join(suffixes)}")
+        return [path]
     paths: list[Path] = []
-    skipped: dict[str, list[str]] = {}
-    folders = [folder]
-    while folders:
-        inside = folders.pop()
-        try:
-            entries = list(os.scandir(inside))
-        except FileNotFoundError:
-            if inside == folder:
-                raise
-            continue  # deleted meanwhile
-        except PermissionError:
-            skipped.setdefault("unreadable folder", []).append(inside)
-            continue
-        for entry in entries:
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-            elif entry.is_dir():
-                skipped.setdefault("linked folder", []).append(entry.path)
-            elif entry.name[0] == "." or suffix not in (*suffixes, *unread):
-                continue
-            elif not entry.is_file():
-                skipped.setdefault("broken link", []).append(entry.path)
-            elif suffix in unread:
-                skipped.setdefault(suffix, []).append(entry.path)
-            elif not _is_utf8(entry.path[len(folder) :]):
-                skipped.setdefault("name that is not UTF-8", []).append(entry.path)
-            else:
-                paths.append(Path(entry.path))
-    return sorted(paths), skipped
+    skipped: dict[str, list[str]] = defaultdict(list)
+    for folder, folders, names in os.walk(
+        path, onerror=lambda error: skipped["unreadable folder"].append(error.filename)
+    ):
+        skipped["linked folder"] += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
+        for name in names:
+            suffix = os.path.splitext(name)[1].lower()
+            if name[0] != "." and suffix in (*suffixes, *_UNSUPPORTED_SUFFIXES):
+                full = os.path.join(folder, name)
+                reason = _find_fault(full) if suffix in suffixes else suffix
+                if reason is None:
+                    paths.append(Path(full))
+                else:
+                    skipped[reason].append(full)
+    reasons = [
+        f"{len(names)} {reason} ({_printable(min(names))})" for reason, names in sorted(skipped.items()) if names
+    ]
+    if reasons:
+        _warn_once(
+            f"{_printable(os.fspath(path))}: left out {', '.join(reasons)}; convert other formats to wav or flac, "
+            "links to folders are not followed"
+        )
+    return sorted(paths)
 
 
-def _is_utf8(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _find_fault(path: str) -> str | None:
+    if not os.path.isfile(path):
+        return "broken link"
+    return "name that is not UTF-8" if _printable(path) != path else None
 
 
-def _show(path: str) -> str:
-    return path if _is_utf8(path) else repr(os.fsencode(path))
+def _printable(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 @functools.lru_cache(maxsize=1000)
 def _warn_once(message: str) -> None:
-    """A run lists its folders several times."""
     log.warning("%s", message)
 
 
-class _Decoder(soundfile.SoundFile):
-    """Decodes a file from its start to its end.
+class _UnsizedFile(io.FileIO):
+    """An mp3 file whose length libsndfile cannot see: it then counts the frames instead of estimating them."""
 
-    soundfile seeks to where it already is after every read, which restarts the mp3 decoder and damages the sound.
-    """
+    _is_at_end = False
 
-    def __init__(self, path: Path, layout: Layout) -> None:
-        self._samples = layout.samples
-        is_plain = layout == Layout(0, path.stat().st_size)
-        self._source = None if is_plain else LayoutFile(path, layout)
-        try:
-            super().__init__(path if self._source is None else self._source)
-        except BaseException:
-            if self._source is not None:
-                self._source.close()
-            raise
+    def tell(self) -> int:
+        return (1 << 63) - 1 if self._is_at_end else super().tell()
 
-    @property
-    def frames(self) -> int:
-        """Samples per channel."""
-        return super().frames if self._samples is None else self._samples
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._is_at_end = whence == io.SEEK_END and offset == 0
+        if not self._is_at_end:
+            with contextlib.suppress(OSError):  # a damaged tag may lead to before the first byte
+                super().seek(offset, whence)
+        return self.tell()
+
+    def read(self, size: int | None = -1) -> bytes:
+        return b"" if self._is_at_end else super().read(size)
+
+
+class _NonSeekingFile(soundfile.SoundFile):
+    """Decodes from the start: soundfile seeks after every read, which restarts the mp3 decoder and changes samples."""
 
     def seekable(self) -> bool:
         return False
 
-    def close(self) -> None:
-        super().close()
-        if self._source is not None:
-            self._source.close()
 
-
-def _open(path: Path, scan: bool = True) -> _Decoder:
+def _open(path: Path) -> _NonSeekingFile:
     """Open a file for reading from its start to its end; it has at least one sample.
 
-    Args:
-        scan: see `inspect_container`.
-
     Raises:
-        AudioFileError: the file is empty, cut, joined of several, or no audio.
+        AudioFileError: the file is empty, cut, or no audio.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such audio file")
+    if cause := find_truncation(path):
+        raise AudioFileError(f"{path}: {cause}")
     try:
-        decoder = _Decoder(path, inspect_container(path, scan))
-    except ContainerError as error:
-        raise AudioFileError(f"{path}: {error}") from error
+        handle = _NonSeekingFile(_UnsizedFile(path) if path.suffix.lower() == ".mp3" else path)
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: soundfile takes *.raw for headerless samples
         raise AudioFileError(f"{path}: not an audio file that can be decoded ({_reason(error)})") from error
-    if decoder.frames == 0:
-        decoder.close()
+    if handle.frames == 0:
+        handle.close()
         raise AudioFileError(f"{path}: holds no samples (zero length, or cut so short that nothing can be decoded)")
-    return decoder
+    return handle
+
+
+def find_truncation(path: Path) -> str | None:
+    """Say that a wav or ogg file ends too early, which libsndfile does not notice; None in other files.
+
+    Sources: RIFF chunks (EBU Tech 3306); Ogg pages (RFC 3533, section 6).
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        magic = file.read(12)
+        file.seek(max(0, size - _OGG_PAGE_BYTES))
+        end = file.read()
+    if not magic:
+        return "is empty"
+    if magic[:4] == b"RIFF" and magic[8:] == b"WAVE":
+        expected = int.from_bytes(magic[4:8], "little") + 8
+        if size + 1 < expected < _STREAMED_BYTES:  # some writers count a padding byte that they leave out
+            return f"cut, the WAV header promises {expected - size} more bytes"
+    if magic[:4] == b"OggS":
+        page = end[end.rfind(b"OggS") :]
+        segments = page[27 : 27 + page[26]] if len(page) > 26 else b""
+        if not segments or len(page) < 27 + page[26] + sum(segments):
+            return "cut, the last Ogg page is incomplete"
+        if not page[5] & _OGG_END:
+            return "cut, the Ogg stream has no end mark"
+    return None
 
 
 def _reason(error: Exception) -> str:
@@ -402,14 +359,8 @@ def _reason(error: Exception) -> str:
     return "format not recognised" if "does not exist" in text else text.rstrip(".").replace("\n", " ")
 
 
-def _decode(handle: _Decoder, path: Path, start: int, samples: int) -> np.ndarray:
-    """Decode in blocks, because headers lie about lengths and memory must not follow them.
-
-    Args:
-        handle: from `_open`, standing at `start`.
-
-    Returns:
-        Audio (samples, C) float32.
+def _decode(handle: _NonSeekingFile, path: Path, start: int, samples: int) -> np.ndarray:
+    """Decode audio (samples, C) float32 in blocks: headers lie about lengths and memory must not follow them.
 
     Raises:
         AudioFileError: the file ends before, or holds values that are not finite.
@@ -420,14 +371,10 @@ def _decode(handle: _Decoder, path: Path, start: int, samples: int) -> np.ndarra
         try:
             block = handle.read(min(missing, BLOCK_SAMPLES), dtype="float32", always_2d=True)
         except soundfile.SoundFileError as error:
-            raise AudioFileError(
-                f"{path}: damaged, cut or joined of several files, decoding stopped ({_reason(error)})"
-            ) from error
+            raise AudioFileError(f"{path}: damaged or cut, decoding stopped ({_reason(error)})") from error
         if len(block) == 0:
-            position = start + samples - missing
-            raise AudioFileError(
-                f"{path}: cut, {position} samples could be decoded where the header promises {handle.frames}"
-            )
+            decoded = start + samples - missing
+            raise AudioFileError(f"{path}: cut, {decoded} of the {handle.frames} samples of its header are there")
         if not np.isfinite(block).all():
             raise AudioFileError(f"{path}: holds NaN or infinite samples")
         blocks.append(block)

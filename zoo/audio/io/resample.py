@@ -10,7 +10,7 @@ import torch
 import torchaudio
 from torch import Tensor, nn
 
-from zoo.common.ranges import positive
+from zoo.common.checks import check_positive
 
 # Zero crossings, roll-off and Kaiser beta of the "kaiser_best" filter of the resampy package, as given in torchaudio's
 # resampling tutorial; torchaudio's own default of 6 crossings leaks audibly.
@@ -49,7 +49,7 @@ def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
 
     Source: J. O. Smith, "Digital Audio Resampling", windowed-sinc interpolation.
     """
-    positive(source_rate=source_rate, target_rate=target_rate)
+    check_positive(source_rate=source_rate, target_rate=target_rate)
     if source_rate == target_rate:
         return x
     with torch.autocast(x.device.type, enabled=False):
@@ -58,7 +58,7 @@ def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
 
 def resample_array(x: np.ndarray, source_rate: int, target_rate: int) -> np.ndarray:
     """Resample (T,) or (C, T) with soxr, float32; the length is within one sample of the exact ratio."""
-    positive(source_rate=source_rate, target_rate=target_rate)
+    check_positive(source_rate=source_rate, target_rate=target_rate)
     x = np.asarray(x, dtype=np.float32)
     if source_rate == target_rate:
         return x
@@ -69,7 +69,7 @@ class StreamResampler:
     """Resamples a stream block by block; the joined output equals `resample_array` of the whole signal."""
 
     def __init__(self, source_rate: int, target_rate: int, channels: int) -> None:
-        positive(source_rate=source_rate, target_rate=target_rate)
+        check_positive(source_rate=source_rate, target_rate=target_rate)
         self._stream = None
         if source_rate != target_rate:
             self._stream = soxr.ResampleStream(source_rate, target_rate, channels, dtype="float32")

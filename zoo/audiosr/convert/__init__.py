@@ -14,7 +14,7 @@ from zoo.audiosr.convert.read import CONFIG_NAME, FORMATS, AudioSRFile, State, c
 from zoo.audiosr.convert.recipe import convert_config
 from zoo.audiosr.convert.write import from_ours, write_model
 from zoo.convert.engine import ConvertedModel, Converter
-from zoo.runs.export import is_export
+from zoo.runs.components import is_export
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zoo.common.ranges import between
+from zoo.common.checks import check_between
 from zoo.training.callbacks.guard import unscaled
-from zoo.training.callbacks.rates import Counting
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class MonitorState:
         return kind, self.since_best >= patience
 
 
-class LossMonitor(Counting):
+class LossMonitor(L.Callback):
     """Applies the original's rules to each micro-batch's loss, in one process; `zoo.training.LossGuard` is better.
 
     An exploded loss trains with reduced rates, which the schedule's next step overwrites. Unlike the original, the run
@@ -70,7 +69,7 @@ class LossMonitor(Counting):
     def __init__(
         self, threshold: float = 10.0, factor: float = 0.5, patience: int | None = None, min_lr: float = 1e-7
     ) -> None:
-        between(0, 1, factor=factor)
+        check_between(0, 1, factor=factor)
         self.threshold, self.factor, self.min_lr = threshold, factor, min_lr
         self.patience = math.inf if patience is None else patience
         self.monitor = MonitorState()

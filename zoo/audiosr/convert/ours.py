@@ -110,7 +110,7 @@ def build_model(file: AudioSRFile, ema: bool, min_matched: float, allow_partial:
 def _loaded(net: Any, state: State) -> Any:
     """Load what fits; `check` has judged the rest."""
     if isinstance(net, Generator):
-        net.fuse_()
+        net.remove_weight_norm_()
     own = net.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     net.load_state_dict(fitting, strict=False)

@@ -445,7 +445,7 @@ def compare(file: AudioSRFile, specs: Mapping[str, Any]) -> Report:
         with torch.device("meta"):
             net = build(spec)
         if isinstance(net, Generator):
-            net.fuse_()
+            net.remove_weight_norm_()
         own, given = net.state_dict(), file.parts[name]
         report[name] = Counter(
             "missing" if key not in given

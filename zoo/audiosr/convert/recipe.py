@@ -77,7 +77,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         "seed_everything": settings.number("experiment.seed", 1337, int),
         "trainer": _trainer(settings),
         "checkpoints": {
-            "every_n_batches": settings.number("train.save_interval_steps", 25, int),
+            "every_n_steps": settings.number("train.save_interval_steps", 25, int),
             "monitor": "val/loss",
         },
         "model": component("zoo.audiosr.DiffusionTask", **_model(settings, params, layout)),
@@ -93,8 +93,6 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
     mixed = settings.flag("train.use_mixed_precision", False)
     scale = settings.number("train.amp_init_scale", 65536.0)
     callbacks = [component("zoo.training.EMA", modules=["net"], decay=settings.number("train.ema_decay", 0.999))]
-    if mixed:
-        callbacks.append(component("zoo.training.LossScale", init_scale=scale))
     protects = settings.flag("train.loss_explosion_protection", True)
     stops = settings.flag("train.early_stopping", False)
     threshold = settings.number("train.explosion_threshold", 10.0)
@@ -105,7 +103,8 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
         callbacks.append(component("zoo.audiosr.LossMonitor", threshold=threshold, factor=factor, patience=patience))
     return {
         "devices": 1,
-        "precision": "16-mixed" if mixed else "32-true",
+        "precision": None if mixed else "32-true",
+        **({"plugins": [_mixed_precision(scale)]} if mixed else {}),
         "accumulate_grad_batches": accumulated,
         "gradient_clip_val": 1.0,
         "log_every_n_steps": settings.number("train.log_interval", 10, int),
@@ -115,6 +114,13 @@ def _trainer(settings: SettingsReader) -> dict[str, Any]:
         "default_root_dir": settings.get("experiment.out_dir"),
         "callbacks": callbacks,
     }
+
+
+def _mixed_precision(init_scale: float) -> dict[str, Any]:
+    """Describe fp16 autocast on a GPU whose loss scale begins at `init_scale`."""
+    scaler = component("torch.amp.GradScaler", init_scale=init_scale)
+    plugin = "lightning.pytorch.plugins.MixedPrecision"
+    return component(plugin, precision="16-mixed", device="cuda", scaler=scaler)
 
 
 def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> dict[str, Any]:

@@ -37,15 +37,14 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import add_prefix, select_prefix
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.runs.checkpoints import find_checkpoints, step_of
-from zoo.runs.export import WEIGHTS_NAME, export_config, is_export
-from zoo.runs.folder import find_checkpoint
-from zoo.runs.load import build_parts
+from zoo.runs.checkpoints import find_checkpoint, find_checkpoints, parse_step
+from zoo.runs.components import WEIGHTS_NAME, is_export, read_export_config
+from zoo.runs.load import build_components
 
 FINAL = "final_ema.pt"
 MODELV1_ENCODER = (128, 2, 1024)  # channels, layers, positions that its class insists on
@@ -125,8 +124,6 @@ def _unfit(vocoder: WaveformGenerator, layout: str) -> str:
             f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
             f"{vocoder.last_slope} and {vocoder.output_padding}"
         )
-    if vocoder.causal:
-        return f"{layout}'s vocoder is not causal, this one is"
     if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
         return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
     return ""
@@ -345,14 +342,14 @@ def _files(source: Path, target: Path) -> dict[Path, Path]:
 def original_name(checkpoint: Path) -> str:
     """The original's name of a checkpoint of ours."""
     best = _BEST.match(checkpoint.name)
-    return f"best_step_{int(best[1])}.pt" if best else f"step_{step_of(checkpoint)}.pt"
+    return f"best_step_{int(best[1])}.pt" if best else f"step_{parse_step(checkpoint)}.pt"
 
 
 def _read(source: Path) -> tuple[Nets, dict[str, Any]]:
     """The nets of a checkpoint or export, time first, and the original's configuration it remembers."""
     averaged: State = {}
     if is_export(source):
-        specs, folder = export_config(source), source
+        specs, folder = read_export_config(source), source
         state = load_file(source / WEIGHTS_NAME)
         if specs["inference"] != INFERENCE:
             raise ValueError(f"{source}: expected an export for {INFERENCE}, found {specs['inference']}")
@@ -361,7 +358,7 @@ def _read(source: Path) -> tuple[Nets, dict[str, Any]]:
         specs = {**ours.specs, "frozen": ours.checkpoint.get("frozen", {})}
         state, folder = ours.checkpoint["state_dict"], source.parent
         averaged = select_prefix((ours.checkpoint.get("ema") or {}).get("shadow", {}), "net.")
-    parts = build_parts(specs, folder)
+    parts = build_components(specs, folder)
     net = parts["net"]
     net.load_state_dict(select_prefix(state, "net."))
     kept = dict(net.named_parameters())

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import lightning as L
 import numpy as np
 
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.augment.rooms import load_noises
 from zoo.audio.corpora.cache import CorpusCache, build_cache
-from zoo.audio.corpora.corpus import CACHES, Corpus, EmbeddedCorpus, cache_dir, select
+from zoo.audio.corpora.corpus import CACHES, Corpus, cache_dir, select
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError, Channels, find_audio_files
 from zoo.audiosr.data.items import Clips, Crops, Grid, Silence
 from zoo.audiosr.data.simulate import Simulation, top
 from zoo.audiosr.data.sources import ChannelCorpus, FileCorpus, Part, RamCorpus, Recordings, find_parts, pair
 from zoo.common.build import build as make
-from zoo.common.folders import data_folder
-from zoo.common.ranges import at_least, one_of, within
-from zoo.common.reading.configs import read_config
-from zoo.training.data import ZooDataModule
+from zoo.common.checks import check_at_least, check_one_of, check_within, find_data_folder
+from zoo.common.configs import load_run_config
+from zoo.training.datamodule import ZooDataModule
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ VAL_CUTOFFS_HZ = (2000.0, 4000.0, 8000.0, 12000.0, 16000.0)  # those that the sa
 class SuperResolutionData(ZooDataModule):
     """Batches `high` and `low` (B, 1, T), equally long and aligned, and `cutoff_hz` (B,) float32.
 
-    Crops, filters and all else are drawn anew in every epoch, unless `variants` limits them, and depend on (seed,
+    Crops, filters and all else are drawn anew in every epoch, and depend on (seed,
     epoch, item) alone. Validation is the same in every run: each clip at each cut-off, with a filter type that follows
     from the item's number.
 
@@ -76,8 +74,6 @@ class SuperResolutionData(ZooDataModule):
             in common; files are split and counted (`val_items`) as a whole. Needs a cache of the corpus.
         cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory (once per rank), `none` decodes
             files over and over; equal up to 16-bit rounding.
-        variants: draws of each clip, which then come again, epoch after epoch; null for new ones in every epoch. What
-            `latent_cache` of the task needs.
         cache: folder of the corpus caches.
         max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
         embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
@@ -113,7 +109,6 @@ class SuperResolutionData(ZooDataModule):
         blank_threshold: float = 1e-4,
         channels: Channels = "mono",
         cache_mode: Literal["memmap", "ram", "none"] = "memmap",
-        variants: int | None = None,
         cache: str = CACHES,
         max_bad_share: float = 0.1,
         embedded_if_missing: bool = False,
@@ -123,9 +118,9 @@ class SuperResolutionData(ZooDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        self.root = data_folder("root", root, embedded_if_missing)
+        self.root = find_data_folder("root", root, embedded_if_missing)
         self.mode = mode
-        self.valid_root = None if self.root is None else data_folder("valid_root", valid_root, False)
+        self.valid_root = None if self.root is None else find_data_folder("valid_root", valid_root, False)
         self.lists = (train_list, val_list)
         self.val_ratio = val_ratio
         self.split_seed = split_seed
@@ -135,13 +130,12 @@ class SuperResolutionData(ZooDataModule):
         self.val_items = val_items
         self.simulation = Simulation() if simulation is None else simulation
         self.needs_noise = mode == "simulate" and self.simulation.noise > 0
-        self.noise = data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
+        self.noise = find_data_folder("noise", noise, embedded_if_missing) if self.needs_noise else None
         self.normalize = normalize
         self.most_gain_db = most_gain_db
         self.silence = Silence(blank_ratio_max, max(1, round(blank_hop_seconds * sample_rate)), blank_threshold)
         self.channels: Channels = channels
         self.cache_mode = cache_mode
-        self.variants = variants
         self.cache = Path(cache)
         self.max_bad_share = max_bad_share
         self.embedded_utterances = embedded_utterances
@@ -187,43 +181,13 @@ class SuperResolutionData(ZooDataModule):
         noises = load_noises(self.noise, self.cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
             train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
-            self.seed, self.variants, self.most_gain_db,
+            self.seed, self.most_gain_db,
         )  # fmt: skip
-        self.contents = (select(train.high.lengths, train_clips),)
+        self.file_facts = (select(train.high.lengths, train_clips),)
         self.val_set: Grid = Grid(
             valid, val_clips, self.sample_rate, self.val_samples, self.silence, self.simulation,
             self.val_cutoffs_hz,
         )  # fmt: skip
-
-    def decided_by(self) -> dict[str, Any]:
-        """All that the training items depend on, as plain values; known after setup.
-
-        Raises:
-            ValueError: they never come again, or nothing tells whether the files are the same.
-        """
-        if self.variants is None:
-            raise ValueError(
-                "crops and degradations are drawn anew in every epoch, so nothing computed from them can be kept: set "
-                "data.init_args.variants to the number of draws of each clip"
-            )
-        if self.root is not None and self.cache_mode == "none":
-            raise ValueError("data.init_args.cache_mode is none, and only a cache tells whether files changed: memmap")
-        folders = [] if self.root is None else [folder for _, folder, _ in self._corpora(self._parts()[0])]
-        folders += [] if self.noise is None else [cache_dir(self.cache, self.noise, self.sample_rate)]
-        clips = hashlib.sha256(np.asarray(self.train_set.indices, np.int64).tobytes()).hexdigest()
-        return {
-            "corpora": [CorpusCache(folder).key for folder in folders],
-            "embedded": self.embedded_utterances if self.root is None else None,
-            "clips": clips,
-            "sample_rate": self.sample_rate,
-            "segment_samples": self.segment_samples,
-            "normalize": self.normalize,
-            "most_gain_db": self.most_gain_db,
-            "silence": asdict(self.silence),
-            "simulation": self.simulation.settings if self.mode == "simulate" else None,
-            "variants": self.variants,
-            "seed": self.seed,
-        }
 
     def _parts(self) -> list[Part]:
         assert self.root is not None
@@ -282,12 +246,12 @@ class SuperResolutionData(ZooDataModule):
             self.simulation.band(self.sample_rate)
         elif self.root is None:
             raise ValueError("data.init_args.mode paired needs a root with the folders high and low")
-        one_of(get_args(Channels), channels=self.channels)
+        check_one_of(get_args(Channels), channels=self.channels)
         if self.channels != "mono" and self.cache_mode == "none":
             raise ValueError(f"data.init_args.channels {self.channels} needs a cache: set cache_mode memmap or ram")
-        within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
-        at_least(0, most_gain_db=self.most_gain_db or 0.0)
-        at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples, variants=self.variants or 1)
+        check_within(0, 1, val_ratio=self.val_ratio or 0.0, blank_ratio_max=self.silence.ratio_max)
+        check_at_least(0, most_gain_db=self.most_gain_db or 0.0)
+        check_at_least(1, segment_samples=self.segment_samples, val_samples=self.val_samples)
 
 
 def _tell_of_stereo(paths: Sequence[Path]) -> None:
@@ -310,9 +274,9 @@ def default_cutoffs(sample_rate: int) -> tuple[float, ...]:
     return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= top(sample_rate))
 
 
-def read_data(config: Path, brought: bool = False) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone; nothing is decoded yet. See `read_config` for `brought`."""
-    spec = read_config(config, brought=brought).get("data")
+def read_data(config: Path, from_run: bool = False) -> SuperResolutionData:
+    """Build the datamodule of a recipe alone; nothing is decoded yet. See `load_run_config` for `from_run`."""
+    spec = load_run_config(config, from_run=from_run).get("data")
     data = None if spec is None else make(spec, L.LightningDataModule)
     if not isinstance(data, SuperResolutionData):
         raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")

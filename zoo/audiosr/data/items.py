@@ -16,7 +16,7 @@ from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.cutoff import band_end
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import Recordings
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 Item = dict[str, Tensor]
 Clips = Sequence[int] | np.ndarray  # numbers of clips
@@ -78,7 +78,6 @@ class Crops(Dataset[Item]):
     simulation: Simulation  # makes the counterparts where the data has none
     noises: Corpus | None
     seed: int
-    variants: int | None = None  # epochs that differ; None for all
     most_gain_db: float | None = None  # by which a crop is raised to where restoring brings its counterpart
 
     def __len__(self) -> int:
@@ -86,7 +85,6 @@ class Crops(Dataset[Item]):
 
     def __getitem__(self, key: Key) -> Item:
         epoch, item = key
-        epoch = epoch if self.variants is None else epoch % self.variants
         own = int(self.indices[item])
         # all channels of a file draw what its first one draws
         rng = np.random.default_rng(item_seed(self.seed, epoch, item - self.recordings.channel(own)))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import scipy
 
-from zoo.audio.augment.degrade import Degrader
+from zoo.audio.augment.degrade import DegradationRanges, Degrader
 from zoo.audio.augment.effects import match_length
 from zoo.audio.corpora.corpus import Corpus
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 
 FilterType = Literal["butter", "cheby1", "ellip", "bessel"]
 FILTER_TYPES: tuple[FilterType, ...] = get_args(FilterType)
@@ -54,8 +54,8 @@ def lowpass(
 def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order: int) -> np.ndarray:
     if not 0 < cutoff_hz < sample_rate / 2:
         raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
-    at_least(1, order=order)
-    one_of(FILTER_TYPES, filter_type=filter_type)
+    check_at_least(1, order=order)
+    check_one_of(FILTER_TYPES, filter_type=filter_type)
     if filter_type == "butter":
         return scipy.signal.butter(order, cutoff_hz, fs=sample_rate, output="sos")
     if filter_type == "cheby1":
@@ -126,10 +126,10 @@ class Simulation:
             "cutoff_hz": self.cutoff_hz, "filter_types": self.filter_types, "order": self.order,
             "resampling": resampling, "noise": noise, "snr_db": tuple(snr_db), "codec": codec, "codecs": codecs,
         }  # fmt: skip
-        noisy: dict[str, Any] = {"probabilities": {"noise": noise}, "snr_db": (float(snr_db[0]), float(snr_db[1]))}
-        coded: dict[str, Any] = {"probabilities": {"codec": codec}, "codecs": _CODECS if codecs is None else codecs}
-        self._before = Degrader(steps=("noise",), **noisy) if noise else None
-        self._after = Degrader(steps=("codec",), **coded) if codec else None
+        noisy = DegradationRanges(snr_db=(float(snr_db[0]), float(snr_db[1])))
+        coded = DegradationRanges(codecs=_CODECS if codecs is None else codecs)
+        self._before = Degrader(("noise",), {"noise": noise}, ranges=noisy) if noise else None
+        self._after = Degrader(("codec",), {"codec": codec}, ranges=coded) if codec else None
 
     def degrade(
         self, high: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None = None
@@ -180,7 +180,7 @@ class Simulation:
             raise ValueError(f"simulation.filter_types: expected some of {', '.join(FILTER_TYPES)}, found {found}")
         if not 1 <= self.order[0] <= self.order[1] <= 10:
             raise ValueError(f"simulation.order: expected 1 <= lowest <= highest <= 10, found {list(self.order)}")
-        within(0, 1, resampling=self.resampling, noise=self.noise, codec=self.codec)
+        check_within(0, 1, resampling=self.resampling, noise=self.noise, codec=self.codec)
 
 
 def top(sample_rate: int) -> float:

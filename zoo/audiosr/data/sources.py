@@ -18,7 +18,7 @@ from zoo.audio.corpora.cache import CorpusCache, from_int16, relative_names
 from zoo.audio.corpora.corpus import PEAK, Corpus, corpus_files
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
-from zoo.common.reading.bad_share import check_bad_share
+from zoo.common.checks import check_unreadable_share
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ class FileCorpus:
     def _note(self, path: Path, error: AudioFileError) -> None:
         self._bad[path] = str(error)
         log.warning("left out: %s", error)
-        check_bad_share(self._bad.values(), self._count, self.max_bad_share, option=self._option)
+        check_unreadable_share(self._bad.values(), self._count, self.max_bad_share, option=self._option)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}

@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.blocks import mix
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 Grid = Literal["trailing", "dense", "original"]
@@ -51,10 +51,10 @@ def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
 
     Source: trailing: Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.3.
     """
-    within(1, total, steps=steps)
+    check_within(1, total, steps=steps)
     if grid == "original":
         return [*reversed(range(1, total, total // steps)), 0]
-    one_of(GRIDS, grid=grid)
+    check_one_of(GRIDS, grid=grid)
     exponent = _DENSITY if grid == "dense" else 1.0
     times = {max(round(total * (1 - index / steps) ** exponent) - 1, 0) for index in range(steps)}
     return [*sorted(times, reverse=True), -1]
@@ -69,8 +69,8 @@ class Sampler(ABC):
     """
 
     def __init__(self, steps: int, grid: Grid) -> None:
-        at_least(1, steps=steps)
-        one_of(GRIDS, grid=grid)
+        check_at_least(1, steps=steps)
+        check_one_of(GRIDS, grid=grid)
         self.steps = steps
         self.grid = grid
 
@@ -99,7 +99,7 @@ class DDIM(Sampler):
 
     def __init__(self, steps: int = 100, eta: float = 0.0, grid: Grid = "trailing") -> None:
         super().__init__(steps, grid)
-        within(0, 1, eta=eta)
+        check_within(0, 1, eta=eta)
         self.eta = eta
 
     @torch.no_grad()

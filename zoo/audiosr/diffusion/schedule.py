@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 
 Prediction = Literal["v", "noise"]
 _OFFSET = 0.008  # keeps the first step's noise from vanishing
@@ -35,8 +35,8 @@ class CosineDiffusion(nn.Module):
 
     def __init__(self, steps: int = 1000, prediction: Prediction = "v") -> None:
         super().__init__()
-        at_least(2, steps=steps)
-        one_of(get_args(Prediction), prediction=prediction)
+        check_at_least(2, steps=steps)
+        check_one_of(get_args(Prediction), prediction=prediction)
         self.steps = steps
         self.prediction = prediction
         angles = (np.arange(steps + 1) / steps + _OFFSET) / (1 + _OFFSET) * (math.pi / 2)

@@ -29,13 +29,14 @@ from zoo.audiosr.data.sources import FileCorpus, Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.inference.restore import Restorer, band_distances
+from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
-from zoo.common.report import Row, failure_lines, new_figure, summary_table, write_report
-from zoo.common.statistics import LEVEL, Measure, summarise
-from zoo.common.work import Table, cause
-from zoo.runs.export import WEIGHTS_NAME, is_export
-from zoo.runs.folder import find_checkpoint, find_config, has_config
+from zoo.common.reports import Row, failure_lines, new_figure, summary_table, write_report
+from zoo.common.statistics import LEVEL, MetricColumn, summarize
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import WEIGHTS_NAME, is_export
 from zoo.runs.load import load
+from zoo.runs.run_folder import find_config, has_config_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,16 +49,17 @@ UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
 )  # fmt: skip
 HF_BANDS = ("lsd_hf_1", "lsd_hf_2", "lsd_hf_3", "lsd_hf_4")  # equal bands above the cut-off, from the lowest
 MEASURES = (
-    Measure("lsd", False),
-    Measure("lsd_hf", False),
-    *(Measure(name, False) for name in HF_BANDS),
-    Measure("lsd_lf", False),
-    Measure("si_sdr_low", True, "dB"),
-    Measure("mel_l1", False),
-    Measure("pesq_wb", True),
-    Measure("real_time_factor", False),
+    MetricColumn("lsd", False),
+    MetricColumn("lsd_hf", False),
+    *(MetricColumn(name, False) for name in HF_BANDS),
+    MetricColumn("lsd_lf", False),
+    MetricColumn("si_sdr_low", True, "dB"),
+    MetricColumn("mel_l1", False),
+    MetricColumn("pesq_wb", True),
+    MetricColumn("real_time_factor", False),
 )
 PER_ITEM = "per_item.csv"
+JOURNAL_NAME = "per_item.jsonl"
 
 _TEXTS = ("name", "system", "status", "reason")
 _NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
@@ -93,8 +95,8 @@ class Evaluation:
 
     @cached_property
     def summaries(self) -> dict[str, list[Row]]:
-        """Per part what `zoo.common.statistics.summarise` says, gains over the input as it is."""
-        return {part: summarise(rows, self.systems, MEASURES, UNPROCESSED) for part, rows in self.parts.items()}
+        """Per part what `zoo.common.statistics.summarize` says, gains over the input as it is."""
+        return {part: summarize(rows, self.systems, MEASURES, UNPROCESSED) for part, rows in self.parts.items()}
 
     @cached_property
     def margins(self) -> list[Row]:
@@ -102,7 +104,7 @@ class Evaluation:
         margins = []
         means = {(row["system"], row["measure"]): row["mean"] for row in self.summaries[ALL]}
         for other in (system for system in self.systems if system != RESTORED):
-            for row in summarise(self.parts[ALL], [other, RESTORED], MEASURES, other):
+            for row in summarize(self.parts[ALL], [other, RESTORED], MEASURES, other):
                 if math.isfinite(row["gain"]) and row["better"] == "lower":
                     mean = means[other, row["measure"]]
                     gain = {key: row[key] for key in ("gain", "gain_low", "gain_high")}
@@ -112,7 +114,7 @@ class Evaluation:
 
 
 def write_evaluation(output: Path, evaluation: Evaluation, facts: Mapping[str, Any]) -> None:
-    """Write summary.csv, summary.json (with these facts about the evaluation), report.md and cutoffs.png."""
+    """Write per_item.csv, summary.csv, summary.json (with these facts), report.md and cutoffs.png."""
     rows = [{"cutoff": part, **row} for part, summary in evaluation.summaries.items() for row in summary]
     content = {
         "version": zoo.__version__,
@@ -122,7 +124,9 @@ def write_evaluation(output: Path, evaluation: Evaluation, facts: Mapping[str, A
         "margins": evaluation.margins,
         "summary": rows,
     }
+    items = [dict.fromkeys(_NUMBERS, math.nan) | row for row in evaluation.rows]
     files = {
+        PER_ITEM: ([*_TEXTS, *_NUMBERS], items),
         "summary.csv": (list(rows[0]), rows),
         "summary.json": content,
         "report.md": markdown(evaluation),
@@ -204,13 +208,13 @@ def recipe_data(run: Path, settings: Settings) -> SuperResolutionData | None:
         FileNotFoundError: the evaluation needs it, and the run names none.
         ValueError: it is another system's.
     """
-    named = not is_export(run) and has_config(run)
+    named = not is_export(run) and has_config_file(run)
     if settings.data is not None and (settings.train is not None or not named):
         return None
     if not named:
         raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
     try:
-        data = read_data(find_config(run), brought=True)
+        data = read_data(find_config(run), from_run=True)
         data.prepare_data()
         data.setup("fit")
     except FileNotFoundError as error:
@@ -293,8 +297,8 @@ def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -
     if NOISE not in systems:
         log.warning("no training audio is known, so there is no row %s: name a folder with --train", NOISE)
     keys = {(job, system): _key(run, settings, job, system) for job in jobs for system in systems}
-    table = Table(output / PER_ITEM, _TEXTS, _NUMBERS)
-    done = table.begin(set(keys.values()))
+    journal = Journal(output / JOURNAL_NAME)
+    done = journal.open(set(keys.values()))
     missing = [job for job in jobs if any(keys[job, system] not in done for system in systems)]
     bench = _Bench(restorer, grid, settings, output, systems)
     if missing and NOISE in systems:
@@ -303,9 +307,8 @@ def evaluate(run: Path, output: Path, settings: Settings, device: str = "cpu") -
         for row in bench.rows(job):
             row["key"] = keys[job, row["system"]]
             if row["key"] not in done:
-                table.append(row)
-            done[row["key"]] = row
-    evaluation = Evaluation(table.finish(keys.values()), systems)
+                journal.add(row)
+    evaluation = Evaluation(journal.close(keys.values()), systems)
     write_evaluation(
         output, evaluation, {"run": str(run), "device": device, **json.loads(json.dumps(asdict(settings), default=str))}
     )
@@ -344,7 +347,7 @@ class _Bench:
             results = {system: ways[system]() for system in self.systems}
         except (AudioFileError, ValueError) as error:
             log.warning("%s failed: %s", job.name, error)
-            failed = {"status": "failed", "reason": cause(error)}
+            failed = {"status": "failed", "reason": format_error(error)}
             return [{**row, "system": system, **failed} for system in self.systems]
         if job.clip < self.settings.keep:
             self._keep(job.name, results, cutoff_hz, high)
@@ -385,7 +388,7 @@ class _Bench:
 def upper_bands(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,) in equal bands above a cut-off, from the lowest: `lsd_hf_1` and so on."""
     edges = np.linspace(cutoff_hz, sample_rate / 2, len(HF_BANDS) + 1).tolist()
-    return dict(zip(HF_BANDS, map(float, metrics.lsd_between(found, high, sample_rate, edges)), strict=True))
+    return dict(zip(HF_BANDS, map(float, metrics.lsd_bands(found, high, sample_rate, edges)), strict=True))
 
 
 def low_band_si_sdr(found: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:

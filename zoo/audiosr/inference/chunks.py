@@ -17,7 +17,7 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.nets.vae import split
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel
 CLIP_FRAMES = 1024  # most frames that the global encoder takes: those of a training crop of 10.24 s

@@ -14,8 +14,8 @@ from zoo.audiosr.data.cutoff import N_FFT, spectrum
 
 HOP_LENGTH = 512  # samples
 TRANSITION = 1 / 16  # of the cut-off: width of the cross-over
-LEAST_BINS = 4  # of the cross-over: the window blurs over as many
-MOST_MATCH = 2.0  # 6 dB, by which the generated band is raised or lowered; more is no error of level
+MIN_BINS = 4  # of the cross-over: the window blurs over as many
+MAX_MATCH = 2.0  # 6 dB, by which the generated band is raised or lowered; more is no error of level
 
 _WINDOW, _OVERLAP = 256, 16  # units of one hop; the context of 6 of them is longer than a frame
 
@@ -40,7 +40,7 @@ def lowpass_gains(cutoff_hz: float, sample_rate: int) -> np.ndarray:
 
 
 def _width(cutoff_hz: float, spacing: float) -> float:
-    return max(TRANSITION * cutoff_hz, LEAST_BINS * spacing)
+    return max(TRANSITION * cutoff_hz, MIN_BINS * spacing)
 
 
 def combined(
@@ -137,4 +137,4 @@ def match(known: np.ndarray, generated: np.ndarray, cutoff_hz: float | np.ndarra
     wanted, found = (float((spectra * band).sum(dtype=np.float64)) for spectra in (known, generated))
     if wanted <= 0 or found <= 0:
         return 1.0
-    return min(max(wanted / found, 1 / MOST_MATCH), MOST_MATCH)
+    return min(max(wanted / found, 1 / MAX_MATCH), MAX_MATCH)

@@ -17,8 +17,8 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.vae import Autoencoder, split
-from zoo.common.report import write_figure
-from zoo.runs.interactive import Part, Report
+from zoo.common.reports import write_figure
+from zoo.runs.inference.forms import Output, Progress
 
 BLOCK_SECONDS = 4  # read at once
 OVERLAP_SHARE = 8  # a chunk shares this part of its length with its neighbour
@@ -68,9 +68,9 @@ class Reconstructor(AudioInference):
             "frames": frames,
         }
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Reconstruct a recording's log-mel, and draw both."""
-        parts = answer_file(self, values["input"], folder, report)
+        parts = answer_file(self, values["input"], folder, progress)
         audio = files.read_mono(values["input"], self.features.sample_rate)
         with torch.inference_mode():
             mel = whole_mel(self.features(torch.from_numpy(audio).to(self.device)[None, None]), 1)[0, 0].T

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from zoo.audiosr.data.cutoff import N_FFT, frame_magnitudes
-from zoo.common.report import new_figure, write_figure
+from zoo.common.reports import new_figure, write_figure
 
 HOP_LENGTH = 1024  # samples
 COLUMNS = 1000  # most of a picture; of the frames that fall into one the loudest counts, bin by bin

@@ -25,18 +25,16 @@ from zoo.audiosr.data.simulate import top
 from zoo.audiosr.diffusion.samplers import DDIM, Sampler
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference.chunks import TAGS, Chunks, Settings, clip_mel, copied_bands, tagged, unit_samples, vocoded
-from zoo.audiosr.inference.onnx_form import onnx_form
 from zoo.audiosr.inference.postprocess import Segments, combined, crossover, lowpass_gains, match
 from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.common.ranges import at_least, one_of, positive, within
-from zoo.runs.export import OnnxForm
-from zoo.runs.interactive import Field, Part, Report
+from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
+from zoo.runs.inference.forms import InputField, Output, Progress
 
 SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
-MOST_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
+MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
 BLOCK_SECONDS = 4  # read and written at once
 SEGMENT_SECONDS = 5  # of each the cut-off is looked for: long enough that speech has a sibilant in it
 
@@ -174,7 +172,7 @@ class Recording:
 
     @property
     def _level(self) -> float:
-        return min(PEAK / float(self.peaks.max()), MOST_GAIN)
+        return min(PEAK / float(self.peaks.max()), MAX_GAIN)
 
     def _generated(self) -> Iterator[np.ndarray]:
         """What the nets make of the input (C, n), at the input's level; silent channels stay silent."""
@@ -221,13 +219,13 @@ def _store(spool: IO[bytes], piece: np.ndarray) -> None:
 
 def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,): `lsd`, and above and below a cut-off, `lsd_hf` and `lsd_lf`."""
-    below, above = metrics.lsd_bands(found, high, sample_rate, cutoff_hz)
+    below, above = metrics.lsd_bands(found, high, sample_rate, (0.0, cutoff_hz, sample_rate / 2))
     return {"lsd": float(metrics.lsd(found, high)), "lsd_lf": float(below), "lsd_hf": float(above)}
 
 
 CutoffRule = Literal["edge", "share"]
 
-MOST_STEPS = 200  # of one answer
+MAX_STEPS = 200  # of one answer
 SHOWN = ("cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chunks", "real_time_factor", "gain")
 SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
@@ -304,10 +302,10 @@ class Restorer(AudioInference):
         for name, value in {"cutoff_hz": cutoff_hz, "input_lowpass_hz": input_lowpass_hz}.items():
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} is a frequency in Hz or null, not {value}")
-        one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
-        positive(cutoff_confidence=cutoff_confidence)
-        within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
-        at_least(0, guidance_scale=guidance_scale)
+        check_one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
+        check_positive(cutoff_confidence=cutoff_confidence)
+        check_within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
+        check_at_least(0, guidance_scale=guidance_scale)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder
@@ -417,14 +415,7 @@ class Restorer(AudioInference):
             "picture": None if picture is None else picture.name,
         }
 
-    def onnx_form(self) -> OnnxForm:
-        """Encoder, denoiser, decoder, vocoder and, if there is one, encoder of the clip; with a sampler in numpy."""
-        return onnx_form(
-            self.net, self.autoencoder, self.condition_autoencoder, self.vocoder, self.features, self.diffusion,
-            self.settings,
-        )  # fmt: skip
-
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """A recording, where its band ends, and how to sample."""
         half = self.sample_rate / 2
         sampler, scale = self.settings.sampler, self.settings.guidance_scale
@@ -433,19 +424,20 @@ class Restorer(AudioInference):
         taken = "first take away what lies above this frequency, such as what MP3 leaves there"
         return (
             recording_field(),
-            Field("cutoff_hz", "Cut-off (Hz)", "float", self.cutoff_hz, 0, half, help=found, optional=True),
-            Field("steps", "Steps", "int", min(sampler.steps, MOST_STEPS), 1, MOST_STEPS, help="more are slower"),
-            Field("guidance_scale", "Guidance", "float", scale, 0, 20, help="1 takes half as long"),
-            Field("seed", "Seed", "int", self.settings.seed, 0, 2**31),
-            Field("input_lowpass_hz", "Low-pass (Hz)", "float", self.input_lowpass_hz, 0, half, help=taken,
+            InputField("cutoff_hz", "Cut-off (Hz)", "float", self.cutoff_hz, (0, half), help=found, optional=True),
+            InputField("steps", "Steps", "int", min(sampler.steps, MAX_STEPS), (1, MAX_STEPS), help="more is slower"),
+            InputField("guidance_scale", "Guidance", "float", scale, (0, 20), help="1 takes half as long"),
+            InputField("seed", "Seed", "int", self.settings.seed, (0, 2**31)),
+            InputField("input_lowpass_hz", "Low-pass (Hz)", "float", self.input_lowpass_hz, (0, half), help=taken,
                   optional=True, advanced=True),
-            Field("cutoff_rule", "Cut-off found by", "choice", self.cutoff_rule, choices=get_args(CutoffRule),
+            InputField("cutoff_rule", "Cut-off found by", "choice", self.cutoff_rule, allowed=get_args(CutoffRule),
                   advanced=True),
-            Field("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, 0.1, longest, advanced=True),
-            Field("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, 0, longest / 2, advanced=True),
+            InputField("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, (0.1, longest), advanced=True),
+            InputField("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, (0, longest / 2),
+                       advanced=True),
         )  # fmt: skip
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Restore a recording with what was chosen."""
         options = {name: value for name, value in values.items() if name not in ("input", "steps")}
         sampler = copy.copy(self.settings.sampler)
@@ -455,7 +447,8 @@ class Restorer(AudioInference):
             guidance_rescale=self.settings.guidance_rescale, batch_size=self.chunker.batch, pictures=False,
             condition_autoencoder=self.condition_autoencoder, cutoff_confidence=self.cutoff_confidence, **options,
         )  # fmt: skip
-        return answer_file(changed, values["input"], folder, report, SHOWN)
+        changed.with_figures = self.with_figures
+        return answer_file(changed, values["input"], folder, progress, SHOWN)
 
     def _array(
         self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, shift: int, cutoff_hz: float | None

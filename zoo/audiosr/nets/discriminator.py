@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.2  # pix2pix
-MOST_WIDTH = 8  # times the base width
+MAX_WIDTH = 8  # times the base width
 
 
 class PatchDiscriminator(Discriminator):
@@ -27,8 +27,8 @@ class PatchDiscriminator(Discriminator):
 
     def __init__(self, channels: int = 64, layers: int = 3) -> None:
         super().__init__()
-        at_least(1, channels=channels, layers=layers)
-        widths = [channels * min(2**index, MOST_WIDTH) for index in range(layers + 1)]
+        check_at_least(1, channels=channels, layers=layers)
+        widths = [channels * min(2**index, MAX_WIDTH) for index in range(layers + 1)]
         strides = [2] * layers + [1]
         self.convs = nn.ModuleList(
             parametrizations.weight_norm(nn.Conv2d(before, width, 4, stride, padding=1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import stft_magnitude
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 
 LOG_FLOOR = 1e-5
 Kind = Literal["audiosr", "projectlily"]
@@ -42,7 +42,7 @@ class MelFeatures(nn.Module):
         f_max: float | None = None,
     ) -> None:
         super().__init__()
-        one_of(get_args(Kind), kind=kind)
+        check_one_of(get_args(Kind), kind=kind)
         self.kind = kind
         self.sample_rate = sample_rate
         self.n_fft = n_fft

@@ -12,9 +12,9 @@ from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.nets.vae import Autoencoder
 from zoo.common.registry import public_name
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.runs.load import FrozenNet
+from zoo.runs.components import FrozenNet
 
 
 class FrozenAutoencoder(FrozenNet):
@@ -50,10 +50,10 @@ class FrozenVocoder(FrozenNet):
     inference = "zoo.hifigan.Vocoder"
 
     @classmethod
-    def described(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of HiFi-GAN's generator; recipes' parser makes "1" a number in free dicts."""
         resblock = {"resblock": str(config["resblock"])} if "resblock" in config else {}
-        return super().described({**config, **resblock})
+        return super().describe_net({**config, **resblock})
 
     @property
     def hop_length(self) -> int:
@@ -80,14 +80,14 @@ class FrozenDenoiser(FrozenNet):
     inference = "zoo.audiosr.Restorer"
 
     @classmethod
-    def described(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Descriptions of the parts."""
         classes = {"unet": UNet, "global_encoder": GlobalEncoder}
-        return super().described(
+        return super().describe_net(
             {name: {"class_path": public_name(classes[name]), "init_args": dict(each)} for name, each in config.items()}
         )
 
     @property
     def trained_on(self) -> str | None:
         """sha256 of the autoencoder whose latents it was trained on; None where its source does not tell."""
-        return self.recorded.get("autoencoder", {}).get("sha256")
+        return self.records.get("autoencoder", {}).get("sha256")

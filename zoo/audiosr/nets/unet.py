@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.blocks import check_levels, check_size, doubled, head_attention, maybe_checkpointed
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +294,7 @@ class UNet(nn.Module):
         super().__init__()
         check_levels(multipliers, blocks)
         _check(channels, multipliers, attention_factors, head_channels, norm_groups)
-        one_of(get_args(Fusion), fusion=fusion)
+        check_one_of(get_args(Fusion), fusion=fusion)
         if (fusion == "none") != (context_channels is None):
             raise ValueError(f"fusion {fusion!r} with context_channels {context_channels}: give both or neither")
         if channels == norm_groups:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zoo.ci_llm.aggregation.answers import flexible_answer, vote
 from zoo.ci_llm.nets.sampling import draw
-from zoo.common.ranges import at_least, below, positive, within
+from zoo.common.checks import check_at_least, check_below, check_positive, check_within
 
 FLOOR = 1e-4  # least weight of an agent along a text, so that an agent that was wrong once can come back
 _PASSES = 1000  # of `fit_dirichlet`
@@ -110,7 +110,7 @@ class Dirichlet(Mean):
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
-        positive(alpha=alpha)
+        check_positive(alpha=alpha)
         self.alpha = alpha
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
@@ -162,9 +162,9 @@ class BayesianAverage(Mean):
     def __init__(
         self, eta: float = 1.0, gamma: float = 1.0, floor: float = FLOOR, alpha: Sequence[float] | None = None
     ) -> None:
-        at_least(0, eta=eta, floor=floor)
-        within(0, 1, gamma=gamma)
-        below(1, floor=floor)
+        check_at_least(0, eta=eta, floor=floor)
+        check_within(0, 1, gamma=gamma)
+        check_below(1, floor=floor)
         self.eta, self.gamma, self.floor = eta, gamma, floor
         self.prior = Fitted(alpha) if alpha is not None else Mean()
 
@@ -205,7 +205,7 @@ class Product(Aggregator):
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
-        positive(temperature=temperature)
+        check_positive(temperature=temperature)
         self.temperature = temperature
 
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
@@ -226,9 +226,9 @@ class Contrastive(Aggregator):
     """
 
     def __init__(self, expert: int = 0, strength: float = 0.5, plausible: float = 0.1) -> None:
-        at_least(0, expert=expert, strength=strength)
-        within(0, 1, plausible=plausible)
-        positive(plausible=plausible)
+        check_at_least(0, expert=expert, strength=strength)
+        check_within(0, 1, plausible=plausible)
+        check_positive(plausible=plausible)
         self.expert, self.strength, self.plausible = expert, strength, plausible
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
@@ -271,7 +271,7 @@ class Routed(BayesianAverage):
         alpha: Sequence[float] | None = None,
     ) -> None:
         super().__init__(eta, gamma, floor, alpha)
-        at_least(1, top=top)
+        check_at_least(1, top=top)
         self.top = top
 
     def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
@@ -318,7 +318,7 @@ def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float 
     Source: Dempster, Laird and Rubin, "Maximum Likelihood from Incomplete Data via the EM Algorithm" (1977), section
     4.3.
     """
-    positive(alpha=alpha)
+    check_positive(alpha=alpha)
     if token_log_probs.dim() != 2 or not token_log_probs.numel() or token_log_probs.isnan().any():
         raise ValueError(
             "fitting weights needs log-probabilities (agents, tokens) of at least one token and no NaN, "

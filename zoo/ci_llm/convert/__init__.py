@@ -28,7 +28,7 @@ from zoo.ci_llm.nets.crowd import Crowd
 from zoo.convert.engine import ConvertedModel, Converter
 from zoo.convert.tensor_names import State
 from zoo.runs import frozen
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint
 
 __all__ = [
     "convert", "convert_config", "describe", "from_original", "is_original", "original_state", "publish", "to_original",
@@ -198,7 +198,7 @@ def publish(model: Any, folder: Path, repo: str) -> list[str]:
     crowd = getattr(model, "crowd", None)
     if not isinstance(crowd, Crowd) or isinstance(model, Speaker):
         return []
-    record = frozen.records({"": crowd.backbone})[""]
+    record = frozen.frozen_records({"": crowd.backbone})[""]
     adapters = replace(adapters_of(crowd, tokenizer=model.tokenizer), base=record["folder"] or record["source"])
     write_peft(folder / ADAPTERS, adapters)
     loaded = f'"{repo}", subfolder="{record["folder"]}"' if record["folder"] else f'"{record["source"]}"'

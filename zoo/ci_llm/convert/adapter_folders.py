@@ -12,11 +12,11 @@ import lightning as L
 from zoo.ci_llm.convert.read import BACKBONE, META, adapters_of, read_json
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.task import CrowdTask
-from zoo.common.atomic import remove
-from zoo.common.reading.text import safe_load
-from zoo.runs.checkpoints import step_of
-from zoo.runs.folder import CONFIG_NAME, run_folder
-from zoo.training.callbacks.checkpoint import is_trial
+from zoo.common.atomic_files import delete_path
+from zoo.common.configs import load_yaml
+from zoo.runs.checkpoints import parse_step
+from zoo.runs.run_folder import CONFIG_NAME, run_folder
+from zoo.training.callbacks.checkpoint import is_fast_dev_run
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -89,13 +89,13 @@ class AdapterFolders(L.Callback):
             raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
         if is_sharded(trainer):
             return False
-        return trainer.is_global_zero and not is_trial(trainer)
+        return trainer.is_global_zero and not is_fast_dev_run(trainer)
 
     def _write(self, trainer: L.Trainer, pl_module: Any, name: str, peft_name: str, completed: bool) -> None:
         folder = run_folder(trainer)
         crowd = pl_module.crowd
         config = folder / CONFIG_NAME
-        recipe = safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        recipe = load_yaml(config.read_text(encoding="utf-8")) if config.is_file() else {}
         progress = {
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
@@ -115,11 +115,11 @@ class AdapterFolders(L.Callback):
             return
         self._sweep_due = False
         folder = run_folder(trainer)
-        kept = {step_of(path) for path in folder.glob("*.ckpt")}
+        kept = {parse_step(path) for path in folder.glob("*.ckpt")}
         for prefix in (STEP, PEFT_STEP):
             for path, number in _steps(folder, prefix).items():
                 if number not in kept:
-                    remove(path)
+                    delete_path(path)
 
 
 def _steps(folder: Path, prefix: str) -> dict[Path, int]:

@@ -28,9 +28,9 @@ from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.nets.agents import PEFT_PREFIX, Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.atomic import replacing
-from zoo.common.ranges import at_least, within
-from zoo.runs.folder import find_checkpoint
+from zoo.common.atomic_files import replace_atomically
+from zoo.common.checks import check_at_least, check_within
+from zoo.runs.checkpoints import find_checkpoint
 
 Method = Literal["average", "svd", "linear", "ties", "dare_linear", "dare_ties", "magnitude_prune"]
 Sign = Literal["total", "frequency"]
@@ -104,7 +104,7 @@ def _shares(
     if (density is not None) != (method in PRUNED):
         needs = "needs a density" if method in PRUNED else "has no density; leave it out"
         raise ValueError(f"method {method} {needs}")
-    within(0, 1, density=1 if density is None else density)
+    check_within(0, 1, density=1 if density is None else density)
     if weights is not None and not any(weights):
         raise ValueError("weights are all 0: nothing would be left of the agents")
     return [1 / count] * count if weights is None else weights
@@ -112,7 +112,7 @@ def _shares(
 
 def _largest(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The best A and B of a rank for a matrix (out, in)."""
-    at_least(1, rank=rank)
+    check_at_least(1, rank=rank)
     u, s, v = torch.linalg.svd(delta, full_matrices=False)
     return v[:rank], u[:, :rank] * s[:rank]
 
@@ -239,7 +239,7 @@ def merge(
 def _write_base(adapters: Adapters, source: Path, output: Path, backbone: str | None, shares: Sequence[float]) -> int:
     crowd, _ = build_crowd(adapters, source, _copied(source, backbone))
     add_to_base(crowd, shares)
-    with replacing(output) as aside:
+    with replace_atomically(output) as aside:
         aside.mkdir()
         crowd.backbone.save_source(aside)
         tokenizer = adapters.tokenizer

@@ -14,7 +14,7 @@ from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.registry import public_name
 from zoo.convert.engine import EMA_NOTE, ConvertedModel, read_zoo_checkpoint
 from zoo.runs import frozen
-from zoo.runs.load import build_part
+from zoo.runs.load import build_component
 
 INFERENCE = "zoo.ci_llm.Writer"
 
@@ -83,22 +83,23 @@ def read_checkpoint(source: Path, backbone: Path | str | None) -> tuple[Adapters
         backbone: compare it with that of training; by default the copy beside the checkpoint, where there is one.
     """
     checkpoint, specs, state, averaged = read_zoo_checkpoint(source, INFERENCE)
-    described = specs["parts"][PART]["init_args"]
+    described = specs["components"][PART]["init_args"]
     agents = Agents(**described["agents"]["init_args"])
     weights = from_ours(state, agents)
     if not weights:
         raise ValueError(f"{source} holds no adapters ({OURS}*); is it a checkpoint of CrowdTask?")
     check_pairs(weights[0], str(source))
-    record = checkpoint.get("frozen", {}).get(f"{PART}.backbone")
+    path = f"{PART}.backbone"
+    record = checkpoint.get("frozen", {}).get(path)
     arguments = dict(described["backbone"]["init_args"])
     base = _backbone_of(arguments, record, source, backbone)
     if base is not None and record is not None:
-        frozen.compare(base, record, f"{source} belongs to {PART}.backbone", "backbone")
+        frozen.verify_frozen_weights({path: base}, {path: record}, str(source))
     known = specs.get("original_config") or {}
     form = {key: str(arguments.get(key, value)) for key, value in (("dtype", "float32"), ("quantization", "none"))}
     progress = known.get("progress") or {"epoch": checkpoint.get("epoch", 0), "global_step": 0, "config": {}}
     step = int(checkpoint.get("global_step", 0))
-    tokenizer = build_part(specs, "tokenizer") if "tokenizer" in specs["parts"] else None
+    tokenizer = build_component(specs, "tokenizer") if "tokenizer" in specs["components"] else None
     adapters = Adapters(
         weights=weights,
         rank=agents.rank,

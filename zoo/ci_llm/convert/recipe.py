@@ -12,7 +12,7 @@ from zoo.convert.settings import SettingsReader, read_settings_file
 
 PRECISIONS = {"no": "32-true", "fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 SCHEDULES = {
-    "cosine": "zoo.training.RampedCosine",
+    "cosine": "zoo.training.WarmupCosine",
     "linear": "zoo.training.WarmupLinear",
 }
 # read by the original's script alone, or the same here without being said
@@ -71,7 +71,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             "log_every_n_steps": settings.number("logging_steps", 10, int),
             "callbacks": [{"class_path": "zoo.ci_llm.AdapterFolders"}],
         },
-        "checkpoints": {"every_n_batches": settings.number("save_steps", 100, int), "monitor": "val/loss"},
+        "checkpoints": {"every_n_steps": settings.number("save_steps", 100, int), "monitor": "val/loss"},
         "model": component("zoo.ci_llm.CrowdTask", **_model(settings, steps)),
         "data": component("zoo.ci_llm.TextData", **_data(settings)),
     }
@@ -114,7 +114,8 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     share, scheduler = number("num_warmup_steps_ratio", 0.0), None
     if steps is not None:
         name = settings.choice("lr_scheduler_type", "linear", SCHEDULES)
-        scheduler = component(name, warmup_steps=int(share * steps))
+        start = {"start_at_zero": True} if name.endswith("Cosine") else {}
+        scheduler = component(name, warmup_steps=int(share * steps), **start)
     return {
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",

@@ -21,7 +21,7 @@ from zoo.ci_llm.losses.objective import Objective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd, Mode
-from zoo.common.hardware import devices
+from zoo.common.environment import list_devices
 
 AGENTS, VOCABULARY, EOS = 3, 64, 2
 TOLERANCE = 1e-5
@@ -83,7 +83,7 @@ def checks() -> Iterator[Check]:
 def environment() -> str:
     """Name libraries and devices."""
     found = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
-    return f"python {platform.python_version()}, {found}; {', '.join(each.description for each in devices())}"
+    return f"python {platform.python_version()}, {found}; {', '.join(each.description for each in list_devices())}"
 
 
 def init() -> str:

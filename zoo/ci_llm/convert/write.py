@@ -21,7 +21,7 @@ from zoo.ci_llm.convert.read import (
     agent_name,
 )  # fmt: skip
 from zoo.ci_llm.nets.agents import Agents
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 
 
 def write_original(folder: Path, adapters: Adapters) -> None:
@@ -53,7 +53,7 @@ def write_original(folder: Path, adapters: Adapters) -> None:
         meta["layers_to_transform"] = adapters.blocks
     if adapters.backbone is not None:
         meta[BACKBONE] = adapters.backbone
-    with replacing(folder) as aside:
+    with replace_atomically(folder) as aside:
         aside.mkdir()
         _write_json(aside / META, meta)
         for number, weights in enumerate(adapters.weights):
@@ -81,7 +81,7 @@ def write_peft(folder: Path, adapters: Adapters) -> None:
         "modules_to_save": None,
         "inference_mode": True,
     }
-    with replacing(folder) as aside:
+    with replace_atomically(folder) as aside:
         aside.mkdir()
         for number, weights in enumerate(adapters.weights):
             place = aside / agent_name(number)

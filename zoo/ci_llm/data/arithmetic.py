@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Split = Literal["train", "val", "test"]
 Operation = Literal["add", "subtract"]
@@ -60,8 +60,8 @@ class Arithmetic:
         largest: int = 20,
         seed: int = 0,
     ) -> None:
-        at_least(1, train_items=train_items, val_items=val_items, test_items=test_items)
-        at_least(4, largest=largest)
+        check_at_least(1, train_items=train_items, val_items=val_items, test_items=test_items)
+        check_at_least(4, largest=largest)
         unknown = [name for name in operations if name not in TEMPLATES]
         if unknown or not operations:
             raise ValueError(f"arithmetic: operations are some of {', '.join(TEMPLATES)}, found {list(operations)}")

@@ -10,16 +10,16 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from zoo.common.ranges import at_least, one_of
-from zoo.training.data import Key, ResumableBatches, item_seed
+from zoo.common.checks import check_at_least, check_one_of
+from zoo.training.resume import Key, ResumableBatchSampler, item_seed
 
 AgentData = Literal["shared", "shuffled", "bootstrap"]
 
 GROWTH = 1.1  # longest over shortest text of a bucket
-ORDER, SHUFFLE, AGENTS, RESAMPLE = -1, -2, -3, -4  # of the seeds; `ResumableBatches` takes the first two as well
+ORDER, SHUFFLE, AGENTS, RESAMPLE = -1, -2, -3, -4  # of the seeds; `ResumableBatchSampler` takes the first two as well
 
 
-class TextBatches(ResumableBatches):
+class TextBatches(ResumableBatchSampler):
     """Resumable batches of texts of similar length; every epoch has the same number of them, and so has every rank.
 
     Texts are sorted into buckets of nearly equal length. An epoch permutes each bucket and cuts it into global batches;
@@ -53,8 +53,8 @@ class TextBatches(ResumableBatches):
     ) -> None:
         if (batch_size is None) == (token_budget is None):
             raise ValueError(f"TextBatches: give one of batch_size ({batch_size}) and token_budget ({token_budget})")
-        at_least(1, agents=agents)
-        one_of(get_args(AgentData), agent_data=agent_data)
+        check_at_least(1, agents=agents)
+        check_one_of(get_args(AgentData), agent_data=agent_data)
         super().__init__(len(lengths), 1, seed, rank, world, drop_last=False)
         self.lengths = np.asarray(lengths)
         self.drop_last = drop_last
@@ -106,7 +106,7 @@ class TextBatches(ResumableBatches):
             batches.append(np.resize(left, -(-len(left) // self.world) * self.world))
         return batches
 
-    def take_longest(self) -> None:
+    def use_longest_items(self) -> None:
         """Let all batches be the one with the most tokens, its padding among them."""
         stream = self.stream
 

@@ -17,8 +17,9 @@ from zoo.ci_llm.data.buckets import AgentData, TextBatches, pack
 from zoo.ci_llm.data.text_data import Example, Template, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import TextRows, Tokens, TooLong, join_rows, tokenise, tokenise_files
-from zoo.common.ranges import at_least
-from zoo.training.data import RankSlice, ResumableBatches, ZooDataModule, item_seed
+from zoo.common.checks import check_at_least
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import EvaluationSampler, ResumableBatchSampler, item_seed
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,9 @@ class TextData(ZooDataModule):
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size, num_workers, seed, drop_last)
-        at_least(1, batch_size=batch_size, agents=agents, least_rows=least_rows, val_items=val_items)
-        at_least(1, max_items=1 if max_items is None else max_items)
-        at_least(2, max_length=max_length)
+        check_at_least(1, batch_size=batch_size, agents=agents, least_rows=least_rows, val_items=val_items)
+        check_at_least(1, max_items=1 if max_items is None else max_items)
+        check_at_least(2, max_length=max_length)
         if token_budget is None and batch_size < least_rows:
             raise ValueError(f"data.init_args: batch_size ({batch_size}) is below least_rows ({least_rows})")
         if packing and agent_data != "shared":
@@ -141,7 +142,7 @@ class TextData(ZooDataModule):
             rows = [kept[chosen].tolist() for chosen in packs]
         self.train_set = TextRows(train, rows, self.max_length)
         self.lengths = np.array([lengths[list(row)].sum() for row in rows])
-        self.contents = (train.items[kept],)
+        self.file_facts = (train.items[kept],)
         log.info(
             "%s: %d texts (%d tokens) in %d rows for training, %d for validation, %s for the test",
             self.root or EMBEDDED, len(kept), self.lengths.sum(), len(rows), len(self.val_set),
@@ -158,8 +159,8 @@ class TextData(ZooDataModule):
             raise ValueError(f"{self.root} has no files of the split {split}; put {split}.jsonl there")
         return read_examples(files, *self.fields)
 
-    def train_batches(self, rank: int, world: int) -> ResumableBatches:
-        """The training set's batches for a process: of similar length, by `BucketBatches` or `TextBatches`."""
+    def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:
+        """The training set's batches for a process: of similar length, by `BucketBatchSampler` or `TextBatches`."""
         if self.token_budget is None and (self.agent_data == "shared" or self.agents == 1):
             return super().train_batches(rank, world)
         assert self.lengths is not None
@@ -171,7 +172,7 @@ class TextData(ZooDataModule):
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, sorted by length, the longest first; agents share its batches."""
         rank, world = self._rank_and_world()
-        part = RankSlice(len(dataset), rank, world)  # type: ignore[arg-type]
+        part = EvaluationSampler(len(dataset), rank, world)  # type: ignore[arg-type]
         size = self.batch_size
         if self.token_budget is not None:
             size = max(1, self.token_budget // (self.max_length * self.agents))

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.runs.frozen import load_tokenizer
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -149,7 +149,7 @@ class BpeTokenizer(Tokenizer):
         prompt_field: str = "question",
         answer_field: str = "answer",
     ) -> None:
-        at_least(256 + len(SPECIAL), vocab_size=vocab_size)  # all bytes
+        check_at_least(256 + len(SPECIAL), vocab_size=vocab_size)  # all bytes
         self.wanted = vocab_size
         self.root = root
         self.fields = (prompt_field, answer_field)

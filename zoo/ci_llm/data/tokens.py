@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 from zoo.ci_llm.data.text_data import Example, Template, read_examples
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.likelihood import IGNORED, label_positions
-from zoo.common.atomic import write_atomic
-from zoo.training.data import Key
+from zoo.common.atomic_files import write_atomic
+from zoo.training.resume import Key
 
 log = logging.getLogger(__name__)
 

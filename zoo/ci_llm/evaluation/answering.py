@@ -15,7 +15,7 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 EXTRACTORS = {"strict": strict_answer, "flexible": flexible_answer}
 BACKBONE, AGENTS, ONE_SAMPLED, ALL_SAMPLED = "backbone", "agents", "self_consistency", "agents_sampled"

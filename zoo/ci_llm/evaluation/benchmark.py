@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 
 import zoo
 from zoo.ci_llm.aggregation.aggregator import Aggregator, Mean, Vote
@@ -24,13 +25,13 @@ from zoo.ci_llm.evaluation.trained import load_crowd
 from zoo.ci_llm.inference.generate import write_answers
 from zoo.ci_llm.losses.metrics import calibration_error
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.folders import begin_output
-from zoo.common.hardware import own_device
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least
+from zoo.common.environment import local_device
+from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least
-from zoo.common.report import terminal_table, write_report
-from zoo.common.work import Share, write_part
-from zoo.runs.frozen import state_digest
+from zoo.common.reports import terminal_table, write_report
+from zoo.common.tensors import state_digest
 
 Kind = Literal["gsm8k", "arc", "choice", "text", "likelihood"]
 VOTE = "vote"
@@ -347,8 +348,10 @@ def benchmark(
         FileNotFoundError: when there is no such run or file.
         ValueError: when a record cannot be read, an argument is out of range, or the folder was begun otherwise.
     """
-    at_least(1, batch_size=batch_size, max_new_tokens=max_new_tokens, max_items=1 if max_items is None else max_items)
-    at_least(0, shots=shots)
+    check_at_least(
+        1, batch_size=batch_size, max_new_tokens=max_new_tokens, max_items=1 if max_items is None else max_items
+    )
+    check_at_least(0, shots=shots)
     form = TASKS[task]
     form = replace(
         form,
@@ -360,7 +363,7 @@ def benchmark(
     if not items:
         raise ValueError(f"{questions} holds no questions")
     examples = _shots(shots_from or questions, form, shots, subset)
-    trained, _, _ = load_crowd(run, own_device(device))
+    trained, _, _ = load_crowd(run, local_device(device))
     prompting = Prompting(form.template, examples, system=system, chat=chat)
     crowd = trained.crowd.eval()
     maker = Benchmark(
@@ -382,12 +385,13 @@ def benchmark(
     begin_output(output, settings, sweep=world_size == 1)
     parts = [items[first : first + batch_size] for first in range(0, len(items), batch_size)]
     paths = [output / PARTS / f"{number:05d}.json" for number in range(len(parts))]
-    share = Share(range(len(parts)), lambda number: paths[number].exists(), rank, world_size)
-    for number in share.track("questions", progress):
+    numbers = range(len(parts))
+    pending = pending_items(numbers, lambda number: paths[number].exists(), rank, world_size)
+    for number in track(pending, "questions", disable=not progress or rank > 0):
         content = json.dumps(maker.rows(parts[number]), ensure_ascii=False).encode()
-        write_part(paths[number], lambda file, content=content: file.write(content))  # type: ignore[misc]
-    if missing := share.missing():
-        return {"missing": missing}
+        write_atomic(paths[number], lambda file, content=content: file.write(content))  # type: ignore[misc]
+    if missing := pending_items(numbers, lambda number: paths[number].exists()):
+        return {"missing": len(missing)}
     rows = [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))]
     facts = {"version": zoo.__version__, "name": trained.name, "count": len(rows), **settings, "results": summary(rows)}
     _report(output, facts, rows, progress)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import track
 from torch import Tensor
 
 import zoo
@@ -25,14 +26,13 @@ from zoo.ci_llm.evaluation.scoring import Scores, fit_weights, gather, rules, sc
 from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions, validation_examples
 from zoo.ci_llm.losses.distances import sliced_wasserstein
 from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
-from zoo.common.atomic import write_atomic
-from zoo.common.folders import begin_output
-from zoo.common.hardware import own_device
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_positive, check_within
+from zoo.common.environment import local_device
+from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least, positive, within
-from zoo.common.work import Share, write_part
-from zoo.runs.frozen import state_digest
-from zoo.training.data import item_seed
+from zoo.common.tensors import state_digest
+from zoo.training.resume import item_seed
 
 PROJECTIONS = 256  # of the distance between the agents' clouds
 
@@ -78,7 +78,7 @@ class CrowdEvaluation:
         rows = [self._row(index, {way: each[at] for way, each in texts.items()}) for at, index in enumerate(asked)]
         rows += [self._row(index, {}) for index in questions if index not in fit]
         content = np.frombuffer(json.dumps(rows, ensure_ascii=False).encode(), np.uint8)
-        write_part(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
+        write_atomic(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
 
     def _row(self, index: int, texts: dict[str, list[str]]) -> Row:
         example = self.examples[index]
@@ -221,7 +221,7 @@ def evaluate(
         ValueError: when the run is another kind's, its weights are not finite, an argument is out of range, or the
             folder was begun with other settings.
     """
-    trained, data, limit = load_crowd(run, own_device(device))
+    trained, data, limit = load_crowd(run, local_device(device))
     fields = (prompt_field or data.fields[0], answer_field or data.fields[1])
     if questions is None:
         examples, held = data.examples(split), validation_examples(data)
@@ -265,12 +265,14 @@ def evaluate_crowd(
             weights and agent 0.
         options: how questions are put; its `speaker` is chosen here.
     """
-    within(0, world_size - 1, rank=rank)
+    check_within(0, world_size - 1, rank=rank)
     if not examples:
         raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
-    at_least(1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1))
-    at_least(0, all_samples=options.all_samples)
-    positive(temperature=options.temperature)
+    check_at_least(
+        1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1)
+    )
+    check_at_least(0, all_samples=options.all_samples)
+    check_positive(temperature=options.temperature)
     if not layers:
         raise ValueError("layers: name at least one")
     trained.crowd.eval()
@@ -292,12 +294,12 @@ def evaluate_crowd(
     work = CrowdEvaluation(trained, examples, tokens, options, layers, fitted, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
     parts = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-    share = Share(range(len(parts)), lambda number: work.path(number).exists(), rank, world_size)
-    for number in share.track("questions", progress):
+    numbers = range(len(parts))
+    pending = pending_items(numbers, lambda number: work.path(number).exists(), rank, world_size)
+    for number in track(pending, "questions", disable=not progress or rank > 0):
         work.do(number, parts[number])
-    missing = share.missing()
-    if missing:
-        return {"missing": missing}
+    if missing := pending_items(numbers, lambda number: work.path(number).exists()):
+        return {"missing": len(missing)}
     facts, rows = work.join(len(parts))
     write_evaluation(output, facts, rows)
     if progress:

@@ -20,8 +20,8 @@ from zoo.ci_llm.evaluation.trained import load_crowd
 from zoo.ci_llm.inference.generate import cut, write_answers
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.common.hardware import own_device
-from zoo.training.data import item_seed
+from zoo.common.environment import local_device
+from zoo.training.resume import item_seed
 
 NEW_TOKENS = 256  # lm-eval's default of an answer
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -155,7 +155,7 @@ def crowd_model(
     Raises:
         ImportError: the extra `lm_eval` is not installed.
     """
-    trained, _, _ = load_crowd(Path(run), own_device(device))
+    trained, _, _ = load_crowd(Path(run), local_device(device))
     return as_model(CrowdRequests(trained.crowd.eval(), trained.tokenizer, voice, mixture, batch_size))
 
 

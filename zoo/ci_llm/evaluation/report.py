@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from zoo.ci_llm.losses.metrics import BINS
-from zoo.common.report import new_figure, terminal_table, write_report
+from zoo.common.reports import new_figure, terminal_table, write_report
 from zoo.common.statistics import bootstrap_mean
 
 if TYPE_CHECKING:

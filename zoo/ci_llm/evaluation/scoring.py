@@ -26,7 +26,7 @@ from zoo.ci_llm.losses.metrics import CrowdScores, token_scores
 from zoo.ci_llm.losses.objective import targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.tensors import sample_uniforms
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 CLOUDS: tuple[Strategy, ...] = ("last_token", "answer_mean")  # whose distance is measured
 UNBOUNDED = 2**30  # context of a backbone that knows none

@@ -15,10 +15,10 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.inference.writer import Writer
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.build import build
-from zoo.common.reading.configs import read_config
-from zoo.common.registry import slots
-from zoo.runs.folder import find_config, has_config
+from zoo.common.configs import load_run_config
+from zoo.common.registry import constructor_annotations
 from zoo.runs.load import load
+from zoo.runs.run_folder import find_config, has_config_file
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ def load_crowd(run: Path, device: str | torch.device = "cpu") -> tuple[TrainedCr
     if not all(bool(weight.isfinite().all()) for weight in crowd.agents.parameters()):
         raise ValueError(f"{run}: its weights are not finite: the training diverged; use an earlier checkpoint")
     config: dict[str, Any] = {}
-    if has_config(Path(run)):
-        config = read_config(find_config(Path(run)), brought=True)
+    if has_config_file(Path(run)):
+        config = load_run_config(find_config(Path(run)), from_run=True)
     described = dict((config.get("data") or {}).get("init_args") or {})
     described.pop("tokenizer", None)
-    kinds = slots(TextData)
+    kinds = constructor_annotations(TextData)
     data = TextData(tokenizer=tokenizer, **{key: build(value, kinds.get(key, Any)) for key, value in described.items()})
     template = data.template if config else writer.template
     return TrainedCrowd(crowd, tokenizer, template, str(run)), data, writer.max_new_tokens

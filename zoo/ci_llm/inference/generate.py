@@ -16,7 +16,7 @@ from zoo.ci_llm.losses.metrics import taken
 from zoo.ci_llm.nets.agents import SEEDS
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
 
 
@@ -184,7 +184,7 @@ def check_prompts(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_n
             "generation needs input_ids and attention_mask of one shape (B, T), "
             f"found {tuple(input_ids.shape)} and {tuple(attention_mask.shape)}"
         )
-    at_least(1, max_new_tokens=max_new_tokens)
+    check_at_least(1, max_new_tokens=max_new_tokens)
     if not input_ids.numel() or not attention_mask[:, -1].all():
         raise ValueError("a prompt is empty or padded on the right: pad on the left, so that all rows end together")
     longest, context = int(attention_mask.sum(1).max()), crowd.backbone.context_tokens

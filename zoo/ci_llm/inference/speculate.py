@@ -13,7 +13,7 @@ from zoo.ci_llm.inference.generate import Reader, check_prompts, evaluating, win
 from zoo.ci_llm.nets.agents import SEEDS
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling, draw
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
 
 
@@ -65,7 +65,7 @@ def speculate(
     """
     mask = torch.ones_like(input_ids)
     check_prompts(crowd, input_ids, mask, max_new_tokens)
-    at_least(1, ahead=ahead)
+    check_at_least(1, ahead=ahead)
     if len(input_ids) != 1:
         raise ValueError(f"speculation continues one prompt at a time, found {len(input_ids)}")
     if not aggregator.joint or aggregator.learns or aggregator.stochastic:

@@ -24,14 +24,14 @@ from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Inference
-from zoo.runs.interactive import Field, Part, Report
-from zoo.training.data import item_seed
+from zoo.runs.inference.base import Inference
+from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.training.resume import item_seed
 
-MOST_TOKENS, MOST_CHARACTERS = 256, 4000  # of one answer, of a question
+MAX_TOKENS, MAX_CHARACTERS = 256, 4000  # of one answer, of a question
 FIELDS = ("prompt", "question")  # of a line that is an object
 
 
@@ -64,7 +64,7 @@ class Writer(Inference):
         prompt_batch: int = 8,
         answer_seed: int = 0,
     ) -> None:
-        at_least(1, max_new_tokens=max_new_tokens, prompt_batch=prompt_batch)
+        check_at_least(1, max_new_tokens=max_new_tokens, prompt_batch=prompt_batch)
         self.crowd = crowd
         self.tokenizer = tokenizer
         self.template = Template(template)
@@ -127,19 +127,29 @@ class Writer(Inference):
         write_atomic(target, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
         return {"prompts": len(rows), "characters": sum(map(len, texts))}
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """A question, what was said before, and how tokens are chosen."""
         temperature = 0.0 if self.sampling is None else self.sampling.temperature
         before = "what was said so far; it stands in front of the question"
         return (
-            Field("question", "Question", "text", high=MOST_CHARACTERS),
-            Field("history", "Before it", "text", high=MOST_CHARACTERS, optional=True, help=before, advanced=True),
-            Field("max_new_tokens", "Tokens", "int", min(self.max_new_tokens, 64), 1, MOST_TOKENS, help="at most"),
-            Field("temperature", "Temperature", "float", temperature, 0, 2, help="0 takes the likeliest token"),
-            Field("seed", "Seed", "int", self.answer_seed, 0, 2**31, help="of tokens that are drawn"),
+            InputField("question", "Question", "text", bounds=(None, MAX_CHARACTERS)),
+            InputField(
+                "history",
+                "Before it",
+                "text",
+                bounds=(None, MAX_CHARACTERS),
+                optional=True,
+                help=before,
+                advanced=True,
+            ),
+            InputField(
+                "max_new_tokens", "Tokens", "int", min(self.max_new_tokens, 64), (1, MAX_TOKENS), help="at most"
+            ),
+            InputField("temperature", "Temperature", "float", temperature, (0, 2), help="0 takes the likeliest token"),
+            InputField("seed", "Seed", "int", self.answer_seed, (0, 2**31), help="of tokens that are drawn"),
         )
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Let the crowd answer, and each agent beside it; tell how far they agree and how likely they find it."""
         writer = copy.copy(self)
         writer.max_new_tokens, writer.answer_seed = values["max_new_tokens"], values["seed"]
@@ -148,15 +158,15 @@ class Writer(Inference):
         prompt = "\n".join(filter(None, (values["history"], values["question"])))
         row = self._encoded(0, prompt)
         several = len(self._speaking()) > 1
-        report(0.0, "the crowd writes" if several else "writing")
+        progress(0.0, "the crowd writes" if several else "writing")
         (joined,) = writer.answers([row])
         texts = {"Crowd" if several else "Answer": joined}
         if several:
-            report(0.4, "each agent writes")
+            progress(0.4, "each agent writes")
             (own,) = writer.written([row], Vote())
             texts |= dict(zip(self._speaking(), own, strict=True))
-        report(0.8, "comparing")
-        parts = [Part("text", title, data=text, beside="answers") for title, text in texts.items()]
+        progress(0.8, "comparing")
+        parts = [Output("text", title, data=text, group="answers") for title, text in texts.items()]
         agreement = [self._agreement(prompt, texts)] if several else []
         return [*parts, *agreement, self._likelihoods(row, texts)]
 
@@ -166,7 +176,7 @@ class Writer(Inference):
             return [f"Agent {number + 1}" for number in self.crowd.everyone()]
 
     @torch.no_grad()
-    def _likelihoods(self, row: list[int], texts: Mapping[str, str]) -> Part:
+    def _likelihoods(self, row: list[int], texts: Mapping[str, str]) -> Output:
         """How likely the crowd's mean and each agent find a token of each text, in nats."""
         rows: list[list[Any]] = []
         for title, text in texts.items():
@@ -181,9 +191,9 @@ class Writer(Inference):
             rows.append([title, *(round(float(each.mean()), 3) for each in both)])
         agents = self._speaking()
         columns = ["Answer of", *(["the mean", *agents] if len(agents) > 1 else ["the model"])]
-        return Part("table", "Likelihood of each answer, nats a token", data={"columns": columns, "rows": rows})
+        return Output("table", "Likelihood of each answer, nats a token", data={"columns": columns, "rows": rows})
 
-    def _agreement(self, prompt: str, texts: Mapping[str, str]) -> Part:
+    def _agreement(self, prompt: str, texts: Mapping[str, str]) -> Output:
         """Which number each answers, how many of the agents do, and how far their first tokens are apart."""
         answers = [flexible_answer(text) for text in texts.values()]
         agents = answers[1:]
@@ -193,7 +203,7 @@ class Writer(Inference):
         ]
         rows.append(["Divergence of the first token (KL)", f"{self.divergence([prompt]):.4g} nats", ""])
         columns = ["Answer of", "last number in the answer", "agents that give it"]
-        return Part("table", "Agreement", data={"columns": columns, "rows": rows})
+        return Output("table", "Agreement", data={"columns": columns, "rows": rows})
 
     def _answering(self) -> AbstractContextManager[None]:
         """Within it the crowd predicts as when it writes."""

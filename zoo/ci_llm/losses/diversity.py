@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
 from zoo.ci_llm.losses.distances import pairwise_divergences, random_directions, sliced_wasserstein
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms_numpy
 
 Strategy = Literal["last_token", "mean_pool", "first_token", "answer_mean", "answer_tokens"]
@@ -156,8 +156,8 @@ class Diversity:
         shared: bool = True,
         seed: int = 0,
     ) -> None:
-        at_least(0, weight=weight, warmup_steps=warmup_steps)
-        at_least(1, projections=projections)
+        check_at_least(0, weight=weight, warmup_steps=warmup_steps)
+        check_at_least(1, projections=projections)
         if kind != "swd" and strategy in _POOLED:
             raise ValueError(f"diversity kind {kind} compares predictions: use strategy answer_tokens, not {strategy}")
         if weight > 0 and strategy == "first_token":

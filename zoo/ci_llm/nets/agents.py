@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.ci_llm.nets.backbone import Backbone
-from zoo.common.ranges import at_least, below
+from zoo.common.checks import check_at_least, check_below
 from zoo.common.tensors import sample_uniforms, sample_uniforms_numpy
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -171,9 +171,9 @@ class Agents(nn.Module):
         dora: bool = False,
     ) -> None:
         super().__init__()
-        at_least(1, count=count)
-        at_least(0, dropout=dropout, dropconnect=dropconnect)
-        below(1, dropout=dropout, dropconnect=dropconnect)
+        check_at_least(1, count=count)
+        check_at_least(0, dropout=dropout, dropconnect=dropconnect)
+        check_below(1, dropout=dropout, dropconnect=dropconnect)
         if dora and dropconnect:
             raise ValueError("agents: dora has no dropconnect; leave one of them out")
         self.count, self.rank, self.alpha = count, rank, alpha
@@ -186,7 +186,7 @@ class Agents(nn.Module):
         self.rslora, self.dora = rslora, dora
         for name, ranks in {"rank": rank, **self.rank_pattern}.items():
             for each in _by_agent(ranks, count, name):
-                at_least(1, **{name: each})
+                check_at_least(1, **{name: each})
         for name, alphas in {"alpha": alpha, **self.alpha_pattern}.items():
             _by_agent(alphas, count, name)
         self.adapters = nn.Module()  # a tree with the names of the backbone's layers

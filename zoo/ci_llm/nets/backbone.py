@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from zoo.blocks import keep_masks_on_the_device
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, build_config, newest_backbone, pretrained, quiet_loading
+from zoo.runs.frozen import FrozenModule, build_config, find_backbone, load_pretrained, suppress_loading_messages
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer
@@ -54,7 +54,7 @@ class Backbone(FrozenModule):
         attention: Literal["sdpa", "eager"] = "sdpa",
         gradient_checkpointing: bool = False,
     ) -> None:
-        super().__init__(source=None if source is None else newest_backbone(source), revision=revision)
+        super().__init__(source=None if source is None else find_backbone(source), revision=revision)
         if source is None and "model_type" not in (config or {}):
             raise ValueError("backbone: give source (pretrained), or config with a model_type (random weights)")
         self.quantization = quantization
@@ -247,7 +247,7 @@ def _build(
     from transformers import AutoModelForCausalLM
 
     if source is not None:
-        return pretrained(AutoModelForCausalLM, source, revision, **how)
+        return load_pretrained(AutoModelForCausalLM, source, revision, **how)
     with seeded_rng(seed):
         exact = {**how, "dtype": torch.float32}
         model = AutoModelForCausalLM.from_config(build_config(config or {}), trust_remote_code=False, **exact)
@@ -274,7 +274,7 @@ def _quantized(
     )
     with tempfile.TemporaryDirectory() as folder:
         if source is None:
-            with quiet_loading():
+            with suppress_loading_messages():
                 _build(None, None, config, seed, how).save_pretrained(folder)
         return _build(source or folder, revision, None, seed, {**how, "quantization_config": four_bits})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.ci_llm.nets.agents import Active, Agents, active_rows
 from zoo.ci_llm.nets.backbone import Backbone, positions
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 
 class Trunk:
@@ -89,7 +89,7 @@ class Crowd(nn.Module):
         super().__init__()
         if (mode == "chunked") != (chunk is not None):
             raise ValueError(f"crowd.chunk belongs to mode chunked, which needs it; got mode {mode} with chunk {chunk}")
-        at_least(1, chunk=1 if chunk is None else chunk)
+        check_at_least(1, chunk=1 if chunk is None else chunk)
         self.backbone = backbone
         self.agents = agents
         self.mode = mode

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, positive, within
+from zoo.common.checks import check_at_least, check_positive, check_within
 
 
 class Sampling:
@@ -24,9 +24,9 @@ class Sampling:
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> None:
-        at_least(0, temperature=temperature, top_k=top_k)
-        within(0, 1, top_p=top_p, min_p=min_p)
-        positive(top_p=top_p)
+        check_at_least(0, temperature=temperature, top_k=top_k)
+        check_within(0, 1, top_p=top_p, min_p=min_p)
+        check_positive(top_p=top_p)
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
 
     @property

@@ -6,19 +6,19 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from zoo.common.systems import find_system
+from zoo.common.systems import get_system
 
 
 def convert(
     system: str, source: Path, target: Path, *, backbone: Path | None = None, allow_partial: bool = False
 ) -> None:
-    """Convert an original's checkpoint to ours, or ours to the original's format.
+    """Convert an original's checkpoint to ours, or ours to its format.
 
-    Pickled code in the source is never executed; the direction follows from the source. Which options a system has, its
-    `convert` declares as arguments of the same names.
+    Pickled code in the source is never executed; the direction follows from the source.
 
     Args:
         system: which system's formats, as `zoo list` names it.
@@ -31,16 +31,12 @@ def convert(
         FileNotFoundError: there is no source.
         ValueError: the system is unknown or has no converter or no such option, or the source is none of its formats.
     """
-    selected = find_system(system)
+    function = find_converter(system, "convert")
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
-    if not selected.has_converter:
-        raise ValueError(f"system {selected.name!r} has no converter ({selected.package}.convert does not exist)")
-    function = importlib.import_module(f"{selected.package}.convert").convert
     options = {name: value for name, value in {"backbone": backbone, "allow_partial": allow_partial}.items() if value}
-    for name in options:
-        if name not in inspect.signature(function).parameters:
-            raise ValueError(f"--{name}: the converter of {selected.name!r} has no such option; leave it out")
+    for name in options.keys() - inspect.signature(function).parameters:
+        raise ValueError(f"--{name}: the converter of {system!r} has no such option; leave it out")
     report = function(source, target, **options)
     print(f"{source} -> {target}")
     width = max(map(len, report), default=0)
@@ -50,7 +46,7 @@ def convert(
 
 
 def convert_config(system: str, file: Path, output: Path | None = None) -> None:
-    """Translate an original's configuration file into a recipe of ours.
+    """Translate an original's settings into a recipe.
 
     Keys without a counterpart are listed as comments of the recipe and on standard error.
 
@@ -63,19 +59,15 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
         FileNotFoundError: there is no such file.
         ValueError: the system is unknown or translates no configurations.
     """
-    from zoo.common.atomic import write_atomic
+    from zoo.common.atomic_files import write_atomic
 
+    translate = find_converter(system, "convert_config")
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
-    selected = find_system(system)
-    module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
-    translate = getattr(module, "convert_config", None)
-    if translate is None:
-        raise ValueError(f"system {selected.name!r} translates no configurations")
     recipe, unmapped = translate(file)
-    lines = [f"# Translated from {file.name} by `zoo convert-config {selected.name}`."]
+    lines = [f"# Translated from {file.name} by `zoo convert-config {system}`."]
     lines += [f"# not translated: {key}" for key in unmapped]
-    text = "\n".join(lines) + "\n" + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    text = "\n".join([*lines, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)])
     if output is None:
         print(text, end="")
     else:
@@ -85,8 +77,21 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
         print(f"not translated: {key}", file=sys.stderr)
 
 
+def find_converter(system: str, name: str) -> Any:
+    """Import a function of a system's converter.
+
+    Raises:
+        ValueError: the system is unknown, or its converter has no such function.
+    """
+    selected = get_system(system)
+    module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
+    if not hasattr(module, name):
+        raise ValueError(f"system {selected.name!r} has no converter: {selected.package}.convert.{name} does not exist")
+    return getattr(module, name)
+
+
 def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> None:
-    """Write a run's weights as fused safetensors with config and model card, and as ONNX.
+    """Write a run's weights as fused safetensors with a card, and as ONNX.
 
     Args:
         path: run folder or checkpoint.
@@ -95,16 +100,18 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
         onnx: also as ONNX, compared with torch (needs the extra `export`): model.onnx of a vocoder or of Miipher-2,
             encoder.onnx, denoiser.onnx and so on of AudioSR.
     """
-    from zoo.runs.export import check_onnx, write_export
-    from zoo.runs.load import load, read_parts
+    from zoo.runs.components import read_components
+    from zoo.runs.export import write_export
+    from zoo.runs.load import load
+    from zoo.runs.onnx_export import check_onnx_packages
 
     if onnx:
-        check_onnx()
-    specs, _, _ = read_parts(path, ema)
+        check_onnx_packages()
+    specs, _, _ = read_components(path, ema)
     model = load(path, ema=ema)
     form = model.onnx_form() if onnx else None  # refused before anything is written
     source, step = specs.get("source") or path.name, specs.get("step")
-    differences = write_export(output, specs, model.parts(), source, step, model.usage, form)
+    differences = write_export(output, specs, model.modules(), source, step, model.usage, form)
     print(f"wrote {output}")
     for name, difference in differences.items():
         print(f"wrote {output / name}: largest difference from torch {difference:.1e}")
@@ -121,10 +128,10 @@ def push(
     evaluation: Path | None = None,
     root: Path = Path("runs"),
 ) -> None:
-    """Push a run's weights with a model card, samples and curves to a Hugging Face hub.
+    """Push a run's weights with a model card to a Hugging Face hub.
 
-    The same push again changes nothing, and one that was killed is finished by the same command. The token is that of
-    `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
+    Samples and curves go along. The same push again changes nothing, and finishes one that was killed. The token
+    is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
 
     Args:
         run: run folder, its name below `root`, `last`, a checkpoint or an export.
@@ -138,7 +145,7 @@ def push(
         root: folder of the runs that names are looked for in.
     """
     from zoo.runs.hub import push as pushing
-    from zoo.runs.listing import find_run
+    from zoo.runs.run_info import find_run
 
     path = Path(run) if Path(run).exists() else find_run(run, root)
     pushed = pushing.push(path, name, private, revision, message, onnx, license, [evaluation] if evaluation else [])

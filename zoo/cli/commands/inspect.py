@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import printable
-from zoo.common.systems import systems
+from zoo.common.systems import list_systems
+from zoo.runs.run_info import path_size
 
 MAX_KEYS = 12  # of an unknown file that are printed
+Components = dict[str, list[tuple[int, str]]]
+"""Number of values and dtype of each tensor of a component."""
 
 
 def main(path: Path) -> int:
-    """Tell what a checkpoint, run folder, export or original's file holds and whether it is sound.
+    """Tell what a file or a run folder holds and whether it is valid.
 
-    Pickled code is never executed.
+    That is: a checkpoint, an export or an original's file. Pickled code is never executed.
 
     Args:
         path: the file or folder.
@@ -33,81 +37,68 @@ def main(path: Path) -> int:
         raise FileNotFoundError(f"{path}: no such file or folder")
     try:
         return inspect_folder(path) if path.is_dir() else inspect_file(path)
-    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, re.error) as error:
         raise ValueError(f"{path}: its description makes no sense ({type(error).__name__}: {error})") from error
 
 
 def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
-    from zoo.runs.checkpoints import find_checkpoints, is_sound
+    from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
 
     is_run = (path / "config.yaml").is_file()
-    checkpoints = find_checkpoints(path)
-    original = None if is_run else describe_original(path)
-    if original is not None:
-        print_facts(path, original, {})
-        return 0
-    if checkpoints:
-        print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
-        if not is_run:
-            print("  config.yaml is missing: name the recipe with --config to resume this run")
-        states = {checkpoint: is_sound(checkpoint) for checkpoint in checkpoints}
-        for checkpoint, sound in states.items():
-            print(f"  {checkpoint.name}  {format_size(checkpoint)}  {'sound' if sound else 'TORN'}")
-        newest = next((checkpoint for checkpoint, sound in states.items() if sound), None)
-        return 1 if newest is None else inspect_file(newest)
+    if not is_run and (facts := describe_original(path)):
+        return print_facts(path, facts)
+    if checkpoints := find_checkpoints(path):
+        print(f"{path}: run folder, checkpoints: {len(checkpoints)}{'' if is_run else ', config.yaml is missing'}")
+        valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
+        for checkpoint in checkpoints:
+            state = "valid" if checkpoint in valid else "CORRUPT"
+            print(f"  {checkpoint.name}  {path_size(checkpoint) / 2**20:.1f} MiB  {state}")
+        return inspect_file(valid[0]) if valid else 1
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        raise ValueError(
-            f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's folder"
-        )
+        raise ValueError(f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's")
     return max(inspect_safetensors(file) for file in weights)
 
 
 def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
-    from zoo.common.safe_load import UnsafeFileError, iterate_contents, load_foreign_checkpoint
+    from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
     from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import is_sound
+    from zoo.runs.checkpoints import is_valid_checkpoint
 
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
-    if path.suffix == ".ckpt" and not is_sound(path):
-        print_facts(path, {"kind": "checkpoint", "sound": "NO: its contents do not match their checksums"}, {})
-        return 1
+    if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
+        return print_facts(path, {"kind": "checkpoint", "valid": "NO: its checksums do not match"}, code=1)
     try:
         # a .ckpt is compared with its checksums above
         content: Any = load_foreign_checkpoint(path, mmap=True) if path.suffix == ".ckpt" else load_original(path)
     except UnsafeFileError:
         raise
     except ValueError:
-        facts = describe_original(path)  # an original's format need not be torch's
-        if facts is None:
-            raise
-        print_facts(path, facts, {})
-        return 0
+        if facts := describe_original(path):  # an original's format need not be torch's
+            return print_facts(path, facts)
+        raise
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
-        print_facts(path, describe_checkpoint(path, content), count_tensors(content.get("state_dict")))
-        return 0
+        return print_facts(path, describe_checkpoint(path, content), count_tensors(content.get("state_dict")))
     facts = describe_original(path, content)
     if facts is None:
         keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
         more = f", … ({len(keys)} in all)" if len(keys) > MAX_KEYS else ""
         facts = {"kind": "file of another project", "keys": ", ".join(keys[:MAX_KEYS]) + more}
-    classes = sorted({entry.path for entry in iterate_contents(content) if hasattr(entry, "path")})
-    if classes:
+    if classes := sorted({entry.path for entry in iterate_contents(content, set()) if hasattr(entry, "path")}):
         facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
-    print_facts(path, facts, count_tensors(content))
-    return 0
+    return print_facts(path, facts, count_tensors(content))
 
 
 def inspect_safetensors(path: Path) -> int:
     """Describe a safetensors file by its header and the export that it belongs to; returns the exit code."""
     from safetensors import SafetensorError, safe_open
 
-    from zoo.runs.export import export_config, is_export
+    from zoo.runs.components import is_export, read_export_config
 
-    components: dict[str, list[tuple[int, str]]] = {}
+    components: Components = {}
     try:
         with safe_open(path, "numpy") as file:
             facts: dict[str, Any] = {"kind": "safetensors", **(file.metadata() or {})}
@@ -116,13 +107,12 @@ def inspect_safetensors(path: Path) -> int:
                 entry = (math.prod(tensor.get_shape()), tensor.get_dtype().lower())
                 components.setdefault(key.partition(".")[0], []).append(entry)
     except SafetensorError as error:
-        print_facts(path, {"kind": "safetensors", "sound": f"NO: {error}"}, {})
-        return 1
+        return print_facts(path, {"kind": "safetensors", "valid": f"NO: {error}"}, code=1)
     if is_export(path.parent):
-        config = export_config(path.parent)
+        config = read_export_config(path.parent)
         facts = {
             "kind": "export of the zoo",
-            "system": find_system_name(str(config.get("task"))),
+            "task": config.get("task"),
             "inference": config["inference"],
             "version": config["zoo"],
             "source": config.get("source"),
@@ -130,20 +120,17 @@ def inspect_safetensors(path: Path) -> int:
             "weight norm folded in": ", ".join(config.get("fused", [])) or "none",
             **describe_frozen(config.get("frozen", {}), path.parent),
         }
-    print_facts(path, {**facts, "sound": "yes (header and length)"}, components)
-    return 0
+    return print_facts(path, {**facts, "valid": "yes (header and length)"}, components)
 
 
 def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Collect the facts of a checkpoint that this project wrote."""
     from zoo.runs.checkpoints import HASH_SUFFIX
 
-    hashed = path.is_dir() or path.with_name(path.name + HASH_SUFFIX).is_file()
     optimizers = content.get("optimizer_states") or []
-    values = sum(count for entries in count_tensors({"": optimizers}).values() for count, _ in entries)
+    values = sum(count for count, _ in count_tensors(optimizers).get("content", []))
     return {
         "kind": "checkpoint of the zoo",
-        "system": find_system_name(str(content["zoo"].get("task"))),
         "task": content["zoo"].get("task"),
         "version": content["zoo"].get("version"),
         "step": f"{content.get('global_step')} batches",
@@ -151,25 +138,25 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
         "optimizers": f"{len(optimizers)}, {values:,} values" if optimizers else "none",
         "EMA": f"after {content['ema'].get('updates')} updates" if content.get("ema") else "none",
         **describe_frozen(content.get("frozen", {}), path.parent),
-        "sound": "yes (sha256)" if hashed else "yes (its own checksums; it has no sha256 file)",
+        "valid": f"yes ({'sha256' if path.with_name(path.name + HASH_SUFFIX).is_file() else 'checksums of its own'})",
     }
 
 
 def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
-    """Collect the backbones whose weights lie elsewhere, by `frozen <module path>`."""
-    from zoo.runs.frozen import described
+    """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
+    from zoo.runs.frozen import describe_record
 
     facts = {}
     for path, record in records.items():
         copy = record["folder"]
         location = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
-        facts[f"frozen {path}"] = described(record) + location
+        facts[f"frozen {path}"] = describe_record(record) + location
     return facts
 
 
 def describe_original(path: Path, content: Any = None) -> dict[str, Any] | None:
     """Ask every system's converter whether the file is an original's; `content` where it has been read."""
-    for system in systems():
+    for system in list_systems():
         if system.has_converter:
             converter = importlib.import_module(f"{system.package}.convert")
             if hasattr(converter, "is_original") and converter.is_original(path, content):
@@ -177,22 +164,14 @@ def describe_original(path: Path, content: Any = None) -> dict[str, Any] | None:
     return None
 
 
-def find_system_name(task: str) -> str:
-    """Return the system whose package holds a task."""
-    names = [system.name for system in systems() if task.startswith(system.package + ".")]
-    return names[0] if names else "unknown (its package is not named by --allow-import)"
-
-
-def count_tensors(content: Any) -> dict[str, list[tuple[int, str]]]:
+def count_tensors(content: Any) -> Components:
     """List size and dtype of the tensors of a nested object by its first keys up to their first dot.
 
     A container that several keys share counts for the first; keys without tensors are left out.
     """
     import torch
 
-    from zoo.common.safe_load import iterate_contents
-
-    components: dict[str, list[tuple[int, str]]] = {}
+    components: Components = {}
     visited: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
         for tensor in iterate_contents(value, visited):
@@ -202,22 +181,33 @@ def count_tensors(content: Any) -> dict[str, list[tuple[int, str]]]:
     return components
 
 
-def format_size(path: Path) -> str:
-    """Return the size of a file or folder in MiB."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return f"{sum(file.stat().st_size for file in files if file.is_file()) / 2**20:.1f} MiB"
+def iterate_contents(content: Any, visited: set[int]) -> Iterator[Any]:
+    """Yield the tensors and records inside a loaded object; each container is opened once."""
+    import torch
+
+    from zoo.common.safe_load import Record
+
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor | Record) or (isinstance(value, type) and issubclass(value, Record)):
+            yield value
+        if id(value) not in visited and isinstance(value, Mapping | list | tuple | set | frozenset | Record):
+            visited.add(id(value))
+            if isinstance(value, Record):
+                pending += [*value.args, value.state]
+            else:
+                pending += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
 
 
-def print_facts(path: Path, facts: Mapping[str, Any], components: Mapping[str, list[tuple[int, str]]]) -> None:
-    """Print facts, then tensors, values and dtypes of each component."""
-    print(f"{path}  ({format_size(path)})")
-    rows = [
-        (key, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value) for key, value in facts.items()
-    ]
-    for name, entries in components.items():
-        tensors = "1 tensor" if len(entries) == 1 else f"{len(entries)} tensors"
+def print_facts(path: Path, facts: Mapping[str, Any], components: Components | None = None, code: int = 0) -> int:
+    """Print facts, then tensors, values and dtypes of each component; returns the exit code."""
+    rows = {key: ", ".join(map(str, each)) if isinstance(each, list | tuple) else each for key, each in facts.items()}
+    for name, entries in (components or {}).items():
         dtypes = ", ".join(sorted({dtype for _, dtype in entries}))
-        rows.append((name, f"{tensors}, {sum(count for count, _ in entries):,} values, {dtypes}"))
-    width = max((len(printable(key)) for key, _ in rows), default=0)
-    for key, value in rows:
+        rows[name] = f"{len(entries)} tensors, {sum(count for count, _ in entries):,} values, {dtypes}"
+    print(f"{path}  ({path_size(path) / 2**20:.1f} MiB)")
+    width = max((len(printable(key)) for key in rows), default=0)
+    for key, value in rows.items():
         print(f"  {printable(key):<{width}}  {printable(value)}")
+    return code

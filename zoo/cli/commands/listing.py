@@ -7,18 +7,15 @@ import shutil
 import sys
 from typing import Any, Literal
 
-from zoo.cli.help_text import OPTIONS, TRAINER_COMMANDS, aligned
-from zoo.cli.recipes import recipes
+from zoo.cli.help_text import OPTIONS, TRAINER_COMMANDS, align_rows
 from zoo.cli.tools import find_tools
-from zoo.common.systems import OVERRIDES, systems
+from zoo.common.systems import OVERRIDES, first_comment, list_systems, recipe_paths
 
-PREAMBLES = {
+RUNS: Any = {
     "bash": '_zoo_runs() { compgen -W last -- "$1"; compgen -d -- "${1:-runs/}"; }',
     "zsh": "_zoo_runs() { _alternative 'names:name:(last)' 'runs:run:_path_files -/' }",
-    "tcsh": "",
 }
-RUN: dict[str, str] = {"bash": "_zoo_runs", "zsh": "_zoo_runs", "tcsh": "d"}
-FILE_OPTIONS = ("--init_from", "--trainer.default_root_dir")
+COMPLETE_RUN = {"bash": "_zoo_runs", "zsh": "_zoo_runs", "tcsh": "d"}
 
 
 def list_recipes() -> None:
@@ -26,42 +23,42 @@ def list_recipes() -> None:
 
     The override files at the end change a recipe: `zoo fit hifigan/base trainer/gpu`.
     """
-    titles = {system.name: system.title for system in systems()} | {OVERRIDES: "override files"}
-    entries = recipes()
+    titles = {system.name: system.title for system in list_systems()} | {OVERRIDES: "override files"}
+    recipes = {name: first_comment(path) for name, path in recipe_paths().items()}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    width = max(len(recipe.name) for recipe in entries)
-    for name, title in titles.items():
-        print(f"{name}: {title}")
-        rows = [(f"{each.name:<{width}}", each.title) for each in entries if each.name.partition("/")[0] == name]
-        for line in aligned(rows):
-            print(line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…")
+    width = max(map(len, recipes))
+    for system, title in titles.items():
+        print(f"{system}: {title}")
+        rows = [(f"{name:<{width}}", about) for name, about in recipes.items() if name.startswith(f"{system}/")]
+        for line in align_rows(rows):
+            print(line[:columns])
 
 
 def print_completion(shell: Literal["bash", "zsh", "tcsh"]) -> None:
-    """Print what lets a shell complete commands, recipes and runs: eval "$(zoo completion bash)".
+    """Print a shell's completion script: completion bash.
+
+    It completes commands, recipes and runs: eval "$(zoo completion bash)".
 
     Args:
         shell: whose script.
     """
     import shtab
 
-    script: Any = shtab.complete
-    print(script(build_parser(shtab.FILE), shell, preamble=PREAMBLES))
+    print(shtab.complete(build_parser(), shell, preamble=RUNS))
 
 
-def build_parser(file: Any) -> argparse.ArgumentParser:
-    """Build a parser of all commands for completion alone: recipes, and runs or files after a tool."""
+def build_parser() -> argparse.ArgumentParser:
+    """Build a parser of all commands for completion alone: recipes, and runs or folders after a tool."""
     parser = argparse.ArgumentParser(prog="zoo")
     commands = parser.add_subparsers()
-    names = [recipe.name for recipe in recipes()]
+    names = list(recipe_paths())
     for command, title in TRAINER_COMMANDS.items():
         sub = commands.add_parser(command, help=title.partition(":")[0])
         sub.add_argument("recipe", nargs="*", choices=names)
-        for text, _ in OPTIONS[command]:
-            name = text.split()[0].rstrip(",")
+        for name in (text.split()[0] for text, _ in OPTIONS[command] if text.startswith("--") and "help" not in text):
             option: Any = sub.add_argument(name)
-            if name in ("--ckpt_path", *FILE_OPTIONS):
-                option.complete = RUN if name == "--ckpt_path" else file
+            if option.dest in ("ckpt_path", "init_from"):
+                option.complete = COMPLETE_RUN
     groups: dict[str, Any] = {}
     for name, tool in find_tools().items():
         head, _, system = name.partition(" ")
@@ -69,5 +66,5 @@ def build_parser(file: Any) -> argparse.ArgumentParser:
             groups[head] = commands.add_parser(head, help=f"{head} a run, by system").add_subparsers()
         sub = (groups[head] if system else commands).add_parser(system or head, help=tool.summary)
         path: Any = sub.add_argument("path", nargs="*")
-        path.complete = RUN
+        path.complete = COMPLETE_RUN
     return parser

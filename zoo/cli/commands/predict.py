@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,27 +12,22 @@ from zoo.cli.log_filters import configure_logging
 from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
 from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.hardware import own_device
+from zoo.common.environment import local_device, verbosity
 from zoo.common.locks import writes_into
-from zoo.common.options import verbosity
-from zoo.common.report import Row
-from zoo.runs import export
-from zoo.runs.folder import find_checkpoint
-from zoo.runs.inference import Inference
-from zoo.runs.load import build_inference, read_parts
-from zoo.runs.predict.input_files import describe_left_out, list_input_files
-from zoo.runs.predict.run import content_digest, predict_files, result_settings
-
-log = logging.getLogger(__name__)
-
+from zoo.common.reports import Row
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import is_export, read_components
+from zoo.runs.inference.base import Inference
+from zoo.runs.inference.predict import (
+    content_digest,
+    exit_on_sigterm,
+    list_input_files,
+    predict_files,
+    result_settings,
+)
+from zoo.runs.load import build_inference
 
 USAGE = "zoo predict --ckpt_path RUN --input PATH --output DIR"
-TRAINER_OPTIONS = {
-    "devices": "start a process for each GPU: torchrun --nproc-per-node=N -m zoo predict ...",
-    "num_nodes": "start the processes by torchrun or srun, or give each a part by --shard I/N",
-    "precision": "use --precision",
-    "accelerator": "use --device cpu or --device cuda",
-}
 
 
 @writes_into(positional=False)  # it locks the output folder itself: several processes may share one
@@ -73,69 +67,70 @@ def main(
         world_size: number of processes.
     """
     configure_logging()
-    check_arguments(model_options, ckpt_path, input, output)
-    assert ckpt_path is not None and input is not None and output is not None
-    ranks = parse_shard(shard, rank, world_size)
-    path = ckpt_path if export.is_export(ckpt_path) else find_checkpoint(ckpt_path)
-    specs, state, fused = read_parts(path)
+    check_model_options(model_options)
+    if ckpt_path is None or input is None or output is None:
+        raise WrongNameError(f"predict needs --ckpt_path, --input and --output: {USAGE}")
+    rank, world_size = parse_shard(shard, rank, world_size)
+    if engine == "ray" and world_size > 1:
+        raise ValueError("--engine ray: start the command once, without --shard")
+    path = ckpt_path if is_export(ckpt_path) else find_checkpoint(ckpt_path)
+    components = read_components(path)
+    specs = components.description
     options = parse_options(specs, model_options)
-    inference_class: type[Inference] = registry.find(specs["inference"], Inference)
-    files, left_out = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
-    if left_out and rank == 0:
-        log.warning("%s: left out %s", input, describe_left_out(left_out))
-    chosen = {**specs.get("options", {}), **options}
-    settings = result_settings(content_digest(path), specs["inference"], chosen, precision)
+    inference_class: type[Inference] = registry.get_class(specs["inference"], Inference)
+    files = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
+    all_options = {**specs.get("options", {}), **options}
+    settings = result_settings(content_digest(path), specs["inference"], all_options, precision)
     if engine == "ray":
-        if ranks != (0, 1):
-            raise ValueError("--engine ray: start the command once, without --shard")
-        from zoo.runs.predict.run_ray import WorkerSettings, predict_with_ray
+        from zoo.runs.inference.predict_ray import predict_with_ray
 
-        worker = WorkerSettings(str(path.absolute()), options, precision, device, str(Path.cwd()), registry.admitted())
-        return predict_with_ray(worker, files, output, settings, overwrite, ray_address, ray_workers)
-    inference = build_inference(path, specs, state, fused, choose_device(device), **options)
-    bar = verbosity() != "quiet"
-    return predict_files(inference, files, output, settings, overwrite, *ranks, precision, bar)
+        model = {"path": str(path.absolute()), "device": device, "allow_import": registry.allowed_packages(), **options}
+        return predict_with_ray(model, files, output, settings, overwrite, precision, ray_address, ray_workers)
+    exit_on_sigterm()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    inference = build_inference(path, components, local_device(device), **options)
+    show_progress = verbosity() != "quiet"
+    return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision, show_progress)
 
 
-def check_arguments(model_options: Sequence[str], *required: Path | None) -> None:
-    """Refuse a call that lacks something, and options of a Trainer.
+def check_model_options(args: Sequence[str]) -> None:
+    """Refuse arguments that are no options of the model, before anything is loaded.
 
     Raises:
-        WrongNameError: saying what to type.
+        WrongNameError: naming what to use instead.
     """
-    for option, value, _ in split_arguments(model_options):
-        section, _, key = option.removeprefix("--").partition(".")
+    for option, value in split_arguments(args):
         if not option:
             raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
-        if section != "model":
-            hint = TRAINER_OPTIONS.get(key, f"predict uses neither Trainer nor data: {USAGE}")
-            raise WrongNameError(f"predict has no option {option}; {hint}")
-    if None in required:
-        raise WrongNameError(f"predict needs --ckpt_path, --input and --output: {USAGE}")
+        if not option.startswith("--model."):
+            raise WrongNameError(
+                f"predict has no option {option}: it uses no Trainer and no data, see --device and --precision; for "
+                "several GPUs: torchrun --nproc-per-node=N -m zoo predict ..."
+            )
 
 
 def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     """Parse `--model.KEY VALUE` by the types of the system's inference.
 
     Args:
-        specs: of the checkpoint, see `read_parts`.
+        specs: of the checkpoint, see `read_components`.
         args: the options; `--model.init_args.KEY` means the same.
 
     Returns:
         The values of the keys that were given.
 
     Raises:
-        WrongNameError: for an option that the system has not, with the nearest.
+        WrongNameError: for an option that the system does not have, with the nearest.
     """
     restrict_imports()
-    cls = registry.find(specs["inference"], Inference)
+    cls = registry.get_class(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
-    option_names = parser.add_class_arguments(cls, "model", skip=set(specs["parts"]), instantiate=False)
+    option_names = parser.add_class_arguments(cls, "model", skip=set(specs["components"]), instantiate=False)
     keys = [name.removeprefix("model.") for name in option_names]
-    defaults = {f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys}
-    parser.set_defaults(defaults)
+    parser.set_defaults({f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys})
     words, chosen_keys = [], []
-    for option, value, _ in split_arguments(args):
+    for option, value in split_arguments(args):
         option = option.replace("--model.init_args.", "--model.", 1)
         key = option.removeprefix("--model.").partition(".")[0].removesuffix("+")
         if key not in keys:
@@ -149,21 +144,12 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_shard(shard: str | None, rank: int, world_size: int) -> tuple[int, int]:
-    """Rank and number of all processes, where each of N shards is computed by world_size processes.
+    """Return the rank and number of all processes, where each of N shards is computed by world_size processes.
 
     Raises:
         ValueError: when the shard is not I/N with I from 1 to N.
     """
-    if shard is None:
-        return rank, world_size
-    number, _, total = shard.partition("/")
+    number, _, total = (shard or "1/1").partition("/")
     if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
         raise ValueError(f"--shard {shard}: expected I/N, the I-th of N parts, from 1/N to N/N")
     return int(number) - 1 + int(total) * rank, int(total) * world_size
-
-
-def choose_device(device: str) -> torch.device:
-    """Return the device of a name; each of several processes gets another GPU."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    return own_device(device)

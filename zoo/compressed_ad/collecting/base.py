@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import positive, within
+from zoo.common.checks import check_positive, check_within
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Discrete
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 STREAMS = 1  # number of a task's draws
 
@@ -105,8 +105,8 @@ class EpsilonGreedy(Algorithm):
     explored: float = 0.7
 
     def __post_init__(self) -> None:
-        within(0, 1, epsilon=self.epsilon, last_epsilon=self.last_epsilon, explored=self.explored)
-        positive(explored=self.explored)
+        check_within(0, 1, epsilon=self.epsilon, last_epsilon=self.last_epsilon, explored=self.explored)
+        check_positive(explored=self.explored)
 
     def epsilon_at(self, progress: float) -> float:
         """Share of random actions after a share of the history."""

@@ -12,12 +12,13 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from zoo.common.atomic_files import delete_temporary_files
 from zoo.common.build import build
-from zoo.common.hardware import process_rank
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.configs import load_run_config
+from zoo.common.environment import process_rank
+from zoo.common.journal import pending_items
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least, within
-from zoo.common.reading.configs import read_config
-from zoo.common.work import Share
 from zoo.compressed_ad.collecting.base import Algorithm, Request
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
@@ -26,7 +27,7 @@ from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, recorder
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def collect(
     Raises:
         ValueError: when an argument is out of range, or `output` holds something else or was begun with others.
     """
-    at_least(1, episodes=episodes, episode_stride=episode_stride)
-    within(0, world_size - 1, rank=rank)
+    check_at_least(1, episodes=episodes, episode_stride=episode_stride)
+    check_within(0, world_size - 1, rank=rank)
     every = env.tasks()
     chosen = list(range(len(every))) if tasks is None else list(tasks)
     limit = env.schema.limit
@@ -122,11 +123,14 @@ def collect(
         output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share,
         episode_stride,
     )  # fmt: skip
-    share = Share(list(enumerate(writer.shards)), lambda shard: writer.finished(shard[0]), rank, world_size)
-    made = sum(len(part) for _, part in share.owed)
+    if world_size == 1:
+        delete_temporary_files(writer.folder)
+    shards = list(enumerate(writer.shards))
+    pending = pending_items(shards, lambda shard: writer.finished(shard[0]), rank, world_size)
+    made = sum(len(part) for _, part in pending)
     with Progress(disable=not progress) as bar:
         shown = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
-        for number, part in share.owed:
+        for number, part in pending:
             seeds = [item_seed(seed, 0, task) for task in part]
             histories = source.histories(
                 env, every[part], seeds, streams, learned, lambda count: bar.advance(shown, count)
@@ -134,7 +138,7 @@ def collect(
             if episode_stride > 1:
                 histories = thin(histories, steps, episode_stride)
             writer.write(number, histories)
-    return {"made": made, "skipped": sum(len(part) for _, part in share.mine) - made}
+    return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
 
 
 def last_returns(store: HistoryStore) -> Tensor:
@@ -153,7 +157,7 @@ def env_of(recipe: Path) -> Env:
         FileNotFoundError: there is no such file.
         ValueError: it names no environment.
     """
-    data = read_config(recipe).get("data")
+    data = load_run_config(recipe).get("data")
     arguments = data.get("init_args") if isinstance(data, dict) else None
     if not isinstance(arguments, dict) or not arguments.get("env"):
         raise ValueError(f"{recipe}: no data.init_args.env, so it trains on no histories")

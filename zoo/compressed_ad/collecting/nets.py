@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 HIDDEN = 64
 LAYERS = 3

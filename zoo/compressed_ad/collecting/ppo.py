@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least, positive, within
+from zoo.common.checks import check_at_least, check_positive, check_within
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.collecting.base import Algorithm, Request
 from zoo.compressed_ad.collecting.nets import clip_norms, initial_weights, raw_nets
@@ -21,7 +21,7 @@ from zoo.compressed_ad.collecting.spaces import Scales, SpaceNets
 from zoo.compressed_ad.data.history import COLUMNS, Recorder
 from zoo.compressed_ad.envs.base import Env, Lockstep
 from zoo.compressed_ad.envs.grids import BatchedEnv, GridEnv
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 NUM_ACTIONS = GridEnv.num_actions
 Evaluate = Callable[[Tensor, Tensor | None, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -165,10 +165,12 @@ class PPO(Algorithm):
     bootstrap: bool = False
 
     def __post_init__(self) -> None:
-        at_least(1, learners=self.learners, rollout_steps=self.rollout_steps, epochs=self.epochs, frames=self.frames)
-        at_least(2, minibatch=self.minibatch)
-        within(0, 1, discount=self.discount, trace=self.trace)
-        positive(learning_rate=self.learning_rate, clip=self.clip)
+        check_at_least(
+            1, learners=self.learners, rollout_steps=self.rollout_steps, epochs=self.epochs, frames=self.frames
+        )
+        check_at_least(2, minibatch=self.minibatch)
+        check_within(0, 1, discount=self.discount, trace=self.trace)
+        check_positive(learning_rate=self.learning_rate, clip=self.clip)
 
     def describe(self) -> dict[str, Any]:
         """Name and settings as JSON values; `learners` where there are several, so that earlier stores can go on."""

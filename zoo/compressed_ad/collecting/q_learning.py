@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from zoo.common.ranges import at_least, below, within
+from zoo.common.checks import check_at_least, check_below, check_within
 from zoo.compressed_ad.collecting.base import STREAMS, EpsilonGreedy, Request, StateNumbers, StepDraws
 from zoo.compressed_ad.data.history import recorder_of
 from zoo.compressed_ad.envs.base import Env
@@ -48,9 +48,9 @@ class QLearning(EpsilonGreedy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(0, 1, rate=self.rate)
-        at_least(0, discount=self.discount, bonus=self.bonus)
-        below(1, discount=self.discount)
+        check_within(0, 1, rate=self.rate)
+        check_at_least(0, discount=self.discount, bonus=self.bonus)
+        check_below(1, discount=self.discount)
 
     def check(self, env: Env, steps: int) -> None:
         """It learns grids, and what has Discrete states and actions."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, ending_at, from_steps, to_steps
 from zoo.compressed_ad.envs.grids import Darkroom, GridEnv
 from zoo.compressed_ad.nets.steps import Steps
@@ -60,7 +60,7 @@ def import_histories(
         raise ValueError(f"{output} holds something else; choose a new or an empty folder")
     _refuse_random_starts(env)
     tasks = task_order(env, order, split_seed, train_share)
-    with replacing(output) as temporary:
+    with replace_atomically(output) as temporary:
         try:
             with h5py.File(source, "r") as file:
                 groups = _groups(file, len(tasks), source)
@@ -108,7 +108,7 @@ def export_histories(source: Path, output: Path, order: Order = "row_major", all
         log.warning(
             "%s: %d of %d tasks are not in the store, their groups are left out", output, len(missing), len(tasks)
         )
-    with replacing(output) as temporary, h5py.File(temporary, "w") as file:
+    with replace_atomically(output) as temporary, h5py.File(temporary, "w") as file:
         for group, task in enumerate(tasks):
             if task in position:
                 steps = ending_at(to_steps(store.read(position[task], slice(None))), env.start_cell)

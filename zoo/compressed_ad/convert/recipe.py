@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
@@ -56,7 +55,7 @@ KEYS = {
     "train_timesteps": SettingRule(updates="trainer.max_steps"),
     "num_warmup_steps": SettingRule(updates=f"{SCHEDULER}.warmup_steps"),
     "summary_interval": SettingRule(updates="trainer.log_every_n_steps"),
-    "ckpt_interval": SettingRule(updates="checkpoints.every_n_batches"),
+    "ckpt_interval": SettingRule(updates="checkpoints.every_n_steps"),
     "alg": SettingRule(hint="the histories' source, see zoo collect"),
     "alg_seed": SettingRule(hint="the histories' source, see zoo collect"),
     "device": SettingRule(hint="trainer.accelerator"),
@@ -121,7 +120,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     if original is not None and original.is_whole:
         config = {"grid_size": grid_size(original), **config}
     kind = _kind(config, path)
-    recipe = yaml.safe_load(recipe_path(kind, config.get("env", "darkroom")).read_text(encoding="utf-8"))
+    recipe = load_recipe(recipe_path(kind, config.get("env", "darkroom")))
     try:
         _lay_over(recipe, config, kind)
     except (KeyError, TypeError, ValueError) as error:
@@ -207,7 +206,8 @@ def _make_earlier(arguments: dict[str, Any], data: dict[str, Any]) -> None:
     policy["embedding"]["init_args"]["norm"] = True
     policy["transformer"]["init_args"] |= {"input_norm": True, "final_norm": False}
     arguments |= {"recon_weight": 0.0, "reward_weight": 1.0}
-    arguments["scheduler"] = {"class_path": "zoo.training.RampedCosine", "init_args": {"warmup_steps": 0}}
+    schedule = {"start_at_zero": True, "warmup_steps": 0}
+    arguments["scheduler"] = {"class_path": "zoo.training.WarmupCosine", "init_args": schedule}
     stage = {"starts": [0], "max_compressions": [3], "shares": [EARLIER_SHARES]}
     data["curriculum"]["init_args"] |= stage
     data["offset"] = "start"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
@@ -28,7 +28,7 @@ from zoo.convert.network_description import (
 )
 from zoo.convert.settings import plain, read_settings_file, to_number
 from zoo.convert.tensor_names import NameTable, strip_state_wrappers
-from zoo.runs.load import build_part
+from zoo.runs.load import build_component
 
 Kind = Literal["AD", "CAD", "v1"]
 
@@ -326,7 +326,7 @@ class PolicyConverter(Converter[PolicyFile]):
 
     def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
         """Return options of `to_original`; see `Converter.extra_arguments`."""
-        env = build_part(ours.specs, "env")
+        env = build_component(ours.specs, "env")
         settings = {"env": env.name, "horizon": env.horizon, **(ours.specs.get("original_config") or {})}
         return {"settings": settings, "step": int(ours.checkpoint.get("global_step", 0))}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.common.atomic import replacing
+from zoo.common.atomic_files import replace_atomically
 from zoo.compressed_ad.convert.hdf5 import import_h5py
 from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter
 from zoo.compressed_ad.envs.recorded import Recorded
@@ -60,7 +60,7 @@ def import_xland(
             limit = max(_longest(file[f"{group}/dones"][:streams, :steps]) for group in groups)
             places = box((5, 5, 2), "int8", 0, [[[TILES - 1, COLOURS - 1]] * 5] * 5)
             env = Recorded(f"xland {source.stem}", len(groups), Schema(places, Discrete(ACTIONS), limit).describe())
-            with replacing(output) as temporary:
+            with replace_atomically(output) as temporary:
                 writer = HistoryWriter(
                     temporary, env, range(len(groups)), streams, steps - 1, 1, facts, 0, split_seed, train_share
                 )

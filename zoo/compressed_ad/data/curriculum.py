@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
-from zoo.training.data import ResumableBatches, item_seed
+from zoo.training.resume import ResumableBatchSampler, item_seed
 
 CATEGORIES = ("short", "medium", "long", "very_long", "extended")
 LONGEST_SHORT = 50
@@ -53,11 +53,11 @@ class Curriculum:
                     f"curriculum.shares: up to {len(CATEGORIES)} shares ({', '.join(CATEGORIES)}) that sum to 1, "
                     f"found {row}"
                 )
-        at_least(0, num_latents=num_latents)
-        at_least(num_latents + 2, window=window)  # the latents, a transition and a query
-        at_least(1, shortest=shortest)
+        check_at_least(0, num_latents=num_latents)
+        check_at_least(num_latents + 2, window=window)  # the latents, a transition and a query
+        check_at_least(1, shortest=shortest)
         for limit in max_compressions:
-            at_least(0, max_compressions=limit or 0)
+            check_at_least(0, max_compressions=limit or 0)
         self.window = window
         self.num_latents = num_latents
         self.starts = starts
@@ -97,7 +97,7 @@ class Curriculum:
         return low + int(place * (high - low + 1)) + 1
 
 
-class CurriculumBatches(ResumableBatches):
+class CurriculumBatches(ResumableBatchSampler):
     """Resumable batches of (epoch, index, steps) keys: all items of a global batch have one length.
 
     The length travels with the keys, so every worker has it from the first batch of a stage on; it depends on seed,
@@ -105,7 +105,7 @@ class CurriculumBatches(ResumableBatches):
 
     Args:
         batch_size: items per batch and rank.
-        drop_last: drop an incomplete last global batch, see `ResumableBatches`.
+        drop_last: drop an incomplete last global batch, see `ResumableBatchSampler`.
         accumulated: batches of an optimizer step; the curriculum counts those steps.
     """
 
@@ -132,7 +132,7 @@ class CurriculumBatches(ResumableBatches):
         seed = item_seed(item_seed(self.seed, epoch, LENGTHS), 0, number)
         return self.curriculum.steps(step, seed, self.available)
 
-    def take_longest(self) -> None:
+    def use_longest_items(self) -> None:
         """Let all items be as long as the longest of any stage."""
         curriculum = self.curriculum
         longest = 0

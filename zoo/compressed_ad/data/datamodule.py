@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.compressed_ad.data.curriculum import Curriculum, CurriculumBatches
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
@@ -24,7 +24,8 @@ from zoo.compressed_ad.data.windows import (
 )
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.nets.steps import Statistics
-from zoo.training.data import ResumableBatches, ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import ResumableBatchSampler, item_seed
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +98,8 @@ class HistoryData(ZooDataModule):
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        at_least(0, val_items=val_items, eval_seeds=eval_seeds)
-        at_least(1, rollout_batch=rollout_batch)
+        check_at_least(0, val_items=val_items, eval_seeds=eval_seeds)
+        check_at_least(1, rollout_batch=rollout_batch)
         if val_items + eval_seeds == 0:
             raise ValueError("data.init_args: an evaluation needs val_items or eval_seeds, both are 0")
         if curriculum is not None and offset == "every":
@@ -161,7 +162,7 @@ class HistoryData(ZooDataModule):
         held = HistoryItems(test, self.length, offset, self.val_items, self.seed, **common) if self.val_items else None
         tasks = self.test_tasks.repeat_interleave(self.eval_seeds, dim=0)
         seeds = [item_seed(self.seed, PAIRS_EPOCH, pair) for pair in range(len(tasks))]
-        self.contents = (self.train_tasks.numpy(), self.kept, train.length)
+        self.file_facts = (self.train_tasks.numpy(), self.kept, train.length)
         world = self._rank_and_world()[1]
         self.val_set = EvaluationBatches(held, self.batch_size, tasks, seeds, self.rollout_batch, world)
 
@@ -181,7 +182,7 @@ class HistoryData(ZooDataModule):
         """How the values of the training histories are spread; after `setup`."""
         return self.train_set.source.statistics()
 
-    def train_batches(self, rank: int, world: int) -> ResumableBatches:
+    def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:
         """The training set's batches for a process, with lengths where there is a curriculum."""
         if self.curriculum is None:
             return super().train_batches(rank, world)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, positive, within
-from zoo.common.registry import imported
+from zoo.common.checks import check_at_least, check_positive, check_within
+from zoo.common.registry import get_function
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.base import Env, Lockstep, random_actions, random_numbers, tensor_dtype
 from zoo.compressed_ad.envs.baselines import Explorer, can_explore
@@ -50,14 +50,14 @@ class EpsilonCurriculum:
         demonstrator: str | None = None,
         explores: bool = False,
     ) -> None:
-        at_least(1, episodes=episodes)
-        within(0, 1, best=best, greedy_after=greedy_after)
-        positive(greedy_after=greedy_after)
+        check_at_least(1, episodes=episodes)
+        check_within(0, 1, best=best, greedy_after=greedy_after)
+        check_positive(greedy_after=greedy_after)
         self.env = env
         self.episodes = episodes
         self.best = best
         self.greedy_after = greedy_after
-        self.demonstrator: Demonstrator | None = None if demonstrator is None else imported(demonstrator)
+        self.demonstrator: Demonstrator | None = None if demonstrator is None else get_function(demonstrator)
         self.explores = explores
         if explores and (demonstrator is not None or not can_explore(env)):
             raise ValueError(f"explores needs a grid with unknown goals and no demonstrator, found {env.name}")

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.folders import begin_output
-from zoo.common.ranges import at_least, within
-from zoo.common.work import write_part
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.journal import begin_output
 from zoo.compressed_ad.envs.base import NAMES, Env, Transition, build_env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Schema
@@ -174,9 +174,9 @@ class HistoryWriter:
     ) -> None:
         _check_readable(env)
         goals = env.tasks().tolist()
-        at_least(1, tasks=len(tasks), streams=streams, steps=steps, shard_size=shard_size)
+        check_at_least(1, tasks=len(tasks), streams=streams, steps=steps, shard_size=shard_size)
         if isinstance(env, GridEnv):
-            within(1, LARGEST, grid_size=env.grid_size)
+            check_within(1, LARGEST, grid_size=env.grid_size)
         if len(set(tasks)) < len(tasks) or not 0 <= min(tasks) <= max(tasks) < len(goals):
             raise ValueError(f"expected different indices of the {len(goals)} tasks of {env.name}, found {list(tasks)}")
         self.folder = folder
@@ -217,9 +217,9 @@ class HistoryWriter:
         if transitions.shape != expected or transitions.dtype != self._dtype:
             raise ValueError(f"expected {expected} {self._dtype}, found {transitions.shape} {transitions.dtype}")
         path = self.folder / shard_name(number)
-        write_part(path, lambda file: np.save(file, transitions, allow_pickle=False))
+        write_atomic(path, lambda file: np.save(file, transitions, allow_pickle=False))
         line = f"{file_hash(path)}  {path.name}\n"
-        write_part(_checksum_path(path), lambda file: file.write(line.encode()))
+        write_atomic(_checksum_path(path), lambda file: file.write(line.encode()))
 
 
 class HistoryStore:

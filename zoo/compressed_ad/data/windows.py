@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
@@ -19,7 +19,7 @@ from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.schema import Box, Space
 from zoo.compressed_ad.nets.steps import Statistics, Steps
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 Offset = Literal["start", "random", "every"]
 TerminalState = Literal["true", "reset"]
@@ -155,7 +155,7 @@ class HistoryItems(Dataset[dict[str, Any]]):
         terminal_next_state: TerminalState = "true",
     ) -> None:
         horizon = source.env.schema.limit
-        at_least(1, episode_stride=episode_stride)
+        check_at_least(1, episode_stride=episode_stride)
         if terminal_next_state == "reset" and (not isinstance(source.env, GridEnv) or source.env.random_start):
             raise ValueError(
                 "terminal_next_state 'reset' needs a grid whose episodes begin in one cell (random_start false)"

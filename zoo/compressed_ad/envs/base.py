@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.common.build import build
-from zoo.common.ranges import within
+from zoo.common.checks import check_within
 from zoo.common.registry import public_name
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.schema import Box, Discrete, Schema, Space
@@ -98,7 +98,7 @@ class Env(ABC):
         Returns:
             Indices (n,) int64 into `tasks()` for training and for test, in the shuffled order.
         """
-        within(0, 1, train_share=train_share)
+        check_within(0, 1, train_share=train_share)
         order = list(range(len(self.tasks())))
         random.Random(seed).shuffle(order)
         train = round(len(order) * train_share)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.schema import Box, Discrete, Schema
@@ -188,8 +188,8 @@ class GridEnv(Env):
     def __init__(
         self, grid_size: int, horizon: int, start: Sequence[int], repeats: bool, random_start: bool = False
     ) -> None:
-        at_least(2, grid_size=grid_size)
-        at_least(1, horizon=horizon)
+        check_at_least(2, grid_size=grid_size)
+        check_at_least(1, horizon=horizon)
         if len(start) != 2 or not all(0 <= place < grid_size for place in start):
             raise ValueError(f"start is a row and a column from 0 to {grid_size - 1}, not {list(start)}")
         self.grid_size = grid_size

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
-from zoo.common.registry import imported
+from zoo.common.checks import check_at_least
+from zoo.common.registry import get_function
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env, Transition, tensor_dtype
 from zoo.compressed_ad.envs.schema import Discrete, Schema, Space, box
@@ -107,7 +107,7 @@ class GymnasiumEnv(Env):
             limit = getattr(spec, "max_episode_steps", None)
             if limit is None:
                 raise ValueError(f"{id} has no limit of steps: give the environment's limit")
-        at_least(1, limit=limit)
+        check_at_least(1, limit=limit)
         bounds = (-math.inf, math.inf) if reward is None else (float(reward[0]), float(reward[1]))
         self.schema = Schema(state, action, limit, reward=bounds)
         self._meanings = None if ACTIONS not in self.features else _meanings(action, self.features[ACTIONS])
@@ -192,7 +192,7 @@ def _find_class(id: str) -> Any:
     if id in registered:
         return None
     if "." in id and ":" not in id:
-        return imported(id)
+        return get_function(id)
     nearest = ", ".join(difflib.get_close_matches(id, registered, n=3, cutoff=0.4))
     raise ValueError(
         f"id is {id!r}, which is not registered with gymnasium; nearest: {nearest or 'none'}. A package that registers "

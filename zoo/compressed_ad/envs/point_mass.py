@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, positive
+from zoo.common.checks import check_at_least, check_positive
 from zoo.compressed_ad.envs.base import Env, Transition
 from zoo.compressed_ad.envs.schema import Schema, box
 
@@ -29,9 +29,9 @@ class PointMass(Env):
     name = "point_mass"
 
     def __init__(self, goals: int = 64, horizon: int = 20, speed: float = 0.15) -> None:
-        at_least(2, goals=goals)
-        at_least(1, horizon=horizon)
-        positive(speed=speed)
+        check_at_least(2, goals=goals)
+        check_at_least(1, horizon=horizon)
+        check_positive(speed=speed)
         self.horizon = horizon
         self.speed = speed
         self.task_sizes = (goals,)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.schema import Schema
 
@@ -25,7 +25,7 @@ class Recorded(Env):
     """
 
     def __init__(self, title: str, tasks: int, described: dict[str, Any]) -> None:
-        at_least(1, tasks=tasks)
+        check_at_least(1, tasks=tasks)
         self.name = title
         self.task_sizes = (tasks,)
         self.schema = Schema.read(described)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 Bounds = tuple[float, ...]
 
@@ -22,7 +22,7 @@ class Discrete:
     n: int
 
     def __post_init__(self) -> None:
-        at_least(1, n=self.n)
+        check_at_least(1, n=self.n)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -11,16 +11,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 import zoo
-from zoo.common.folders import begin_output
-from zoo.common.hardware import own_device
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.configs import load_run_config
+from zoo.common.environment import local_device
+from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least, within
-from zoo.common.reading.configs import read_config
-from zoo.common.report import plain, terminal_table, write_report
-from zoo.common.work import Share, write_part
+from zoo.common.reports import replace_non_finite, terminal_table, write_report
+from zoo.common.tensors import state_digest
 from zoo.compressed_ad.data.history import read_index
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
@@ -31,9 +33,8 @@ from zoo.compressed_ad.evaluation.simple import simple_learners, simple_returns
 from zoo.compressed_ad.evaluation.summary import last_episodes, summarise
 from zoo.compressed_ad.inference import CHUNK, SPLIT_SEED, TRAIN_SHARE, Agent, pairs, tasks_of
 from zoo.compressed_ad.rollout import Player
-from zoo.runs.folder import find_config, has_config
-from zoo.runs.frozen import state_digest
 from zoo.runs.load import load
+from zoo.runs.run_folder import find_config, has_config_file
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +110,8 @@ def task_rows(tasks: Tensor, returns: np.ndarray, random: np.ndarray, oracle: np
             "last": float(last[row].mean()),
             "last_std": float(last[row].std()),
             "random": float(random[row]),
-            "oracle": plain(float(oracle[row])),
-            "regret": plain(float(oracle[row] - mean[row])),
+            "oracle": replace_non_finite(float(oracle[row])),
+            "regret": replace_non_finite(float(oracle[row] - mean[row])),
         }
         for row, task in enumerate(tasks.tolist())
     ]
@@ -172,9 +173,9 @@ def evaluate(
             folder was begun with other settings.
         OSError: when the disk is full; the same call goes on.
     """
-    within(0, world_size - 1, rank=rank)
-    at_least(1, episodes=episodes, seeds=seeds, chunk=chunk)
-    agent = load_agent(run, own_device(device))
+    check_within(0, world_size - 1, rank=rank)
+    check_at_least(1, episodes=episodes, seeds=seeds, chunk=chunk)
+    agent = load_agent(run, local_device(device))
     window = agent.policy.window
     if gap and window is None and gap_steps is None:
         raise ValueError(f"{type(agent.policy).__name__} has no window: say how long the gap is (gap_steps)")
@@ -199,13 +200,13 @@ def evaluate(
     paired, keys = pairs(agent.env, tasks, range(seeds))
     spans = [slice(first, min(first + chunk, len(keys))) for first in range(0, len(keys), chunk)]
     paths = [output / PARTS_NAME / f"{number:05d}.npz" for number in range(len(spans))]
-    share = Share(list(zip(spans, paths, strict=True)), lambda chunk: chunk[1].exists(), rank, world_size)
-    for span, path in share.track("chunks", progress and len(spans) > 1):
+    chunks = list(zip(spans, paths, strict=True))
+    pending = pending_items(chunks, lambda chunk: chunk[1].exists(), rank, world_size)
+    for span, path in track(pending, "chunks", disable=not progress or rank > 0 or len(spans) == 1):
         part = _play(agent, paired[span], keys[span], settings, progress and rank == 0 and len(spans) == 1)
-        write_part(path, partial(np.savez, **part))
-    missing = share.missing()
-    if missing:
-        return {"missing": missing}
+        write_atomic(path, partial(np.savez, **part))
+    if missing := pending_items(chunks, lambda chunk: chunk[1].exists()):
+        return {"missing": len(missing)}
     facts = _join(agent, output, paths, tasks, settings, {"run": str(run), "split": split, "split_from": told})
     show(facts)
     return facts
@@ -242,7 +243,7 @@ def split_of(
     if split == "all" or split_seed is not None or train_share is not None:
         chosen = (SPLIT_SEED if split_seed is None else split_seed, TRAIN_SHARE if train_share is None else train_share)
         return tasks_of(env, split, *chosen), "all tasks" if split == "all" else f"seed {chosen[0]}, share {chosen[1]}"
-    config = read_config(find_config(Path(run)), brought=True) if has_config(Path(run)) else {}
+    config = load_run_config(find_config(Path(run)), from_run=True) if has_config_file(Path(run)) else {}
     data: dict[str, Any] = (config.get("data") or {}).get("init_args") or {}
     root = data.get("root")
     if root is not None and Path(root).is_dir():
@@ -273,7 +274,7 @@ def baselines_of(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
         explorer = explorer_returns(env, episodes, tasks, seeds).mean(0).tolist()
     return {
         "random": float(random_return(env, tasks).mean()),
-        "oracle": plain(float(oracle_return(env, tasks).mean())),
+        "oracle": replace_non_finite(float(oracle_return(env, tasks).mean())),
         "explorer": explorer,
     }
 

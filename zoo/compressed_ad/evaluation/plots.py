@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.common.report import new_figure, panels
+from zoo.common.reports import new_figure, subplot_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +146,7 @@ def training(runs: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float
     metrics = list(dict.fromkeys(metric for run in runs.values() for metric in run))
     if not metrics:
         return None
-    figure, grid = panels(len(metrics), 4.5, 3.2)
+    figure, grid = subplot_grid(len(metrics), 4.5, 3.2)
     for metric, axes in zip(metrics, grid, strict=True):
         for label, run in runs.items():
             if metric in run:

@@ -12,15 +12,15 @@ import numpy as np
 
 import zoo
 from zoo.common.locks import writes_into
-from zoo.common.report import markdown_table, plain, write_report
-from zoo.common.statistics import bootstrap_groups
+from zoo.common.reports import markdown_table, replace_non_finite, write_report
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.base import build_env
 from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
-from zoo.compressed_ad.evaluation.summary import last_episodes, speed
-from zoo.runs.csv_log import CSV_NAME, read_metrics
+from zoo.compressed_ad.evaluation.summary import bootstrap_groups, last_episodes, speed
+from zoo.runs.metrics_csv import read_metrics
+from zoo.runs.run_folder import CSV_NAME
 
 NAME = "report"
 METRICS = 9  # panels of training curves
@@ -214,7 +214,7 @@ def _paired(
     tail = returns.shape[2] - last_episodes(returns.shape[2])
     gains = (returns[:, :, tail:].astype(np.float64) - others[:, :, tail:]).mean(2, keepdims=True)
     low, high = bootstrap_groups(gains)
-    return plain({"mean": float(gains.mean()), "low": float(low[0]), "high": float(high[0])})
+    return replace_non_finite({"mean": float(gains.mean()), "low": float(low[0]), "high": float(high[0])})
 
 
 def _notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:

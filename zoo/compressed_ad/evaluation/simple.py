@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 from zoo.compressed_ad.envs.base import Env, random_actions, random_numbers, tensor_dtype
 from zoo.compressed_ad.envs.schema import Discrete
@@ -141,7 +141,7 @@ def simple_returns(env: Env, name: str, tasks: Tensor, seeds: Sequence[int], epi
         tasks: (B, F) int64.
         seeds: (B,), 0 to 2**64 - 1, of the environments and of random actions.
     """
-    at_least(1, episodes=episodes)
+    check_at_least(1, episodes=episodes)
     space, envs = env.schema.action, env.start(tasks.cpu(), seeds)
     learners = [simple_learners(env)[name]() for _ in seeds]
     earned, finished = np.zeros(len(seeds)), [[] for _ in seeds]  # type: ignore[var-annotated]

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from zoo.common.report import plain
-from zoo.common.statistics import bootstrap_groups
+from zoo.common.reports import replace_non_finite
+from zoo.common.statistics import LEVEL, RESAMPLES
 
 SMOOTHED = 20  # episodes of a moving average
 LAST = 50  # episodes that tell the final level
 SHARES = (0.5, 0.75, 0.9)  # of the final level
 LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is told
 
+MAX_WEIGHTS = 4_000_000  # sampled at once, which bounds the memory of large sets
+
+
+def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Compute percentile intervals of a mean by resampling groups, and in each its members.
+
+    Args:
+        values: (groups, members, N) float, finite.
+
+    Returns:
+        Lower and upper ends (N,) of the 95 % intervals; NaN for a single value.
+
+    Source: Davison and Hinkley, "Bootstrap methods and their application" (1997), section 3.8.
+    """
+    groups, members, count = values.shape
+    if groups * members < 2:
+        return np.full(count, math.nan), np.full(count, math.nan)
+    flat = values.reshape(groups * members, count).astype(np.float64)
+    rng, batch = np.random.default_rng(seed), max(1, MAX_WEIGHTS // len(flat))
+    means = []
+    for first in range(0, resamples, batch):
+        sampled = rng.multinomial(groups, [1 / groups] * groups, size=min(batch, resamples - first))
+        weights = rng.multinomial(sampled * members, [1 / members] * members)
+        means.append(weights.reshape(len(sampled), -1) @ flat / (groups * members))
+    low, high = np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return low, high
+
 
 def interval(values: np.ndarray) -> dict[str, float | None]:
     """Mean and interval of values (tasks, seeds); ends are None for a single pair."""
     low, high = bootstrap_groups(values[..., None])
-    return plain({"mean": float(values.mean(dtype=np.float64)), "low": float(low[0]), "high": float(high[0])})
+    return replace_non_finite(
+        {"mean": float(values.mean(dtype=np.float64)), "low": float(low[0]), "high": float(high[0])}
+    )
 
 
 def last_episodes(episodes: int) -> int:
@@ -80,9 +110,9 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
         "std": float(by_task.std()),
         "std_tasks": float(by_task.mean(1).std()),
         "random": float(random.mean()),
-        "oracle": plain(float(oracle.mean())),
+        "oracle": replace_non_finite(float(oracle.mean())),
         "regret": interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
-        "gain": plain((level_mean - float(random.mean())) / reach) if reach else None,
+        "gain": replace_non_finite((level_mean - float(random.mean())) / reach) if reach else None,
         "episodes_to_reach": speed(means, level_mean),
         "after_episodes": {
             str(count): float(averages[count - 1 - episodes + len(averages)])
@@ -91,8 +121,8 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
         },
         "curve": {
             "mean": means.tolist(),
-            "low": plain(low.tolist()),
-            "high": plain(high.tolist()),
+            "low": replace_non_finite(low.tolist()),
+            "high": replace_non_finite(high.tolist()),
             "cumulative": (means.cumsum() / np.arange(1, episodes + 1)).tolist(),
         },
     }

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.compressed_ad.nets.embedding import REWARDS
 from zoo.compressed_ad.nets.steps import Steps
 
@@ -24,7 +24,7 @@ class Compressor(nn.Module, ABC):
 
     def __init__(self, num_latents: int) -> None:
         super().__init__()
-        at_least(0, num_latents=num_latents)
+        check_at_least(0, num_latents=num_latents)
         self.num_latents = num_latents
 
     @abstractmethod
@@ -249,7 +249,7 @@ class FieldDecoder(ReconstructionDecoder):
         max_tokens: int = 1024,
     ) -> None:
         super().__init__(dim, depth, heads, feedforward, dropout, max_tokens)
-        at_least(1, positions=1 if positions is None else positions)
+        check_at_least(1, positions=1 if positions is None else positions)
         self.positions = positions
         self.sizes = (grid_size, grid_size, num_actions, REWARDS, grid_size, grid_size)
         self.fields = nn.Linear(dim, sum(self.sizes))

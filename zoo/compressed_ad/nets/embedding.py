@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.schema import Box, Discrete, Space
 from zoo.compressed_ad.nets.steps import Statistics, Steps
@@ -164,7 +164,7 @@ class SpaceEmbedding(StepEmbedding):
 
     def __init__(self, env: Env, dim: int = 64, hidden: int = 0) -> None:
         super().__init__(dim, env.schema.action.n if isinstance(env.schema.action, Discrete) else None)
-        at_least(0, hidden=hidden)
+        check_at_least(0, hidden=hidden)
         self.spaces = (env.schema.observation, env.schema.action)
         self.state = _features(env.schema.observation, dim)
         self.action = _features(env.schema.action, dim)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.schema import Box
 from zoo.compressed_ad.nets.steps import Statistics
@@ -165,7 +165,7 @@ class BinsHead(BoxHead):
     edges: Tensor
 
     def __init__(self, env: Env, dim: int = 64, bins: int = 21, quantiles: bool = False) -> None:
-        at_least(2, bins=bins)
+        check_at_least(2, bins=bins)
         super().__init__(env, dim, bounded(env).size * bins)
         self.bins = bins
         self.quantiles = quantiles

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 Activation = Literal["gelu", "relu"]
 INIT_STD = 0.02
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
         super().__init__()
         if dim % heads:
             raise ValueError(f"transformer: {heads} heads do not divide {dim} channels")
-        at_least(2, context=context)  # a transition and a query
+        check_at_least(2, context=context)  # a transition and a query
         self.dim = dim
         self.context = context
         self.dropout = dropout

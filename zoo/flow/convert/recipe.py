@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.convert.settings import PRECISIONS, SettingRule, read_settings_file, set_recipe_option, with_hints
 
@@ -22,7 +21,7 @@ FLAGS = {
     "warmup_steps": SettingRule(default=200, least=0),
     "log_interval": SettingRule(updates="trainer.log_every_n_steps", default=200),
     # Lightning counts batches here, as they do
-    "sample_log_interval": SettingRule("trainer.val_check_interval", "checkpoints.every_n_batches", default=2000),
+    "sample_log_interval": SettingRule("trainer.val_check_interval", "checkpoints.every_n_steps", default=2000),
     # 0 or less takes all
     "max_num_images_per_cat": SettingRule("data.init_args.max_per_class", default=3000, least=-math.inf),
     "sigma_min": SettingRule("model.init_args.path.init_args.sigma_min", default=0.001, least=0),
@@ -80,7 +79,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
             f"{path} is no configuration of the flow matching lineage: it lacks train_num_steps and batch_size "
             f"and has {', '.join(map(str, list(config)[:8]))}"
         )
-    recipe = yaml.safe_load(recipe_path().read_text(encoding="utf-8"))
+    recipe = load_recipe(recipe_path())
     for option, value in options({key: config[key] for key in config if key in FLAGS}, str(path)).items():
         set_recipe_option(recipe, option, value)
     return recipe, with_hints([str(key) for key in config if key not in FLAGS], WITHOUT_COUNTERPART)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.common.safe_load import Record
 from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint, count_tensors
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
@@ -163,7 +163,7 @@ class FlowConverter(Converter[FlowFile]):
 
     def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
         """Return options of `to_original`; see `Converter.extra_arguments`."""
-        parts = ours.specs["parts"]
+        parts = ours.specs["components"]
         path = parts["path"]
         if not path["class_path"].endswith(".ConditionalOT") or parts.get("prediction", "velocity") != "velocity":
             raise ValueError(f"{source}: the original knows velocities on the path ConditionalOT only, not {path}")

@@ -10,8 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from zoo.common.atomic import write_atomic
-from zoo.common.reading.extract import extract_archive
+from zoo.common.atomic_files import extract_archive, write_atomic
 from zoo.flow.data import image_sets
 from zoo.flow.data.image_cache import CACHES, build
 from zoo.flow.data.image_sets import ImageSet

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from zoo.common.folders import data_folder
-from zoo.common.ranges import at_least, within
+from zoo.common.checks import check_at_least, check_within, find_data_folder
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
@@ -22,7 +21,8 @@ from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
-from zoo.training.data import RankSlice, ZooDataModule, item_seed
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import EvaluationSampler, item_seed
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class FlowData(ZooDataModule):
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, in batches that need about the memory of one in training."""
         rank, world = self._rank_and_world()
-        part = RankSlice(len(dataset), rank, world)  # type: ignore[arg-type]
+        part = EvaluationSampler(len(dataset), rank, world)  # type: ignore[arg-type]
         size = max(1, self.batch_size // EVALUATION_TIMES)
         return self.loader(dataset, batch_size=size, sampler=part, collate_fn=self.collate)
 
@@ -135,15 +135,15 @@ class ImageData(FlowData):
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
-        within(0, 1, max_bad_share=max_bad_share)
-        at_least(2, val_every=val_every)
+        check_within(0, 1, max_bad_share=max_bad_share)
+        check_at_least(2, val_every=val_every)
         if root is not None and hub is not None:
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
         if glyphs is not None and (root is not None or hub is not None):
             raise ValueError(f"data.init_args: glyphs are drawn, so root ({root}) and hub ({hub}) must be null")
         is_file = root is not None and Path(root).is_file()
         self.root = (
-            Path(str(root)) if is_file else data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
+            Path(str(root)) if is_file else find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         )
         self.hub = hub
         self.glyphs = glyphs
@@ -157,7 +157,7 @@ class ImageData(FlowData):
         self.flips = flips
         self.cache = None if cache is None else Path(cache)
         self.captions = captions
-        self.sources = data_folder("sources", sources, False, "images of their own")
+        self.sources = find_data_folder("sources", sources, False, "images of their own")
         if sources is not None and (self.root is None or not self.root.is_dir()):
             raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
 
@@ -189,9 +189,9 @@ class ImageData(FlowData):
         told = self._conditions(sets_read)
         # what is decoded anew in each epoch has a checksum of times and paths
         pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
-        self.contents = (pixels, sets[0].labels)
+        self.file_facts = (pixels, sets[0].labels)
         if sets[0].captions is not None:
-            self.contents += (sets[0].captions,)
+            self.file_facts += (sets[0].captions,)
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
@@ -323,7 +323,7 @@ class PointData(FlowData):
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
-        at_least(1, train_points=train_points, val_points=val_points)
+        check_at_least(1, train_points=train_points, val_points=val_points)
         self.kind: PointSet = kind
         self.counts = (train_points, val_points)
         self.sample_shape = (2,)
@@ -334,7 +334,7 @@ class PointData(FlowData):
             points.draw(self.kind, count, item_seed(self.seed, DRAW_EPOCH, part))
             for part, count in enumerate(self.counts)
         ]
-        self.contents = (self.kind,)
+        self.file_facts = (self.kind,)
         train, val = ([0] * count for count in self.counts)
         self.train_set = Items(StoredValues(values[0]), train, None, self.seed, pooled=self.pooled)
         self.val_set = Items(StoredValues(values[1]), val, None, self.seed)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.flow.data.image_sets import ImageSet
 from zoo.flow.data.images import ArrayImages
 
@@ -48,8 +48,8 @@ class Glyphs:
     """
 
     def __init__(self, per_class: int = 100, held_out: int = 15, seed: int = 0) -> None:
-        at_least(1, per_class=per_class, held_out=held_out)
-        at_least(0, seed=seed)
+        check_at_least(1, per_class=per_class, held_out=held_out)
+        check_at_least(0, seed=seed)
         self.per_class = per_class
         self.held_out = held_out
         self.seed = seed
@@ -109,7 +109,7 @@ def _mask(character: str, font: str) -> Image.Image:
 
 @cache
 def _font(name: str) -> ImageFont.FreeTypeFont:
-    one_of(FONTS, font=name)
+    check_one_of(FONTS, font=name)
     package = importlib.util.find_spec("matplotlib")  # its place alone: importing it takes time
     if package is None or package.origin is None:
         raise ModuleNotFoundError("the fonts of the glyphs come with matplotlib: pip install matplotlib")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from torch import Tensor
 
-from zoo.common.atomic import TEMPORARY_MARK, remove, write_atomic
+from zoo.common.atomic_files import TEMPORARY_MARK, delete_path, write_atomic
 from zoo.flow.data.image_sets import ImageSet
 from zoo.flow.data.images import Framing, check_bad_images, decode_all, stamps, to_values
 
@@ -94,7 +94,7 @@ def build(
             log.info("building the image cache anew: %s is of other images", path)
     for left in folder.glob(f".{stem}-*{TEMPORARY_MARK}*"):
         if time.time() - left.stat().st_mtime > STALE_SECONDS:
-            remove(left)
+            delete_path(left)
     bad: dict[int, str] = {}
     rows = partial(decode_all, source, framing, progress, max_bad_share, bad)
     index: dict[str, Any] = {"version": VERSION, "key": key, "resolution": resolution, "channels": channels}

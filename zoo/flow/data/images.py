@@ -19,8 +19,7 @@ from PIL import Image, ImageOps
 from rich.progress import track
 from torch import Tensor
 
-from zoo.common.ranges import one_of
-from zoo.common.reading.bad_share import check_bad_share
+from zoo.common.checks import check_one_of, check_unreadable_share
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,8 @@ class Framing:
     background: tuple[int, int, int] = WHITE
 
     def __post_init__(self) -> None:
-        one_of(MODES, channels=self.channels)
-        one_of(("squash", "crop"), resize=self.resize)
+        check_one_of(MODES, channels=self.channels)
+        check_one_of(("squash", "crop"), resize=self.resize)
         if len(self.background) != 3 or not all(0 <= value <= 255 for value in self.background):
             raise ValueError(f"background is red, green and blue from 0 to 255, not {list(self.background)}")
 
@@ -200,7 +199,7 @@ def decode_all(
 def check_bad_images(bad: Mapping[int, str], count: int, max_bad_share: float) -> None:
     """Name broken images, given with their causes by number, in a warning; raise where they are more, or all."""
     causes = [bad[index] for index in sorted(bad)]
-    check_bad_share(causes, count, max_bad_share if len(bad) < count else 0.0, "images cannot be read", _SHOWN)
+    check_unreadable_share(causes, count, max_bad_share if len(bad) < count else 0.0, "images cannot be read", _SHOWN)
     for cause in causes:
         log.warning("image left out: %s", cause)
 

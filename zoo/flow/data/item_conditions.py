@@ -17,8 +17,8 @@ from zoo.flow.nets.text import FrozenText
 from zoo.flow.process.conditions import GROUPS
 from zoo.flow.process.coupling import Reader
 from zoo.flow.process.image_conditions import ImageCondition
-from zoo.training.data import item_seed
-from zoo.training.shards import Shards, shard_paths, write_rows
+from zoo.training.array_files import MappedArrays, array_paths, write_array_files
+from zoo.training.resume import item_seed
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PromptStates:
         facts = [text.fingerprint(), text.max_tokens, self.names, known]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         self.stem = folder / f"prompts-{digest}"
-        if all(path.is_file() for path in shard_paths(self.stem, len(known), SHARD_PROMPTS)):
+        if all(path.is_file() for path in array_paths(self.stem, len(known), SHARD_PROMPTS)):
             return
         kinds = {"tokens": ("<f2", (text.max_tokens, text.width)), "mask": ("?", (text.max_tokens,))}
         kinds["pooled"] = ("<f2", (text.width,))
@@ -66,12 +66,12 @@ class PromptStates:
                     found[name][first : first + text.chunk] = states[name].cpu().numpy()
             return found
 
-        done = write_rows(self.stem, len(known), SHARD_PROMPTS, rows, rank, world_size)
+        done = write_array_files(self.stem, len(known), SHARD_PROMPTS, rows, rank, world_size)
         log.info("%s: %d shards of prompts written by process %d", self.stem, done, rank)
 
     def open(self) -> None:
         """Open the shards, once all processes have written theirs."""
-        self._shards = Shards(self.stem, len(self.numbers), SHARD_PROMPTS)
+        self._shards = MappedArrays(self.stem, len(self.numbers), SHARD_PROMPTS)
 
     def __call__(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """States (n, ...) of prompts, float32, masks bool."""

@@ -14,7 +14,7 @@ from zoo.flow.data.item_conditions import ItemConditions
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.sampling import noise
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 EVALUATION_EPOCH = -1  # of the keys whose noise is the same in every evaluation
 POOLS = -3  # index of an epoch's seed of the pools; the order of an epoch takes -1 and -2

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.items import Items
 from zoo.flow.nets.autoencoder import LatentSpace, sample_moments
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.sampling import noise
-from zoo.training.data import Key, item_seed
-from zoo.training.shards import Shards, shard_paths, write_rows
+from zoo.training.array_files import MappedArrays, array_paths, write_array_files
+from zoo.training.resume import Key, item_seed
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ def write_shards(
             found.append(torch.stack([encode(each).float().cpu() for each in copies], dim=1).half().numpy())
         return np.concatenate(found)
 
-    return write_rows(stem, len(images), shard_size, rows, rank, world_size)
+    return write_array_files(stem, len(images), shard_size, rows, rank, world_size)
 
 
-class Moments(Shards):
+class Moments(MappedArrays):
     """Reads moments of images from memory-mapped shards."""
 
     def __call__(self, items: Sequence[int], copies: Sequence[int]) -> Tensor:
@@ -149,7 +149,7 @@ class LatentData(FlowData):
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
-        at_least(1, shard_size=shard_size, chunk=chunk)
+        check_at_least(1, shard_size=shard_size, chunk=chunk)
         if images.pooled is not None:
             raise ValueError("data.images.pooled pairs images, not latents: set data.init_args.pooled instead")
         self.images = images
@@ -187,7 +187,7 @@ class LatentData(FlowData):
             settings |= {"count": len(items), "shard_size": self.shard_size, "sample_shape": list(self.sample_shape)}
             text = json.dumps(settings, indent=1, sort_keys=True)
             stem = self.cache / f"latents-{part}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-            if not all(path.is_file() for path in shard_paths(stem, len(items), self.shard_size)):
+            if not all(path.is_file() for path in array_paths(stem, len(items), self.shard_size)):
                 latents.to(device)
                 done = write_shards(items, encode, stem, self.shard_size, self.chunk, rank, world)
                 latents.to(home)
@@ -200,12 +200,12 @@ class LatentData(FlowData):
         self._moments = moments
         self.train_set = LatentItems(train, moments, self.pooled, self.draw)
         self.val_set = LatentItems(val, Moments(val_stem, len(val), self.shard_size), None, False)
-        self.contents = (*self.images.contents, digest)
+        self.file_facts = (*self.images.file_facts, digest)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training set's latents, in float64 over all shards."""
         totals, count = np.zeros((2, self.sample_shape[0])), 0
-        for shard in self._moments.shards():
+        for shard in self._moments.arrays():
             mean, log_variance = np.split(np.asarray(shard, dtype=np.float64), 2, axis=2)  # (N, copies, C, h, w)
             square = mean**2 + (np.exp(log_variance) if self.draw else 0)
             totals += np.stack([mean.sum(axis=(0, 1, 3, 4)), square.sum(axis=(0, 1, 3, 4))])

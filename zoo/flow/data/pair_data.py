@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.common.folders import data_folder
+from zoo.common.checks import find_data_folder
 from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.item_conditions import PromptStates, encoded_prompts
@@ -26,7 +26,7 @@ from zoo.flow.data.items import EVALUATION_EPOCH
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.process.conditions import Given
 from zoo.flow.process.sampling import PAIRS, noise
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 META_NAME = "meta.json"
 NEEDED_KEYS = ("count", "shard_size", "sample_shape", "num_classes", "classes")
@@ -256,7 +256,7 @@ class PairData(FlowData):
             raise ValueError(f"data.init_args.val_share lies between 0 and 1, not {val_share}")
         made = "pairs made in code, which train nothing of use"
         cure = f"write pairs there with `zoo make-pairs RUN {root}`"
-        self.root = data_folder("root", root, embedded_if_missing, made, cure)
+        self.root = find_data_folder("root", root, embedded_if_missing, made, cure)
         self.val_share = val_share
         self.embedded_shape = tuple(embedded_shape)
         self.embedded_classes = embedded_classes
@@ -272,7 +272,7 @@ class PairData(FlowData):
         latents, told = self._latents(), self._told(read)
         self.train_set = Pairs(read, range(first), self.seed, latents, told)
         self.val_set = Pairs(read, range(first, count), self.seed, latents, told)
-        self.contents = (count, self.sample_shape)
+        self.file_facts = (count, self.sample_shape)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training pairs' latents, float64."""

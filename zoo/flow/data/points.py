@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, one_of
+from zoo.common.checks import check_at_least, check_one_of
 
 PointSet = Literal["gaussian", "shifted_gaussian", "circles", "s_curve", "moons", "swiss_roll", "checkerboard"]
 STANDARDISED = ("s_curve", "moons", "swiss_roll", "checkerboard")
@@ -28,8 +28,8 @@ def draw(kind: PointSet, count: int, seed: int) -> Tensor:
     Source: KAIST CS492(D) 2024, assignment 7, task 1, whose draws are standardised each by itself and of whose
     checkerboards the number of points varies.
     """
-    one_of(get_args(PointSet), kind=kind)
-    at_least(1, count=count)
+    check_one_of(get_args(PointSet), kind=kind)
+    check_at_least(1, count=count)
     points = _draw(kind, count, seed)
     if kind in STANDARDISED:
         mean, deviation = _moments(kind)

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from zoo.common.atomic import write_atomic
-from zoo.common.reading.text import load_json
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.flow.data.images import checksum
 from zoo.flow.evaluation.extractors import Classifier, resized, with_channels

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.flow.data.images import to_values
 from zoo.flow.evaluation import metrics as distances
 from zoo.flow.evaluation.extractors import BATCH, Classifier, Extractor, cached_features
@@ -124,7 +124,7 @@ class Comparison:
         seed: int = 0,
     ) -> None:
         for name in metrics:
-            one_of(METRICS, metrics=name)
+            check_one_of(METRICS, metrics=name)
         self.reference = reference
         self.extractor = extractor
         self.train = train

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Draw = Callable[[Tensor, int, torch.Generator], Tensor]
 """Makes images (n, C, H, W) from those of one class (N, C, H, W)."""

@@ -18,9 +18,9 @@ from rich.console import Console
 from torch import Tensor
 
 import zoo
-from zoo.common.hardware import machine
+from zoo.common.environment import describe_machine
 from zoo.common.locks import writes_into
-from zoo.common.report import new_figure, terminal_table, write_report
+from zoo.common.reports import new_figure, terminal_table, write_report
 from zoo.common.statistics import LEVEL, Interval, bootstrap_mean
 from zoo.flow.evaluation import metrics as distances
 from zoo.flow.evaluation.comparison import MANIFOLD_ROWS, METRICS, Comparison, Samples, samples_of
@@ -195,7 +195,7 @@ def evaluate(
     report = {
         "version": zoo.__version__,
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "machine": machine(),
+        "machine": describe_machine(),
         "generated": str(generated),
         "reference": str(reference or "scikit-learn's digits, held out"),
         "extractor": net.identity() if net is not None else "features from files",

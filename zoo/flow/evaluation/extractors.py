@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.flow.data.image_sets import read_npz
 from zoo.flow.data.images import checksum, to_values
 

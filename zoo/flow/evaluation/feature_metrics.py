@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.flow.evaluation.comparison import Comparison, Samples, samples_of
 from zoo.flow.evaluation.controls import matching_labels
 from zoo.flow.evaluation.references import build_extractor
 from zoo.flow.process.quality import Draw, SampleMetrics
 from zoo.flow.process.sampling import SAMPLES
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Metric = Literal["frechet", "accuracy", "spread", "nearest"]
 FIGURES = {"spread": ("std_ratio",), "nearest": ("nearest", "nearest_ratio")}
@@ -43,7 +43,7 @@ class FeatureMetrics(SampleMetrics):
         cache: str | None = "runs/cache",
     ) -> None:
         super().__init__(every)
-        at_least(2, count=count)
+        check_at_least(2, count=count)
         self.metrics = tuple(metrics)
         self.count = count
         self.extractor: Literal["digits", "pixels"] = extractor

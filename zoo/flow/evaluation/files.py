@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.flow.data import image_sets
 from zoo.flow.data.images import ArrayImages, FileImages, Framing, ImageSource, decode_all
 from zoo.flow.evaluation.comparison import Samples
@@ -54,7 +54,7 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
 
 def read_digits(val_every: int, split_seed: int | None, resolution: int, channels: int) -> tuple[Samples, Samples]:
     """Scikit-learn's digits, the training and the held-out ones, split as `ImageData` does with the same arguments."""
-    at_least(2, val_every=val_every)
+    check_at_least(2, val_every=val_every)
     images = image_sets.digits()
     pixels = _pixels(images.source, resolution, channels)
     chosen = np.array(image_sets.held_out(images.labels, val_every, split_seed))

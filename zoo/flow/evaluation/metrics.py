@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 CHUNK = 1024  # rows per block of a distance matrix
 TINY = 1e-12
@@ -108,7 +108,7 @@ def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str
     Source: Kynkäänniemi et al., "Improved Precision and Recall" (2019); Naeem et al., "Reliable Fidelity and Diversity
     Metrics" (2020).
     """
-    at_least(1, neighbours=neighbours)
+    check_at_least(1, neighbours=neighbours)
     real, fake = checked_pair(real, fake, neighbours + 1)
     # the nearest feature of a set to its own member is that member
     real_radius = _squared_distances(real, real).kthvalue(neighbours + 1, dim=1).values

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from zoo.common.ranges import one_of
+from zoo.common.checks import check_one_of
 from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier
 from zoo.flow.evaluation.comparison import Comparison, Samples
@@ -58,7 +58,7 @@ def build_extractor(
     Args:
         statistics: whether mean and covariance are all that is known of the real images.
     """
-    one_of(get_args(ExtractorName), extractor=name)
+    check_one_of(get_args(ExtractorName), extractor=name)
     if statistics and name != "fid":
         raise ValueError(
             f'the reference holds mean and covariance, which are of the Inception of the FID, not of "{name}": '

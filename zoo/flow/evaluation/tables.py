@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from zoo.common.hardware import machine
+from zoo.common.environment import describe_machine
 from zoo.common.locks import writes_into
-from zoo.common.report import new_figure, terminal_table, write_report
+from zoo.common.reports import new_figure, terminal_table, write_report
 from zoo.flow.data import points
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
 from zoo.flow.inference.drawing import given_in_turns, image_files, load_sampler, requests
@@ -240,7 +240,12 @@ def sweep(
         raise ValueError("nothing to compare: name methods or, for a net with classes, scales, and budgets above 0")
     for name, rows in tables.items():
         show(rows, name)
-        content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": machine(), "samples": count, "seed": seed}
+        content = {
+            "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "machine": describe_machine(),
+            "samples": count,
+            "seed": seed,
+        }
         content |= {"grid": "uniform", "rows": rows}
         write_report(Path(output), {f"{name}.json": content, f"{name}.png": figure(rows, name)})
     return tables

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.hardware import own_device
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
+from zoo.common.environment import local_device
+from zoo.common.tensors import state_digest
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.frozen import FrozenNet
@@ -15,9 +16,8 @@ from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Autoguidance, Guidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
-from zoo.runs.frozen import state_digest
 from zoo.runs.load import load
-from zoo.training.data import item_seed
+from zoo.training.resume import item_seed
 
 Drawn = tuple[list[int] | None, list[int]]
 """Labels (None without classes) and seeds, one per sample."""
@@ -33,7 +33,7 @@ def requests(
         labels: taken in turns; one that stands twice comes twice as often. None for all classes.
         epoch: of the keys of the noise.
     """
-    at_least(1, count=count)
+    check_at_least(1, count=count)
     if labels is not None and not num_classes:
         raise ValueError(f"labels {list(labels)} are given to a net that has no classes: leave them out")
     if labels is not None and (not labels or any(not 0 <= label <= num_classes for label in labels)):
@@ -90,7 +90,7 @@ def load_sampler(
     sampler guides itself; the scale is 2 unless `guidance` gives another `Autoguidance`.
     """
     given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
-    sampler = load(run, own_device(device), **{name: value for name, value in given.items() if value is not None})
+    sampler = load(run, local_device(device), **{name: value for name, value in given.items() if value is not None})
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
     if guide is not None:

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import track
 
-from zoo.common.atomic import write_atomic
-from zoo.common.folders import begin_output
-from zoo.common.hardware import process_rank
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_within
+from zoo.common.environment import process_rank
+from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
-from zoo.common.ranges import within
-from zoo.common.report import write_report
-from zoo.common.work import Share
+from zoo.common.reports import write_report
+from zoo.common.tensors import state_digest
 from zoo.flow import rendering
 from zoo.flow.inference.drawing import (
     Drawn,
@@ -32,7 +33,6 @@ from zoo.flow.process.conditions import Given
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.solvers import Solver
-from zoo.runs.frozen import state_digest
 
 LABELS_NAME, JOINED_NAME = "labels.csv", "samples.npy"
 GRID_IMAGES = 100
@@ -72,7 +72,7 @@ def generate(
         sample (with dopri5 the most that a chunk took), `seconds` of work, `written`: further files by name.
     """
     started = time.perf_counter()
-    within(0, world_size - 1, rank=rank)
+    check_within(0, world_size - 1, rank=rank)
     rendering.check_animation(trajectory)
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)
@@ -94,16 +94,16 @@ def generate(
         _write_labels(output, drawn, suffix, sampler.class_names(drawn[0]), more)
     paths = [output / f"{index}{suffix}" for index in range(count)]
     spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)]
-    share = Share(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
+    pending = pending_items(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
     done, nfe = 0, 0
-    for span in share.track("samples", progress):
+    for span in track(pending, "samples", disable=not progress or rank > 0):
         made, evaluations = _write_span(sampler, paths, span, drawn, given)
         done, nfe = done + made, max(nfe, evaluations)
     owed = sum(not path.exists() for path in paths)
     written = [] if owed else finish(sampler, output, paths, drawn, grid, trajectory, given)
     return {
         "done": done,
-        "skipped": sum(map(len, share.mine)) - done,
+        "skipped": sum(map(len, spans[rank::world_size])) - done,
         "missing": owed,
         "nfe": nfe,
         "seconds": round(time.perf_counter() - started, 3),

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
-from zoo.common.folders import begin_output
-from zoo.common.hardware import process_rank
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_within
+from zoo.common.environment import process_rank
+from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least, within
-from zoo.common.work import Share, write_part
 from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
 from zoo.flow.inference.drawing import given_in_turns, image_files, load_sampler, requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
@@ -57,8 +57,8 @@ def make_pairs(
 
     Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1.
     """
-    at_least(1, count=count, shard_size=shard_size)
-    within(0, world_size - 1, rank=rank)
+    check_at_least(1, count=count, shard_size=shard_size)
+    check_within(0, world_size - 1, rank=rank)
     files = image_files(images), image_files(masks)
     chosen = sampler.label_numbers(labels)
     drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
@@ -78,14 +78,14 @@ def make_pairs(
         settings |= {"images": [path.name for path in files[0]], "masks": [path.name for path in files[1]]}
     elif prompts is not None or any(files):
         raise ValueError("the net takes no prompts and no images: leave them out")
-    begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED)
+    begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED, sweep=world_size == 1)
     indices = [range(start, min(start + shard_size, count)) for start in range(0, count, shard_size)]
     shards = list(zip(shard_paths(output, count, shard_size), indices, strict=True))
-    share = Share(shards, lambda shard: shard[0].is_file(), rank, world_size)
-    made = sum(len(part) for _, part in share.owed)
+    pending = pending_items(shards, lambda shard: shard[0].is_file(), rank, world_size)
+    made = sum(len(part) for _, part in pending)
     with Progress(disable=not progress) as bar:
         task = bar.add_task(f"pairs in {output.name}", total=made)
-        for path, part in share.owed:
+        for path, part in pending:
             rows = np.zeros(len(part), row_type(net.sample_shape, image_shape))
             rows["seed"] = seeds[part.start : part.stop]
             given = given_in_turns(sampler, rows["seed"].tolist(), prompts, *files, first=part.start)
@@ -95,8 +95,8 @@ def make_pairs(
                 rows["label"] = drawn[part.start : part.stop]
             for done in _sample(sampler, rows, given):
                 bar.advance(task, done)
-            write_part(path, partial(np.save, arr=rows))
-    return {"made": made, "skipped": sum(len(part) for _, part in share.mine) - made}
+            write_atomic(path, partial(np.save, arr=rows))
+    return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
 
 
 def _sample(sampler: Sampler, rows: np.ndarray, given: Given | None) -> Iterator[int]:

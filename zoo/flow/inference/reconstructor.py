@@ -15,8 +15,8 @@ from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import MODES, FileImages, to_values
 from zoo.flow.nets.autoencoder import AutoencoderKL
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Inference, facts_table
-from zoo.runs.interactive import Part, Report
+from zoo.runs.inference.base import Inference, table_output
+from zoo.runs.inference.forms import Output, Progress
 
 
 class Reconstructor(Inference):
@@ -56,12 +56,12 @@ class Reconstructor(Inference):
         error = np.abs(made.astype(np.float64) - pixels).mean() / 127.5
         return {"width": pixels.shape[2], "height": pixels.shape[1], "l1": round(float(error), 6)}
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """The reconstruction beside the image."""
         facts = self.process_file(values["input"], folder / "result.png")
         rendering.write_png(folder / "input.png", self._read(values["input"])[0])
-        parts = [Part("image", "Reconstructed", "result.png", beside="see")]
-        return [*parts, Part("image", "Image", "input.png", beside="see"), facts_table(facts)]
+        parts = [Output("image", "Reconstructed", "result.png", group="see")]
+        return [*parts, Output("image", "Image", "input.png", group="see"), table_output(facts)]
 
     def _read(self, path: Path) -> np.ndarray:
         """Pixels (1, H, W, C) of a file, cut to a size that the net takes."""

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic import write_atomic
-from zoo.common.ranges import at_least, one_of
+from zoo.common.atomic_files import write_atomic
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.flow import rendering
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import FileImages, Framing, to_values
@@ -33,12 +33,12 @@ from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import SAMPLES, noise, putting_back
 from zoo.flow.process.solvers import METHODS, Method, Projection, Solution, Solver
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference import Inference, attempt, facts_table
-from zoo.runs.interactive import Field, Part, Report
-from zoo.training.data import item_seed
+from zoo.runs.inference.base import Inference, attempt, table_output
+from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.training.resume import item_seed
 
-MOST_IMAGES, MOST_POINTS, MOST_STEPS = 64, 5000, 100  # of one answer
-MOST_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
+MAX_IMAGES, MAX_POINTS, MAX_STEPS = 64, 5000, 100  # of one answer
+MAX_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
 ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
 
 
@@ -93,8 +93,8 @@ class Sampler(Inference):
         text: FrozenText | None = None,
         image_condition: ImageCondition | None = None,
     ) -> None:
-        at_least(1, chunk=chunk)
-        one_of(rendering.ANIMATIONS, trajectory=trajectory)
+        check_at_least(1, chunk=chunk)
+        check_one_of(rendering.ANIMATIONS, trajectory=trajectory)
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
@@ -374,30 +374,30 @@ class Sampler(Inference):
         counted = {} if names is None else {"classes": dict(Counter(names))}
         return {"images" if image else "points": len(seeds), **counted, "nfe": nfe}
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """Classes by name, how many, how to integrate."""
         images = rendering.is_image(self.sample_shape)
-        most = MOST_IMAGES if images else MOST_POINTS
-        steps = min(self.solver.steps, MOST_STEPS)
+        most = MAX_IMAGES if images else MAX_POINTS
+        steps = min(self.solver.steps, MAX_STEPS)
         fields = [
-            Field("count", "Images" if images else "Points", "int", 16 if images else 1000, 1, most),
-            Field("seed", "Seed", "int", 0, 0, 2**31, help="the same seed gives the same samples"),
-            Field("steps", "Steps", "int", steps, 1, MOST_STEPS, help="more are slower and closer to the flow"),
-            Field("method", "Solver", "choice", self.solver.method, choices=METHODS),
-            Field("animation", "Animate the way from noise", "bool", True),
+            InputField("count", "Images" if images else "Points", "int", 16 if images else 1000, (1, most)),
+            InputField("seed", "Seed", "int", 0, (0, 2**31), help="the same seed gives the same samples"),
+            InputField("steps", "Steps", "int", steps, (1, MAX_STEPS), help="more are slower and closer to the flow"),
+            InputField("method", "Solver", "choice", self.solver.method, allowed=METHODS),
+            InputField("animation", "Animate the way from noise", "bool", True),
         ]
         scale = 1.0 if self.guidance is None else self.guidance.scale
         fields[:0] = self._given_fields()
         if self.net.num_classes:
             told = "1 follows the class, more exaggerates it"
             names = tuple(self.classes or map(str, range(1, self.net.num_classes + 1)))
-            classes = Field(
-                "classes", "Classes", "choices", choices=names, help="in turns; all when none", optional=True
+            classes = InputField(
+                "classes", "Classes", "choices", allowed=names, help="in turns; all when none", optional=True
             )
-            fields[:0] = [classes, Field("guidance", "Guidance", "float", scale, 0, 20, help=told)]
+            fields[:0] = [classes, InputField("guidance", "Guidance", "float", scale, (0, 20), help=told)]
         elif self.given_keys and not self._nested:
             told = "1 follows what is given, more exaggerates it"
-            fields.insert(0, Field("guidance", "Guidance", "float", scale, 0, 20, help=told))
+            fields.insert(0, InputField("guidance", "Guidance", "float", scale, (0, 20), help=told))
         return tuple(fields)
 
     @property
@@ -405,31 +405,36 @@ class Sampler(Inference):
         """Scales of guidance by kind of condition, where each has its own."""
         return self.guidance.scales if isinstance(self.guidance, NestedGuidance) else {}
 
-    def _given_fields(self) -> list[Field]:
+    def _given_fields(self) -> list[InputField]:
         """Prompt, image and mask, and how much each kind of them counts."""
         fields = [
-            Field(
-                f"guidance_{kind}", f"Guidance by {kind}", "float", scale, 0, 20, help="1 follows it, more exaggerates"
+            InputField(
+                f"guidance_{kind}",
+                f"Guidance by {kind}",
+                "float",
+                scale,
+                (0, 20),
+                help="1 follows it, more exaggerates",
             )
             for kind, scale in self._nested.items()
         ]
         if "prompt" in self.given_keys:
-            fields.append(Field("prompt", "Prompt", "text", optional=True, help="what the image is to show"))
+            fields.append(InputField("prompt", "Prompt", "text", optional=True, help="what the image is to show"))
         if "image" in self.given_keys:
-            fields.append(Field("image", "Image", "file", suffixes=SUFFIXES, help="that the result is made from"))
+            fields.append(InputField("image", "Image", "file", allowed=SUFFIXES, help="that the result is made from"))
         if "mask" in self.given_keys:
             told = "white is made anew; a random rectangle when none is given"
-            fields.append(Field("mask", "Mask", "file", suffixes=SUFFIXES, help=told, optional=True))
+            fields.append(InputField("mask", "Mask", "file", allowed=SUFFIXES, help=told, optional=True))
         return fields
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Draw samples, and their way from the noise."""
-        (found,) = self._drawn([values], report)
+        (found,) = self._drawn([values], progress)
         return self._shown(values, folder, *found)
 
-    def answer_together(
-        self, asked: Sequence[tuple[Mapping[str, Any], Path]], report: Report
-    ) -> list[list[Part] | Exception]:
+    def answer_batch(
+        self, asked: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
+    ) -> list[list[Output] | Exception]:
         """Draw for several, those with one solver and guidance together; dopri5 suits its steps to what it gets."""
         groups: list[list[int]] = []
         begun: dict[Any, list[int]] = {}
@@ -444,16 +449,16 @@ class Sampler(Inference):
             begun[key].append(number)
         found: list[Any] = [None] * len(asked)
         for group in groups:
-            drawn = attempt(self._drawn, [asked[number][0] for number in group], report)
+            drawn = attempt(self._drawn, [asked[number][0] for number in group], progress)
             for place, number in enumerate(group):
                 if isinstance(drawn, Exception):
-                    found[number] = attempt(self.answer, *asked[number], report)
+                    found[number] = attempt(self.answer, *asked[number], progress)
                 else:
                     found[number] = attempt(self._shown, *asked[number], *drawn[place])
         return found
 
     def _drawn(
-        self, asked: Sequence[Mapping[str, Any]], report: Report
+        self, asked: Sequence[Mapping[str, Any]], progress: Progress
     ) -> list[tuple[Tensor, list[int] | None, Tensor | None, int]]:
         """Samples, labels, the states of those to animate, and evaluations of the net, for values with one solver."""
         image, animated, values = rendering.is_image(self.sample_shape), asked[0]["animation"], asked[0]
@@ -469,15 +474,15 @@ class Sampler(Inference):
         record = (min(len(seeds), ANIMATED_IMAGES) if image and len(asked) == 1 else len(seeds)) if animated else 0
         given = self._asked_given(asked, seeds)
         solutions = list(
-            sampler.solutions(labels or None, seeds, record, lambda done: report(0.9 * done, "sampling"), given)
+            sampler.solutions(labels or None, seeds, record, lambda done: progress(0.9 * done, "sampling"), given)
         )
-        report(0.9, "drawing")
+        progress(0.9, "drawing")
         samples, nfe = torch.cat([solution.x for solution in solutions]), max(solution.nfe for solution in solutions)
         states = _joined([each for each in solutions if each.trajectory]) if record else None
         found, first = [], 0
         for each in asked:
             rows = slice(first, first + each["count"])
-            shown = slice(first, first + min(each["count"], ANIMATED_IMAGES if image else MOST_POINTS))
+            shown = slice(first, first + min(each["count"], ANIMATED_IMAGES if image else MAX_POINTS))
             found.append((samples[rows], labels[rows] or None, None if states is None else states[:, shown], nfe))
             first += each["count"]
         return found
@@ -512,21 +517,21 @@ class Sampler(Inference):
         labels: list[int] | None,
         states: Tensor | None,
         nfe: int,
-    ) -> list[Part]:
+    ) -> list[Output]:
         image, classes = rendering.is_image(self.sample_shape), self.class_names(labels)
         if not image:
             write_atomic(folder / "samples.npy", lambda file: np.save(file, samples.numpy()))
-        parts = [] if image else [Part("file", "Samples as numbers", "samples.npy")]
+        parts = [] if image else [Output("file", "Samples as numbers", "samples.npy")]
         if image or samples.shape[1:] == (2,):
             if states is not None:
-                shown = np.linspace(0, len(states) - 1, min(len(states), MOST_FRAMES)).round().astype(int)
+                shown = np.linspace(0, len(states) - 1, min(len(states), MAX_FRAMES)).round().astype(int)
                 drawn = rendering.frames(states[shown], labels, names=classes)
                 rendering.write_animation(folder / "way.gif", drawn, min(FRAMES_PER_SECOND, len(drawn)))
-                parts.insert(0, Part("animation", "From noise to samples", "way.gif"))
+                parts.insert(0, Output("animation", "From noise to samples", "way.gif"))
             rendering.write_png(folder / "samples.png", rendering.picture(samples, labels, names=classes))
-            parts.insert(0, Part("image", "Samples", "samples.png"))
+            parts.insert(0, Output("image", "Samples", "samples.png"))
         counted = {} if classes is None else dict(Counter(classes))
-        return [*parts, facts_table({"samples": len(samples), **counted, "evaluations of the net": nfe})]
+        return [*parts, table_output({"samples": len(samples), **counted, "evaluations of the net": nfe})]
 
     @property
     def usage(self) -> str:
@@ -614,10 +619,10 @@ class MeanFlowSampler(Sampler):
             label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
         return average_field(self.net, self.solver.times(), label, self.guidance)
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """Those of `Sampler`, without a choice of the solver."""
         return tuple(
-            replace(field, choices=("euler",), default="euler") if field.name == "method" else field
+            replace(field, allowed=("euler",), default="euler") if field.name == "method" else field
             for field in super().fields()
         )
 

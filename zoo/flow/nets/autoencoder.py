@@ -15,14 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zoo.blocks import check_size, doubled
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
-from zoo.runs.export import is_export
+from zoo.runs.components import find_run_path, is_export, read_single_net
 from zoo.runs.frozen import FrozenModule
-from zoo.runs.load import read_net, run_of
 
 EPS = 1e-6
-LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -30.0, 20.0
+MIN_LOG_VARIANCE, MAX_LOG_VARIANCE = -30.0, 20.0
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "diffusion_pytorch_model.safetensors"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 USUAL_SCALE = 0.18215  # of a diffusers config that gives none
@@ -182,7 +181,9 @@ class AutoencoderKL(nn.Module):
         mid_block_add_attention: bool = True,
     ) -> None:
         super().__init__()
-        at_least(1, layers_per_block=layers_per_block, latent_channels=latent_channels, levels=len(block_out_channels))
+        check_at_least(
+            1, layers_per_block=layers_per_block, latent_channels=latent_channels, levels=len(block_out_channels)
+        )
         if any(width % norm_num_groups for width in block_out_channels):
             raise ValueError(f"block_out_channels {list(block_out_channels)} are multiples of norm_num_groups")
         widths, layers, groups = list(block_out_channels), layers_per_block, norm_num_groups
@@ -201,7 +202,7 @@ class AutoencoderKL(nn.Module):
         check_size(x, self.factor)
         h = self.encoder(x)
         mean, log_variance = (h if self.quant_conv is None else self.quant_conv(h)).chunk(2, dim=1)
-        return torch.cat([mean, log_variance.clamp(LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE)], dim=1)
+        return torch.cat([mean, log_variance.clamp(MIN_LOG_VARIANCE, MAX_LOG_VARIANCE)], dim=1)
 
     def decode(self, z: Tensor) -> Tensor:
         """Images (B, out_channels, H, W), about in [-1, 1], of latents (B, latent_channels, H / factor, W / factor)."""
@@ -294,7 +295,7 @@ class LatentSpace(nn.Module):
 
     def __init__(self, autoencoder: FrozenAutoencoder, statistics: bool = False, chunk: int = 8) -> None:
         super().__init__()
-        at_least(1, chunk=chunk)
+        check_at_least(1, chunk=chunk)
         self.autoencoder = autoencoder
         self.chunk = chunk
         found = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)
@@ -377,8 +378,8 @@ def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str
     """
     folder = Path(source)
     foreign = not is_export(folder) and any((each / CONFIG_NAME).is_file() for each in (folder, folder / "vae"))
-    if not foreign and (run := run_of(folder)) is not None:
-        net = read_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
+    if not foreign and (run := find_run_path(folder)) is not None:
+        net = read_single_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
         return dict(net.spec.get("init_args") or {}), net.state
     if not folder.is_dir():
         folder = _from_hub(source, revision)

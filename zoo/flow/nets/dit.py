@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zoo.blocks import check_size, maybe_checkpointed
-from zoo.common.ranges import at_least, one_of, within
+from zoo.common.checks import check_at_least, check_one_of, check_within
 from zoo.flow.nets.transformer import ROTARY_BASE, Block, Modulated, modulate
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, check_conditions, expand_time
 
@@ -92,13 +92,13 @@ class DiT(VelocityNet):
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        one_of(SIZES, size=size)
-        one_of(POSITIONS, positions=positions)
-        within(0, 1, dropout=dropout)
+        check_one_of(SIZES, size=size)
+        check_one_of(POSITIONS, positions=positions)
+        check_within(0, 1, dropout=dropout)
         usual = SIZES[size]
         depth, dim, heads = (given or of_size for given, of_size in zip((depth, dim, heads), usual, strict=True))
         sides = (image_resolution,) * 2 if isinstance(image_resolution, int) else tuple(image_resolution)
-        at_least(1, patch=patch, depth=depth, heads=heads, hidden_mult=hidden_mult)
+        check_at_least(1, patch=patch, depth=depth, heads=heads, hidden_mult=hidden_mult)
         if dim % (4 * heads):
             raise ValueError(f"dim is a multiple of four times the heads, which dim {dim} and heads {heads} are not")
         if len(sides) != 2 or any(side < patch or side % patch for side in sides):

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from zoo.flow.nets.velocity import VelocityNet
-from zoo.runs import load
+from zoo.runs import components
 
 
-class FrozenNet(load.FrozenNet):
+class FrozenNet(components.FrozenNet):
     """The net of a run, with averaged weights where it has them; called as that net is.
 
     `config` has `class_path` and `init_args` of the net.
@@ -19,10 +19,10 @@ class FrozenNet(load.FrozenNet):
 
     net_base = net_class = VelocityNet
     inference = "zoo.flow.Sampler"
-    part = "net"
+    component = "net"
 
     @classmethod
-    def described(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config itself."""
         return dict(config)
 

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, build_config, load_config, load_tokenizer, pretrained, quiet_loading
+from zoo.runs.frozen import (
+    FrozenModule,
+    build_config,
+    load_config,
+    load_pretrained,
+    load_tokenizer,
+    suppress_loading_messages,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,7 +67,7 @@ class FrozenText(FrozenModule):
         seed: int = 0,
     ) -> None:
         super().__init__(source, revision)
-        at_least(1, max_tokens=max_tokens, chunk=chunk)
+        check_at_least(1, max_tokens=max_tokens, chunk=chunk)
         if (source is None) == (config is None):
             raise ValueError("FrozenText: give source (a folder or hub id) or config (of random weights)")
         from transformers import AutoModel, ByT5Tokenizer
@@ -68,7 +75,7 @@ class FrozenText(FrozenModule):
         if source is not None:
             settings = load_config(source, revision)
             self.tokenizer: Any = load_tokenizer(source, revision)
-            self.model = pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
+            self.model = load_pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
         else:
             settings = build_config(config or {})
             with seeded_rng(seed):
@@ -86,7 +93,7 @@ class FrozenText(FrozenModule):
     def save_source(self, folder: Path) -> None:
         """Write model and tokenizer as transformers reads them."""
         super().save_source(folder)
-        with quiet_loading():
+        with suppress_loading_messages():
             self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()

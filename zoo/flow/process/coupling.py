@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 Reader = Callable[[Sequence[int]], Tensor]
 """Values (n, ...) of the items with the given indices."""
@@ -83,7 +83,7 @@ def pooled_permutation(
     The pools, of at most `pool` items, are drawn anew for each seed. With labels (size,) each holds one class only.
     Item i takes the noise of index `result[i]`.
     """
-    at_least(1, pool=pool)
+    check_at_least(1, pool=pool)
     if label is not None and len(label) != size:
         raise ValueError(f"expected {size} labels, found {len(label)}")
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
@@ -108,7 +108,7 @@ class PooledTransport:
     """
 
     def __init__(self, pool: int = 1024, within_classes: bool = True) -> None:
-        at_least(1, pool=pool)
+        check_at_least(1, pool=pool)
         self.pool = pool
         self.within_classes = within_classes
 

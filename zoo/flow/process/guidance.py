@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import mix
-from zoo.common.ranges import one_of, within
+from zoo.common.checks import check_one_of, check_within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
 from zoo.flow.process.conditions import KINDS, Conditions, predict
 from zoo.flow.process.paths import AffinePath, Prediction
@@ -45,11 +45,11 @@ class Guidance:
         rescale: float = 0.0,
         schedule: Literal["constant", "linear", "cosine"] = "constant",
     ) -> None:
-        one_of(NULL_LABELS, null_mode=null_mode)
+        check_one_of(NULL_LABELS, null_mode=null_mode)
         if len(interval) != 2 or not 0 <= interval[0] < interval[1] <= 1:
             raise ValueError(f"interval is two times with 0 <= first < last <= 1, not {list(interval)}")
-        within(0, 1, rescale=rescale)
-        one_of(SCHEDULES, schedule=schedule)
+        check_within(0, 1, rescale=rescale)
+        check_one_of(SCHEDULES, schedule=schedule)
         self.scale = scale
         self.null_mode = null_mode
         self.interval = (float(interval[0]), float(interval[1]))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
 
 
@@ -100,7 +100,7 @@ class SuperResolution(ImageCondition):
     """
 
     def __init__(self, factor: int = 4) -> None:
-        at_least(2, factor=factor)
+        check_at_least(2, factor=factor)
         self.factor = factor
 
     def side(self, resolution: int) -> int:

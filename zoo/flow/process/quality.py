@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 
 Draw = Callable[[list[int] | None, Sequence[int]], Tensor]
 """Samples (B, *sample_shape), float32 on the CPU, of labels (None without classes) and seeds."""
@@ -22,7 +22,7 @@ class SampleMetrics(ABC):
     """
 
     def __init__(self, every: int = 1) -> None:
-        at_least(1, every=every)
+        check_at_least(1, every=every)
         self.every = every
 
     @property

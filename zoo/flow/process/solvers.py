@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, one_of, positive, within
+from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
 from zoo.flow.nets.velocity import VectorField
 from zoo.flow.process.time_samplers import shifted
 
@@ -51,7 +51,7 @@ class Dopri5:
     """
 
     def __init__(self, velocity: VectorField, rtol: float = 1e-5, atol: float = 1e-5) -> None:
-        positive(rtol=rtol, atol=atol)
+        check_positive(rtol=rtol, atol=atol)
         self.velocity = velocity
         self.rtol = rtol
         self.atol = atol
@@ -199,8 +199,8 @@ class Solver:
         atol: float = 1e-5,
         shift: float = 1.0,
     ) -> None:
-        one_of(METHODS, method=method)
-        positive(shift=shift)
+        check_one_of(METHODS, method=method)
+        check_positive(shift=shift)
         self.method = method
         if shift != 1:  # none is not noted: folders of samples that were begun before go on
             self.shift = shift
@@ -321,8 +321,8 @@ def time_grid(steps: int, grid: Grid = "uniform", sway: float = -1.0, shift: flo
     """
     if shift != 1:
         return [0.0, *(shifted(t, shift) for t in time_grid(steps, grid, sway)[1:-1]), 1.0]
-    at_least(1, steps=steps)
-    within(-1, 1, sway=sway)
+    check_at_least(1, steps=steps)
+    check_within(-1, 1, sway=sway)
     even = [i / steps for i in range(steps + 1)]
     if grid == "uniform":
         return even

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import at_least, positive
+from zoo.common.checks import check_at_least, check_positive
 from zoo.common.tensors import sample_uniforms
 
 # Largest float32 below 1: at t = 1 a path may have no finite velocity.
@@ -37,7 +37,7 @@ class GridTimes(TimeSampler):
     """
 
     def __init__(self, points: int = 1000) -> None:
-        at_least(1, points=points)
+        check_at_least(1, points=points)
         self.points = points
 
     def quantile(self, u: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class LogitNormalTimes(TimeSampler):
     """
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
-        positive(std=std)
+        check_positive(std=std)
         self.mean = mean
         self.std = std
 
@@ -84,7 +84,7 @@ class ShiftedTimes(TimeSampler):
     """
 
     def __init__(self, times: TimeSampler, shift: float) -> None:
-        positive(shift=shift)
+        check_positive(shift=shift)
         self.times = times
         self.shift = shift
 

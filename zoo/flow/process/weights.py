@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from zoo.common.ranges import positive
+from zoo.common.checks import check_positive
 from zoo.flow.process.paths import TIME_MARGIN, AffinePath, Prediction
 
 
@@ -43,7 +43,7 @@ class MinSnr(LossWeight):
     """
 
     def __init__(self, gamma: float = 5.0) -> None:
-        positive(gamma=gamma)
+        check_positive(gamma=gamma)
         self.gamma = gamma
 
     def of_velocity(self, t: Tensor, path: AffinePath) -> Tensor:

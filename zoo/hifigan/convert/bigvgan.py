@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.convert.network_description import component
-from zoo.hifigan.nets.antialiasing import AntiAliased
+from zoo.hifigan.nets.antialiasing import AntiAliasedActivation
 
 Value = TypeVar("Value")
 
@@ -48,7 +48,7 @@ def their_names(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor
     """The inverse of `our_names` for a generator: with the filters, which the original's code demands."""
     named = {re.sub(r"^(ups\.\d+)\.", r"\1.0.", key): value for key, value in state.items()}
     for name, module in net.named_modules():
-        if isinstance(module, AntiAliased):
+        if isinstance(module, AntiAliasedActivation):
             for place in ("upsample", "downsample.lowpass"):
                 named[f"{name}.{place}.filter"] = module.down_filter.clone()
     return named
@@ -123,8 +123,7 @@ def model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         "discriminators": discriminators(config),
         "loss_weights": weights | {"d/mpd": 1.0, "d/mrd": 1.0},
-        "clip_g": float(config.get("clip_grad_norm", 1000.0)),
-        "clip_d": float(config.get("clip_grad_norm", 1000.0)),
+        "step": dict.fromkeys(("clip_g", "clip_d"), float(config.get("clip_grad_norm", 1000.0))),
         "scheduler_interval": "step",
     }
     if several:
@@ -135,5 +134,5 @@ def model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 def same_filters(state: Mapping[str, Tensor], net: nn.Module) -> bool:
     """Whether the filters that a file brings are those that the settings give."""
     brought = {key: value for key, value in state.items() if key.endswith(".filter")}
-    own = next((module.down_filter for module in net.modules() if isinstance(module, AntiAliased)), None)
+    own = next((module.down_filter for module in net.modules() if isinstance(module, AntiAliasedActivation)), None)
     return own is None or all(torch.allclose(value, own, atol=1e-6) for value in brought.values())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.common.atomic import write_atomic
+from zoo.common.atomic_files import write_atomic
 from zoo.common.build import build
 from zoo.common.registry import public_name
 from zoo.convert.engine import ConvertedModel, Converter, count_tensors, read_zoo_checkpoint
@@ -26,11 +26,11 @@ from zoo.hifigan.convert.rules import (
     Config,
     HifiganFile,
     build_generator,
+    check_convertible,
     check_finite,
     discriminator_specs,
     layout_of,
     pair,
-    refuse_variants,
     settings_of,
     to_legacy_keys,
     trainable_state,
@@ -40,7 +40,7 @@ from zoo.hifigan.convert.vocos import VocosConverter
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.vocos import Vocos
-from zoo.runs.folder import find_checkpoint
+from zoo.runs.checkpoints import find_checkpoint
 
 DISCRIMINATORS = ("mpd", "msd", "mrd")  # order of the task's `discriminators`
 BUFFER_LEAVES = ("_u", "_v", "running_mean", "running_var", "num_batches_tracked")
@@ -142,7 +142,7 @@ class HifiganConverter(Converter[HifiganFile]):
             name=file.name,
         )
         if not is_checkpoint:
-            converted.nets = {"generator": generator.fuse_(), "mel": build(arguments["mel"])}
+            converted.nets = {"generator": generator.remove_weight_norm_(), "mel": build(arguments["mel"])}
             return converted
         state = converted.state = trainable_state(original.state)
         arguments["discriminators"].update(discriminator_specs(state, source, settings))
@@ -155,21 +155,21 @@ class HifiganConverter(Converter[HifiganFile]):
         source = find_checkpoint(source)
         checkpoint, specs, *_ = read_zoo_checkpoint(source, self.inference)
         state = checkpoint["state_dict"]
-        spec = specs["parts"]["generator"]
+        spec = specs["components"]["generator"]
         if spec["class_path"] == public_name(Vocos):
             return VocosConverter().from_zoo(source, target)
         classes = {public_name(each): each for each in (Generator, BigVGAN)}
         if spec["class_path"] not in classes or spec["init_args"].get("conditioner"):
             raise ValueError(f"{source}: the original's format cannot hold the generator {spec}; use `zoo export`")
         generator = classes[spec["class_path"]](**spec["init_args"])
-        refuse_variants(generator)  # before anything is written
+        check_convertible(generator)  # before anything is written
         check_finite(state, source)
         parts = group_by_component(state)
         generator.load_state_dict(parts["generator"])
         steps = max(int(checkpoint.get("global_step", 0)) - 1, 0)
         target.mkdir(parents=True, exist_ok=True)
         written = [target / f"g_{steps:08d}"]
-        mel = specs["parts"]["mel"]["init_args"]
+        mel = specs["components"]["mel"]["init_args"]
         config = specs.get("original_config") or original_config(spec["init_args"], mel, _known_settings(checkpoint))
         _write_config(target / CONFIG_NAME, config)
         notes = []
@@ -212,7 +212,7 @@ class HifiganConverter(Converter[HifiganFile]):
                 "the original's format holds no conditioner and pads with zeros only; use `zoo export`. This generator "
                 f"has conditioner {type(module.conditioner).__name__} and padding_mode {module.padding_mode!r}"
             )
-        refuse_variants(module)
+        check_convertible(module)
         check_finite(module.state_dict(), type(module).__name__)
         _write_config(path.with_name(CONFIG_NAME), original_config(vars(module), None, {}))
         state = to_legacy_keys(module.state_dict())

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from zoo.common.build import build, check_whole
+from zoo.common.build import build, check_state_dict
 from zoo.common.registry import public_name
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, setting, size_of_axis
@@ -320,10 +320,10 @@ def build_generator(original: HifiganFile, config: Mapping[str, Any], source: Pa
     if not bigvgan.same_filters(original.filters, generator):
         raise ValueError(f"{source} has filters other than those that BigVGAN's code makes")
     if original.is_fused and not any(_NORM in key for key in state):
-        generator.fuse_()
+        generator.remove_weight_norm_()
     else:
         state = with_weight_norm(state)
-    check_whole(generator, state, str(source), "the generator of the config")
+    check_state_dict(generator, state, str(source), "the generator of the config")
     generator.load_state_dict(state)
     return generator
 
@@ -344,7 +344,7 @@ def discriminator_specs(
             name: spec for name, spec in bigvgan.discriminators(config).items() if select_prefix(state, f"{name}.")
         }
         for name, spec in described.items():
-            check_whole(build(spec), select_prefix(state, f"{name}."), str(source), f"the {name} of the config")
+            check_state_dict(build(spec), select_prefix(state, f"{name}."), str(source), f"the {name} of the config")
         return described
     widest = {"mpd": (MultiPeriodDiscriminator, PERIOD_CHANNELS[0]), "msd": (MultiScaleDiscriminator, 128)}
     specs = {}
@@ -357,24 +357,17 @@ def discriminator_specs(
             raise ValueError(f"{source}: {name} lacks discriminators.0.convs.0.bias; it has {', '.join(list(own)[:3])}")
         arguments = {"channel_mult": bias.numel() / channels}
         with torch.device("meta"):
-            check_whole(cls(**arguments), own, str(source), f"the {name}")
+            check_state_dict(cls(**arguments), own, str(source), f"the {name}")
         specs[name] = component(public_name(cls), **arguments)
     return specs
 
 
-def refuse_causal(generator: nn.Module) -> None:
-    """Refuse a causal generator, which no other project's format knows: its code would compute something else."""
-    if getattr(generator, "causal", False):
-        raise ValueError("the format holds no causal generator; use `zoo export`")
-
-
-def refuse_variants(generator: nn.Module) -> None:
+def check_convertible(generator: nn.Module) -> None:
     """Refuse a generator whose weights the original's code, and every descendant of it, would run otherwise.
 
     Raises:
-        ValueError: for another slope of the last activation, another padding of odd stages, or a causal one.
+        ValueError: for another slope of the last activation or another padding of odd stages.
     """
-    refuse_causal(generator)
     if not isinstance(generator, Generator | BigVGAN):
         return
     stages = zip(generator.upsample_kernel_sizes, generator.upsample_rates, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import yaml
 from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
-from zoo.common.atomic import write_atomic
-from zoo.common.build import build, build_whole
+from zoo.common.atomic_files import write_atomic
+from zoo.common.build import build, build_with_weights
 from zoo.convert.engine import ConvertedModel, Converter, OriginalFile, ZooCheckpoint
 from zoo.convert.network_description import component
 from zoo.convert.settings import read_settings_file
@@ -21,14 +20,13 @@ from zoo.convert.tensor_names import State, is_state_dict
 from zoo.hifigan.convert.rules import (
     UNWRAPPED,
     check_finite,
-    refuse_causal,
     to_legacy_keys,
     to_our_keys,
     unwrap_content,
 )
 from zoo.hifigan.nets.encodec import EncodecFeatures
-from zoo.hifigan.nets.vocos import IMDCTHead, Vocos
-from zoo.runs.load import build_part
+from zoo.hifigan.nets.vocos import Vocos
+from zoo.runs.load import build_component
 
 CONFIG, WEIGHTS = "config.yaml", "pytorch_model.bin"
 CODEBOOKS = "feature_extractor.codebook_weights"
@@ -36,11 +34,14 @@ SOURCES = {"encodec_24khz": "facebook/encodec_24khz"}
 """The original's codecs that the zoo takes, and their hub ids in transformers' layout."""
 _BANDWIDTHS = (1.5, 3.0, 6.0, 12.0)
 SECTIONS = ("feature_extractor", "backbone", "head")
-# the last word of the original's class_path, ours
-BACKBONES = {"VocosBackbone": "convnext", "VocosResNetBackbone": "resnet"}
-HEADS = {"ISTFTHead": "istft", "IMDCTSymExpHead": "mdct_symexp", "IMDCTCosHead": "mdct_cos"}
+# the last words of the class paths that a section may have
+CLASSES = {
+    "feature_extractor": ("MelSpectrogramFeatures", "EncodecFeatures"),
+    "backbone": ("VocosBackbone",),
+    "head": ("ISTFTHead",),
+}
 _DISCRIMINATORS = {"multiperioddisc.": "mpd.", "multiresddisc.": "mrd."}
-_DERIVED = ("head.istft.", "head.imdct.", "feature_extractor.", "melspec_loss.")
+_DERIVED = ("head.istft.", "feature_extractor.", "melspec_loss.")
 
 
 class VocosConverter(Converter[OriginalFile]):
@@ -96,14 +97,14 @@ class VocosConverter(Converter[OriginalFile]):
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         check_finite(original.state, source)
         arguments = task_arguments(original, source)
-        generator = build_whole(arguments["generator"], original.component("generator"), str(source))
+        generator = build_with_weights(arguments["generator"], original.component("generator"), str(source))
         mel = build(arguments["mel"])
         if isinstance(mel, EncodecFeatures):
             _check_codebooks(original.training.get("codebooks"), mel, source)
         batches = original.training.get("batches", 0) // 2  # Lightning counted the steps of both optimizers
         converted = ConvertedModel(
             parts={name: arguments[name] for name in ("generator", "mel")},
-            nets={"generator": generator.fuse_(), "mel": mel},
+            nets={"generator": generator.remove_weight_norm_(), "mel": mel},
             step=batches,
             epoch=original.training.get("epoch", 0),
             specs={"config": arguments},
@@ -114,14 +115,17 @@ class VocosConverter(Converter[OriginalFile]):
             converted.state = original.state
             for name, spec in arguments["discriminators"].items():
                 if tensors := original.component(name):
-                    build_whole(spec, tensors, str(source))
+                    build_with_weights(spec, tensors, str(source))
         return converted
 
     def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
         """Return options of `to_original`; see `Converter.extra_arguments`."""
         if not isinstance(net, Vocos):
             raise ValueError(f"{source} is no Vocos")
-        return {"mel": build_part(ours.specs, "mel"), "arguments": ours.specs["parts"]["generator"]["init_args"]}
+        return {
+            "mel": build_component(ours.specs, "mel"),
+            "arguments": ours.specs["components"]["generator"]["init_args"],
+        }
 
     def to_original(
         self,
@@ -144,7 +148,6 @@ class VocosConverter(Converter[OriginalFile]):
         folder = Path(path)
         if not isinstance(module, Vocos) or mel is None or arguments is None:
             raise ValueError(f"expected a run or checkpoint of a Vocos, found {type(module).__name__}")
-        refuse_causal(module)
         check_finite(module.state_dict(), type(module).__name__)
         if isinstance(mel, LogMel) and (
             mel.mel_scale != "htk" or mel.f_min or mel.f_max != mel.sample_rate / 2 or mel.win_length != mel.n_fft
@@ -185,14 +188,11 @@ def task_arguments(original: OriginalFile, source: Path) -> dict[str, Any]:
     """
     classes = {name: str(original.settings[name].get("class_path", "")).rpartition(".")[2] for name in SECTIONS}
     given = {name: original.settings[name].get("init_args", {}) for name in SECTIONS}
-    known = {
-        "feature_extractor": {"MelSpectrogramFeatures": "", "EncodecFeatures": ""},
-        "backbone": BACKBONES,
-        "head": HEADS,
-    }
     for name in SECTIONS:
-        if classes[name] not in known[name]:
-            raise ValueError(f"{source}: {name} {classes[name]!r} is not known here; known: {', '.join(known[name])}")
+        if classes[name] not in CLASSES[name]:
+            raise ValueError(
+                f"{source}: {name} {classes[name]!r} is not supported; expected {' or '.join(CLASSES[name])}"
+            )
     features, backbone, head = (given[name] for name in SECTIONS)
     of_codes, conditions = classes["feature_extractor"] == "EncodecFeatures", backbone.get("adanorm_num_embeddings")
     rate, padding = features.get("sample_rate", 24000), features.get("padding", "center")
@@ -209,13 +209,11 @@ def task_arguments(original: OriginalFile, source: Path) -> dict[str, Any]:
         "zoo.hifigan.Vocos",
         in_channels=backbone["input_channels"],
         dim=backbone["dim"],
-        intermediate_dim=backbone.get("intermediate_dim", 1),
-        layers=backbone.get("num_layers") or backbone["num_blocks"],
+        intermediate_dim=backbone["intermediate_dim"],
+        layers=backbone["num_layers"],
         n_fft=head.get("n_fft", n_fft),
-        hop_length=head.get("hop_length") or head["mdct_frame_len"] // 2,
+        hop_length=head.get("hop_length", hop),
         padding=padding,
-        backbone=BACKBONES[classes["backbone"]],
-        head=HEADS[classes["head"]],
         scale=backbone.get("layer_scale_init_value") or None,
         conditions=conditions,
     )
@@ -258,15 +256,9 @@ def _check_codebooks(found: Tensor | None, codec: EncodecFeatures, source: Path)
 
 def original_config(generator: Mapping[str, Any], mel: LogMel | EncodecFeatures) -> dict[str, Any]:
     """What config.yaml holds; the inverse of `task_arguments`."""
-    backbones, heads = ({ours: theirs for theirs, ours in table.items()} for table in (BACKBONES, HEADS))
-    is_resnet, is_istft = generator["backbone"] == "resnet", generator["head"] == "istft"
-    layers = {"num_blocks": generator["layers"]} if is_resnet else {
-        "intermediate_dim": generator["intermediate_dim"], "num_layers": generator["layers"]
-    }  # fmt: skip
+    layers = {"intermediate_dim": generator["intermediate_dim"], "num_layers": generator["layers"]}
     scale = {} if generator["scale"] is None else {"layer_scale_init_value": generator["scale"]}
     head = {"n_fft": generator["n_fft"], "hop_length": generator["hop_length"]}
-    head = head if is_istft else {"mdct_frame_len": 2 * generator["hop_length"]}
-    rate = {"sample_rate": mel.sample_rate} if generator["head"] == "mdct_symexp" else {}
     conditions = {"adanorm_num_embeddings": generator["conditions"]} if generator.get("conditions") else {}
     if isinstance(mel, EncodecFeatures):
         (name,) = (theirs for theirs, ours in SOURCES.items() if ours == mel.source)
@@ -279,12 +271,10 @@ def original_config(generator: Mapping[str, Any], mel: LogMel | EncodecFeatures)
     return {
         "feature_extractor": component(f"vocos.feature_extractors.{kind}", **front_end),
         "backbone": component(
-            f"vocos.models.{backbones[generator['backbone']]}",
+            "vocos.models.VocosBackbone",
             **{"input_channels": generator["in_channels"], **dim, **layers, **scale, **conditions},
         ),
-        "head": component(
-            f"vocos.heads.{heads[generator['head']]}", **dim, **head, padding=generator["padding"], **rate
-        ),
+        "head": component("vocos.heads.ISTFTHead", **dim, **head, padding=generator["padding"]),
     }
 
 
@@ -298,14 +288,4 @@ def derived_buffers(net: Vocos, mel: LogMel | EncodecFeatures) -> dict[str, Tens
             "feature_extractor.mel_spec.mel_scale.fb": mel.mel_basis.T.contiguous(),
         }
     )
-    if not isinstance(net.head, IMDCTHead):
-        return buffers | {"head.istft.window": torch.hann_window(net.head.istft.basis.shape[1])}
-    half, time = net.hop_length, torch.arange(2 * net.hop_length)
-    middle = (half + 1) / 2
-    twiddles = {  # in the order of the original's roundings
-        "pre_twiddle": torch.exp(1j * math.pi * middle * time / half),
-        "post_twiddle": torch.exp(1j * math.pi * (time + middle) / (2 * half)),
-    }
-    window = torch.sin(math.pi / (2 * half) * (time.double() + 0.5)).float()
-    buffers |= {"head.imdct.window": window}
-    return buffers | {f"head.imdct.{name}": torch.view_as_real(value) for name, value in twiddles.items()}
+    return buffers | {"head.istft.window": torch.hann_window(net.head.istft.basis.shape[1])}

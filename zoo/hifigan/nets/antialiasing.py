@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.common.tensors import promote_to_float32
-from zoo.hifigan.nets.causal import Past
 
 TAPS, RATIO = 12, 2
 _EPS = 1e-9
@@ -39,7 +38,7 @@ class Snake(nn.Module):
         return x + torch.sin(x * alpha[:, None]).square() / (beta[:, None] + _EPS)
 
 
-class AntiAliased(nn.Module):
+class AntiAliasedActivation(nn.Module):
     """An activation at a multiple of the rate, between two low-pass filters; the ends are replicated.
 
     Computed in float32, also under autocast: bfloat16's eight bits are too few for the sine. The filters act on one
@@ -49,11 +48,9 @@ class AntiAliased(nn.Module):
         act: element-wise activation of (B, C, T).
         ratio: of the rates.
         up_taps: of the filter on the way up; that on the way down has `down_taps`.
-        causal: the same filters moved into the past, so that a sample depends on no later one; together they delay
-            what they filter by (up_taps + down_taps) / 2 - ratio samples of the higher rate.
 
     Attributes:
-        reach: samples to each side that a sample depends on; of a causal one, before it.
+        reach: samples to each side that a sample depends on.
 
     Source: BigVGAN, section 3.2 (Lee et al., 2023); StyleGAN3 (Karras et al., 2021).
     """
@@ -61,15 +58,13 @@ class AntiAliased(nn.Module):
     up_phases: Tensor
     down_filter: Tensor
 
-    def __init__(
-        self, act: nn.Module, ratio: int = RATIO, up_taps: int = TAPS, down_taps: int = TAPS, causal: bool = False
-    ) -> None:
+    def __init__(self, act: nn.Module, ratio: int = RATIO, up_taps: int = TAPS, down_taps: int = TAPS) -> None:
         super().__init__()
         self.act, self.ratio = act, ratio
         taps = kaiser_sinc(0.5 / ratio, 0.6 / ratio, up_taps) * ratio
-        padding = 0 if causal else up_taps // ratio - 1
+        padding = up_taps // ratio - 1
         # samples of the transposed convolution that go at the left
-        cut = 0 if causal else padding * ratio + (up_taps - ratio) // 2
+        cut = padding * ratio + (up_taps - ratio) // 2
         low, high = math.ceil((cut - up_taps + 1) / ratio), (ratio - 1 + cut) // ratio
         phases = torch.zeros(ratio, 1, high - low + 1)
         for phase in range(ratio):
@@ -78,11 +73,7 @@ class AntiAliased(nn.Module):
                 if 0 <= tap < up_taps:
                     phases[phase, 0, position - low] = taps[tap]
         self.up_padding = (padding - low, high - padding)
-        centred = (down_taps // 2 - (down_taps % 2 == 0), down_taps // 2)
-        self.down_padding = (down_taps - ratio, 0) if causal else centred
-        self.past_up, self.past_down = (
-            (Past(before, replicate=True) if causal else None) for before, _ in (self.up_padding, self.down_padding)
-        )
+        self.down_padding = (down_taps // 2 - (down_taps % 2 == 0), down_taps // 2)
         self.register_buffer("up_phases", phases, persistent=False)
         self.register_buffer(
             "down_filter", kaiser_sinc(0.5 / ratio, 0.6 / ratio, down_taps)[None, None], persistent=False
@@ -99,15 +90,13 @@ class AntiAliased(nn.Module):
 
     def up(self, x: Tensor) -> Tensor:
         """Raise the rate: (B, C, T) to (B, C, T * ratio)."""
-        single = x.flatten(0, 1)[:, None]
-        single = self.past_up(single) if self.past_up else F.pad(single, self.up_padding, mode="replicate")
+        single = F.pad(x.flatten(0, 1)[:, None], self.up_padding, mode="replicate")
         phases = F.conv1d(single, self.up_phases)  # (B * C, ratio, T)
         return phases.transpose(1, 2).reshape(*x.shape[:-1], -1)
 
     def down(self, x: Tensor) -> Tensor:
         """Lower the rate: (B, C, T) to (B, C, ceil(T / ratio))."""
-        single = x.flatten(0, 1)[:, None]
-        single = self.past_down(single) if self.past_down else F.pad(single, self.down_padding, mode="replicate")
+        single = F.pad(x.flatten(0, 1)[:, None], self.down_padding, mode="replicate")
         return F.conv1d(single, self.down_filter, stride=self.ratio).reshape(*x.shape[:-1], -1)
 
 

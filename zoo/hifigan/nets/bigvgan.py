@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import one_of
-from zoo.hifigan.nets.antialiasing import AntiAliased, Snake
-from zoo.hifigan.nets.causal import conv1d
-from zoo.hifigan.nets.interface import StagedGenerator
+from zoo.common.checks import check_one_of
+from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, Snake
+from zoo.hifigan.nets.base import StagedGenerator, edge_convolution, same_conv1d
 
 
 class PeriodicBlock(nn.Module):
@@ -32,19 +31,14 @@ class PeriodicBlock(nn.Module):
         kernel_size: int,
         dilations: Sequence[int],
         kind: str,
-        activation: Callable[[int], AntiAliased],
-        causal: bool = False,
+        activation: Callable[[int], AntiAliasedActivation],
     ) -> None:
         super().__init__()
-
-        def conv(dilation: int) -> nn.Conv1d:
-            return conv1d(channels, channels, kernel_size, causal, dilation)
-
         self.kind = kind
-        dilated = nn.ModuleList(conv(dilation) for dilation in dilations)
+        dilated = nn.ModuleList(same_conv1d(channels, kernel_size, dilation) for dilation in dilations)
         if kind == "1":
             self.convs1 = dilated
-            self.convs2 = nn.ModuleList(conv(1) for _ in dilations)
+            self.convs2 = nn.ModuleList(same_conv1d(channels, kernel_size, 1) for _ in dilations)
         else:
             self.convs = dilated
         self.activations = nn.ModuleList(
@@ -80,8 +74,6 @@ class BigVGAN(StagedGenerator):
         tanh: bounds the waveform by tanh (v1) or cuts it off at -1 and 1 (v2), where no gradient passes.
         last_bias: of the last convolution (v1).
         output_padding: see `Generator`; 0 is the original's.
-        causal: convolutions and filters look back only, so that a frame's samples depend on no later frame; any kernel
-            not below its rate is then allowed.
 
     Source: BigVGAN (Lee et al., 2023).
     """
@@ -100,25 +92,24 @@ class BigVGAN(StagedGenerator):
         tanh: bool = False,
         last_bias: bool = False,
         output_padding: Literal[0, 1] | None = None,
-        causal: bool = False,
     ) -> None:
-        one_of(("snakebeta", "snake"), activation=activation)
+        check_one_of(("snakebeta", "snake"), activation=activation)
 
-        def periodic(channels: int) -> AntiAliased:
-            return AntiAliased(Snake(channels, activation == "snakebeta", log_scale), causal=causal)
+        def periodic(channels: int) -> AntiAliasedActivation:
+            return AntiAliasedActivation(Snake(channels, activation == "snakebeta", log_scale))
 
         super().__init__(
             in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
-            resblock_dilation_sizes, partial(PeriodicBlock, kind=resblock, activation=periodic, causal=causal),
-            output_padding=output_padding, causal=causal,
+            resblock_dilation_sizes, partial(PeriodicBlock, kind=resblock, activation=periodic),
+            output_padding=output_padding,
         )  # fmt: skip
         self.activation, self.log_scale, self.tanh, self.last_bias = activation, log_scale, tanh, last_bias
         self.activation_post = periodic(self.last_channels)
-        self.conv_post = self.edge(self.last_channels, 1, bias=last_bias)
+        self.conv_post = edge_convolution(self.last_channels, 1, bias=last_bias)
         for module in [each for each in self.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d)]:
             parametrizations.weight_norm(module)
-        own, sides = self.activation_post.reach, 1 if causal else 2
-        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // sides + own, own)
+        reach = self.activation_post.reach
+        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2 + reach, reach)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels (B, in_channels, F)."""

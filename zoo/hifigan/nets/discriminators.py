@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from zoo.common.ranges import at_least, positive
+from zoo.common.checks import check_at_least, check_positive
 from zoo.training.adversarial import Discriminator, Output
 
 SLOPE = 0.1
@@ -75,38 +75,27 @@ def weight_norm(module: nn.Module) -> None:
 
 
 class ConvolutionStack(nn.Module):
-    """Convolutions with leaky activations and a scoring one to one channel; keeps every activation.
-
-    Args:
-        conditions: number of conditions that the score may be told, which a projection of the last activation adds
-            (Vocos); None for none.
-    """
+    """Convolutions with leaky activations and a last one to one channel of scores; returns every activation."""
 
     def __init__(
         self,
         convs: Sequence[nn.Module],
         conv_post: nn.Conv1d | nn.Conv2d,
         norm: Callable[[nn.Module], None],
-        conditions: int | None = None,
     ) -> None:
         super().__init__()
         self.convs = nn.ModuleList(convs)
         self.conv_post = conv_post
         for conv in [*convs, conv_post]:
             norm(conv)
-        self.emb = nn.Embedding(conditions, conv_post.in_channels) if conditions else None
-        if self.emb is not None:
-            nn.init.zeros_(self.emb.weight)
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> Output:
+    def forward(self, x: Tensor) -> Output:
         """Score (B, 1, ...); scores are flattened to (B, N), the last feature map is the score map."""
         maps = []
         for conv in self.convs:
             x = F.leaky_relu(conv(x), SLOPE)  # (B, C, ...)
             maps.append(x)
         scores = self.conv_post(x)  # (B, 1, ...)
-        if self.emb is not None and condition is not None:
-            scores = scores + (self.emb(condition).view(1, -1, *[1] * (x.dim() - 2)) * x).sum(1, keepdim=True)
         return scores.flatten(1), [*maps, scores]
 
 
@@ -117,7 +106,6 @@ class PeriodDiscriminator(ConvolutionStack):
         channel_mult: width relative to `channels`.
         channels: of the five layers.
         every_map: keep the first layer's map too; Vocos does not.
-        conditions: see `ConvolutionStack`.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
@@ -128,7 +116,6 @@ class PeriodDiscriminator(ConvolutionStack):
         channel_mult: float = 1.0,
         channels: Sequence[int] = PERIOD_CHANNELS,
         every_map: bool = True,
-        conditions: int | None = None,
     ) -> None:
         widths = [max(1, round(width * channel_mult)) for width in channels]
         strides = [3, 3, 3, 3, 1]
@@ -136,15 +123,15 @@ class PeriodDiscriminator(ConvolutionStack):
             nn.Conv2d(before, after, (5, 1), (stride, 1), padding=(2, 0))
             for before, after, stride in zip([1, *widths], widths, strides, strict=False)
         ]
-        super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), weight_norm, conditions)
+        super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), weight_norm)
         self.period, self.every_map = period, every_map
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> Output:
+    def forward(self, x: Tensor) -> Output:
         """Score waveforms (B, 1, T)."""
         surplus = x.shape[-1] % self.period
         if surplus:
             x = F.pad(x, (0, self.period - surplus), mode="reflect")
-        scores, maps = super().forward(x.unflatten(2, (-1, self.period)), condition)  # of (B, 1, T / period, period)
+        scores, maps = super().forward(x.unflatten(2, (-1, self.period)))  # of (B, 1, T / period, period)
         return scores, maps if self.every_map else maps[1:]
 
 
@@ -156,7 +143,6 @@ class MultiPeriodDiscriminator(Discriminator):
         channel_mult: width relative to `channels`, the paper's by default.
         channels: of the five layers.
         every_map: keep the first layer's map too; Vocos does not.
-        conditions: number of conditions that the scores may be told (Vocos for codecs); None for none.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
@@ -167,19 +153,18 @@ class MultiPeriodDiscriminator(Discriminator):
         channel_mult: float = 1.0,
         channels: Sequence[int] = PERIOD_CHANNELS,
         every_map: bool = True,
-        conditions: int | None = None,
     ) -> None:
         super().__init__()
-        positive(channel_mult=channel_mult)
+        check_positive(channel_mult=channel_mult)
         if not periods or min(periods) < 1:
             raise ValueError(f"periods must be positive sample counts, not {list(periods)}")
         self.discriminators = nn.ModuleList(
-            PeriodDiscriminator(period, channel_mult, channels, every_map, conditions) for period in periods
+            PeriodDiscriminator(period, channel_mult, channels, every_map) for period in periods
         )
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> list[Output]:
+    def forward(self, x: Tensor) -> list[Output]:
         """Score waveforms (B, 1, T); one score map per period, six feature maps each."""
-        return [discriminator(x, condition) for discriminator in self.discriminators]
+        return [discriminator(x) for discriminator in self.discriminators]
 
 
 class ScaleDiscriminator(ConvolutionStack):
@@ -219,8 +204,8 @@ class MultiScaleDiscriminator(Discriminator):
 
     def __init__(self, scales: int = 3, channel_mult: float = 1.0) -> None:
         super().__init__()
-        positive(channel_mult=channel_mult)
-        at_least(1, scales=scales)
+        check_positive(channel_mult=channel_mult)
+        check_at_least(1, scales=scales)
         self.discriminators = nn.ModuleList(
             ScaleDiscriminator(channel_mult, spectral=index == 0) for index in range(scales)
         )

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.ranges import within
+from zoo.common.checks import check_within
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, build_config, pretrained
+from zoo.runs.frozen import FrozenModule, build_config, load_pretrained
 
 
 class EncodecFeatures(FrozenModule):
@@ -49,7 +49,7 @@ class EncodecFeatures(FrozenModule):
         if source is None and config is None:
             raise ValueError("EncodecFeatures: give source (pretrained) or config (random weights)")
         if source is not None:
-            self.model = pretrained(EncodecModel, source, revision, dtype=torch.float32)
+            self.model = load_pretrained(EncodecModel, source, revision, dtype=torch.float32)
         else:
             with seeded_rng(seed):
                 self.model = EncodecModel(build_config({**(config or {}), "model_type": "encodec"}))
@@ -85,7 +85,7 @@ class EncodecFeatures(FrozenModule):
 
     def codes(self, waveform: Tensor, bandwidth: int) -> Tensor:
         """Codes (K, B, F) int64 of audio (B, T) at the bandwidth of a number; K grows with it."""
-        within(0, len(self.bandwidths) - 1, bandwidth=bandwidth)
+        check_within(0, len(self.bandwidths) - 1, bandwidth=bandwidth)
         short = self.min_samples - waveform.shape[-1]
         with torch.no_grad(), torch.autocast(waveform.device.type, enabled=False):
             padded = torch.nn.functional.pad(waveform.float(), (0, max(short, 0)))

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import one_of
-from zoo.hifigan.nets.causal import conv1d
+from zoo.common.checks import check_one_of
+from zoo.hifigan.nets.base import PaddingMode, StagedGenerator, edge_convolution, same_conv1d
 from zoo.hifigan.nets.conditioners import Conditioner
-from zoo.hifigan.nets.interface import PaddingMode, StagedGenerator
 
 SLOPE = 0.1
 LAST_SLOPE = 0.01  # the original's last activation omits the slope; its weights are trained with PyTorch's default
@@ -36,19 +35,13 @@ class ResidualBlock(nn.Module):
         dilations: Sequence[int],
         kind: str,
         padding_mode: PaddingMode = "zeros",
-        causal: bool = False,
     ) -> None:
         super().__init__()
-        options = {} if causal else {"padding_mode": padding_mode}
-
-        def conv(dilation: int) -> nn.Conv1d:
-            return conv1d(channels, channels, kernel_size, causal, dilation, **options)
-
         self.kind = kind
-        dilated = nn.ModuleList(conv(dilation) for dilation in dilations)
+        dilated = nn.ModuleList(same_conv1d(channels, kernel_size, dilation, padding_mode) for dilation in dilations)
         if kind == "1":
             self.convs1 = dilated
-            self.convs2 = nn.ModuleList(conv(1) for _ in dilations)
+            self.convs2 = nn.ModuleList(same_conv1d(channels, kernel_size, 1, padding_mode) for _ in dilations)
         else:
             self.convs = dilated
 
@@ -83,8 +76,6 @@ class Generator(StagedGenerator):
         output_padding: of the stages whose kernel minus rate is odd: 0 (AudioSR) or 1 (ProjectLily). They give one or
             two samples too many at their end; later stages see these, and the waveform is cut to whole frames. None
             refuses such stages.
-        causal: all convolutions look back only, so that a frame's samples depend on no later frame; any kernel not
-            below its rate is then allowed.
 
     Attributes:
         hop_length: samples per frame (of the conditioner's output frames where it changes their rate).
@@ -106,25 +97,23 @@ class Generator(StagedGenerator):
         init: Literal["default", "normal"] = "default",
         last_slope: float = LAST_SLOPE,
         output_padding: Literal[0, 1] | None = None,
-        causal: bool = False,
     ) -> None:
-        one_of(("default", "normal"), init=init)
+        check_one_of(("default", "normal"), init=init)
         if conditioner is not None and conditioner.in_channels != in_channels:
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
         super().__init__(
             in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
-            resblock_dilation_sizes, partial(ResidualBlock, kind=resblock, padding_mode=padding_mode, causal=causal),
-            conditioner, padding_mode, output_padding, causal,
+            resblock_dilation_sizes, partial(ResidualBlock, kind=resblock, padding_mode=padding_mode),
+            conditioner, padding_mode, output_padding,
         )  # fmt: skip
         self.padding_mode = padding_mode
         self.last_slope = last_slope
-        self.conv_post = self.edge(self.last_channels, 1, padding_mode)
+        self.conv_post = edge_convolution(self.last_channels, 1, padding_mode)
         for name, module in self.convolutions():
             if init == "normal" and name != "conv_pre":
                 nn.init.normal_(module.weight, 0.0, 0.01)
             parametrizations.weight_norm(module)
-        sides = 1 if causal else 2
-        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // sides)
+        self.receptive_frames = self.context(lambda size, dilation: (size - 1) * dilation // 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length), -1 to 1, from log-mels or SSL features (B, in_channels, F)."""

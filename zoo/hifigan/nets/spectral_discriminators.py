@@ -11,7 +11,7 @@ import torchaudio
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from zoo.common.ranges import at_least, positive
+from zoo.common.checks import check_at_least, check_positive
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.constant_q import ConstantQ
 from zoo.hifigan.nets.discriminators import SLOPE, ConvolutionStack, spectral_norm, weight_norm
@@ -42,8 +42,8 @@ class ResolutionDiscriminator(ConvolutionStack):
         super().__init__(convs, post, spectral_norm if spectral else weight_norm)
         self.resolution = resolution
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> Output:
-        """Score waveforms (B, 1, T); there are no conditions."""
+    def forward(self, x: Tensor) -> Output:
+        """Score waveforms (B, 1, T)."""
         n_fft, hop, window = self.resolution
         with torch.autocast(x.device.type, enabled=False):
             padding = (n_fft - hop) // 2
@@ -72,7 +72,7 @@ class MultiResolutionDiscriminator(Discriminator):
         spectral: bool = False,
     ) -> None:
         super().__init__()
-        positive(channel_mult=channel_mult)
+        check_positive(channel_mult=channel_mult)
         channels = max(1, int(32 * channel_mult))
         self.discriminators = nn.ModuleList(
             ResolutionDiscriminator((n_fft, hop, window), channels, spectral) for n_fft, hop, window in resolutions
@@ -92,7 +92,6 @@ class BandDiscriminator(nn.Module):
         channels: of all layers.
         match_stride: frames as DAC takes them, without those at the ends.
         every_map: keep each band's first map too (DAC).
-        conditions: number of conditions that the score may be told; None for none.
 
     Source: DAC, section 3.4 (Kumar et al., 2023); Vocos, section 3.4 (Siuzdak, 2023).
     """
@@ -106,7 +105,6 @@ class BandDiscriminator(nn.Module):
         channels: int,
         match_stride: bool,
         every_map: bool,
-        conditions: int | None,
     ) -> None:
         super().__init__()
         bins = window // 2 + 1
@@ -125,16 +123,13 @@ class BandDiscriminator(nn.Module):
 
         self.band_convs = nn.ModuleList(stack() for _ in bands[1:])
         self.conv_post = parametrizations.weight_norm(nn.Conv2d(channels, 1, (3, 3), padding=(1, 1)))
-        self.emb = nn.Embedding(conditions, channels) if conditions else None
-        if self.emb is not None:
-            nn.init.zeros_(self.emb.weight)
         self.register_buffer("window", torch.hann_window(window), persistent=False)
 
     def spectrum(self, x: Tensor) -> Tensor:
         """Complex spectrum (B, 2, F, window / 2 + 1) of waveforms (B, 1, T) without offset and of one peak."""
         with torch.autocast(x.device.type, enabled=False):
             hop = self.n_fft // 4
-            x = same_peak(promote_to_float32(x))[:, 0]
+            x = normalize_peak(promote_to_float32(x))[:, 0]
             if self.match_stride:
                 padding = (self.n_fft - hop) // 2
                 x = F.pad(x[:, None], (padding, padding - x.shape[-1] % -hop), mode="reflect")[:, 0]
@@ -142,7 +137,7 @@ class BandDiscriminator(nn.Module):
             found = found[..., 2:-2] if self.match_stride else found
             return torch.view_as_real(found).permute(0, 3, 2, 1)
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> Output:
+    def forward(self, x: Tensor) -> Output:
         """Score waveforms (B, 1, T)."""
         spectrum, maps, ends = self.spectrum(x), [], []
         for low, high, convs in zip(self.edges, self.edges[1:], self.band_convs, strict=False):
@@ -152,10 +147,7 @@ class BandDiscriminator(nn.Module):
                 if index or self.every_map:
                     maps.append(band)
             ends.append(band)
-        joined = torch.cat(ends, -1)
-        scores = self.conv_post(joined)
-        if self.emb is not None and condition is not None:
-            scores = scores + (self.emb(condition).view(1, -1, 1, 1) * joined).sum(1, keepdim=True)
+        scores = self.conv_post(torch.cat(ends, -1))
         return scores.flatten(1), [*maps, scores]
 
 
@@ -168,7 +160,6 @@ class MultiBandDiscriminator(Discriminator):
         channels: of all layers.
         match_stride: frames as DAC takes them, without those at the ends.
         every_map: keep each band's first map too (DAC).
-        conditions: number of conditions that the scores may be told; None for none.
 
     Source: DAC, section 3.4 (Kumar et al., 2023).
     """
@@ -180,17 +171,16 @@ class MultiBandDiscriminator(Discriminator):
         channels: int = 32,
         match_stride: bool = False,
         every_map: bool = False,
-        conditions: int | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, channels=channels)
+        check_at_least(1, channels=channels)
         self.discriminators = nn.ModuleList(
-            BandDiscriminator(size, bands, channels, match_stride, every_map, conditions) for size in fft_sizes
+            BandDiscriminator(size, bands, channels, match_stride, every_map) for size in fft_sizes
         )
 
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> list[Output]:
+    def forward(self, x: Tensor) -> list[Output]:
         """Score waveforms (B, 1, T); one score map per transform, four feature maps per band and one more."""
-        return [discriminator(x, condition) for discriminator in self.discriminators]
+        return [discriminator(x) for discriminator in self.discriminators]
 
 
 class OctaveDiscriminator(nn.Module):
@@ -225,7 +215,7 @@ class OctaveDiscriminator(nn.Module):
         """Score waveforms (B, 1, T)."""
         with torch.autocast(x.device.type, enabled=False):
             x = promote_to_float32(x)
-            found = self.transform(self.resample(same_peak(x) if self.normalize else x)[:, 0])  # (B, bins, F, 2)
+            found = self.transform(self.resample(normalize_peak(x) if self.normalize else x)[:, 0])  # (B, bins, F, 2)
         octaves = found.permute(0, 3, 2, 1).split(self.bins_per_octave, -1)  # each (B, 2, F, bins_per_octave)
         hidden = torch.cat([conv(octave) for conv, octave in zip(self.conv_pres, octaves, strict=True)], -1)
         maps = []
@@ -261,7 +251,7 @@ class MultiOctaveDiscriminator(Discriminator):
         normalize: bool = False,
     ) -> None:
         super().__init__()
-        at_least(1, filters=filters)
+        check_at_least(1, filters=filters)
         self.discriminators = nn.ModuleList(
             OctaveDiscriminator(sample_rate, hop, count, bins, filters, dilations, normalize)
             for hop, count, bins in zip(hop_lengths, octaves, bins_per_octave, strict=True)
@@ -272,7 +262,7 @@ class MultiOctaveDiscriminator(Discriminator):
         return [discriminator(x) for discriminator in self.discriminators]
 
 
-def same_peak(x: Tensor) -> Tensor:
-    """Waveforms (B, 1, T) without offset, each with a peak of `PEAK`."""
+def normalize_peak(x: Tensor) -> Tensor:
+    """Remove the offset of waveforms (B, 1, T) and scale each to a peak of `PEAK`."""
     x = x - x.mean(-1, keepdim=True)
     return PEAK * x / (x.abs().amax(-1, keepdim=True) + _SILENCE)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from zoo.audio.analysis.mel import LogMel
-from zoo.common.ranges import at_least
+from zoo.common.checks import check_at_least
 from zoo.common.tensors import promote_to_float32
-from zoo.hifigan.nets.interface import WaveformGenerator
-from zoo.hifigan.nets.vocos import ConvNeXtBackbone, InverseSTFT, magnitude_of
+from zoo.hifigan.nets.base import WaveformGenerator
+from zoo.hifigan.nets.vocos import ConvNeXtBackbone, InverseSTFT, clipped_exp
 
 _SPREAD = 3.0  # radians per neper: frames a tenth of a neper apart in each band have unrelated noise
-_LEAST_WEIGHT = 1e-9  # of a bin in a band
+_MIN_WEIGHT = 1e-9  # of a bin in a band
 
 
 class StochasticVocos(WaveformGenerator):
@@ -48,7 +48,7 @@ class StochasticVocos(WaveformGenerator):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        at_least(1, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
+        check_at_least(1, dim=dim, intermediate_dim=intermediate_dim, layers=layers)
         if mel.padding == "same" and (mel.n_fft - mel.hop_length) % 2:
             raise ValueError(f"mel: n_fft {mel.n_fft} and hop_length {mel.hop_length} must differ by an even number")
         self.in_channels, self.hop_length = mel.n_mels, mel.hop_length
@@ -59,7 +59,7 @@ class StochasticVocos(WaveformGenerator):
         nn.init.zeros_(self.out.bias)
         self.istft = InverseSTFT(mel.n_fft, mel.hop_length, mel.n_fft, mel.padding)
         self.receptive_frames = self.backbone.reach + math.ceil(mel.n_fft / mel.hop_length)
-        self.register_buffer("envelope", envelope_of(mel), persistent=False)
+        self.register_buffer("envelope", mel_envelope_weights(mel), persistent=False)
         drawn = torch.randn(mel.n_mels, 2 * bins, generator=torch.Generator().manual_seed(0))
         self.register_buffer("projection", _SPREAD * drawn, persistent=False)
 
@@ -71,13 +71,13 @@ class StochasticVocos(WaveformGenerator):
             envelope = frames @ self.envelope
             # no gradient: it would be that of chaos
             real, imaginary = (frames.detach() @ self.projection).sin().chunk(2, 2)
-            magnitude, noise = (magnitude_of(envelope + each) for each in (level, noise_level))
+            magnitude, noise = (clipped_exp(envelope + each) for each in (level, noise_level))
             return self.istft(magnitude * phase.cos() + noise * real, magnitude * phase.sin() + noise * imaginary)[
                 :, None
             ]
 
 
-def envelope_of(mel: LogMel) -> Tensor:
+def mel_envelope_weights(mel: LogMel) -> Tensor:
     """Weights (n_mels, n_fft / 2 + 1) with which a front end's log-mel becomes log-magnitudes; each bin's sum to 1.
 
     Bins below the first band's peak, or above the last one's, are as that peak's bin.
@@ -86,4 +86,4 @@ def envelope_of(mel: LogMel) -> Tensor:
     first, last = basis[0].argmax(), basis[-1].argmax()
     basis[:, :first] = basis[:, first, None]
     basis[:, last:] = basis[:, last, None]
-    return basis / basis.sum(0).clamp(min=_LEAST_WEIGHT)
+    return basis / basis.sum(0).clamp(min=_MIN_WEIGHT)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.common.build import build, check_whole
+from zoo.common.build import build, check_state_dict
 from zoo.common.registry import public_name
 from zoo.convert.network_description import component
 from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, block_of
@@ -123,7 +123,7 @@ def _take_backbone(backbone: Backbone, state: CleanerState, source: Path) -> lis
     expected = {key: value for key, value in given.items() if key in own or not (key == UNUSED or is_beyond(key))}
     if UNUSED in own:
         expected.setdefault(UNUSED, own[UNUSED])
-    check_whole(backbone.model, expected, str(source), "the backbone")
+    check_state_dict(backbone.model, expected, str(source), "the backbone")
     frozen = {key: value for key, value in state.frozen().items() if key in own}
     differing = [key for key, value in frozen.items() if not torch.equal(value.to(own[key]), own[key])]
     backbone.load_state_dict({f"model.{key}": value for key, value in frozen.items()}, strict=False)
@@ -159,5 +159,5 @@ def spec_of(cls: type, **given: Any) -> dict[str, Any]:
 
 
 def _load(adapters: torch.nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    check_whole(adapters, state, str(source), "the adapters")
+    check_state_dict(adapters, state, str(source), "the adapters")
     adapters.load_state_dict(dict(state))

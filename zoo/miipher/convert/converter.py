@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from zoo.common.atomic import replacing, write_atomic
+from zoo.common.atomic_files import replace_atomically, write_atomic
 from zoo.convert.engine import ConvertedModel, Converter
 from zoo.convert.tensor_names import State, add_prefix, group_by_component
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
@@ -32,9 +32,10 @@ from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import MelFamily
-from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE, is_export, parts_state
+from zoo.runs.components import component_state, is_export, read_components
+from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.frozen import load_config
-from zoo.runs.load import build_parts, read_parts
+from zoo.runs.load import build_components
 
 README = """# Miipher-2
 
@@ -213,15 +214,15 @@ class MiipherConverter(Converter[MiipherFile]):
 
     def from_zoo(self, source: Path, target: Path, backbone: Path | str | None = None) -> dict[str, Any]:
         """Write a checkpoint, run or export of ours in the originals' layouts."""
-        specs, state, fused = read_parts(source, ema=False)
+        specs, state, fused = read_components(source, ema=False)
         if not str(specs["inference"]).startswith("zoo.miipher."):
             raise ValueError(f"{source} is no Miipher-2 checkpoint of the zoo: its inference is {specs['inference']}")
-        parts = build_parts(specs, source if source.is_dir() else source.parent)
+        parts = build_components(specs, source if source.is_dir() else source.parent)
         for name, part in parts.items():
             if isinstance(part, nn.Module):
                 if name in fused:
-                    part.fuse_()  # type: ignore[operator]
-                part.load_state_dict(parts_state(state, name))
+                    part.remove_weight_norm_()  # type: ignore[operator]
+                part.load_state_dict(component_state(state, name))
         encoder, generator = parts.get("encoder"), parts.get("generator")
         step = int(specs.get("step") or 0)
         rate = int(parts.get("sample_rate", SAMPLE_RATE))
@@ -241,7 +242,7 @@ class MiipherConverter(Converter[MiipherFile]):
         else:
             if target.exists() and not is_unified(target):
                 raise ValueError(f"{target} exists and is no Miipher-2 folder; choose another")
-            with replacing(target) as aside:
+            with replace_atomically(target) as aside:
                 aside.mkdir()
                 names = [file.name for file in write(aside)]
                 config = _unified_config(jobs, backbone, rate, step)
@@ -329,8 +330,8 @@ def _whole_backbone(cleaner: Cleaner, source: Path | str | None) -> tuple[State,
     """All blocks of a cleaner's backbone, its own before those of the source; and the source's name."""
     own = cleaner.backbone
     place = source if source is not None else own.source
-    if source is None and own.taken_from is not None and not (own.source and Path(own.source).is_dir()):
-        place = own.taken_from
+    if source is None and own.copy_path is not None and not (own.source and Path(own.source).is_dir()):
+        place = own.copy_path
     if place is None:
         return own.model.state_dict(), own.family
     settings = load_config(str(place))

@@ -38,7 +38,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         "seed_everything": settings.get("seed", 1234),
         "trainer": _trainer(settings),
         "checkpoints": {
-            "every_n_batches": settings.get("checkpoint.save_interval", 1000),
+            "every_n_steps": settings.get("checkpoint.save_interval", 1000),
             "keep_last": settings.get("checkpoint.keep_last_n", 2),
             "monitor": "val/loss",
         },

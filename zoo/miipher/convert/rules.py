@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.common.reading.text import load_json
+from zoo.common.configs import load_json
 from zoo.common.safe_load import to_plain_values
 from zoo.convert.engine import OriginalFile, load_original
 from zoo.convert.tensor_names import (
@@ -25,7 +25,7 @@ from zoo.convert.tensor_names import (
 )
 from zoo.hifigan.convert.rules import to_our_keys
 from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
-from zoo.runs.export import is_export
+from zoo.runs.components import is_export
 
 LAST_NORM = "final_layer_norm"
 MODULES = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"), ("ff.3.{leaf}", "up.{leaf}"))

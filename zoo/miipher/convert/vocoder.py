@@ -22,7 +22,7 @@ from zoo.hifigan.convert.recipe import GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PREFIXES,
     HifiganFile,
-    refuse_variants,
+    check_convertible,
     renamed,
     split_prefixes,
     to_legacy_keys,
@@ -117,7 +117,7 @@ def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate
             f"Miipher-2's files hold no generator with front end {type(front).__name__} and padding_mode "
             f"{generator.padding_mode!r}; use `zoo export`"
         )
-    refuse_variants(generator)
+    check_convertible(generator)
     own = with_weight_norm(generator.state_dict())  # an exported generator is fused
     state = to_legacy_keys({**add_prefix(own, "generator."), **others})
     if isinstance(front, PrenetConditioner):

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.corpora.corpus import Corpus, read_normalized
 from zoo.miipher.nets.families import SAMPLE_RATE
-from zoo.training.data import Key, item_seed
+from zoo.training.resume import Key, item_seed
 
 Item = dict[str, Any]
 Versions = tuple[Corpus, Sequence[Sequence[int]] | np.ndarray]  # degraded clips, the numbers of each clean clip's

@@ -12,27 +12,28 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from zoo.audio import EmbeddedCorpus
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.rooms import load_noises, load_rirs
 from zoo.audio.corpora.cache import CorpusCache, build_cache, relative_names
 from zoo.audio.corpora.corpus import (
     CACHES,
+    MAX_EXAMPLES,
     Corpus,
-    EmbeddedCorpus,
     MemoryCorpus,
     cache_dir,
     corpus_files,
+    drop_short_clips,
+    match_companions,
     select,
     split_last_items,
 )
 from zoo.audio.corpora.layouts import CorpusKind, list_utterances
-from zoo.audio.corpora.selection import MAX_EXAMPLES, drop_short_clips, match_companions
 from zoo.audio.io.resample import resample_array
-from zoo.common.folders import data_folder
-from zoo.common.ranges import within
+from zoo.common.checks import check_within, find_data_folder
 from zoo.miipher.data.clips import Clips, Degradation, Item, Pairs, Segments, Versions
 from zoo.miipher.nets.families import SAMPLE_RATE
-from zoo.training.data import ZooDataModule
+from zoo.training.datamodule import ZooDataModule
 
 FRAME_SAMPLES = SAMPLE_RATE // 50  # of the encoders, 20 ms: shorter clips have no features
 
@@ -109,15 +110,15 @@ class SpeechData(ZooDataModule):
                 "data: give either degraded (versions made before) or degrader (made on the spot), not both"
             )
         self.rates = [SAMPLE_RATE]  # at which the clean corpus is needed, in Hz
-        self.root = data_folder("root", root, embedded_if_missing)
+        self.root = find_data_folder("root", root, embedded_if_missing)
         missing = self.root is None
         self.kind: CorpusKind = kind
-        self.degraded = None if missing else data_folder("degraded", degraded, False)
+        self.degraded = None if missing else find_data_folder("degraded", degraded, False)
         self.degrader = degrader
-        self.noise = data_folder("noise", noise, embedded_if_missing)
-        self.rir = data_folder("rir", rir, embedded_if_missing)
-        self.val_root = None if missing else data_folder("val_root", val_root, False)
-        self.val_degraded = None if missing else data_folder("val_degraded", val_degraded, False)
+        self.noise = find_data_folder("noise", noise, embedded_if_missing)
+        self.rir = find_data_folder("rir", rir, embedded_if_missing)
+        self.val_root = None if missing else find_data_folder("val_root", val_root, False)
+        self.val_degraded = None if missing else find_data_folder("val_degraded", val_degraded, False)
         if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
             raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
         self.max_samples = int(max_seconds * SAMPLE_RATE)
@@ -146,7 +147,7 @@ class SpeechData(ZooDataModule):
         self.train_set = Clips(speech, train.indices, train.degradation, self.max_samples, self.seed)
         self.val_set = Clips(val.corpora[0], val.indices, val.degradation, self.val_samples, self.seed)
         self.lengths = np.minimum(select(speech.lengths, train.indices), self.max_samples)
-        self.contents = (select(speech.lengths, train.indices),)
+        self.file_facts = (select(speech.lengths, train.indices),)
 
     def parts(self) -> tuple[Part, Part]:
         """What training and validation read."""
@@ -266,7 +267,7 @@ class VocoderSegments(SpeechData):
         super().__init__(**kwargs)
         if sample_rate % frame_rate or SAMPLE_RATE % frame_rate:
             raise ValueError(f"data: {frame_rate} frames a second do not divide {sample_rate} and {SAMPLE_RATE} Hz")
-        within(0, 1, clean_share=clean_share)
+        check_within(0, 1, clean_share=clean_share)
         self.rates = [SAMPLE_RATE, sample_rate]
         self.segment_frames = segment_frames
         self.context_frames = context_frames
@@ -281,7 +282,7 @@ class VocoderSegments(SpeechData):
             (speech, audio), train.indices, train.degradation, self.segment_frames, self.context_frames,
             self.hops, self.clean_share, self.seed,
         )  # fmt: skip
-        self.contents = (select(speech.lengths, train.indices),)
+        self.file_facts = (select(speech.lengths, train.indices),)
         speech, audio = val.corpora
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +21,11 @@ from zoo.audio.corpora.cache import build_cache
 from zoo.audio.corpora.corpus import Corpus, cache_dir
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, list_utterances
 from zoo.audio.io import files
-from zoo.common.atomic import replacing
-from zoo.common.folders import begin_output
+from zoo.common.atomic_files import replace_atomically
+from zoo.common.checks import check_at_least
+from zoo.common.journal import Journal, begin_output
 from zoo.common.locks import writes_into
-from zoo.common.ranges import at_least
-from zoo.common.work import Journal, spread
+from zoo.common.parallel import map_in_processes
 
 SPLITS = ("val", "train")
 QUIET_PEAK = 2.0**-6  # recordings below it (-36 dBFS) are written with 32 bits
@@ -92,7 +92,7 @@ class Workbench:
                 try:
                     os.link(first, target)
                 except OSError:
-                    with replacing(target) as temporary:
+                    with replace_atomically(target) as temporary:
                         shutil.copyfile(first, temporary)
             files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate, _subtype(copy))
 
@@ -107,7 +107,7 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
 
     The seed of a copy follows from `seed`, the place of its utterance among the given ones, and its own number.
     """
-    from zoo.training.data import item_seed  # imports Lightning, which the workers do not need
+    from zoo.training.resume import item_seed  # imports Lightning, which the workers do not need
 
     if val_items >= len(utterances):
         raise ValueError(f"val_items {val_items} leaves nothing of {len(utterances)} utterances for training; lower it")
@@ -155,29 +155,31 @@ def degrade_corpus(
         OSError: the disk is full or a worker died; the same call goes on.
     """
     clean, output = Path(clean), Path(output)
-    at_least(1, copies=copies, sample_rate=sample_rate)
-    at_least(0, workers=workers, val_items=val_items)
+    check_at_least(1, copies=copies, sample_rate=sample_rate)
+    check_at_least(0, workers=workers, val_items=val_items)
     if output.resolve().is_relative_to(clean.resolve()):
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = list_utterances(clean, kind)
     jobs = plan(utterances, copies, seed, val_items)
+    degrader_settings = {**vars(degrader), **asdict(degrader.ranges), "codecs": degrader.ranges.codec_settings}
+    del degrader_settings["ranges"]
     settings: Row = {
         **{"copies": copies, "sample_rate": sample_rate, "seed": seed, "val_items": val_items},
         "utterances": _digest([[utterance.name for utterance in utterances]]),
-        "degrader": json.loads(json.dumps(vars(degrader))),
+        "degrader": json.loads(json.dumps(degrader_settings)),
         "noise": _digest(noises and [noises.names, noises.lengths, noises.peaks]),
         "rirs": _digest(rirs),
     }
     begin_output(output, settings, sweep=True)
     bench = Workbench(degrader, noises, rirs, sample_rate, clean, output)
     manifest = Journal(output / "manifest.jsonl")
-    manifest.begin()
+    manifest.open()
     made = sum(
         _make_copies([job for job in jobs if job.split == split], split, bench, manifest, workers, progress)
         for split in SPLITS
     )
     keys = [key for job in jobs for key, _ in job.copies]
-    rows = manifest.finish(keys)
+    rows = manifest.close(keys)
     failed = [row for row in rows if row["status"] == "failed"]
     counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - made}
     return {**counts, "bad_files": len({row["source"] for row in failed})}
@@ -188,7 +190,7 @@ def _make_copies(
 ) -> int:
     """Make the copies of a split that are missing, with a row of the manifest each; returns their number."""
     todo = _remaining(jobs, manifest.rows, bench.output)
-    for rows in track(spread(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
+    for rows in track(map_in_processes(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
         for row in rows:
             manifest.add(row)
         if rows[0]["status"] == "failed":

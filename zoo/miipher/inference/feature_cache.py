@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from zoo.common.build import build
-from zoo.common.hardware import own_device
-from zoo.common.reading.configs import read_config
+from zoo.common.configs import load_run_config
+from zoo.common.environment import local_device
 from zoo.common.registry import public_name
-from zoo.common.report import Row
+from zoo.common.reports import Row
+from zoo.common.tensors import state_digest
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.miipher.nets.cleaner import Encoder
-from zoo.runs.export import is_export
-from zoo.runs.folder import find_checkpoint
-from zoo.runs.frozen import state_digest
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import is_export
+from zoo.runs.inference.predict import content_digest, list_input_files, predict_files, result_settings
 from zoo.runs.load import load
-from zoo.runs.predict.input_files import describe_left_out, list_input_files
-from zoo.runs.predict.run import content_digest, predict_files, result_settings
-
-log = logging.getLogger(__name__)
 
 
 def read_encoder(path: Path) -> Encoder:
@@ -34,7 +30,7 @@ def read_encoder(path: Path) -> Encoder:
     """
     if path.suffix not in (".yaml", ".yml"):
         inference = load(path)
-        encoder = inference.parts().get("encoder")
+        encoder = inference.modules().get("encoder")
         if encoder is None:
             raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
         return encoder  # type: ignore[return-value]
@@ -50,7 +46,7 @@ def read_encoder_spec(recipe: Path) -> dict[str, Any]:
     Raises:
         ValueError: when the recipe has none.
     """
-    spec = ((read_config(recipe).get("model") or {}).get("init_args") or {}).get("encoder")
+    spec = ((load_run_config(recipe).get("model") or {}).get("init_args") or {}).get("encoder")
     if spec is None:
         raise ValueError(f"{recipe}: no model.init_args.encoder; name a recipe of Miipher")
     return spec
@@ -87,9 +83,7 @@ def cache_features(
     else:
         path = encoder if is_export(encoder) else find_checkpoint(encoder)
         made, options, digest = read_encoder(path), {}, content_digest(path)
-    extractor = FeatureExtractor(made).to(own_device(device)).eval()
-    files, left_out = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
-    if left_out and rank == 0:
-        log.warning("%s: left out %s", input, describe_left_out(left_out))
+    extractor = FeatureExtractor(made).to(local_device(device)).eval()
+    files = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
     settings = result_settings(digest, public_name(FeatureExtractor), options)
     return predict_files(extractor, files, output, settings, overwrite, rank, world_size)

@@ -18,21 +18,23 @@ from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
-from zoo.common.ranges import one_of
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.common.checks import check_one_of
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.inference.onnx_form import onnx_form
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
-from zoo.runs.export import OnnxForm, write_export
-from zoo.runs.interactive import Field, Part, Report
-from zoo.runs.load import load, read_parts
+from zoo.runs.components import read_components
+from zoo.runs.export import write_export
+from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.runs.load import load
+from zoo.runs.onnx_export import OnnxExport
 
 Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
 
 BLOCK_SECONDS = 4  # read and written at once
-MOST_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
-LEAST_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
+MAX_GAIN = 10.0  # 20 dB; where an input held noise alone, silence would otherwise be raised to its level
+MIN_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
 
 
 class _Encoding(AudioInference):
@@ -48,8 +50,8 @@ class _Encoding(AudioInference):
         frames, overlap = (
             round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
         )
-        if frames < LEAST_FRAMES:
-            raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {LEAST_FRAMES}")
+        if frames < MIN_FRAMES:
+            raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {MIN_FRAMES}")
         self.encoder = encoder
         self.chunk_seconds, self.overlap_seconds = chunk_seconds, overlap_seconds
         self.chunker = Chunker(frames, overlap, encoder.hop_samples, chunk_batch)
@@ -57,7 +59,7 @@ class _Encoding(AudioInference):
     def computed_samples(self, samples: int, sample_rate: int) -> int:
         """Samples that a clip is computed as, at the encoder's rate."""
         encoder = self.encoder
-        return max(math.ceil(samples * encoder.sample_rate / sample_rate), LEAST_FRAMES * encoder.hop_samples)
+        return max(math.ceil(samples * encoder.sample_rate / sample_rate), MIN_FRAMES * encoder.hop_samples)
 
     def features(self, chunks: np.ndarray, valid: Sequence[int]) -> Tensor:
         """Features (N, C, F) of chunks (N, T) whose first `valid` samples count."""
@@ -109,8 +111,8 @@ class Restorer(_Encoding):
     ) -> None:
         check_fit(encoder, generator, sample_rate)
         super().__init__(encoder, chunk_seconds, overlap_seconds, chunk_batch)
-        one_of(get_args(Stereo), stereo=stereo)
-        one_of(get_args(Loudness), loudness=loudness)
+        check_one_of(get_args(Stereo), stereo=stereo)
+        check_one_of(get_args(Loudness), loudness=loudness)
         if output_sample_rate is not None and output_sample_rate < 1:
             raise ValueError(f"output_sample_rate must be positive, found {output_sample_rate}")
         self.generator = generator
@@ -168,31 +170,34 @@ class Restorer(_Encoding):
             "gain": gains.tolist(),
         }
 
-    def onnx_form(self) -> OnnxForm:
+    def onnx_form(self) -> OnnxExport:
         """Encoder and vocoder as one graph; see `zoo.miipher.inference.onnx_form`."""
         return onnx_form(self.encoder, self.generator)
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[InputField, ...]:
         """A recording, and what becomes of its channels and its level."""
         both = "restore each channel alone, or mix them first"
         level = "bring the result to the loudness of the recording, or keep the vocoder's"
         longest = max(self.chunk_seconds, MAX_RECORDING_SECONDS)
         return (
             recording_field(),
-            Field("stereo", "Channels", "choice", self.stereo, choices=get_args(Stereo), help=both),
-            Field("loudness", "Loudness", "choice", self.loudness, choices=get_args(Loudness), help=level),
-            Field("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, 0.5, longest, advanced=True),
-            Field("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, 0, longest / 2, advanced=True),
+            InputField("stereo", "Channels", "choice", self.stereo, allowed=get_args(Stereo), help=both),
+            InputField("loudness", "Loudness", "choice", self.loudness, allowed=get_args(Loudness), help=level),
+            InputField("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, (0.5, longest), advanced=True),
+            InputField(
+                "overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, (0, longest / 2), advanced=True
+            ),
         )
 
-    def answer(self, values: Mapping[str, Any], folder: Path, report: Report) -> list[Part]:
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Restore a recording with what was chosen."""
         options = {name: value for name, value in values.items() if name != "input"}
         changed = Restorer(
             self.encoder, self.generator, self.sample_rate, self.output_sample_rate, chunk_batch=self.chunker.batch,
             **options,
         )  # fmt: skip
-        return answer_file(changed, values["input"], folder, report)
+        changed.with_figures = self.with_figures
+        return answer_file(changed, values["input"], folder, progress)
 
     @torch.inference_mode()
     def compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
@@ -249,7 +254,7 @@ class _Run:
             wanted, found = self._input.loudness(), self._result.loudness()
             for channel in range(self.channels):
                 if math.isfinite(found[channel]):
-                    gains[channel] = min(10 ** ((wanted[channel] - found[channel]) / 20), MOST_GAIN)
+                    gains[channel] = min(10 ** ((wanted[channel] - found[channel]) / 20), MAX_GAIN)
         return gains / max((gains * self.peaks).max(), 1.0)
 
 
@@ -340,8 +345,8 @@ def assemble(cleaner: Path, vocoder: Path, output: Path) -> None:
             f"--init_from {cleaner}"
         )
     check_fit(encoder, restorer.generator, restorer.sample_rate)
-    specs, _, _ = read_parts(vocoder)
-    specs["parts"] = {**specs["parts"], "encoder": read_parts(cleaner)[0]["parts"]["encoder"]}
+    specs, _, _ = read_components(vocoder)
+    specs["components"] = {**specs["components"], "encoder": read_components(cleaner)[0]["components"]["encoder"]}
     parts = {"encoder": encoder, "generator": restorer.generator}
     write_export(output, specs, parts, f"{cleaner.name} and {vocoder.name}", specs.get("step"))
     print(f"wrote {output}")

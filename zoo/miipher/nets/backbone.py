@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from zoo.blocks import keep_masks_on_the_device
-from zoo.common.ranges import one_of, within
+from zoo.common.checks import check_one_of, check_within
 from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
-from zoo.runs.frozen import FrozenModule, build_config, load_config, newest_backbone, pretrained, quiet_loading
+from zoo.runs.frozen import (
+    FrozenModule,
+    build_config,
+    find_backbone,
+    load_config,
+    load_pretrained,
+    suppress_loading_messages,
+)
 
 FamilyName = Literal[
     "auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert", "mel_hubert"
@@ -77,16 +84,16 @@ class Backbone(FrozenModule):
     ) -> None:
         import transformers
 
-        super().__init__(source=None if source is None else newest_backbone(source), revision=revision)
+        super().__init__(source=None if source is None else find_backbone(source), revision=revision)
         if source is None and config is None:
             raise ValueError("backbone: give source (pretrained) or config (random weights)")
         settings = _configuration(self.source, revision, config)
         own = getattr(settings, _FAMILY_KEY, settings.model_type)
         self.family: str = own if family in ("auto", "wavlm_as_hubert") else family
-        one_of(FAMILIES, model_type=self.family)
+        check_one_of(FAMILIES, model_type=self.family)
         kind, model_name = FAMILIES[self.family]
         count = getattr(settings, kind.depth)
-        within(1, count, layer=layer)
+        check_within(1, count, layer=layer)
         if final_norm and layer != count:
             raise ValueError(f"backbone: final_norm belongs to the last block {count}, layer is {layer}")
         if not pad and kind is not WaveformFamily:
@@ -208,7 +215,7 @@ class Backbone(FrozenModule):
             for name, tensor in self.state_dict().items()
             if _from_source(name)
         }
-        with quiet_loading():
+        with suppress_loading_messages():
             self.model.save_pretrained(folder, state_dict=state)
 
 
@@ -228,6 +235,6 @@ def _configuration(source: str | None, revision: str | None, config: dict[str, A
 
 def _build(model: Any, settings: Any, source: str | None, revision: str | None, seed: int) -> Any:
     if source is not None:
-        return pretrained(model, source, revision, config=settings, dtype=torch.float32)
+        return load_pretrained(model, source, revision, config=settings, dtype=torch.float32)
     with seeded_rng(seed):
         return model(settings)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.hifigan.nets.interface import WaveformGenerator
+from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.nets.adapters import AdapterStyle
 from zoo.miipher.nets.backbone import Backbone
 

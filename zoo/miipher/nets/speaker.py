@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import SAMPLE_RATE, standardise
-from zoo.runs.frozen import FrozenModule, build_config, load_config, pretrained
+from zoo.runs.frozen import FrozenModule, build_config, load_config, load_pretrained
 
 WAVEFORM_MODELS = ("data2vec-audio", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm")
 
@@ -54,7 +54,7 @@ class SpeakerEncoder(FrozenModule):
             with seeded_rng(seed):
                 self.model = AutoModelForAudioXVector.from_config(settings, trust_remote_code=False)
         else:
-            self.model = pretrained(AutoModelForAudioXVector, source, revision, dtype=torch.float32)
+            self.model = load_pretrained(AutoModelForAudioXVector, source, revision, dtype=torch.float32)
         self.normalize = normalize
         self.sample_rate = SAMPLE_RATE
         hop = field = 1

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from zoo import __version__
-from zoo.common.report import markdown_table, panels, write_figure
-from zoo.runs import listing
-from zoo.runs.details import SUMMARY
-from zoo.runs.frozen import described
+from zoo.common.reports import markdown_table, subplot_grid, write_figure
+from zoo.runs import run_folder, run_info
+from zoo.runs.frozen import describe_record
+from zoo.runs.run_info import SUMMARY_KEYS
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
@@ -192,8 +192,8 @@ class Metric(NamedTuple):
 def metrics_of(run: Path, step: int | None) -> list[Metric]:
     """The last values of a run's validations and tests, up to a step."""
     found = []
-    for file in (listing.CSV_NAME, "validate.csv", "test.csv"):
-        for name, points in listing.read_curves(run / file).items():
+    for file in (run_folder.CSV_NAME, "validate.csv", "test.csv"):
+        for name, points in run_info.read_curves(run / file).items():
             values = [value for at, value in points if step is None or at <= step]
             if values and name.startswith(("val/", "test/")):
                 found.append(Metric("this run", name, values[-1], f"{values[-1]:.5g}"))
@@ -234,11 +234,11 @@ def _number(text: str | None) -> float | None:
 
 def draw_curve(run: Path, path: Path) -> bool:
     """Draw a run's losses, one panel each; whether there are any."""
-    curves = listing.read_curves(run / listing.CSV_NAME)
-    shown = [key for key in listing.losses_of(list(curves)) if len(curves[key]) > 1]
+    curves = run_info.read_curves(run / run_folder.CSV_NAME)
+    shown = [key for key in run_info.select_loss_metrics(list(curves)) if len(curves[key]) > 1]
     if not shown:
         return False
-    figure, grid = panels(len(shown), 4.0, 2.6)
+    figure, grid = subplot_grid(len(shown), 4.0, 2.6)
     for key, axes in zip(shown, grid, strict=True):
         steps, values = zip(*curves[key], strict=True)
         axes.plot(steps, values, linewidth=1)
@@ -285,13 +285,13 @@ def write_model_card(
     from huggingface_hub import ModelCard
 
     known = SYSTEMS.get(system)
-    flat = listing.flatten(config)
+    flat = run_info.flatten_config(config)
     corpora = find_sources((str(value) for key, value in flat.items() if key.startswith("data.")), CORPORA)
     backbones = find_sources((str(record["source"]) for record in frozen.values()), BACKBONES)
     rows = [("recipe", f"`{recipe}`")] * bool(recipe)
-    rows += [(name, f"`{flat[key]}`") for name, key in SUMMARY.items() if flat.get(key, "null") != "null"]
+    rows += [(name, f"`{flat[key]}`") for name, key in SUMMARY_KEYS.items() if flat.get(key, "null") != "null"]
     rows += [("values", f"{texts['values']:,}")]
-    rows += [(f"frozen `{path}`", described(record)) for path, record in frozen.items()]
+    rows += [(f"frozen `{path}`", describe_record(record)) for path, record in frozen.items()]
     results = [(metric.name, metric.text, metric.where) for metric in metrics]
     card = ModelCard.from_template(
         card_metadata(repo, system, recipe, metrics, licence, base_models(config, frozen), corpora),

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zoo
 from zoo.common import registry
-from zoo.common.options import verbosity
-from zoo.common.reading.text import MAX_JSON, load_json
-from zoo.runs.descriptions import described
-from zoo.runs.export import CONFIG_NAME, WEIGHTS_NAME
+from zoo.common.configs import MAX_JSON, load_json
+from zoo.common.environment import verbosity
+from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME
+from zoo.runs.model_description import validate_description
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -218,11 +218,11 @@ def _check_description(path: Path, name: HubName) -> None:
     """Refuse what is no export of ours, or asks for components that may not be built here."""
     try:
         config = load_json(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or not {"zoo", "inference", "parts"} <= config.keys():
+        if not isinstance(config, dict) or not {"zoo", "inference", "components"} <= config.keys():
             raise ValueError(f"its {CONFIG_NAME} is another project's")
-        config = described(config)
-        for component in (config["inference"], *_class_paths([config["parts"], config.get("options", {})])):
-            registry.find(component)
+        config = validate_description(config)
+        for component in (config["inference"], *_class_paths([config["components"], config.get("options", {})])):
+            registry.get_class(component)
         for record in config.get("frozen", {}).values():
             copy = record.get("folder", "") if isinstance(record, dict) else ""
             if copy is not None and not _FROZEN_COPY.fullmatch(str(copy)):

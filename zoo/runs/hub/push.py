@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zoo.common.reading.text import dump_yaml, load_json
+from zoo.common.configs import dump_yaml, load_json
 from zoo.common.registry import package_of
-from zoo.common.systems import systems
-from zoo.runs import listing
-from zoo.runs.export import CONFIG_NAME, write_export
+from zoo.common.systems import list_systems
+from zoo.runs import run_folder, run_info
+from zoo.runs.components import CONFIG_NAME, read_components
+from zoo.runs.export import write_export
 from zoo.runs.hub import model_card
 from zoo.runs.hub.models import (
     LOG_IN,
@@ -35,7 +36,7 @@ from zoo.runs.hub.models import (
     explain_hub_errors,
     parse_hub_name,
 )
-from zoo.runs.load import load, read_parts
+from zoo.runs.load import load
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -150,14 +151,14 @@ def prepare_folder(
     Returns:
         The title of the commit.
     """
-    specs, _, _ = read_parts(path)
+    specs, _, _ = read_components(path)
     model = load(path)
     usage, step = model.usage.replace("PATH_OF_THIS_FOLDER", str(name)), specs.get("step")
     source, form = specs.get("source") or path.name, model.onnx_form() if onnx else None
-    graphs = write_export(folder, specs, model.parts(), source, step, usage, form)
+    graphs = write_export(folder, specs, model.modules(), source, step, usage, form)
     check_portable(folder, path)
     found = path if path.is_dir() and path.suffix != ".ckpt" else path.parent
-    run = found if (found / listing.CONFIG_NAME).is_file() else None
+    run = found if (found / run_folder.CONFIG_NAME).is_file() else None
     package = package_of(type(model))
     system = package.rpartition(".")[2]
     config: dict[str, Any] = {}
@@ -165,7 +166,10 @@ def prepare_folder(
     samples: list[str] = []
     recipe = None
     if run is not None:
-        config, recipe = shown_settings(listing.read_settings(run)), listing.recorded_recipe(run / listing.CONFIG_NAME)
+        config, recipe = (
+            shown_settings(run_info.read_settings(run)),
+            run_info.read_recipe_name(run / run_folder.CONFIG_NAME),
+        )
         text = (f"# recipe: {recipe}\n" if recipe else "") + dump_yaml(config)
         (folder / SETTINGS_NAME).write_text(text, encoding="utf-8")
         samples = copy_samples(run, folder / SAMPLES)
@@ -184,7 +188,7 @@ def prepare_folder(
         licence,
         samples,
         f"{endpoint()}/{name.repo}/resolve/{name.revision or MAIN}/",
-        about=next((each.title for each in systems() if each.package == package), package),
+        about=next((each.title for each in list_systems() if each.package == package), package),
         inference=type(model).__name__,
         usage=usage.strip(),
         name=str(name),
@@ -192,7 +196,7 @@ def prepare_folder(
         adapters=_publish(model, package, folder, name),
         onnx=list(graphs),
         curve=run is not None and model_card.draw_curve(run, folder / model_card.CURVE_NAME),
-        values=sum(tensor.numel() for part in model.parts().values() for tensor in part.state_dict().values()),
+        values=sum(tensor.numel() for part in model.modules().values() for tensor in part.state_dict().values()),
     )
     return f"{recipe or system}{f', {step} steps' if step else ''}"
 
@@ -203,7 +207,7 @@ def check_portable(folder: Path, path: Path) -> None:
     Raises:
         ValueError: naming the key.
     """
-    for key, value in listing.flatten(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
+    for key, value in run_info.flatten_config(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8"))).items():
         if isinstance(value, str) and shown_settings(value) != value:
             raise ValueError(f"{path}: its {key} is {value!r}, which only this machine has: nobody could load it")
 
@@ -235,7 +239,7 @@ def shown_settings(value: Any) -> Any:
 
 def copy_samples(run: Path, folder: Path) -> list[str]:
     """Copy the newest samples of a run that are not too large, some of each kind; the names of the copies."""
-    newest = next((each for each in listing.media_of(run) if any(each.iterdir())), None)
+    newest = next((each for each in run_info.sample_folders(run) if any(each.iterdir())), None)
     suffixes = (*model_card.AUDIO, *model_card.IMAGES, ".csv")
     counts: dict[str, int] = {}
     names = []

@@ -1,4 +1,4 @@
-"""A guard of the loss: bad batches are thrown away before they reach weights or optimizer states."""
+"""Guards of a training: bad batches are skipped, and learning rates reduced below any schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import lightning as L
@@ -14,26 +14,136 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zoo.common.ranges import above, at_least, between, one_of, positive, within
-from zoo.training.callbacks.rates import Counting
-from zoo.training.strategies.sharding import gradient_norm
+from zoo.common.checks import check_above, check_at_least, check_between, check_one_of, check_positive, check_within
+from zoo.training.strategies.sharding import gradient_norm, hides_gradients
 
 log = logging.getLogger(__name__)
+
+
+def multiply_lr(optimizer: Optimizer, factor: Callable[[], float]) -> None:
+    """Multiply an optimizer's rates by what `factor` returns, during its steps only, so below any schedule."""
+    scheduled: list[Any] = []
+
+    def multiply(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        scheduled[:] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor()
+
+    def restore(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = rate
+
+    optimizer.register_step_pre_hook(multiply)
+    optimizer.register_step_post_hook(restore)
+
+
+def lr_multiplier(trainer: L.Trainer) -> float:
+    """Return the product of the multipliers of all callbacks."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return math.prod(getattr(each, "multiplier", 1.0) for each in callbacks)
+
+
+class LrMultiplier(L.Callback):
+    """Base of callbacks with a multiplier of the learning rates, and counters in the checkpoint."""
+
+    counters: ClassVar[tuple[str, ...]] = ()
+    floor = 0.0
+    multiplier = 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+        return {name: getattr(self, name) for name in self.counters}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the counters."""
+        for name in self.counters:
+            setattr(self, name, state_dict[name])
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse strategies that step an optimizer of their own."""
+        if hides_gradients(trainer):
+            name = type(trainer.strategy).__name__
+            raise ValueError(f"{type(self).__name__} does not work with {name}: use --config trainer/fsdp")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Apply all multipliers to the optimizers, once."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if self is next(each for each in callbacks if isinstance(each, LrMultiplier)):
+            for optimizer in trainer.optimizers:
+                multiply_lr(optimizer, lambda: lr_multiplier(trainer))
+
+    def reduce(self, factor: float) -> None:
+        """Reduce the multiplier, to `floor` at the lowest."""
+        self.multiplier = max(self.floor, self.multiplier * factor)
+
+
+class Plateau(LrMultiplier):
+    """Multiplies the learning rates by a factor after validations without improvement, below any schedule.
+
+    Args:
+        monitor: metric key, e.g. `val/loss`.
+        factor: of the rates on a plateau, in (0, 1).
+        patience: validations in a row without improvement that make a plateau.
+        mode: "min" or "max".
+        floor: smallest multiplier.
+
+    Raises:
+        ValueError: when a number is out of its range; in validation, when the metric is not logged.
+    """
+
+    counters = ("multiplier", "best", "waited")
+
+    def __init__(
+        self,
+        monitor: str = "val/loss",
+        factor: float = 0.5,
+        patience: int = 10,
+        mode: Literal["min", "max"] = "min",
+        floor: float = 0.01,
+    ) -> None:
+        check_between(0, 1, factor=factor)
+        check_positive(floor=floor)
+        check_within(0, 1, floor=floor)
+        check_at_least(1, patience=patience)
+        check_one_of(("min", "max"), mode=mode)
+        self.monitor = monitor
+        self.factor = factor
+        self.patience = patience
+        self.sign = 1.0 if mode == "min" else -1.0
+        self.floor = floor
+        self.best = math.inf
+        self.waited = 0
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compare the metric with the best."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        if self.monitor not in trainer.callback_metrics:
+            names = ", ".join(sorted(map(str, trainer.callback_metrics))) or "none"
+            raise ValueError(f"Plateau: monitor {self.monitor!r} is not logged; logged metrics: {names}")
+        score = self.sign * float(trainer.callback_metrics[self.monitor])
+        if score < self.best:
+            self.best, self.waited = score, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            self.waited = 0
+            self.reduce(self.factor)
+            message = "%s did not improve in %d validations: learning rates are now times %.3g"
+            log.warning(message, self.monitor, self.patience, self.multiplier)
 
 
 class DivergedError(RuntimeError):
     """Too many bad batches in a row."""
 
 
-class LossGuard(Counting):
+class LossGuard(LrMultiplier):
     """Skips batches whose loss or gradient is not finite, or whose loss explodes; stops when they do not end.
 
     Gradients of a bad batch are dropped before the optimizer sees them, so neither weights nor moments change. With
     several optimizers (GAN) a bad discriminator loss also drops the generator's step on that batch. Losses are
-    averaged over ranks first, so that all ranks decide alike. Costs one host synchronisation per optimizer step.
-
-    Under fp16 an overflow of the scaled gradient is the scaler's everyday business and not counted, unless the scale
-    has fallen below 1.
+    averaged over ranks first, so that all ranks decide alike. Under fp16 an overflow of the scaled gradient is left to
+    the scaler, unless the scale has fallen below 1. Costs one host synchronisation per optimizer step.
 
     Args:
         action: what happens besides skipping: "skip" nothing; "reduce" lowers the learning rates by a multiplier on
@@ -50,7 +160,7 @@ class LossGuard(Counting):
         DivergedError: while training, after `patience` bad batches in a row.
     """
 
-    counters: ClassVar[tuple[str, ...]] = ("trips", "multiplier", "in_a_row")
+    counters: ClassVar[tuple[str, ...]] = ("skipped_batches", "multiplier", "in_a_row")
 
     def __init__(
         self,
@@ -62,12 +172,12 @@ class LossGuard(Counting):
         reduce_factor: float = 0.5,
         floor: float = 0.01,
     ) -> None:
-        one_of(("skip", "reduce"), action=action)
-        above(1, factor=factor)
-        between(0, 1, reduce_factor=reduce_factor)
-        positive(floor=floor)
-        within(0, 1, floor=floor)
-        at_least(1, window=window, patience=patience)
+        check_one_of(("skip", "reduce"), action=action)
+        check_above(1, factor=factor)
+        check_between(0, 1, reduce_factor=reduce_factor)
+        check_positive(floor=floor)
+        check_within(0, 1, floor=floor)
+        check_at_least(1, window=window, patience=patience)
         self.action = action
         self.factor = factor
         self.window = window
@@ -75,7 +185,7 @@ class LossGuard(Counting):
         self.patience = patience
         self.reduce_factor = reduce_factor
         self.floor = floor
-        self.trips = 0
+        self.skipped_batches = 0
         self.in_a_row = 0
         self.skipped = False
         self._stepped = False
@@ -85,7 +195,7 @@ class LossGuard(Counting):
         self._statistics: list[tuple[Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and losses."""
+        """Return counters and losses."""
         return super().state_dict() | {"losses": {index: list(losses) for index, losses in self._losses.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -93,13 +203,8 @@ class LossGuard(Counting):
         super().load_state_dict(state_dict)
         self._losses = {index: deque(losses, self.window) for index, losses in state_dict["losses"].items()}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hook the multiplier into the optimizers."""
-        if self.action == "reduce":
-            self.hook_rates(trainer)
-
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Forget the last batch; remember running statistics, which the forward pass itself changes."""
+        """Reset; save running statistics, which the forward pass itself changes."""
         self.skipped = self._stepped = False
         if not self._pending:  # otherwise this batch is accumulated on earlier ones, and their step is one
             norms = [m for m in pl_module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
@@ -132,33 +237,33 @@ class LossGuard(Counting):
     ) -> None:
         """Count; act on a bad batch."""
         if self.skipped:
-            self.trips += 1
+            self.skipped_batches += 1
             self.in_a_row += 1
-            message = _describe(trainer, batch, batch_idx, self._reasons)
-            self._reasons.clear()
             for buffer, before in self._statistics:
                 buffer.copy_(before)
-            self._handle_bad_batch(message)
+            self._handle_bad_batch(_describe_batch(trainer, batch, batch_idx, self._reasons))
+            self._reasons = []
         elif self._stepped:
             self.in_a_row = 0
-        pl_module.log("train/guard_trips", float(self.trips), on_step=True, on_epoch=False)
+        values = {"train/skipped_batches": float(self.skipped_batches)}
         if self.action == "reduce":
-            pl_module.log("train/guard_lr_multiplier", self.multiplier, on_step=True, on_epoch=False)
+            values["train/guard_lr_multiplier"] = self.multiplier
+        pl_module.log_dict(values, on_step=True, on_epoch=False)
 
     def _find_fault(self, trainer: L.Trainer, index: int, loss: float, gradient: float) -> str | None:
-        """Why this step is bad, or None."""
-        what = _loss_of(trainer, index)
+        """Return why this step is bad, or None."""
+        name = f"the loss of optimizer {index}" if len(trainer.optimizers) > 1 else "the loss"
         if not math.isfinite(loss):
-            return f"{what} is {loss}"
+            return f"{name} is {loss}"
         if self.limit is not None and loss > self.limit:
-            return f"{what} is {loss:.4g}, above the limit of {self.limit:g}"
-        seen = self._losses.get(index, ())
-        median = statistics.median(seen) if len(seen) == self.window else 0.0
+            return f"{name} is {loss:.4g}, above the limit of {self.limit:g}"
+        history = self._losses.get(index, ())
+        median = statistics.median(history) if len(history) == self.window else 0.0
         if 0 < median * self.factor < loss:
-            return f"{what} is {loss:.4g}, above {self.factor:g} times the running median of {median:.4g}"
+            return f"{name} is {loss:.4g}, above {self.factor:g} times the running median of {median:.4g}"
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if not math.isfinite(gradient) and (scaler is None or scaler.get_scale() < 1):
-            return f"the gradient norm behind {what} is {gradient}"
+            return f"the gradient norm behind {name} is {gradient}"
         return None
 
     def _handle_bad_batch(self, message: str) -> None:
@@ -168,30 +273,24 @@ class LossGuard(Counting):
                 "or check these files; the last checkpoint is from before"
             )
         if self.action == "reduce":
-            self.lower(self.reduce_factor)
+            self.reduce(self.reduce_factor)
             message += f"; learning rates are now times {self.multiplier:.3g}"
         log.warning("skipped %s", message)
 
 
 def unscaled(trainer: L.Trainer, loss: Tensor) -> Tensor:
-    """A loss before fp16's scale; scaling a one yields the scale without waiting for the device."""
+    """Return a loss before fp16's scale; scaling a one yields the scale without waiting for the device."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     loss = loss.detach().float()
     return loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))
 
 
-def _loss_of(trainer: L.Trainer, index: int) -> str:
-    return f"the loss of optimizer {index}" if len(trainer.optimizers) > 1 else "the loss"
-
-
-def _describe(trainer: L.Trainer, batch: Any, batch_idx: int, reasons: list[str]) -> str:
-    """Name a bad batch: its number, its reasons, its items when it carries names, and the terms that are not finite."""
+def _describe_batch(trainer: L.Trainer, batch: Any, batch_idx: int, reasons: list[str]) -> str:
+    """Return a batch's number, the reasons, the terms that are not finite, and its items where it carries names."""
     text = f"batch {batch_idx} of epoch {trainer.current_epoch}: {'; '.join(reasons)}"
     terms = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("train/")}
-    broken = [f"{key} = {value}" for key, value in terms.items() if not math.isfinite(value)]
-    if broken:
-        text += f"; terms: {', '.join(broken)}"
-    names = batch.get("names") if isinstance(batch, Mapping) else getattr(batch, "names", None)
-    if names:
+    if nonfinite := [f"{key} = {value}" for key, value in terms.items() if not math.isfinite(value)]:
+        text += f"; terms: {', '.join(nonfinite)}"
+    if names := batch.get("names") if isinstance(batch, Mapping) else getattr(batch, "names", None):
         text += f"; items: {', '.join(map(str, names))}"
     return text

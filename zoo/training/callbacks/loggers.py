@@ -5,39 +5,44 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning as L
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from zoo import __version__
+from zoo.common.configs import load_yaml
+from zoo.common.environment import describe_device
 from zoo.common.locks import is_rank_zero
+from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints, parse_score, parse_step
+from zoo.runs.metrics_csv import MetricsCSV
+from zoo.runs.run_folder import CONFIG_NAME, run_folder
+from zoo.runs.run_info import FINISHED_MARK, flatten_config
+from zoo.training.callbacks.checkpoint import Checkpoints, is_fast_dev_run
 
 log = logging.getLogger(__name__)
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 WANDB_ID_FILE = "wandb_run_id"
 MLFLOW_ID_FILE = "mlflow_run_id"
-_MLFLOW_VARIABLE = "MLFLOW_TRACKING_URI"
-_FILE_STORE_VARIABLE = "MLFLOW_ALLOW_FILE_STORE"  # mlflow 3.7 and later refuse a folder without it
+_LOGIN = re.compile(r"://[^/@\s]+@")  # user and password in an address stay here
 
 
 @dataclass
 class WandbSettings:
-    """Weights & Biases. The key of an account is read from WANDB_API_KEY only, never from a config.
+    """Weights & Biases; its variables give the rest (WANDB_NOTES, ...), and WANDB_API_KEY alone the key of an account.
 
     Args:
         name: run name; `<system>/<recipe>/<name of the run folder>` when None.
         entity: user or team.
         mode: "offline" needs no account (send it later by `wandb sync`); the variable WANDB_MODE overrides it.
-        group: runs that W&B shows together; `<system>/<recipe>` when None.
-        notes: free text shown with the run.
-        job_type: kind of the run within its group.
-        log_model: checkpoints that go to W&B as artifacts: "best" the best one when the fit ends (without a monitor the
-            last), "all" each as it is saved.
+        log_model: "best" sends the best checkpoint (without a monitor the last) as an artifact when the fit ends.
     """
 
     project: str = "zoo"
@@ -45,22 +50,20 @@ class WandbSettings:
     entity: str | None = None
     mode: Literal["online", "offline"] = "offline"
     tags: list[str] | None = None
-    group: str | None = None
-    notes: str | None = None
-    job_type: str = "fit"
-    log_model: Literal["best", "all", "none"] = "none"
+    log_model: Literal["best", "none"] = "none"
 
 
 class ZooWandbLogger(WandbLogger):
     """Lightning's logger, whose run ends with the fit, so that the next one in this process has its own.
 
     Args:
-        keeps: see `WandbSettings.log_model`.
+        send_best: whether the best checkpoint becomes an artifact.
     """
 
-    def __init__(self, keeps: str, **options: Any) -> None:
+    def __init__(self, send_best: bool, **options: Any) -> None:
         super().__init__(**options)
-        self.keeps = keeps
+        self.send_best = send_best
+        self._wandb_init.pop("anonymous")  # Lightning sets what W&B warns of
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -77,126 +80,79 @@ def make_loggers(
     folder: Path,
     configured: Sequence[Logger] = (),
     recipe: str = "unnamed",
-    step: int | None = None,
     trained_steps: int | None = None,
 ) -> list[Logger]:
-    """Build the loggers that a config names, and shield them and those that it brings; they write below the run folder.
+    """Build the loggers that a config names, which write below the run folder; return those that can be opened.
 
     Args:
         names: "tensorboard", "wandb", "mlflow".
+        configured: loggers of `trainer.logger`; their errors end no run either.
         recipe: `<system>/<recipe>`, for names and groups.
-        step: of every value, in place of the trainer's, which knows none when it only evaluates.
         trained_steps: of the checkpoint that a run resumes from: what TensorBoard has from there on is logged again.
 
-    Returns:
-        Those whose service can be had.
-
     Raises:
-        ImportError: mlflow is asked for and not installed.
+        ImportError: mlflow is requested and not installed.
     """
-    makers = {
-        "tensorboard": lambda: TensorBoardLogger(
-            save_dir=folder, name="", version="tensorboard", purge_step=trained_steps
-        ),
-        "wandb": lambda: _wandb(wandb, folder, recipe),
-        "mlflow": lambda: _mlflow(folder, recipe),
+    address = os.environ.get("MLFLOW_TRACKING_URI")
+    makers: dict[str, Callable[[], Logger]] = {
+        "tensorboard": lambda: TensorBoardLogger(folder, "", "tensorboard", purge_step=trained_steps),
+        "wandb": lambda: _make_wandb(wandb, folder, recipe),
+        "mlflow": lambda: _make_mlflow(folder, recipe),
     }
-    loggers, address = [], os.environ.get(_MLFLOW_VARIABLE)
-    for logger in [*(makers[name]() for name in names), *configured]:
-        if isinstance(logger, WandbLogger):
-            logger._wandb_init.pop("anonymous", None)  # Lightning sets what W&B warns of
-        if isinstance(logger, MLFlowLogger) and logger._run_id is None:
-            logger._run_id = _read_id(folder / MLFLOW_ID_FILE)
-        if _opens(logger):
-            loggers.append(_at_step(shield(logger), step))
+    loggers = [*(makers[name]() for name in names), *configured]
+    if is_rank_zero():  # the first process writes alone
+        loggers = [
+            logger for logger in loggers if catch_errors(lambda each: [each.experiment], type(logger).__name__)(logger)
+        ]
+    for logger in loggers:
+        for name in ("log_metrics", "log_hyperparams", "save", "finalize", "after_save_checkpoint"):
+            setattr(logger, name, catch_errors(getattr(logger, name), type(logger).__name__))
     if address is None:
-        os.environ.pop(_MLFLOW_VARIABLE, None)  # mlflow sets it, and would lead this process's next run to this store
+        os.environ.pop("MLFLOW_TRACKING_URI", None)  # mlflow sets it, and would lead the next run to this store
     return loggers
 
 
-def _wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
+def _make_wandb(settings: WandbSettings, folder: Path, recipe: str) -> Logger:
     mode = os.environ.get("WANDB_MODE", settings.mode)
     folder.mkdir(parents=True, exist_ok=True)
     if settings.log_model != "none":
         os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))  # copies that wait for `wandb sync`
+    id_file = folder / WANDB_ID_FILE  # the same over every resume
+    if not id_file.is_file() and is_rank_zero():
+        id_file.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
     return ZooWandbLogger(
-        settings.log_model,
+        settings.log_model == "best",
         save_dir=folder.absolute(),  # its service keeps the folder in which it was started
         project=settings.project,
-        name=settings.name or run_name(recipe, folder),
-        id=run_id(folder),
+        name=settings.name or f"{recipe}/{folder.name}",
+        id=_read_id(id_file),
         resume="allow",
         mode=mode,
         entity=settings.entity,
         tags=settings.tags,
-        group=settings.group or recipe,
-        notes=settings.notes,
-        job_type=settings.job_type,
+        group=recipe,
         settings={"quiet": True} if mode == "online" else {"silent": True},
     )
 
 
-def _mlflow(folder: Path, recipe: str) -> Logger:
-    uri = os.environ.get(_MLFLOW_VARIABLE) or (folder.absolute() / "mlflow").as_uri()
+def _make_mlflow(folder: Path, recipe: str) -> Logger:
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder.absolute() / "mlflow").as_uri()
     if uri.startswith("file:"):
-        os.environ.setdefault(_FILE_STORE_VARIABLE, "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3.7 and later refuse a folder without it
     logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # it warns of each new experiment
+    run_id = _read_id(folder / MLFLOW_ID_FILE)
     try:
-        return MLFlowLogger(experiment_name=recipe, run_name=run_name(recipe, folder), tracking_uri=uri)
+        return MLFlowLogger(recipe, run_name=f"{recipe}/{folder.name}", tracking_uri=uri, run_id=run_id)
     except ModuleNotFoundError as error:
         raise ImportError(f"loggers: mlflow needs a package: pip install 'zoo[mlflow]' ({error})") from error
-
-
-def run_name(recipe: str, folder: Path) -> str:
-    """How loggers call the run of a folder, the same after every resume."""
-    return f"{recipe}/{folder.name}"
-
-
-def _opens(logger: Logger) -> bool:
-    """Whether a logger's service answers; in Lightning's hands its error would end the run."""
-    if not is_rank_zero():  # the first process writes alone
-        return True
-    try:
-        logger.experiment  # type: ignore[attr-defined]  # noqa: B018
-    except Exception as error:  # whatever a service raises: metrics.csv is the record
-        log.warning(
-            "%s is left out (%s: %s); training goes on, metrics.csv is complete (W&B needs no account in mode offline)",
-            type(logger).__name__,
-            type(error).__name__,
-            " ".join(str(error).split()),
-        )
-        return False
-    return True
-
-
-def run_id(folder: Path) -> str:
-    """The W&B id of a run folder: chosen once, kept over every resume."""
-    file = folder / WANDB_ID_FILE
-    if not file.is_file() and is_rank_zero():
-        file.write_text(uuid.uuid4().hex[:8] + "\n", encoding="utf-8")
-    return _read_id(file) or uuid.uuid4().hex[:8]
 
 
 def _read_id(file: Path) -> str | None:
     return (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
 
 
-def shield(logger: Logger) -> Logger:
-    """Let a logger's errors end in one warning instead of the training."""
-    for method in ("log_metrics", "log_hyperparams", "save", "finalize", "after_save_checkpoint"):
-        setattr(logger, method, warn_once(getattr(logger, method), type(logger).__name__))
-    return logger
-
-
-def _at_step(logger: Logger, step: int | None) -> Logger:
-    if step is not None:
-        method = logger.log_metrics
-        setattr(logger, "log_metrics", lambda metrics, *_, **__: method(metrics, step=step))  # noqa: B010
-    return logger
-
-
-def warn_once(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A method of the logger of that name whose first error is a warning; the others are not mentioned."""
+def catch_errors(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a method of the logger of that name whose first error is a warning; the others are not mentioned."""
     failed = False
 
     @functools.wraps(method)
@@ -206,10 +162,104 @@ def warn_once(method: Callable[..., Any], name: str) -> Callable[..., Any]:
             return method(*args, **kwargs)
         except Exception as error:  # whatever a service raises: metrics.csv is the record
             if not failed:
-                failed = True
-                log.warning(
-                    "%s failed (%s: %s); training goes on, metrics.csv is complete", name, type(error).__name__, error
-                )
+                message = "%s failed (%s: %s); training goes on, metrics.csv is complete"
+                log.warning(message, name, type(error).__name__, " ".join(str(error).split()))
+            failed = True
             return None
 
     return call
+
+
+class RunInfoLogger(L.Callback):
+    """Sends config, code and machine to every logger, and the results when a fit ends, also by a signal.
+
+    Args:
+        recipe: `<system>/<recipe>`.
+        read_config: returns the config as YAML when the fit begins.
+    """
+
+    def __init__(self, recipe: str, read_config: Callable[[], str]) -> None:
+        self.recipe = recipe
+        self._read_config = read_config
+        self._is_active = False  # a fit, on the first rank
+        self._text = ""
+        self._info: dict[str, Any] = {}  # the config, and facts of the run under `run`
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the config."""
+        self._is_active = trainer.is_global_zero and not is_fast_dev_run(trainer)
+        if self._is_active:
+            self._text = _LOGIN.sub("://", self._read_config())
+            run: dict[str, Any] = {
+                "recipe": self.recipe,
+                "zoo": __version__,
+                "device": describe_device(trainer.strategy.root_device),
+            }
+            run |= {"processes": trainer.world_size, "precision": str(trainer.precision)}
+            self._info = {**load_yaml(self._text), "run": run}
+            for logger in trainer.loggers:
+                catch_errors(self._log_config, type(logger).__name__)(trainer, logger)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the results."""
+        if self._is_active:
+            self._log_results(trainer)
+            log.info("%s %d", FINISHED_MARK, trainer.global_step)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Log what there is."""
+        if self._is_active:
+            self._log_results(trainer)
+
+    def _log_config(self, trainer: L.Trainer, logger: Logger) -> None:
+        if isinstance(logger, WandbLogger):
+            logger.log_hyperparams(self._info)
+            checkpoints = _find_checkpoints_callback(trainer)
+            if checkpoints.monitor is not None:
+                axis = {"step_metric": "trainer/global_step", "step_sync": True}
+                logger.experiment.define_metric(checkpoints.monitor, summary=f"{checkpoints.mode},last", **axis)
+        elif isinstance(logger, MLFlowLogger):
+            run_id = str(logger.run_id)
+            (run_folder(trainer) / MLFLOW_ID_FILE).write_text(run_id + "\n", encoding="utf-8")
+            logger.experiment.update_run(run_id, status="RUNNING")
+            logged = logger.experiment.get_run(run_id).data.params  # a resume may add parameters, not change them
+            logger.log_hyperparams(
+                {key: value for key, value in flatten_config(self._info).items() if key not in logged}
+            )
+            logger.experiment.log_text(run_id, self._text, CONFIG_NAME)
+        elif not isinstance(logger, MetricsCSV | TensorBoardLogger):  # TensorBoard takes it with the results
+            logger.log_hyperparams(flatten_config(self._info))
+
+    def _log_results(self, trainer: L.Trainer) -> None:
+        self._is_active = False
+        checkpoints = _find_checkpoints_callback(trainer)
+        best = best_checkpoint(run_folder(trainer), checkpoints.mode)
+        path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                metrics = trainer.callback_metrics
+                values = {f"final/{key}": float(value) for key, value in metrics.items() if key.startswith("val/")}
+                values |= {} if best is None else {f"best/{checkpoints.monitor}": parse_score(best)}
+                logger.log_hyperparams(flatten_config(self._info), values, trainer.global_step)
+            elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
+                catch_errors(self._send_checkpoint, type(logger).__name__)(logger, path, checkpoints.monitor)
+
+    def _send_checkpoint(self, logger: ZooWandbLogger, path: Path, monitor: str | None) -> None:
+        """Send a checkpoint to W&B with its hash and config."""
+        import wandb
+
+        metadata = {
+            "step": parse_step(path),
+            "monitor": monitor,
+            "value": parse_score(path) if monitor else None,
+            "config": self._info,
+        }
+        artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
+        for file in (path, path.with_name(path.name + HASH_SUFFIX), path.with_name(CONFIG_NAME)):
+            if file.is_file():
+                artifact.add_file(str(file), name=file.name)
+        logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{parse_step(path)}"])
+
+
+def _find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints:
+    return next(callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints))

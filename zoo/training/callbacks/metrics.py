@@ -10,8 +10,8 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
-from zoo.common.hardware import peak_memory_bytes
-from zoo.training.callbacks.rates import rate_factor
+from zoo.common.environment import peak_memory_bytes
+from zoo.training.callbacks.guard import lr_multiplier
 from zoo.training.strategies.sharding import gradient_norm
 
 GIB = 2.0**30
@@ -22,7 +22,7 @@ def is_logging_step(trainer: L.Trainer) -> bool:
     return trainer._logger_connector.should_update_logs and not trainer.fit_loop.epoch_loop._should_accumulate()
 
 
-def items_in(batch: Any) -> int:
+def count_items(batch: Any) -> int:
     """Return the number of items in a batch: the first axis of its first tensor, else its length, else 1."""
     tensor = _first_tensor(batch)
     if tensor is not None:
@@ -78,7 +78,8 @@ class TrainingMetrics(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Stop the clock of waiting; note the rates, which the schedules change before the step ends."""
-        self._rates = learning_rates(trainer.optimizers, getattr(pl_module, "optimizer_names", ()))
+        names, multiplier = getattr(pl_module, "optimizer_names", ()), lr_multiplier(trainer)
+        self._rates = {key: lr * multiplier for key, lr in learning_rates(trainer.optimizers, names).items()}
         self._started = time.perf_counter()
         if self._ended is not None:
             self._waiting += self._started - self._ended
@@ -97,7 +98,7 @@ class TrainingMetrics(L.Callback):
         """Count the batch's items; log at a logging step."""
         self._ended = time.perf_counter()
         self._working += self._ended - self._started
-        self._samples += getattr(pl_module, "items_in", items_in)(batch) * trainer.world_size
+        self._samples += getattr(pl_module, "items_in", count_items)(batch) * trainer.world_size
         if not is_logging_step(trainer):
             return
         values = dict(self._rates)
@@ -114,24 +115,17 @@ class TrainingMetrics(L.Callback):
 
 
 def learning_rates(optimizers: Sequence[Optimizer], names: Sequence[str] = ()) -> dict[str, float]:
-    """Learning rates by log key.
+    """Return learning rates by log key: `train/lr_<name>`, of several groups `train/lr_<name>_<name or number>`.
 
     Args:
-        optimizers: whose rates are asked for, as their next step uses them.
-        names: of the optimizers, in their order; without them their classes, numbered from the second of a class on.
-
-    Returns:
-        `train/lr_<name>` or, for several groups, `train/lr_<name>_<group name or number>`.
+        names: of the optimizers, in their order; without them their classes, numbered where there are several.
     """
     rates: dict[str, float] = {}
-    classes: list[str] = []
-    for number, optimizer in enumerate(optimizers):
+    for index, optimizer in enumerate(optimizers):
         kind = type(optimizer).__name__.lower()
-        again = classes.count(kind)
-        classes.append(kind)
-        name = names[number] if number < len(names) else f"{kind}_{again}" if again else kind
+        name = names[index] if index < len(names) else f"{kind}_{index}" if len(optimizers) > 1 else kind
         groups = optimizer.param_groups
-        for index, group in enumerate(groups):
-            suffix = f"_{group.get('name', index)}" if len(groups) > 1 else ""
-            rates[f"train/lr_{name}{suffix}"] = float(group["lr"]) * rate_factor(optimizer)
+        for number, group in enumerate(groups):
+            suffix = f"_{group.get('name', number)}" if len(groups) > 1 else ""
+            rates[f"train/lr_{name}{suffix}"] = float(group["lr"])
     return rates

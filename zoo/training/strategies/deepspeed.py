@@ -20,16 +20,19 @@ BUCKET = 50_000_000  # largest number of values that are reduced together: 200 M
 
 
 class DeepSpeed(DeepSpeedStrategy):
-    """Shards optimizer states and gradients over the processes by DeepSpeed's ZeRO.
+    """Lightning's strategy that also runs on CPUs, and reads and writes ordinary checkpoint files.
 
-    Lightning's strategy that also runs on CPUs and reads and writes ordinary checkpoint files: a run resumes under DDP,
-    on one process and on another number of processes. A weight without a gradient takes a step with a zero gradient.
+    A run resumes under DDP and on another number of processes. A weight without a gradient takes a step with a zero
+    gradient.
 
     Args:
         stage: 1 shards optimizer states, 2 also gradients.
         autocast: dtype of DeepSpeed's autocast, for `trainer.precision: 32-true`; weights and inputs stay float32.
-        process_group_backend: "nccl", "gloo"; that of the device when not given.
+        process_group_backend: "nccl" or "gloo"; by default the device's own.
         timeout: after which a process that waits for another gives up.
+
+    Raises:
+        ValueError: in `setup`, when the task, its optimizer or the trainer's settings do not work with DeepSpeed.
     """
 
     hides_gradients = True
@@ -77,34 +80,22 @@ class DeepSpeed(DeepSpeedStrategy):
         deepspeed.init_distributed(dist_backend=self.process_group_backend, dist_init_required=False)
 
     def setup(self, trainer: L.Trainer) -> None:
-        """Build the engine.
-
-        Raises:
-            ValueError: when the task, its optimizer or the trainer's settings do not work with DeepSpeed.
-        """
+        """Build the engine."""
         task: Any = self.lightning_module
+        precision, accumulated = self.precision_plugin.precision, trainer.accumulate_grad_batches
         if not task.automatic_optimization:
+            raise ValueError(f"DeepSpeed: {type(task).__name__} has several optimizers: use --config trainer/fsdp")
+        if precision != "32-true":
+            raise ValueError(f"trainer.precision is {precision}; DeepSpeed needs 32-true (and `autocast: bfloat16`)")
+        if accumulated > 1:
             raise ValueError(
-                f"DeepSpeed trains tasks with one optimizer, and {type(task).__name__} steps its optimizers itself: "
-                "use --config trainer/fsdp"
-            )
-        if self.precision_plugin.precision != "32-true":
-            raise ValueError(
-                f"trainer.precision is {self.precision_plugin.precision}; DeepSpeed needs 32-true "
-                "(with trainer.strategy.init_args.autocast: bfloat16)"
-            )
-        if trainer.accumulate_grad_batches > 1:
-            raise ValueError(
-                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}; DeepSpeed counts batches "
-                "across epochs: expected 1, use a larger data.init_args.batch_size or --config trainer/fsdp"
+                f"trainer.accumulate_grad_batches is {accumulated}; DeepSpeed, which counts batches across epochs, "
+                "needs 1: use a larger data.init_args.batch_size or --config trainer/fsdp"
             )
         super().setup(trainer)
         name = type(self._zero.optimizer).__name__ if self.optimizers else ELEMENTWISE[0]
         if name not in ELEMENTWISE:
-            raise ValueError(
-                f"{name} does not work with DeepSpeed, whose shards cut through weights: "
-                f"use one of {', '.join(ELEMENTWISE)}"
-            )
+            raise ValueError(f"{name} does not work with DeepSpeed's shards: use one of {', '.join(ELEMENTWISE)}")
 
     @property
     def _zero(self) -> Any:
@@ -143,8 +134,7 @@ class DeepSpeed(DeepSpeedStrategy):
         for group, shard, weights in self._groups():
             state = self._zero.optimizer.state.get(shard, {})
             self._link(shard, [weight for _, weight in weights])
-            settings = {key: value for key, value in group.items() if key != "params"}
-            groups.append({**settings, "params": [index for index, _ in weights]})
+            groups.append({**group, "params": [index for index, _ in weights]})
             for index, weight in weights if state else ():
                 states[index] = {
                     key: safe_get_full_optimizer_state(weight, key).cpu().clone()
@@ -161,17 +151,17 @@ class DeepSpeed(DeepSpeedStrategy):
         (saved,) = checkpoint["optimizer_states"]
         for (group, shard, weights), saved_group in zip(self._groups(), saved["param_groups"], strict=True):
             group.update({key: value for key, value in saved_group.items() if key != "params"})
-            known = [(saved["state"][index], weight) for index, weight in weights if index in saved["state"]]
-            if not known:
+            states = [(saved["state"][index], weight) for index, weight in weights if index in saved["state"]]
+            if not states:
                 continue
             # a weight that never had a gradient may lack a state, and counts the others' steps here
-            state, like = max(known, key=lambda each: float(each[0].get("step", 0)))
+            state, like = max(states, key=lambda each: float(each[0].get("step", 0)))
             self._zero.optimizer.state[shard] = {
                 key: torch.zeros_like(shard) if _is_elementwise(key, value, like) else value
                 for key, value in state.items()
             }
             self._link(shard, [weight for _, weight in weights])
-            for state, weight in known:
+            for state, weight in states:
                 for key, value in state.items():
                     if _is_elementwise(key, value, weight):
                         safe_set_full_optimizer_state(weight, value.to(self.root_device), key)
@@ -185,7 +175,7 @@ class DeepSpeed(DeepSpeedStrategy):
             index += len(weights)
 
     def _link(self, shard: Tensor, weights: list[Tensor]) -> None:
-        """Let DeepSpeed find each weight's state in that of the shard; its own link misses groups after the first."""
+        """Let DeepSpeed find each weight's state in that of the shard, also of groups after the first."""
         from deepspeed.utils import lazy_init_hp_params_optimizer_state
 
         if shard in self._zero.optimizer.state:
@@ -193,5 +183,5 @@ class DeepSpeed(DeepSpeedStrategy):
 
 
 def _is_elementwise(key: str, value: Any, weight: Tensor) -> bool:
-    """Whether a value of an optimizer's state has an entry for each of the weight's."""
+    """Return whether a value of an optimizer's state has an entry for each of the weight's."""
     return key != "step" and isinstance(value, Tensor) and value.shape == weight.shape

@@ -5,7 +5,6 @@ DTensors are recognised by their methods, so that a training without shards does
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -16,38 +15,34 @@ from torch.optim import Optimizer
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether a tensor is this process's part of one that all processes hold together."""
+    """Return whether a tensor is sharded over the processes."""
     return isinstance(value, Tensor) and hasattr(value, "full_tensor")
 
 
-def distribute_like(value: Tensor, target: Tensor) -> Tensor:
-    """A copy of a tensor on the device of another and spread over the processes as that is.
+def distribute_like(value: Any, target: Tensor) -> Any:
+    """Return a copy of a value on the device of a tensor, sharded as that is.
 
     Args:
-        value: whole, the same on every process, or spread; of any shape.
-        target: whole or spread; of the same shape where it is spread.
+        value: a full tensor, the same on every process, or a sharded one. Of another shape than `target`, and no
+            tensor, it is returned as is.
     """
+    if not isinstance(value, Tensor) or value.shape != target.shape:
+        return value
     if is_dtensor(target) and not is_dtensor(value):
         from torch.distributed.tensor import distribute_tensor
 
-        spread: Any = target
-        # without a source rank each process cuts its own part; cloned, lest the part keep the whole in memory
+        sharded: Any = target
+        # without a source rank each process cuts its own shard; cloned, lest the shard hold the full tensor in memory
         return distribute_tensor(
-            value.detach().to(target.device), spread.device_mesh, spread.placements, src_data_rank=None
+            value.detach().to(target.device), sharded.device_mesh, sharded.placements, src_data_rank=None
         ).clone()
     if is_dtensor(value) and not is_dtensor(target):
         value = value.full_tensor()  # type: ignore[attr-defined]
     return value.to(target.device, copy=True)
 
 
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The 2-norm over all gradients, whole ones or parts; where they are parts, all processes call this together."""
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if is_dtensor(norm) else norm  # type: ignore[attr-defined]
-
-
 def gather_to_first_rank(value: Any) -> Any:
-    """Return a sharded tensor in full on rank 0, in CPU memory; other ranks, which all call this, keep their part."""
+    """Return a sharded tensor in full on rank 0, in CPU memory; the other ranks, which all call this, keep theirs."""
     if not is_dtensor(value):
         return value
     full = value.full_tensor()
@@ -55,41 +50,38 @@ def gather_to_first_rank(value: Any) -> Any:
 
 
 def gather_weights(trainer: L.Trainer) -> AbstractContextManager[Any]:
-    """Hold full weights on every process, for what reads them outside of a step; all processes enter together."""
+    """Hold full weights on every process outside of a step; all processes enter together."""
     gather = getattr(trainer.strategy, "gather_weights", None)
     return nullcontext() if gather is None else gather()
 
 
 def reshard(trainer: L.Trainer) -> None:
-    """Leave every process its part, for what changes weights at a validation's end."""
+    """Free the shards of other processes, before weights are changed at the end of a validation."""
     if hasattr(trainer.strategy, "reshard"):
         trainer.strategy.reshard()
 
 
 def gradient_norm(trainer: L.Trainer, optimizer: Optimizer) -> Tensor:
-    """The 2-norm over an optimizer's gradients, unclipped; called on every rank."""
+    """Return the 2-norm over an optimizer's gradients, unclipped; called on every rank."""
     strategy: Any = trainer.strategy
     if hasattr(strategy, "gradient_norm"):
         return cast(Tensor, strategy.gradient_norm(optimizer))
-    return total_norm([p.grad for p in _with_gradients(optimizer) if p.grad is not None])
+    norm = torch.nn.utils.get_total_norm([p.grad for p in _with_gradients(optimizer) if p.grad is not None])
+    return norm.full_tensor() if is_dtensor(norm) else norm  # type: ignore[attr-defined]
 
 
 def clip_gradients(optimizer: Optimizer, limit: float, norm: Tensor) -> None:
-    """Scale an optimizer's gradients down to a norm of `limit`.
-
-    Args:
-        norm: what `gradient_norm` gave.
-    """
+    """Scale an optimizer's gradients, whose norm is given, down to a norm of `limit`."""
     torch.nn.utils.clip_grads_with_norm_(_with_gradients(optimizer), limit, norm)
 
 
 def is_sharded(trainer: L.Trainer) -> bool:
-    """Whether a rank alone has parts of the weights only."""
+    """Return whether each rank has only its shards of the weights."""
     return bool(getattr(trainer.strategy, "shards_weights", False))
 
 
 def hides_gradients(trainer: L.Trainer) -> bool:
-    """Whether gradients and optimizer lie in the strategy's engine, out of a callback's reach (DeepSpeed)."""
+    """Return whether gradients and optimizer are in the strategy's engine, out of a callback's reach (DeepSpeed)."""
     return bool(getattr(trainer.strategy, "hides_gradients", False))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import events, ui
 
-from zoo.runs.interactive import FILES, Field, checked
+from zoo.runs.inference.forms import FILE_FIELDS, InputField, read_form
 from zoo.ui.store import Store
 
 _TITLE = 80  # characters
@@ -24,12 +24,12 @@ class Drop(ui.element, component="../static/drop.js"):
         on_remove: told a key that is given no more.
     """
 
-    def __init__(self, field: Field, several: bool, on_remove: Callable[[str], Any]) -> None:
+    def __init__(self, field: InputField, several: bool, on_remove: Callable[[str], Any]) -> None:
         super().__init__()
         self.value: list[str] = []
         self._on_remove = on_remove
         self.props["label"] = field.label
-        self.props["accept"] = ",".join(field.suffixes)
+        self.props["accept"] = ",".join(field.allowed)
         self.props.set_bool("multiple", several)
         self.props.set_bool("sound", field.kind == "audio")
         self.on("files", self._take)
@@ -63,7 +63,7 @@ class Form:
 
     def __init__(
         self,
-        fields: Sequence[Field],
+        fields: Sequence[InputField],
         store: Store,
         session: str,
         on_remove: Callable[[str], Any],
@@ -75,7 +75,7 @@ class Form:
         self._on_remove = on_remove
         self._on_send = on_send
         self.conversation = self.talks(fields)
-        self._several = sum(field.kind in FILES for field in fields) == 1
+        self._several = sum(field.kind in FILE_FIELDS for field in fields) == 1
         self.controls: dict[str, Any] = {}
         folded = [field for field in fields if field.advanced or (self.conversation and not self._asks(field))]
         for field in fields:
@@ -88,15 +88,15 @@ class Form:
                     self._add(field)
 
     @staticmethod
-    def talks(fields: Sequence[Field]) -> bool:
+    def talks(fields: Sequence[InputField]) -> bool:
         """Whether all that must be given is a text: then question follows question."""
-        needed = [field.kind for field in fields if not field.optional and field.default in (None, "", ())]
+        needed = [field.kind for field in fields if field.required]
         return needed == ["text"]
 
     @property
     def suffixes(self) -> tuple[str, ...]:
         """Of the files that it takes."""
-        return tuple(suffix for field in self.fields for suffix in field.suffixes)
+        return tuple(suffix for field in self.fields for suffix in field.allowed)
 
     def read(self) -> list[dict[str, Any]]:
         """What is given: one set of values, or one for each of several files. Errors are shown at their fields.
@@ -130,7 +130,7 @@ class Form:
         said = []
         for field in self.fields:
             value = values[0][field.name]
-            if field.kind in FILES and value is not None:
+            if field.kind in FILE_FIELDS and value is not None:
                 said.append(value.name if len(values) == 1 else f"{len(values)} files")
             elif field.kind == "text" and value:
                 said.append(value)
@@ -150,51 +150,51 @@ class Form:
             if self._asks(field):
                 self.controls[field.name].set_value("")
 
-    def _asks(self, field: Field) -> bool:
+    def _asks(self, field: InputField) -> bool:
         return self.conversation and field.kind == "text" and not field.optional and not field.default
 
-    def _values(self, field: Field, value: Any) -> list[Any]:
+    def _values(self, field: InputField, value: Any) -> list[Any]:
         given = [value]
-        if field.kind in FILES:
+        if field.kind in FILE_FIELDS:
             paths: list[Path | None] = [self._store.owned(self._session, key) for key in value]
             given = paths if self._several else paths[:1]
-        return [checked([field], {field.name: each})[field.name] for each in given or [None]]
+        return [read_form([field], {field.name: each})[field.name] for each in given or [None]]
 
-    def _add(self, field: Field) -> None:
+    def _add(self, field: InputField) -> None:
         self.controls[field.name] = _MAKERS[field.kind](self, field)
 
-    def _file(self, field: Field) -> Any:
+    def _file(self, field: InputField) -> Any:
         made = Drop(field, self._several, self._on_remove)
         if field.help:
             ui.label(field.help).classes("zoo-small")
         return made
 
-    def _number(self, field: Field) -> Any:
+    def _number(self, field: InputField) -> Any:
         made = ui.number(field.label, value=field.default, step=1 if field.kind == "int" else None)
         if field.kind == "float":
             made.props["step"] = "any"
         return _hinted(made, f"{field.help} {_range(field)}")
 
-    def _bool(self, field: Field) -> Any:
+    def _bool(self, field: InputField) -> Any:
         made = ui.checkbox(field.label, value=bool(field.default))
         if field.help:
             ui.label(field.help).classes("zoo-small")
         return made
 
-    def _choice(self, field: Field) -> Any:
+    def _choice(self, field: InputField) -> Any:
         several = field.kind == "choices"
         value: Any = list(field.default or ()) if several else field.default
         made = ui.select(
-            list(field.choices),
+            list(field.allowed),
             label=field.label,
             value=value,
             multiple=several,
-            with_input=len(field.choices) > 12,
+            with_input=len(field.allowed) > 12,
             clearable=several or field.optional,
         )
         return _hinted(made.props("use-chips") if several else made, field.help)
 
-    def _text(self, field: Field) -> Any:
+    def _text(self, field: InputField) -> Any:
         made: Any
         if field.optional:
             made = ui.input(field.label, value=field.default or "")
@@ -202,8 +202,8 @@ class Form:
             made = ui.textarea(field.label, value=field.default or "").props("autogrow")
             if self._asks(field):
                 made.on("keydown", lambda: self._on_send(), js_handler=_ENTER)
-        if field.high is not None:
-            made.props["maxlength"] = int(field.high)
+        if field.bounds[1] is not None:
+            made.props["maxlength"] = int(field.bounds[1])
         return _hinted(made, field.help)
 
 
@@ -214,15 +214,15 @@ def _hinted(control: Any, hint: str) -> Any:
     return control
 
 
-def _range(field: Field) -> str:
-    low, high = (None if bound is None else f"{bound:.10g}" for bound in (field.low, field.high))
+def _range(field: InputField) -> str:
+    low, high = (None if bound is None else f"{bound:.10g}" for bound in field.bounds)
     if low is not None and high is not None:
         return f"({low} to {high})"
     return f"(at least {low})" if low is not None else f"(at most {high})" if high is not None else ""
 
 
-_MAKERS: dict[str, Callable[[Form, Field], Any]] = {
-    **dict.fromkeys(FILES, Form._file),
+_MAKERS: dict[str, Callable[[Form, InputField], Any]] = {
+    **dict.fromkeys(FILE_FIELDS, Form._file),
     **dict.fromkeys(("int", "float"), Form._number),
     "bool": Form._bool,
     **dict.fromkeys(("choice", "choices"), Form._choice),

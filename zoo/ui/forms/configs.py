@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_recipe, load_yaml
 from zoo.ui.checks import Rules, strings
 from zoo.ui.jobs.trainings import Trainings
 
@@ -36,13 +36,13 @@ class Configs:
         for file in files:
             mark = _marks([file])
             if mark not in self._contents:
-                self._contents[mark] = safe_load(file.read_text(encoding="utf-8")) or {}
+                self._contents[mark] = load_recipe(file)
         return [self._contents[_marks([file])] for file in files]
 
     def known(self, files: Sequence[Path]) -> dict[str, Any] | None:
         """The complete config of the server's own files, if it has been read."""
         text = self._complete.get(_marks(files))
-        return None if text is None else safe_load(text) or {}
+        return None if text is None else load_yaml(text) or {}
 
     def read(self, files: Sequence[Path]) -> dict[str, Any]:
         """The complete config of the server's own files.
@@ -50,7 +50,7 @@ class Configs:
         Raises:
             ValueError: what the parser says against them.
         """
-        return safe_load(self._text(files)) or {}
+        return load_yaml(self._text(files)) or {}
 
     async def complete(self, files: Sequence[Path], wanted: Callable[[], bool]) -> dict[str, Any] | None:
         """Read a complete config when it is its turn; None if nobody wants it any more by then.

@@ -18,7 +18,7 @@ ALWAYS: dict[str, Any] = {
     "trainer.devices": "auto",
     "trainer.val_check_interval": None,
     "trainer.log_every_n_steps": 50,
-    "checkpoints.every_n_batches": 1000,
+    "checkpoints.every_n_steps": 1000,
     "checkpoints.every_minutes": 30.0,
     "checkpoints.keep_last": 2,
 }
@@ -51,7 +51,6 @@ class Control:
 _MODEL, _DATA = "model.init_args.", "data.init_args."
 _GUARD = f"{CALLBACKS}.*Guard.init_args."
 _MONITOR = f"{CALLBACKS}.LossMonitor.init_args."
-_SCALE = f"{CALLBACKS}.LossScale.init_args."
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 CONTROLS = (
     Control("Steps", "Training", "int", ("trainer.max_steps",), info="batches; -1 for no limit", low=-1),
@@ -73,12 +72,10 @@ CONTROLS = (
     ),
     Control("Learning rate, discriminator", "Training", "number", (f"{_MODEL}optimizer_d.init_args.lr",), low=0),
     Control("Warm-up steps", "Training", "int", (f"{_MODEL}scheduler*.init_args.warmup_steps",), low=0),
-    Control("Gradient clipping", "Training", "number", (f"{_MODEL}clip_g", "trainer.gradient_clip_val"), low=0),
+    Control("Gradient clipping", "Training", "number", (f"{_MODEL}step.clip_g", "trainer.gradient_clip_val"), low=0),
     Control("Seed", "Training", "int", ("seed_everything",), low=0),
     Control("Loader processes", "Performance", "int", (f"{_DATA}num_workers",), low=0),
     Control("Precision", "Performance", "choice", ("trainer.precision",), _PRECISIONS),
-    Control("Own loss scale", "Performance", "switch", ("scale.on",), info="16-mixed: choose where the scale starts"),
-    Control("Initial loss scale", "Performance", "number", (f"{_SCALE}init_scale",), info="of 16-mixed", low=1),
     Control("Compile", "Performance", "switch", (f"{_MODEL}compile", "*.compile")),
     Control(
         "Compile mode", "Performance", "choice", ("*.compile_mode",), ("default", "reduce-overhead", "max-autotune")
@@ -132,7 +129,7 @@ CONTROLS = (
     ),
     Control("Validation interval", "Intervals", "number", ("trainer.val_check_interval",), info="batches", low=0),
     Control("Log interval", "Intervals", "int", ("trainer.log_every_n_steps",), info="batches", low=1),
-    Control("Checkpoint interval", "Intervals", "int", ("checkpoints.every_n_batches",), info="batches", low=1),
+    Control("Checkpoint interval", "Intervals", "int", ("checkpoints.every_n_steps",), info="batches", low=1),
     Control("Checkpoint interval, minutes", "Intervals", "number", ("checkpoints.every_minutes",), low=0),
     Control("Checkpoints kept", "Intervals", "int", ("checkpoints.keep_last",), low=1),
     Control("Sounds and pictures kept", "Intervals", "int", (f"{_MODEL}media_items",), info="per validation", low=0),
@@ -140,7 +137,6 @@ CONTROLS = (
 
 GUARD_CLASS = "zoo.training.LossGuard"
 EARLY_CLASS = "lightning.pytorch.callbacks.EarlyStopping"
-SCALE_CLASS = "zoo.training.LossScale"
 # switch -> what the names of its classes end with, and the callback that the switch adds to a recipe without one
 OPTIONAL: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "guard.on": (
@@ -151,5 +147,4 @@ OPTIONAL: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "early.on": (("EarlyStopping",), {"class_path": EARLY_CLASS, "init_args": {"monitor": None, "patience": 10}}),
-    "scale.on": (("LossScale",), {"class_path": SCALE_CLASS, "init_args": {"init_scale": 65536.0}}),
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zoo.common import registry
-from zoo.common.reading.signatures import arguments, described
+from zoo.ui.forms.signatures import arguments, described
 
 SECTIONS = {
     "trainer": ("lightning.pytorch.trainer.trainer", "Trainer"),
@@ -80,5 +80,5 @@ def _place(class_path: Any) -> tuple[str, str] | None:
     if not isinstance(class_path, str):
         return None
     package, _, name = class_path.rpartition(".")
-    module = package if package in registry.FOREIGN else registry.module_of(class_path)
+    module = package if package in registry.EXTERNAL_CLASSES else registry.defining_module(class_path)
     return (module, name) if module else None

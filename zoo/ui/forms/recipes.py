@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.common.hardware import usable_cores
-from zoo.runs.listing import Run, trained_seconds
+from zoo.common.environment import available_cores
+from zoo.runs.run_info import RunInfo, trained_seconds
 from zoo.ui.forms.values import flatten
 
 _VARIABLE = re.compile(r"\$\{oc\.env:([A-Z_][A-Z0-9_]*)(?:,([^}]*))?\}")
@@ -71,7 +71,7 @@ class FormerRun:
     seconds: float
 
 
-def former_run_of(runs: Sequence[Run], recipe: str) -> FormerRun | None:
+def former_run_of(runs: Sequence[RunInfo], recipe: str) -> FormerRun | None:
     """The pace of the newest run of `<system>/<recipe>` that went on for a while; None without one."""
     for run in sorted(runs, key=lambda run: -run.changed):
         if run.recipe == recipe and run.step >= ENOUGH_STEPS:
@@ -88,7 +88,7 @@ def device_of(accelerator: Any, gpus: Collection[str]) -> tuple[str, bool]:
         accelerator: `trainer.accelerator`.
         gpus: names of those that this machine shows.
     """
-    cpu = f"the CPU ({usable_cores()} cores)"
+    cpu = f"the CPU ({available_cores()} cores)"
     if accelerator == "cpu":
         return cpu, True
     if gpus:

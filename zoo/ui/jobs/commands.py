@@ -15,9 +15,9 @@ from typing import IO, Any
 
 import yaml
 
-from zoo.common.atomic import write_atomic
-from zoo.common.reading.text import safe_load
-from zoo.common.registry import admitted
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_yaml
+from zoo.common.registry import allowed_packages
 from zoo.ui.checks import Rules
 from zoo.ui.jobs.groups import ask_to_end, own_group
 from zoo.ui.jobs.tied import TIED
@@ -46,7 +46,7 @@ class Commands:
 
     def __init__(self, places: Places, secrets: Sequence[str] = (), program: Sequence[str] = PROGRAM) -> None:
         self.places = places
-        self._program = [*program, *(f"--allow-import={package}" for package in admitted())]
+        self._program = [*program, *(f"--allow-import={package}" for package in allowed_packages())]
         self._environment = child_environment(secrets)
         self._helpers: set[subprocess.Popen[bytes]] = set()
 
@@ -109,7 +109,7 @@ class Commands:
         with ThreadPoolExecutor(1) as pool:
             parsing = pool.submit(self.parse, configs, changes)
             own = set(known())
-        rules.check_config(safe_load(parsing.result()), own)
+        rules.check_config(load_yaml(parsing.result()), own)
         return parsing.result()
 
     def parse(self, configs: Sequence[Path], changes: Mapping[str, Any]) -> str:

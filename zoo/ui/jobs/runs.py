@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from zoo.common.atomic import write_atomic
-from zoo.common.reading.text import load_json
-from zoo.runs.listing import size_of
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_json
+from zoo.runs.run_info import path_size
 from zoo.ui.places import Places
 
 NOTES_NAME = "notes.json"
@@ -71,7 +71,7 @@ def size(places: Places, run: str) -> int:
     Raises:
         ValueError: there is no such run.
     """
-    return size_of(places.run(run))
+    return path_size(places.run(run))
 
 
 def set_aside(folder: Path) -> Path:

@@ -24,9 +24,10 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from zoo.common.atomic import remove
-from zoo.common.locks import is_held, locked
-from zoo.runs.listing import CSV_NAME, LOG_NAME, is_run
+from zoo.common.atomic_files import delete_path
+from zoo.common.locks import is_locked, lock_folder
+from zoo.runs.run_folder import CSV_NAME, LOG_NAME
+from zoo.runs.run_info import is_run
 from zoo.ui.jobs.commands import GRACE_SECONDS, PROGRAM, Commands, as_yaml, close, fit_command, let_begin
 from zoo.ui.jobs.groups import ask_to_end
 from zoo.ui.jobs.records import Record, find_process, identity, read_record, write_record
@@ -168,7 +169,7 @@ class Trainings(Commands):
                 (folder / RECORD_NAME).unlink()
             self.tick()
         if aside is not None:
-            remove(aside)
+            delete_path(aside)
 
     def delete(self, run: str) -> None:
         """Delete a run's folder.
@@ -184,9 +185,9 @@ class Trainings(Commands):
                 raise ValueError(f"{run} is {state}: stop or cancel it first")
             if folder.resolve() != self.places.runs.resolve() / run:
                 raise ValueError(f"{run} is a link to another place: delete it there")
-            with locked(folder, "delete"):
+            with lock_folder(folder, "delete"):
                 aside = set_aside(folder)
-        remove(aside)
+        delete_path(aside)
 
     def stop(self, run: str) -> None:
         """Ask a run to save and to end.
@@ -221,12 +222,12 @@ class Trainings(Commands):
             self.tick()
         record = self._record(run)
         if record is None:
-            return "active" if is_held(folder) or _written_lately(folder) else "idle"
+            return "active" if is_locked(folder) or _written_lately(folder) else "idle"
         if record.process() is not None:
             return "stopping" if record.stopping else "running"
         if record.queued is not None and (record.server == self._server or find_process(record.server)):
             return "queued"
-        if is_held(folder):
+        if is_locked(folder):
             return "active"
         if record.queued is not None:
             return "waiting"

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from zoo.runs.interactive import FILE_PARTS, Part
+from zoo.runs.inference.forms import FILE_OUTPUTS, Output
 
 ROWS = 10  # of a table at a time
 _CELL = 500  # characters that are shown of one
@@ -42,13 +42,13 @@ def addresses(job: str, names: Sequence[str]) -> Address:
     return lambda name: f"/_zoo/results/{quote(job)}/{quote(name)}" if name in names else ""
 
 
-def show(parts: Sequence[Part], address: Address, conversation: bool = False) -> None:
+def show(parts: Sequence[Output], address: Address, conversation: bool = False) -> None:
     """Show an answer in the current slot; neighbours with the same `beside` stand side by side.
 
     Args:
         conversation: show texts as what somebody says.
     """
-    for word, members in groupby(parts, lambda part: part.beside):
+    for word, members in groupby(parts, lambda part: part.group):
         if word:
             _show_group(list(members), address, conversation)
         else:
@@ -56,7 +56,7 @@ def show(parts: Sequence[Part], address: Address, conversation: bool = False) ->
                 _show_one(part, address, conversation)
 
 
-def _show_group(parts: Sequence[Part], address: Address, conversation: bool) -> None:
+def _show_group(parts: Sequence[Output], address: Address, conversation: bool) -> None:
     """Sounds in one player, the rest in columns below it."""
     sounds = [part for part in parts if part.kind == "audio" and address(part.name)]
     if len(sounds) > 1:
@@ -72,8 +72,8 @@ def _show_group(parts: Sequence[Part], address: Address, conversation: bool) -> 
                     _show_one(part, address, conversation)
 
 
-def _show_one(part: Part, address: Address, conversation: bool) -> None:
-    if part.kind in FILE_PARTS and not address(part.name):
+def _show_one(part: Output, address: Address, conversation: bool) -> None:
+    if part.kind in FILE_OUTPUTS and not address(part.name):
         ui.label(f"{part.title}: the file is there no more").classes("zoo-small")
         return
     try:
@@ -85,28 +85,28 @@ def _show_one(part: Part, address: Address, conversation: bool) -> None:
             with ui.element("figure").classes("zoo-part picture" if part.kind in _PICTURES else "zoo-part"):
                 with ui.element("figcaption"):
                     ui.label(part.title)
-                    if part.kind in FILE_PARTS:
+                    if part.kind in FILE_OUTPUTS:
                         _download(part, address)
                 _SHOWN[part.kind](part, address)
     except (KeyError, TypeError, ValueError, AttributeError):
         ui.label(f"{part.title}: this cannot be shown").classes("zoo-small")
 
 
-def _download(part: Part, address: Address) -> None:
+def _download(part: Output, address: Address) -> None:
     ui.link(f"Download {part.name}", address(part.name)).props["download"] = part.name
 
 
-def _audio(part: Part, address: Address) -> None:
+def _audio(part: Output, address: Address) -> None:
     Compare(part.title, [(part.title, address(part.name))])
 
 
-def _image(part: Part, address: Address) -> None:
+def _image(part: Output, address: Address) -> None:
     with ui.element("img").classes("zoo-picture") as shown:
         shown.props["src"] = address(part.name)
         shown.props["alt"] = part.title
 
 
-def _animation(part: Part, address: Address) -> None:
+def _animation(part: Output, address: Address) -> None:
     """A moving picture, that can be hidden: what moves must be possible to stop."""
     _image(part, address)
     shown = ui.context.slot.children[-1]
@@ -118,11 +118,11 @@ def _animation(part: Part, address: Address) -> None:
         toggle.set_text("Hide" if shown.visible else "Play")
 
 
-def _text(part: Part, address: Address) -> None:
+def _text(part: Output, address: Address) -> None:
     ui.label(str(part.data)).classes("zoo-text")
 
 
-def _table(part: Part, address: Address) -> None:
+def _table(part: Output, address: Address) -> None:
     labels = [str(label) for label in part.data["columns"]]
     columns: list[dict[str, Any]] = [
         {"name": f"c{index}", "label": label, "field": f"c{index}", "align": "left", "sortable": bool(label)}
@@ -143,7 +143,7 @@ def _cell(value: Any) -> Any:
     return value[:_CELL] if isinstance(value, str) else value
 
 
-def _chart(part: Part, address: Address) -> None:
+def _chart(part: Output, address: Address) -> None:
     """Lines; a point alone is seen, too."""
     curves = {str(name): [[float(x), float(y)] for x, y in points] for name, points in part.data["curves"].items()}
     told = f"{part.title}: {', '.join(curves)}"
@@ -172,11 +172,11 @@ def _chart(part: Part, address: Address) -> None:
     chart.props["aria-label"] = told
 
 
-def _file(part: Part, address: Address) -> None:
+def _file(part: Output, address: Address) -> None:
     """Its link stands in the caption."""
 
 
-_SHOWN: dict[str, Callable[[Part, Address], None]] = {
+_SHOWN: dict[str, Callable[[Output, Address], None]] = {
     "audio": _audio,
     "image": _image,
     "animation": _animation,

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from zoo.runs.listing import is_rate, losses_of
+from zoo.runs.run_info import is_learning_rate, select_loss_metrics
 from zoo.ui.curves import Shown
 
 COLOURS = ("#0f766e", "#c2410c", "#3b5bdb", "#a61e4d", "#5c7c00", "#862e9c", "#0b7285", "#7a4a2b")
@@ -54,14 +54,14 @@ def arrange(metrics: Sequence[str], monitor: str | None = None) -> dict[str, lis
         Charts by a group's title: what is monitored and the losses, the rest by prefix, learning rates, the system.
     """
     keys = [key for key in metrics if key != "epoch"]
-    rates = tuple(key for key in keys if is_rate(key))
+    rates = tuple(key for key in keys if is_learning_rate(key))
     together: dict[str, list[str]] = {}
     for key in keys:
         if key not in rates:
             together.setdefault(_tail(key), []).append(key)
     panels = {title: Panel(title if len(each) > 1 else each[0], tuple(each)) for title, each in together.items()}
     totals = [key for key in keys if re.search(r"(^|[/_])(loss|total)$", key) and key.count("/") < 3]
-    first = [key for key in (monitor, *(totals or losses_of(keys))) if key in keys]
+    first = [key for key in (monitor, *(totals or select_loss_metrics(keys))) if key in keys]
     groups: dict[str, list[Panel]] = {}
     for title in dict.fromkeys([*map(_tail, first), *panels]):
         groups.setdefault("Losses" if title in map(_tail, first) else _group(panels[title]), []).append(panels[title])

@@ -7,9 +7,8 @@ from typing import Any
 
 from nicegui import ui
 
-from zoo.runs.comparison import Comparison, choose, compare, values_of
-from zoo.runs.details import duration
-from zoo.runs.listing import trained_seconds
+from zoo.runs.compare_runs import RunComparison, compare_runs, result_table, select_metrics
+from zoo.runs.run_info import format_duration, trained_seconds
 from zoo.ui.board import Row
 from zoo.ui.tabs.pieces import heading
 from zoo.ui.tabs.tables import MISSING, Text, best, in_units, progress, table, title
@@ -56,12 +55,12 @@ class Compared:
         self.title.run_method("focus")
         return True
 
-    def _read(self, rows: Sequence[Row]) -> tuple[Comparison, list[float | None]]:
+    def _read(self, rows: Sequence[Row]) -> tuple[RunComparison, list[float | None]]:
         folders = [self.visit.shared.places.run(row.name) for row in rows]
-        comparison = compare(folders, self.visit.shared.places.runs)
+        comparison = compare_runs(folders, self.visit.shared.places.runs)
         return comparison, [trained_seconds(folder) for folder in folders]
 
-    def _show(self, comparison: Comparison, rows: Sequence[Row], seconds: Sequence[float | None]) -> None:
+    def _show(self, comparison: RunComparison, rows: Sequence[Row], seconds: Sequence[float | None]) -> None:
         heads = ["", *(f"{row.label} ({name})" if row.label else name for row, name in _named(comparison, rows))]
         heading("Facts", 3)
         facts = [
@@ -69,14 +68,14 @@ class Compared:
             ["state", *(row.word for row in rows)],
             ["step", *map(progress, rows)],
             ["best", *map(best, rows)],
-            ["time", *(MISSING if each is None else duration(each) for each in seconds)],
+            ["time", *(MISSING if each is None else format_duration(each) for each in seconds)],
             ["size", *(in_units(row.size) for row in rows)],
             ["tags", *(", ".join(row.tags) for row in rows)],
         ]
         table(heads, facts, "Facts")
         heading("Results: best (last)", 3)
         monitors = [run.monitor for run in comparison.runs if run.monitor is not None]
-        results = values_of(comparison, choose(comparison.shared, "", monitors)) if comparison.shared else {}
+        results = result_table(comparison, select_metrics(comparison.shared, "", monitors)) if comparison.shared else {}
         if results:
             table(heads, [[metric, *values] for metric, values in results.items()], "Results")
         else:
@@ -102,7 +101,7 @@ class Compared:
         self.visit.choose(self.runs[0], "watch", beside=self.runs[1:])
 
 
-def _named(comparison: Comparison, rows: Sequence[Row]) -> list[tuple[Row, str]]:
+def _named(comparison: RunComparison, rows: Sequence[Row]) -> list[tuple[Row, str]]:
     """Rows with the shortest names that tell them apart; the title where that is one."""
     titles = [title(row) for row in rows]
     if len(set(titles)) == len(titles):

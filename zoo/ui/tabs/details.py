@@ -9,9 +9,18 @@ from typing import Any
 
 from nicegui import ui
 
-from zoo.runs.checkpoints import find_checkpoints, is_sound
-from zoo.runs.details import SUMMARY, ago, duration
-from zoo.runs.listing import CONFIG_NAME, flatten, losses_of, read_settings, size_of, trained_seconds
+from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
+from zoo.runs.run_folder import CONFIG_NAME
+from zoo.runs.run_info import (
+    SUMMARY_KEYS,
+    flatten_config,
+    format_age,
+    format_duration,
+    path_size,
+    read_settings,
+    select_loss_metrics,
+    trained_seconds,
+)
 from zoo.ui.board import Row
 from zoo.ui.exports import offers_onnx
 from zoo.ui.jobs.commands import last_error
@@ -153,21 +162,21 @@ class Details:
 
     def _read(self, row: Row) -> tuple[dict[str, Any], list[tuple[Path, int, int]], bool]:
         """Facts of a run, its checkpoints with time and bytes, and whether its system writes ONNX."""
-        flat = flatten(read_settings(row.run.folder))
+        flat = flatten_config(read_settings(row.run.folder))
         curves = self.visit.shared.board.metrics.read(row.run.folder)
         seconds = trained_seconds(row.run.folder)
         values: dict[str, Any] = {
             "Recipe": row.run.recipe,
             "Step": progress(row),
-            "Time": "unknown" if seconds is None else duration(seconds),
+            "Time": "unknown" if seconds is None else format_duration(seconds),
             "Best": best(row) + (f" at step {row.run.best_step}" if row.run.best_step else ""),
-            "Last sign of life": f"{ago(row.run.changed)} ago" if row.run.changed else "none",
-            **{name.capitalize(): flat[key] for name, key in SUMMARY.items() if flat.get(key, "null") != "null"},
-            **{f"Last {key}": f"{curves[key][-1][1]:.6g}" for key in losses_of(list(curves)) if curves[key]},
+            "Last sign of life": f"{format_age(row.run.changed)} ago" if row.run.changed else "none",
+            **{name.capitalize(): flat[key] for name, key in SUMMARY_KEYS.items() if flat.get(key, "null") != "null"},
+            **{f"Last {key}": f"{curves[key][-1][1]:.6g}" for key in select_loss_metrics(list(curves)) if curves[key]},
         }
         files = []
         for path in find_checkpoints(row.run.folder):
-            files.append((path, path.stat().st_mtime_ns, size_of(path)))
+            files.append((path, path.stat().st_mtime_ns, path_size(path)))
         return values, files, offers_onnx(str(flat.get("model.class_path", "")))
 
     async def _show_checkpoints(self, files: list[tuple[Path, int, int]]) -> None:
@@ -195,10 +204,10 @@ class Details:
             rows = []
             for path, changed, size in files:
                 known = self._sound.get((str(path), changed, size))
-                word = {True: "sound", False: "TORN", None: "checking …"}[known]
+                word = {True: "valid", False: "CORRUPT", None: "checking …"}[known]
                 if known is None and size > _CHECKED_BYTES:
                     word = "not checked; Inspect reads it"
-                rows.append((path.name, in_units(size), word, f"{ago(changed / 1e9)} ago"))
+                rows.append((path.name, in_units(size), word, f"{format_age(changed / 1e9)} ago"))
             table(("Checkpoint", "Size", "State", "Age"), rows, "Checkpoints")
 
     async def _note(self) -> None:
@@ -262,7 +271,7 @@ class Details:
             self.report.clear()
             return
         code, text = found
-        self._report(text if code == 0 or "TORN" in text or "sound" in text else last_error(text))
+        self._report(text if code == 0 or "CORRUPT" in text or "valid" in text else last_error(text))
 
     def _report(self, text: str) -> None:
         self.report.clear()
@@ -328,6 +337,6 @@ class Details:
 
 def _soundness(path: Path) -> bool:
     try:
-        return is_sound(path)
+        return is_valid_checkpoint(path)
     except OSError:  # pruned meanwhile
         return False

@@ -12,7 +12,7 @@ from typing import Any
 
 from nicegui import ui
 
-from zoo.common.reading.text import safe_load
+from zoo.common.configs import load_yaml
 from zoo.ui.checks import strings
 from zoo.ui.forms.controls import CONTROLS, GROUPS, OPTIONAL
 from zoo.ui.forms.draft import LINES, Difference, Draft, blamed
@@ -316,7 +316,7 @@ class DraftForm:
             chosen.append(str(choose(shared.places.weights(), draft.weights, "weights")))
             changes["init_from"] = chosen[-1]
         text = shared.configs.check(draft.configs, changes, self.rules, chosen)
-        return Checked(changes, text, draft.check_result(safe_load(text)))
+        return Checked(changes, text, draft.check_result(load_yaml(text)))
 
     async def _check(self, draft: Draft) -> None:
         await self._checked(draft)

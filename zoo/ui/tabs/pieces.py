@@ -16,7 +16,7 @@ STATE_WORDS = {
     "ended": ("calm", "ended"),
     "idle": ("calm", "not running"),
     "killed": ("bad", "killed"),
-    "torn": ("bad", "newest checkpoint torn"),
+    "corrupt": ("bad", "newest checkpoint corrupt"),
     "empty": ("calm", "nothing trained"),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nicegui import ui
 
-from zoo.runs.details import ago
+from zoo.runs.run_info import format_age
 from zoo.ui.board import Row
 from zoo.ui.jobs.runs import size
 from zoo.ui.tabs.compared import Compared
@@ -18,7 +18,7 @@ from zoo.ui.tabs.tables import MISSING, Chip, Text, ask, best, in_units, progres
 from zoo.ui.visit import Visit, aside, one_line
 
 PAGE = 25  # rows shown at a time
-MOST_COMPARED = 6
+MAX_COMPARED = 6
 NOW_SECONDS = 60.0
 _LATE = ("queued", "waiting")
 _WORKING = ("running", "stopping", "active")
@@ -292,7 +292,7 @@ class RunsTab:
         count = len(self.selected)
         self.actions.set_visibility(bool(count))
         self.count.set_text("1 run selected" if count == 1 else f"{count} runs selected")
-        self.compare_button.set_enabled(2 <= count <= MOST_COMPARED)
+        self.compare_button.set_enabled(2 <= count <= MAX_COMPARED)
         for name, line in self._lines.items():
             line.box.set_value(name in self.selected)
 
@@ -373,7 +373,9 @@ class _Line(ui.element):
         if self.props.get("aria-current") != str(current).lower():
             self.props(f"aria-current={str(current).lower()}")
         age = time.time() - row.run.changed
-        self.cells["age"].text = "now" if age < NOW_SECONDS else ago(row.run.changed) if row.run.changed else MISSING
+        self.cells["age"].text = (
+            "now" if age < NOW_SECONDS else format_age(row.run.changed) if row.run.changed else MISSING
+        )
         if self._shown is row:
             return
         former, self._shown = self._shown, row

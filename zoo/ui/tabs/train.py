@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import background_tasks, ui
 
-from zoo.runs.details import duration
+from zoo.runs.run_info import format_duration
 from zoo.ui.forms.draft import Draft, open_draft
 from zoo.ui.forms.recipes import FormerRun, comment_of, device_of, former_run_of, needs
 from zoo.ui.tabs.draft_form import AS_RECIPE, DraftForm
@@ -152,4 +152,4 @@ class TrainTab:
         steps = self.draft.value("trainer.max_steps")
         if not isinstance(steps, int) or steps <= 0:
             return f"On this machine: {measured}."
-        return f"On this machine about {duration(each * steps)} for {steps} batches: {measured}."
+        return f"On this machine about {format_duration(each * steps)} for {steps} batches: {measured}."

@@ -9,8 +9,9 @@ from typing import Any
 from nicegui import ui
 
 from zoo.runs.checkpoints import best_checkpoint
-from zoo.runs.comparison import compare, shown
-from zoo.runs.listing import LOG_NAME, Run
+from zoo.runs.compare_runs import compare_runs, format_value
+from zoo.runs.run_folder import LOG_NAME
+from zoo.runs.run_info import RunInfo
 from zoo.ui.board import Row
 from zoo.ui.curves import Shown
 from zoo.ui.jobs.trainings import BUSY
@@ -23,8 +24,8 @@ from zoo.ui.tabs.tables import Chip, progress, table, whose
 from zoo.ui.visit import Visit, aside, one_line
 
 REFRESH_SECONDS = 0.5
-MOST_BESIDE = 5
-_BROKEN = ("failed", "killed", "torn", "ended")
+MAX_BESIDE = 5
+_BROKEN = ("failed", "killed", "corrupt", "ended")
 _DIFFERENCES = 200  # rows of a table
 
 
@@ -144,9 +145,9 @@ class WatchTab:
         self.beside.set_options(alike, value=[name for name in self.beside.value if name in alike])
 
     def _lay_over(self) -> None:
-        self.visit.beside = list(self.beside.value)[:MOST_BESIDE]
-        if len(self.beside.value) > MOST_BESIDE:
-            ui.notify(f"At most {MOST_BESIDE} other runs at a time")
+        self.visit.beside = list(self.beside.value)[:MAX_BESIDE]
+        if len(self.beside.value) > MAX_BESIDE:
+            ui.notify(f"At most {MAX_BESIDE} other runs at a time")
             self.beside.set_value(self.visit.beside)
 
     def _filter(self) -> None:
@@ -234,10 +235,10 @@ class WatchTab:
         rows = self.visit.shared.board.rows
         if len(names) > 1 and all(name in rows for name in names):
             folders = [rows[name].run.folder for name in names]
-            found = await one_line(aside(compare, folders, self.visit.shared.places.runs))
+            found = await one_line(aside(compare_runs, folders, self.visit.shared.places.runs))
             if found is None or names != self._compared:
                 return
-            cells = [[key, *map(shown, values)] for key, values in found.config.items()][:_DIFFERENCES]
+            cells = [[key, *map(format_value, values)] for key, values in found.config.items()][:_DIFFERENCES]
             with self.table:
                 if cells:
                     table(["key", *(_short(name, run) for name in names)], cells, "Differences of the configs")
@@ -245,7 +246,7 @@ class WatchTab:
                     ui.label("Their configs are the same.").classes("zoo-small")
 
 
-def share_of(run: Run) -> float | None:
+def share_of(run: RunInfo) -> float | None:
     """How much of a run is done, 0 to 1; None when nothing limits it by steps or epochs."""
     if run.state == "finished":
         return 1.0
@@ -254,7 +255,7 @@ def share_of(run: Run) -> float | None:
     return min(max(run.epoch - 1, 0) / run.epochs, 1.0) if run.epochs else None
 
 
-def best_in_words(run: Run, checkpoint: str) -> str:
+def best_in_words(run: RunInfo, checkpoint: str) -> str:
     """The best value of the monitored metric, when it was reached, and what was kept of it."""
     if run.best is None:
         return ""

@@ -16,13 +16,13 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.common.work import Journal
-from zoo.runs.interactive import FILE_PARTS, Field, Part, to_row
-from zoo.runs.listing import tail
+from zoo.common.journal import Journal
+from zoo.runs.inference.forms import FILE_OUTPUTS, InputField, Output
+from zoo.runs.run_info import tail_lines
 from zoo.ui.jobs.commands import Commands, last_error
 from zoo.ui.places import Places, choose
 from zoo.ui.store import KEPT_JOBS, Store
@@ -58,7 +58,7 @@ class Job:
     state: str = "waiting"
     fraction: float = 0.0
     text: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Output, ...] = ()
     seconds: float = 0.0
     begun: float = field(default_factory=time.time)
     token: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -72,7 +72,7 @@ class Job:
     @property
     def kept(self) -> bool:
         """Whether its files are still there, if it has any."""
-        return self.active or self.folder.is_dir() or not any(part.kind in FILE_PARTS for part in self.parts)
+        return self.active or self.folder.is_dir() or not any(part.kind in FILE_OUTPUTS for part in self.parts)
 
 
 class _CancelledError(Exception):
@@ -92,7 +92,7 @@ class Asked:
         self._bulk = threading.Lock()  # one folder at a time
         self._openers = ThreadPoolExecutor(16, "opening")
 
-    async def fields(self, run: str, checkpoint: str) -> tuple[Field, ...]:
+    async def fields(self, run: str, checkpoint: str) -> tuple[InputField, ...]:
         """What a run may be asked; loads it, beside the threads that serve pages.
 
         Raises:
@@ -126,7 +126,7 @@ class Asked:
         """
         uploads = [[value for value in each.values() if isinstance(value, Path)] for each in values]
 
-        def compute(job: Job) -> tuple[Part, ...]:
+        def compute(job: Job) -> tuple[Output, ...]:
             if len(values) > 1:
                 return self._batch(job, session, checkpoint, list(zip(values, uploads, strict=True)))
             event = self._ask(job, session, checkpoint, values[0], job.folder)
@@ -152,7 +152,7 @@ class Asked:
         folder = self.places.run(run)
         path = folder if checkpoint == NEWEST else self.places.checkpoint(run, checkpoint)
 
-        def compute(job: Job) -> tuple[Part, ...]:
+        def compute(job: Job) -> tuple[Output, ...]:
             total = sum(each.suffix.lower() in suffixes for each in given.rglob("*"))
             target = folder / PREDICTIONS_NAME / time.strftime(f"%Y%m%d-%H%M%S-{job.name[:4]}")
             job.text = "waiting until another folder is done"
@@ -189,7 +189,7 @@ class Asked:
         for job in jobs:
             self.cancel(job)
 
-    def _begin(self, session: str, compute: Callable[[Job], tuple[Part, ...]], **about: Any) -> Job:
+    def _begin(self, session: str, compute: Callable[[Job], tuple[Output, ...]], **about: Any) -> Job:
         with self._lock:
             mine = self._jobs.setdefault(session, [])
             busy = [job.name for job in mine if job.active]
@@ -201,7 +201,7 @@ class Asked:
         threading.Thread(target=self._run, args=(job, compute), daemon=True).start()
         return job
 
-    def _run(self, job: Job, compute: Callable[[Job], tuple[Part, ...]]) -> None:
+    def _run(self, job: Job, compute: Callable[[Job], tuple[Output, ...]]) -> None:
         try:
             job.parts = compute(job)
             job.fraction, job.text, state = 1.0, "", "done"
@@ -240,7 +240,7 @@ class Asked:
 
     def _batch(
         self, job: Job, session: str, checkpoint: str, asked: Sequence[tuple[Mapping[str, Any], Sequence[Path]]]
-    ) -> tuple[Part, ...]:
+    ) -> tuple[Output, ...]:
         """One answer after the other; their files in one zip."""
         rows: list[list[str]] = []
         made = job.folder.parent / ARCHIVE_NAME
@@ -267,13 +267,13 @@ class Asked:
         finally:
             made.unlink(missing_ok=True)
         table = {"columns": ["File", "State", "Note"], "rows": rows}
-        return Part("file", "All results", ARCHIVE_NAME), Part("table", "Files", data=table)
+        return Output("file", "All results", ARCHIVE_NAME), Output("table", "Files", data=table)
 
     def _check_room(self) -> None:
         if not self.store.room():
             raise ValueError("there is no room for more results on the server; end other pages, or use zoo predict")
 
-    def _folder(self, job: Job, args: Sequence[str], target: Path, total: int) -> tuple[Part, ...]:
+    def _folder(self, job: Job, args: Sequence[str], target: Path, total: int) -> tuple[Output, ...]:
         """`zoo predict` to its end; its manifest says how far it is, and becomes the list of results."""
         console = job.folder.parent / "console.txt"
         code: int | None = None
@@ -287,7 +287,7 @@ class Asked:
                 job.fraction = min(len(rows) / total, 1.0) if total else 0.0
         rows = _rows(target)
         if code != 0 and not rows:
-            raise ValueError(last_error(tail(console, 200)))
+            raise ValueError(last_error(tail_lines(console, 200)))
         job.seconds = time.time() - job.begun
         place = target.relative_to(self.places.runs).as_posix()
         shown = [[str(row["target"]), row["status"], str(row.get("error") or "")] for row in rows[:_SHOWN_ROWS]]
@@ -295,8 +295,8 @@ class Asked:
         said = (
             f"{len(rows) - failed} of {len(rows)} files are done. The results lie in {place}, below the folder of runs."
         )
-        table = Part("table", "Results", data={"columns": ["Result", "State", "Note"], "rows": shown})
-        return Part("text", "Folder", data=said), table
+        table = Output("table", "Results", data={"columns": ["Result", "State", "Note"], "rows": shown})
+        return Output("text", "Folder", data=said), table
 
 
 def _check_wanted(job: Job) -> None:
@@ -314,18 +314,18 @@ def _fresh(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _pack(archive: zipfile.ZipFile, name: str, parts: Sequence[Part], folder: Path) -> None:
+def _pack(archive: zipfile.ZipFile, name: str, parts: Sequence[Output], folder: Path) -> None:
     """Put an answer into a zip: its files, and the rest as JSON."""
     for part in parts:
-        if part.kind in FILE_PARTS:
+        if part.kind in FILE_OUTPUTS:
             archive.write(folder / part.name, f"{name}/{part.name}")
-    said = [to_row(part) for part in parts if part.kind not in FILE_PARTS]
+    said = [asdict(part) for part in parts if part.kind not in FILE_OUTPUTS]
     if said:
         archive.writestr(f"{name}/answer.json", json.dumps(said, indent=2))
 
 
 def _rows(target: Path) -> list[dict[str, Any]]:
-    """The outcomes that a bulk prediction has recorded so far, see `zoo.runs.predict`."""
+    """The outcomes that a bulk prediction has recorded so far, see `zoo.runs.inference.predict`."""
     rows = [row for path in sorted(target.glob("manifest*.jsonl")) for row in Journal(path).read()]
     found = {row["target"]: row for row in rows if isinstance(row, dict) and {"target", "status"} <= row.keys()}
     return [row for row in found.values() if row["status"] in ("done", "failed")]

@@ -27,9 +27,9 @@ from typing import IO, Any
 
 import psutil
 
-from zoo.common.reading.text import load_json
-from zoo.common.registry import admitted
-from zoo.runs.interactive import FILE_PARTS, FILES, Field, Part, checked, field_of, part_of
+from zoo.common.configs import load_json
+from zoo.common.registry import allowed_packages
+from zoo.runs.inference.forms import FILE_FIELDS, FILE_OUTPUTS, InputField, Output, read_form
 from zoo.ui.jobs.commands import child_environment
 from zoo.ui.jobs.groups import kill_group, own_group
 from zoo.ui.places import Places
@@ -72,7 +72,7 @@ class Finished:
         seconds: that the computation took.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Output, ...]
     seconds: float
 
 
@@ -133,7 +133,7 @@ class _Worker:
     child: subprocess.Popen[bytes]
     errors: IO[bytes]
     lines: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
-    fields: tuple[Field, ...] | None = None
+    fields: tuple[InputField, ...] | None = None
     request: _Request | None = None
     used: float = field(default_factory=time.monotonic)
 
@@ -217,12 +217,12 @@ class Workers:
         self._environment = child_environment(secrets)
         self._workers: list[_Worker] = []
         self._line: list[_Request] = []
-        self._fields: dict[tuple[_Key, _Stamp], tuple[Field, ...]] = {}
+        self._fields: dict[tuple[_Key, _Stamp], tuple[InputField, ...]] = {}
         self._changed = threading.Condition()
         self._closed = False
         threading.Thread(target=self._keep_house, name="warm workers", daemon=True).start()
 
-    def fields(self, run: str, checkpoint: str = NEWEST) -> tuple[Field, ...]:
+    def fields(self, run: str, checkpoint: str = NEWEST) -> tuple[InputField, ...]:
         """What a person may give to this run; loads it where that is not known yet.
 
         Raises:
@@ -388,7 +388,7 @@ class Workers:
         worker = _Worker(key, stamp, child, errors)
         threading.Thread(target=worker.read, daemon=True).start()
         with contextlib.suppress(OSError):  # it ended already; what it said is read later
-            order = {"path": str(path), "temp": str(self.places.temp), "allow_import": admitted()}
+            order = {"path": str(path), "temp": str(self.places.temp), "allow_import": allowed_packages()}
             worker.tell({**order, "device": self.device})
         return worker
 
@@ -397,7 +397,7 @@ class Workers:
         if "failed" in line:
             raise _RefusedError(str(line["failed"]))
         with _understanding():
-            worker.fields = tuple(field_of(row) for row in line["fields"])
+            worker.fields = tuple(InputField(**row) for row in line["fields"])
         with self._changed:
             if len(self._fields) >= _KEPT_FIELDS:
                 self._fields.clear()
@@ -425,11 +425,11 @@ class Workers:
             if request.whole:
                 return
 
-    def _sent(self, declared: Sequence[Field], values: Mapping[str, Any]) -> dict[str, Any]:
+    def _sent(self, declared: Sequence[InputField], values: Mapping[str, Any]) -> dict[str, Any]:
         """The values as JSON holds them."""
-        result = checked(declared, values)
+        result = read_form(declared, values)
         for each in declared:
-            if each.kind in FILES and result[each.name] is not None:
+            if each.kind in FILE_FIELDS and result[each.name] is not None:
                 result[each.name] = str(self._own(result[each.name]))
         return result
 
@@ -520,7 +520,7 @@ def _event(line: Mapping[str, Any], token: str, folder: Path) -> Event:
         return Progress(float(line["progress"]), str(line["text"]), token)
     if "failed" in line:
         return Failed(str(line["failed"]))
-    parts = tuple(part_of(row) for row in line["parts"])
+    parts = tuple(Output(**row) for row in line["parts"])
     return Finished(tuple(part for part in parts if _is_there(part, folder)), float(line["seconds"]))
 
 
@@ -532,6 +532,6 @@ def _understanding() -> Iterator[None]:
         raise _RefusedError("the process that computes said what nobody understands") from error
 
 
-def _is_there(part: Part, folder: Path) -> bool:
+def _is_there(part: Output, folder: Path) -> bool:
     path = folder / part.name
-    return part.kind not in FILE_PARTS or (path.is_file() and not path.is_symlink())
+    return part.kind not in FILE_OUTPUTS or (path.is_file() and not path.is_symlink())

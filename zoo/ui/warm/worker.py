@@ -20,11 +20,12 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from zoo.common.reading.text import load_json
-from zoo.runs.interactive import FILES, checked, to_row
+from zoo.common.configs import load_json
+from zoo.runs.inference.forms import FILE_FIELDS, read_form
 
 REPORT_SECONDS = 0.2  # between two lines of progress
 
@@ -73,7 +74,7 @@ class Worker:
         except Exception as error:
             self._say(failed=_one_line(error))
             raise SystemExit(1) from error
-        self._say(fields=[to_row(field) for field in self.declared])
+        self._say(fields=[asdict(field) for field in self.declared])
 
     def serve(self, requests: queue.SimpleQueue[Any]) -> None:
         """Answer one request after the other; the reader of stdin ends the process."""
@@ -90,13 +91,13 @@ class Worker:
                 self._say(parts=parts, seconds=round(time.perf_counter() - started, 6))
 
     def _answer(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        return [to_row(part) for part in self.inference.answer(*self._asked(request), self._report)]
+        return [asdict(part) for part in self.inference.answer(*self._asked(request), self._report)]
 
     def _asked(self, request: dict[str, Any]) -> tuple[dict[str, Any], Path]:
         """The values and the folder of a request, checked."""
-        values, folder = checked(self.declared, request["values"]), Path(request["folder"])
+        values, folder = read_form(self.declared, request["values"]), Path(request["folder"])
         for field in self.declared:
-            if field.kind in FILES and values[field.name] is not None:
+            if field.kind in FILE_FIELDS and values[field.name] is not None:
                 values[field.name] = self._inside(values[field.name])
                 if not values[field.name].is_file():
                     raise ValueError(f"{field.label}: the file is there no more; give it again")

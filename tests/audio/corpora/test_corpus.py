@@ -1,0 +1,103 @@
+"""Clips are identified by their paths: lists, companion files, short clips."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zoo.audio.corpora.corpus import corpus_files, drop_short_clips, match_companions, match_entries, unique_stems
+from zoo.audio.io import files
+
+RATE = 8000
+NAMES = ["a/1.wav", "a/2.wav", "b/1.wav", "wavs/x.0001.flac", "3.wav", "c/3.wav"]
+
+
+def write_clips(root: Path, *names: str) -> None:
+    for name in names:
+        files.write(root / name, np.full(1000, 0.1, np.float32), RATE)
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("a/1", "a/1.wav"),
+        ("b/1.wav", "b/1.wav"),
+        ("2", "a/2.wav"),
+        ("x.0001", "wavs/x.0001.flac"),
+        ("x.0001.flac", "wavs/x.0001.flac"),
+        ("3", "3.wav"),
+        ("c/3", "c/3.wav"),
+    ],
+)
+def test_entry_names_one_clip(entry: str, name: str) -> None:
+    assert match_entries([entry], NAMES, Path("list")) == [NAMES.index(name)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "text"),
+    [
+        (
+            ["1", "a/1", "a/9"],
+            ValueError,
+            r"^list: 2 of 3 .*'1' \(2 clips: a/1\.wav, b/1\.wav\); 'a/9' \(no such clip\)",
+        ),
+        ([f"gone{i}" for i in range(9)], FileNotFoundError, "^list: 9 of 9 "),
+        (["a/1.flac"], FileNotFoundError, r"1\.flac"),
+    ],
+)
+def test_misfits_are_counted_and_named(entries: list[str], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        match_entries(entries, NAMES, Path("list"))
+
+
+def test_list_finds_files_inside_outside_and_behind_links(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    write_clips(root, "a/1.wav", "b/1.wav")
+    write_clips(tmp_path / "other", "1.wav", "2.wav")
+    os.symlink(tmp_path / "other", root / "link")
+    (tmp_path / "list").write_text(f"a/1|text\n{root}/b/1.wav\n{tmp_path}/other/2\nlink/1\n")
+    expected = [root / "a/1.wav", root / "b/1.wav", tmp_path / "other/2.wav", root / "link/1.wav"]
+    assert corpus_files(root, (str(tmp_path / "list"), None)) == sorted(expected)
+    os.symlink(root, tmp_path / "alias")
+    (tmp_path / "list").write_text(f"{root}/b/1\n")
+    assert corpus_files(tmp_path / "alias", (str(tmp_path / "list"), None)) == [tmp_path / "alias/b/1.wav"]
+
+
+@pytest.mark.parametrize("lines", ["a/1|text\u2028b|x\na/2\n", '{"path": "a/1.wav"}\r\n{"path": "a/2.wav"}\r\n'])
+def test_list_with_mark_and_separators(tmp_path: Path, lines: str) -> None:
+    write_clips(tmp_path / "root", "a/1.wav", "a/2.wav", "b/1.wav")
+    (tmp_path / "list").write_bytes(f"\ufeff{lines}".encode())
+    paths = corpus_files(tmp_path / "root", (str(tmp_path / "list"), None))
+    assert paths == [tmp_path / "root/a/1.wav", tmp_path / "root/a/2.wav"]
+
+
+@pytest.mark.parametrize("line", [b"caf\xe9", b'{"file": "a/1"}', b'{"path": '])
+def test_faulty_list_is_named_with_its_line(tmp_path: Path, line: bytes) -> None:
+    write_clips(tmp_path / "root", "a/1.wav")
+    (tmp_path / "list").write_bytes(b"a/1\n" + line + b"\n")
+    with pytest.raises(ValueError, match=r"list:2: "):
+        corpus_files(tmp_path / "root", (str(tmp_path / "list"), None))
+
+
+def test_stems_and_companions() -> None:
+    assert unique_stems(NAMES) == {"2": 1, "x.0001": 3}
+    names = ["wavs/a/1.wav", "wavs/b/1.wav", "wavs/b/2.wav"]
+    assert match_companions(names, ["wavs/a/1.flac", "wavs/b/2.wav", "wavs/a/1.wav", "wavs/b/1.wav"]) == [
+        [0, 2],
+        [3],
+        [1],
+    ]
+    assert match_companions(names, ["1.wav", "2.wav"]) == [[], [], [1]]
+    assert match_companions(["x.wav"], ["a/x.wav", "b/x.wav"]) == [[]]
+
+
+def test_short_clips_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    lengths, names = np.array([100, 5, 100, 9]), ["a", "b", "c", "d"]
+    assert drop_short_clips(lengths, names, range(4), 10).tolist() == [0, 2]
+    assert "2 of 4 clips" in caplog.text and "b, d" in caplog.text
+    assert drop_short_clips(lengths, names, range(4), 5) == range(4)
+    with pytest.raises(ValueError, match=r"2 of 2 clips .* d; none is left"):
+        drop_short_clips(lengths, names, [1, 3], 10)

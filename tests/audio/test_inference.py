@@ -1,0 +1,85 @@
+"""What every system that takes audio does with arrays of other shapes and types, and with a single sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.audiosr.inference.test_restore import restorer as audiosr_restorer
+from tests.audiosr.task_parts import AUTOENCODER, features
+from tests.hifigan.test_inference import build as vocoder
+from tests.miipher.stand_ins import LocalEncoder
+from tests.miipher.stand_ins import restorer as miipher_restorer
+from zoo.audio.inference import as_audio
+from zoo.audio.io import files
+from zoo.audiosr.inference.reconstruct import Reconstructor
+from zoo.audiosr.nets.vae import Autoencoder
+from zoo.miipher.inference.restore import FeatureExtractor
+from zoo.runs.export import AUDIO_USAGE
+from zoo.runs.inference.base import Inference
+
+SYSTEMS: dict[str, Callable[[], Inference]] = {
+    "vocoder": vocoder,
+    "miipher": miipher_restorer,
+    "miipher features": lambda: FeatureExtractor(LocalEncoder()),
+    "audiosr": lambda: audiosr_restorer(cutoff_hz=None),
+    "audiosr autoencoder": lambda: Reconstructor(Autoencoder(**AUTOENCODER).eval(), features()),
+}
+
+
+def noise(*shape: int) -> np.ndarray:
+    return (0.1 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_all_systems_take_audio_by_one_rule(name: str) -> None:
+    model = SYSTEMS[name]()
+    with pytest.raises(ValueError, match=r"4000 channels of 2 samples; pass audio\.T"):
+        model(noise(4000, 2), 16000)
+    for audio in (np.zeros((1, 2, 9)), np.zeros(0), np.full(9, np.nan)):
+        with pytest.raises(ValueError, match="expected finite audio"):
+            model(audio, 16000)
+    for audio in (np.zeros(9, bool), np.zeros(9, np.int64), np.zeros(9, complex)):
+        with pytest.raises(ValueError, match=f"found {audio.dtype}"):
+            model(audio, 16000)
+    with pytest.raises(ValueError, match="sample rate in Hz above 0, found 0"):
+        model(noise(9), 0)
+    samples = np.round(2**15 * noise(2, 4000)).astype(np.int16)
+    np.testing.assert_array_equal(model(samples, 16000), model(samples / np.float32(2**15), 16000))
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 48000])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_one_sample_does_not_fail(name: str, rate: int, tmp_path: Path) -> None:
+    model = SYSTEMS[name]()
+    result = model(noise(1), rate)
+    assert result.size and np.isfinite(result).all()
+    files.write(tmp_path / "in.wav", noise(2, 1), rate)
+    model.process_file(tmp_path / "in.wav", tmp_path / f"out{model.output_suffix}")
+    assert (tmp_path / f"out{model.output_suffix}").is_file()
+
+
+def test_integers_are_at_full_scale_of_their_type() -> None:
+    for kind, values in {
+        "int16": [-(2**15), 2**14],
+        "int32": [-(2**31), 2**30],
+        "uint8": [0, 192],
+        "int8": [-128, 64],
+    }.items():
+        np.testing.assert_array_equal(as_audio(np.array(values, kind), 1), [-1, 0.5])
+    assert as_audio(noise(3).astype(np.float16), 1).dtype == np.float32
+    assert as_audio(noise(1, 1), 1).shape == (1, 1)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_the_snippet_of_the_model_card_runs(channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soundfile.write(tmp_path / "input.wav", noise(8000, channels), 16000)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("zoo.load", lambda folder: miipher_restorer())
+    space: dict[str, np.ndarray] = {}
+    exec(AUDIO_USAGE, space)
+    assert space["result"].shape == ((2, 4000) if channels == 2 else (4000,))

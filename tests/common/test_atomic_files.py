@@ -1,0 +1,167 @@
+"""Files and folders that appear complete: what an interrupt or a kill leaves at every step."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from zoo.common import atomic_files
+from zoo.common.atomic_files import delete_temporary_files, replace_atomically, replaced_path, write_atomic
+
+
+def write(path, text):
+    with replace_atomically(path) as folder:
+        folder.mkdir()
+        (folder / "file").write_text(text)
+
+
+def count_calls(monkeypatch, fail_at=None, error=KeyboardInterrupt):
+    """Count what touches the disk, and raise at one of these calls."""
+    count = 0
+
+    def wrap(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == fail_at:
+                raise error
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(os, "replace", wrap(os.replace))
+    monkeypatch.setattr(os, "fsync", wrap(os.fsync))
+    monkeypatch.setattr(shutil, "rmtree", wrap(shutil.rmtree))
+    return lambda: count
+
+
+def test_folder_is_replaced(tmp_path):
+    for text in ("old", "new"):
+        write(tmp_path / "folder", text)
+        assert (tmp_path / "folder/file").read_text() == text
+        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_interrupt_at_any_step_leaves_old_or_new(step, tmp_path, monkeypatch):
+    path = tmp_path / "folder"
+    write(path, "old")
+    with monkeypatch.context() as patch:
+        counted = count_calls(patch, step)
+        interrupted = False
+        try:
+            write(path, "new")
+        except KeyboardInterrupt:
+            interrupted = True
+        assert interrupted == (counted() >= step)
+    assert (path / "file").read_text() in ("old", "new")
+    write(path, "newer")
+    assert (path / "file").read_text() == "newer"
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize(
+    "recover", [lambda path: delete_temporary_files(path.parent), lambda path: write(path, "newer")]
+)
+def test_killed_swap_gives_the_old_folder_back(recover, tmp_path):
+    path = tmp_path / "folder[1]"
+    write(path, "old")
+    os.replace(path, replaced_path(path))  # what a kill between the two renames leaves
+    recover(path)
+    assert (path / "file").read_text() in ("old", "newer")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder[1]"]
+
+
+def test_killed_removal_of_the_old_folder_is_completed(tmp_path):
+    path = tmp_path / "folder"
+    write(path, "old")
+    shutil.copytree(path, replaced_path(path))
+    delete_temporary_files(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+def test_file_system_without_sync_of_folders_does_not_fail_a_write(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def refuse_folders(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, "no sync of folders")
+        fsync(descriptor)
+
+    monkeypatch.setattr(atomic_files.os, "fsync", refuse_folders)
+    write_atomic(tmp_path / "file", lambda file: file.write(b"content"))
+    write(tmp_path / "folder", "new")
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_every_file_of_a_folder_is_synced(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        atomic_files.os, "fsync", lambda number: (synced.append(os.readlink(f"/proc/self/fd/{number}")), fsync(number))
+    )
+    write(tmp_path / "folder", "new")
+    assert any(name.endswith("/file") for name in synced)
+
+
+def exit_at_line(number):
+    """Let the process exit before the line of this number that zoo.common.atomic_files executes."""
+    lines = 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if frame.f_code.co_filename != atomic_files.__file__:
+            return None
+        lines += event == "line"
+        if lines == number:
+            os._exit(9)
+        return trace
+
+    sys.settrace(trace)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.common.test_atomic_files import exit_at_line, write
+for number in range(1, 200):
+    path = Path(sys.argv[1], str(number), "folder")
+    write(path, "old")
+    child = os.fork()
+    if child == 0:
+        exit_at_line(number)
+        write(path, "new")
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+"""
+
+
+def test_process_killed_at_any_line_leaves_old_or_new(tmp_path):
+    """The script imports no torch, so it may fork."""
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=True, timeout=120)
+    paths = [path / "folder" for path in tmp_path.iterdir()]
+    assert 20 < len(paths) < 199 and not all(path.exists() for path in paths)  # the moment between the two renames
+    for path in paths:
+        delete_temporary_files(path.parent)
+        assert (path / "file").read_text() in ("old", "new")
+        assert [each.name for each in path.parent.iterdir()] == ["folder"]
+
+
+def test_link_to_a_folder_is_replaced_and_its_target_stays(tmp_path):
+    write(tmp_path / "target", "old")
+    (tmp_path / "folder").symlink_to("target")
+    write(tmp_path / "folder", "new")
+    assert not (tmp_path / "folder").is_symlink() and (tmp_path / "folder/file").read_text() == "new"
+    assert (tmp_path / "target/file").read_text() == "old"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "target"]
+
+
+def test_folder_does_not_replace_a_file(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(NotADirectoryError):
+        write(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,57 @@
+"""Range checks name the argument, what is expected and what was found."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from zoo.common import checks
+
+
+def test_what_fits_passes() -> None:
+    checks.check_at_least(1, batch_size=1, steps=2.5)
+    checks.check_positive(rate=1e-9)
+    checks.check_above(1, factor=1.5)
+    checks.check_below(1, decay=0.5)
+    checks.check_between(0, 1, decay=0.5)
+    checks.check_within(0, 1, share=0, other=1.0)
+    checks.check_one_of(("mean", "sum"), reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        (lambda: checks.check_at_least(1, batch_size=1, workers=0), "workers is at least 1, not 0"),
+        (lambda: checks.check_at_least(0, share=math.nan), "share is at least 0, not nan"),
+        (lambda: checks.check_positive(sigma=0.0), "sigma is positive, not 0.0"),
+        (lambda: checks.check_above(1, factor=1), "factor is above 1, not 1"),
+        (lambda: checks.check_below(1, decay=1.0), "decay is below 1, not 1.0"),
+        (lambda: checks.check_between(0, 1, decay=1.0), "decay lies between 0 and 1, not 1.0"),
+        (lambda: checks.check_below(1, dropout=1.0), "dropout is below 1, not 1.0"),
+        (lambda: checks.check_within(0, 0.5, drop=0.6), "drop is 0 to 0.5, not 0.6"),
+        (lambda: checks.check_within(0, 1, drop=math.nan), "drop is 0 to 1, not nan"),
+        (
+            lambda: checks.check_one_of({"mean": 1, "sum": 2}, reduction="max"),
+            "reduction is one of mean, sum, not 'max'",
+        ),
+    ],
+)
+def test_what_does_not_is_named(check, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check()
+
+
+def test_a_folder_of_data_is_there_or_made_in_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert checks.find_data_folder("root", None, False) is None
+    assert checks.find_data_folder("root", str(tmp_path), False) == tmp_path
+    with pytest.raises(FileNotFoundError, match=r"data.init_args.noise: no folder .*gone"):
+        checks.find_data_folder("noise", str(tmp_path / "gone"), False)
+    assert checks.find_data_folder("noise", str(tmp_path / "gone"), True) is None
+    assert "made in code" in caplog.text
+
+
+def test_some_may_be_bad_and_too_many_are_named() -> None:
+    checks.check_unreadable_share(["a", "b"], 20, 0.1)
+    checks.check_unreadable_share([], 20, 0.0)
+    with pytest.raises(ValueError, match=r"3 of 20 audio files .* share of 0.1 \(max_bad_share\).*: a; b; and 1 more$"):
+        checks.check_unreadable_share(["a", "b", "c"], 20, 0.1, shown=2)

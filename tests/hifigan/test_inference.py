@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.audio.analysis.mel import LogMel
+from zoo.audio.io import files
+from zoo.hifigan import inference
+from zoo.hifigan.inference import Vocoder
+from zoo.hifigan.nets.conditioners import ConformerConditioner, LinearConditioner
+from zoo.hifigan.nets.generator import Generator
+
+SIZES = {
+    "in_channels": 8,
+    "initial_channels": 8,
+    "upsample_rates": (4, 4),
+    "upsample_kernel_sizes": (8, 8),
+    "resblock_kernel_sizes": (3, 5),
+    "resblock_dilation_sizes": ((1, 3), (1, 3)),
+}
+
+
+def build(**changes) -> Vocoder:
+    torch.manual_seed(0)
+    mel = LogMel(sample_rate=8000, n_fft=64, hop_length=16, win_length=64, n_mels=8, f_min=0.0, f_max=4000.0)
+    return Vocoder(Generator(**(SIZES | changes)), mel).eval()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(inference, "CHUNK_FRAMES", 5)
+
+
+def noise(*shape) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-0.5, 0.5, shape).astype(np.float32)
+
+
+def whole(vocoder: Vocoder, audio: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return vocoder.generator(vocoder.mel(torch.from_numpy(audio)))[:, 0].numpy()
+
+
+@pytest.mark.parametrize("frames", [1, 3, 20, 21, 31, 32, 33, 64, 200])
+@pytest.mark.parametrize("padding_mode", ["zeros", "replicate"])
+def test_chunks_equal_the_whole(small_chunks, frames, padding_mode):
+    vocoder = build(padding_mode=padding_mode)
+    mel = noise(8, frames)
+    with torch.no_grad():
+        expected = vocoder.generator(torch.from_numpy(mel)[None])[0, 0].numpy()
+    np.testing.assert_allclose(vocoder.from_mel(mel), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(list(vocoder.stream(np.array_split(mel, 7, axis=1)))), expected, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("frames", [6, 25, 40, 64, 200])
+def test_audio_chunks_equal_the_whole(small_chunks, frames):
+    vocoder = build()
+    audio = noise(2, 16 * frames)
+    np.testing.assert_allclose(vocoder(audio, 8000), whole(vocoder, audio), atol=1e-6)
+
+
+def test_chunks_have_one_shape(small_chunks, monkeypatch):
+    vocoder = build()
+    shapes = set()
+    forward = vocoder.generator.forward
+    monkeypatch.setattr(vocoder.generator, "forward", lambda x: shapes.add(tuple(x.shape)) or forward(x))
+    vocoder.from_mel(noise(8, 203))
+    assert shapes == {(1, 8, 5 + 2 * vocoder.generator.receptive_frames)}
+
+
+@pytest.mark.parametrize("samples", [1, 15, 100, 1601])
+def test_output_is_as_long_as_the_input(samples):
+    assert build()(noise(samples), 8000).shape == (samples,)
+    if samples > 1:  # (3, 1) is taken for one channel, transposed
+        assert build()(noise(3, samples), 8000).shape == (3, samples)
+
+
+def test_other_rate_is_resampled():
+    assert abs(len(build()(noise(32000), 16000)) - 16000) <= 1
+
+
+def test_batch_of_mels():
+    vocoder = build()
+    mels = noise(2, 8, 30)
+    result = vocoder.from_mel(mels)
+    assert result.shape == (2, 480)
+    np.testing.assert_allclose(result[1], vocoder.from_mel(mels[1]), atol=1e-6)
+
+
+def test_local_conditioner_streams_and_global_one_refuses(small_chunks):
+    mel = noise(8, 80)
+    local = build(conditioner=LinearConditioner(8, 4))
+    with torch.no_grad():
+        expected = local.generator(torch.from_numpy(mel)[None])[0, 0].numpy()
+    np.testing.assert_allclose(np.concatenate(list(local.stream([mel]))), expected, atol=1e-6)
+    attention = build(conditioner=ConformerConditioner(8, 8, dim=8, heads=2, ffn_dim=8, kernel_size=3))
+    with torch.no_grad():
+        expected = attention.generator(torch.from_numpy(mel)[None])[0, 0].numpy()
+    np.testing.assert_allclose(attention.from_mel(mel), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="ConformerConditioner"):
+        list(attention.stream([mel]))
+
+
+@pytest.mark.parametrize(("channels", "sample_rate"), [(1, 8000), (2, 8000), (2, 11025)])
+def test_audio_file(tmp_path, small_chunks, channels, sample_rate):
+    vocoder = build()
+    audio = noise(channels, 5000)
+    files.write(tmp_path / "in.wav", audio, sample_rate, "FLOAT")
+    facts = vocoder.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    written, rate = files.read(tmp_path / "out.wav")
+    expected = vocoder(audio, sample_rate)
+    assert rate == 8000 and written.shape == expected.shape
+    np.testing.assert_allclose(written, expected, atol=1 / 32768)
+    assert facts == {"audio_seconds": written.shape[1] / 8000, "sample_rate": 8000, "channels": channels}
+
+
+def test_mel_files(tmp_path, small_chunks):
+    vocoder = build()
+    mel = noise(8, 77)
+    np.save(tmp_path / "mel.npy", mel[None])
+    torch.save(torch.from_numpy(mel), tmp_path / "mel.pt")
+    for name in ("mel.npy", "mel.pt"):
+        vocoder.process_file(tmp_path / name, tmp_path / "out.wav")
+        written, _ = files.read(tmp_path / "out.wav")
+        np.testing.assert_allclose(written[0], vocoder.from_mel(mel), atol=1 / 32768)
+
+
+def test_pickled_or_wrong_mel_is_refused(tmp_path):
+    np.save(tmp_path / "object.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"object\.npy: not an array"):
+        build().process_file(tmp_path / "object.npy", tmp_path / "out.wav")
+    np.save(tmp_path / "wide.npy", noise(9, 20))
+    with pytest.raises(ValueError, match=r"expected a mel \(8, F\), found \(9, 20\)"):
+        build().process_file(tmp_path / "wide.npy", tmp_path / "out.wav")
+    assert not (tmp_path / "out.wav").exists()
+
+
+def test_front_end_must_fit():
+    with pytest.raises(ValueError, match="16 samples from 4 channels"):
+        build(in_channels=4)
+    with pytest.raises(ValueError, match=r"expected finite audio \(T,\) or \(C, T\)"):
+        build()(np.zeros((1, 1, 5)), 8000)
+
+
+def test_features_alone_need_no_front_end():
+    vocoder = Vocoder(build().generator, sample_rate=8000)
+    mel = noise(8, 30)
+    np.testing.assert_allclose(vocoder.from_mel(mel), build().from_mel(mel), atol=1e-6)
+    with pytest.raises(ValueError, match="takes features, not audio"):
+        vocoder(noise(100), 8000)
+    with pytest.raises(ValueError, match="one of them given"):
+        Vocoder(build().generator)
+
+
+def test_feature_file_is_vocoded_without_front_end(tmp_path):
+    np.save(tmp_path / "mel.npy", noise(8, 30))
+    facts = Vocoder(build().generator, sample_rate=8000).process_file(tmp_path / "mel.npy", tmp_path / "out.wav")
+    assert facts["audio_seconds"] == 30 * 16 / 8000
+
+
+MEMORY = """
+import resource, sys, tempfile, pathlib, numpy, torch
+sys.path.insert(0, {folder!r})
+torch.set_num_threads(1)
+from zoo.audio.io import files
+import test_vocoder
+seconds = int(sys.argv[1])
+with tempfile.TemporaryDirectory() as folder:
+    source, target = pathlib.Path(folder, "in.wav"), pathlib.Path(folder, "out.wav")
+    with files.AudioWriter(source, 8000, 1) as writer:
+        for _ in range(seconds):
+            writer.write(numpy.zeros((1, 8000), numpy.float32))
+    test_vocoder.build().process_file(source, target)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file():
+    from pathlib import Path
+
+    code = MEMORY.format(folder=str(Path(__file__).parent))
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", code, str(s)], check=True, capture_output=True).stdout)
+        for s in (60, 3600)
+    ]
+    assert peaks[1] <= 1.3 * peaks[0]

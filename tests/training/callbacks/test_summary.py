@@ -1,0 +1,124 @@
+"""The first and last lines of a fit."""
+
+import logging
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from tests.harness import TOY_FIT, callback, forked, forked_ranks, good, newest
+from zoo.common import environment
+from zoo.training.callbacks.summary import RunSummary
+from zoo.training.callbacks.train_log import LOG_NAME
+
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 2)
+        self.frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+class Data(L.LightningDataModule):
+    batch_size = 4
+
+    def train_dataloader(self):
+        return DataLoader(torch.ones(8, 3), batch_size=4)
+
+
+def test_first_lines_name_batch_weights_and_device(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1,
+        enable_model_summary=False, default_root_dir=tmp_path, callbacks=[RunSummary("toy/recipe")],
+        accumulate_grad_batches=2,
+    )  # fmt: skip
+    trainer.fit(Task(), Data())
+    for text in ("toy/recipe", "8 trained, 6 frozen", f"cpu ({environment.cpu_name()})", str(tmp_path)):
+        assert text in caplog.text
+    assert "8 = 4 per process x 2 accumulated batches" in caplog.text
+
+
+def last_table(text):
+    """Return the table at a run's end by its first column, and the line after it."""
+    lines = text.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(("trained", "stopped", "failed")))
+    table, key = {}, ""
+    for number, line in enumerate(lines[start:], start):
+        if line.startswith("zoo: error"):
+            assert number == len(lines) - 1
+            return table, line
+        key = line[:15].strip() or key
+        table.setdefault(key, []).append(line[16:])
+    return table, None
+
+
+def fit(folder, *options, **extra):
+    return forked(*TOY_FIT, f"--trainer.default_root_dir={folder / 'run'}", *options, cwd=folder, **extra)
+
+
+def test_whole_run(tmp_path):
+    result = good(fit(tmp_path))
+    assert result.stderr.startswith("recipe          toy_wing/smoke\nsystem          toy_wing.GainTask\n")
+    assert "data            40 items to train on, 20 batches an epoch, 4 to validate\n" in result.stderr
+    table, error = last_table(result.stderr)
+    run = tmp_path / "run"
+    (best,) = run.glob("best-*.ckpt")
+    assert error is None
+    assert table["trained"][0].startswith("steps 1 to 60 in ")
+    assert table["run folder"] == [f"{run} (step_00000060.ckpt)"]
+    assert best.name in table["best"][0]
+    assert table["loss"][0].startswith("first ") and ", last " in table["loss"][0]
+    assert [line.split()[:2] for line in table["next"]] == [["zoo", "predict"], ["zoo", "export"]]
+    assert all(str(run) in line and line.endswith("--allow-import toy_wing") for line in table["next"])
+    log = (run / LOG_NAME).read_text()
+    assert "toy_wing.GainTask" in log and "steps 1 to 60 in" in log and "max_steps=60" in log
+    assert "max_steps" not in result.stderr
+    validated = good(forked("validate", "--ckpt_path=run", *TOY_FIT[-2:], cwd=tmp_path))
+    assert "run folder" not in validated.stderr and "step " not in validated.stderr
+
+
+def test_stopped_and_resumed_run(tmp_path):
+    stopped = fit(tmp_path, *callback("KillAt", step=13, signum=2), "--model.init_args.optimizer.init_args.lr=1e30")
+    assert stopped.returncode == 130
+    table, _ = last_table(stopped.stderr)
+    run = tmp_path / "run"
+    assert table["stopped"][0].startswith("steps 1 to 13 of 60 in ")
+    assert "zoo.training.LossGuard" in table["loss"][0]  # it is not finite
+    command = table["next"][0]
+    assert command == f"zoo fit --ckpt_path {run} --allow-import toy_wing"
+    resumed = good(forked(*command.split()[1:], cwd=tmp_path))
+    assert f"resumed from    {run}/step_00000013.ckpt" in resumed.stderr
+    assert "step 20/60 " in resumed.stderr and "step 10/60 " not in resumed.stderr
+    assert last_table(resumed.stderr)[0]["trained"][0].startswith("steps 14 to 60 in ")
+    again = good(forked("fit", "--ckpt_path", str(run), *command.split()[-2:], cwd=tmp_path))
+    assert last_table(again.stderr)[0]["trained"][0].startswith("no step in ")
+
+
+def test_failed_run_ends_with_the_cause(tmp_path):
+    failed = fit(tmp_path, "--checkpoints.monitor=val/nothing")
+    assert failed.returncode == 1
+    table, error = last_table(failed.stderr)
+    assert table["failed"][0].startswith("steps 1 to 10 of 60 in ")
+    assert table["run folder"] == [f"{tmp_path / 'run'} ({newest(tmp_path / 'run').name})"]
+    assert "val/nothing" in error
+    early = fit(tmp_path, "--data.init_args.batch_size=1000", "--trainer.default_root_dir=early")
+    assert early.returncode != 0 and "failed " not in early.stderr and "run folder" not in early.stderr
+
+
+def test_verbosity_and_two_processes(tmp_path):
+    options = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0"]
+    assert good(fit(tmp_path, *options, ZOO_VERBOSITY="quiet")).stderr == ""
+    assert "steps 1 to 1 in" in (tmp_path / "run" / LOG_NAME).read_text()
+    both = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=10"]
+    first, second = forked_ranks(*TOY_FIT, "--trainer.default_root_dir=both", *both, cwd=tmp_path)
+    assert good(first).stderr.count("\ntrained ") == 1
+    assert "4 = 2 per process x 2 processes" in first.stderr and "DDPStrategy" in first.stderr
+    assert first.stderr.count("step 10/10 ") == 1
+    assert good(second).stderr == ""

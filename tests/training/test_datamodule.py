@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import IterableDataset
+from toy_wing.data import PairData
+
+from tests.harness import REPOSITORY, TOY, TOY_FIT
+from zoo.cli.main import main
+from zoo.cli.trainer import ZooCLI
+from zoo.training.datamodule import ZooDataModule
+from zoo.training.resume import BucketBatchSampler
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self):
+        return iter(range(10))
+
+
+class PositionedStream(Stream):
+    def resume_at(self, epoch: int, batch: int) -> None:
+        self.position = (epoch, batch)
+
+
+def test_stream_needs_a_position() -> None:
+    data = ZooDataModule(batch_size=2)
+    data.train_set = Stream()
+    with pytest.raises(ValueError, match="resume_at"):
+        data.train_dataloader()
+    data.train_set = PositionedStream()
+    data.load_state_dict({"epoch": 2, "batch": 5})
+    assert len(list(data.train_dataloader())) == 5
+    assert data.train_set.position == (2, 5)
+
+
+def test_lengths_choose_buckets() -> None:
+    data = PairData(items=20, batch_size=3)
+    data.setup("fit")
+    data.lengths = np.arange(20)
+    data.load_state_dict({"epoch": 1, "batch": 2})
+    loader = data.train_dataloader()
+    assert isinstance(loader.batch_sampler, BucketBatchSampler) and len(list(loader)) == 4
+    assert not isinstance(data.val_dataloader().batch_sampler, BucketBatchSampler)
+    data.lengths = data.lengths[:5]
+    with pytest.raises(ValueError, match="5 lengths for 20"):
+        data.train_dataloader()
+
+
+def test_resume_with_other_data_warns_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(TOY)
+    fit = [*map(str, TOY_FIT), f"--trainer.default_root_dir={tmp_path}"]
+    warnings = []
+    for steps, changes in enumerate([[], ["batch_size=4"], ["batch_size=4", "num_workers=1"], ["items=50"]], start=1):
+        resumed = ["--ckpt_path=last"] if steps > 1 else []
+        caplog.clear()
+        options = [f"--data.init_args.{change}" for change in changes]
+        assert main([*fit, *resumed, *options, f"--trainer.max_steps={steps}"]) == 0
+        warnings.append([each.getMessage() for each in caplog.records if each.getMessage().startswith("resumed with")])
+    assert [len(lines) for lines in warnings] == [0, 1, 0, 1]
+    assert "batch size 4 (was 2)" in warnings[1][0]
+    assert "items 50 (was 40)" in warnings[3][0]
+
+
+@pytest.mark.parametrize("recipe", ["flow/demo_swissroll", "hifigan/smoke", "ci_llm/smoke", "compressed_ad/smoke"])
+def test_other_data_has_other_facts(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = {"flow": "kind=moons", "hifigan": "embedded_utterances=7", "ci_llm": "max_items=20"}
+    monkeypatch.chdir(tmp_path)
+
+    def read_contents(*options: str) -> str:
+        root = f"--trainer.default_root_dir={tmp_path}"
+        cli = ZooCLI("fit", ["--config", str(REPOSITORY / "configs" / f"{recipe}.yaml"), root, *options])
+        cli.datamodule.trainer = cli.trainer
+        cli.datamodule.prepare_data()
+        cli.datamodule.setup("fit")
+        return str(cli.datamodule._data_facts()["contents"])
+
+    contents = read_contents()
+    assert read_contents("--data.init_args.num_workers=0", "--data.init_args.batch_size=3") == contents
+    assert read_contents(f"--data.init_args.{change.get(recipe.split('/')[0], 'history_steps=20')}") != contents

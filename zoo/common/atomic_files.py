@@ -1,0 +1,180 @@
+"""Files and folders that appear only when they are complete: written aside, synced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import shutil
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY_MARK = ".tmp-"
+REPLACED_MARK = ".replaced"
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the hidden name, in the same folder and of this process, under which `path` is written first."""
+    return path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}")
+
+
+def replaced_path(path: Path) -> Path:
+    """Return the hidden name of a folder while another takes its place: no folder can be renamed over a full one."""
+    return path.with_name(f".{path.name}{REPLACED_MARK}")
+
+
+@contextlib.contextmanager
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """Write a file or a folder aside and rename it over `path` when the block ends well.
+
+    A kill at any step leaves the old or the new one; see `delete_temporary_files`.
+
+    Args:
+        path: final name; its folder is made when missing. A folder already there is replaced.
+
+    Yields:
+        The temporary path to write to.
+
+    Raises:
+        OSError: when the disk is full or the folder is not writable; what was at `path` is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _restore(replaced_path(path))
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        if temporary.is_dir() and not path.is_file():
+            replace_folder(temporary, path)
+        else:
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+    except BaseException:
+        delete_path(temporary)
+        raise
+
+
+def replace_folder(folder: Path, path: Path) -> None:
+    """Rename a folder to `path`, on the same file system; what was there stays until the new one has its name."""
+    _sync(folder)
+    replaced = replaced_path(path)
+    try:
+        if os.path.lexists(path):
+            os.replace(path, replaced)
+        os.replace(folder, path)
+        _sync_folder(path.parent)
+    finally:
+        _restore(replaced)
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that `path` holds either its old content or the complete new one.
+
+    Args:
+        path: final name.
+        write: called with the open temporary file.
+
+    Raises:
+        OSError: when the disk is full or the folder is not writable; the old file is untouched.
+    """
+    with replace_atomically(path) as temporary, temporary.open("wb") as file:
+        write(file)
+
+
+def delete_path(path: Path) -> None:
+    """Delete a file, a folder or a link, if it is there and can be."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def delete_temporary_files(folder: Path) -> list[Path]:
+    """Delete what killed processes left half-written anywhere below a folder, and restore what they were replacing.
+
+    Returns:
+        The deleted paths.
+    """
+    stale: list[Path] = []
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files) if name.startswith(".")):
+            if path.name.endswith(REPLACED_MARK):
+                _restore(path)
+            elif TEMPORARY_MARK in path.name[1:]:
+                stale.append(path)
+                delete_path(path)
+    return stale
+
+
+def _restore(replaced: Path) -> None:
+    """Give a folder its name back where a killed process did not come to rename the new one; else delete it."""
+    if os.path.lexists(replaced):
+        path = replaced.with_name(replaced.name[1:].removesuffix(REPLACED_MARK))
+        if path.exists():
+            delete_path(replaced)
+        else:
+            os.replace(replaced, path)
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or all that lies in a folder, durable."""
+    for each in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        if each.is_dir():
+            _sync_folder(each)
+        else:
+            with each.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable, where the system and its file system have that notion."""
+    if sys.platform == "win32":
+        return
+    with contextlib.suppress(OSError):  # what was written is complete; some file systems sync files alone
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def extract_archive(archive: Path, folder: Path) -> int:
+    """Extract the plain files of an archive below a folder; they appear when all of it has been read.
+
+    Returns:
+        The number of files.
+
+    Raises:
+        FileNotFoundError: there is no such archive.
+        ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or corrupt, or a member lies elsewhere.
+    """
+    if not archive.name.endswith(ARCHIVE_SUFFIXES):
+        raise ValueError(f"{archive}: expected an archive ending in {', '.join(ARCHIVE_SUFFIXES)}")
+    temporary, count = temporary_path(folder / archive.name), 0
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as members:
+                members.extractall(temporary)  # names that lead outside lose what leads there
+        else:
+            with tarfile.open(archive) as tar:
+                tar.extractall(temporary, filter="data")
+        for path in temporary.rglob("*"):
+            target = folder / path.relative_to(temporary)
+            if (
+                path.is_file() and not path.is_symlink() and "__MACOSX" not in path.parts
+            ):  # resource forks of the Finder
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+                count += 1
+    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{archive}: cut, damaged or no archive ({error}); get it again") from error
+    finally:
+        delete_path(temporary)
+    return count

@@ -1,0 +1,295 @@
+"""Read YAML, JSON and text of users, merge recipes, and limit what a config of somebody else may name.
+
+A config named on the command line is the user's own and may name any path. One that comes with a run may be anybody's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from zoo.common.systems import recipe_paths
+
+MAX_YAML = 2**20  # characters of a YAML file, which takes seconds to read
+MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
+# Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
+FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
+ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose values are addresses, also without "://"
+FILE_NAME_SECTIONS = ("trainer", "checkpoints", "wandb")  # whose texts become parts of file names
+VARIABLE_PREFIX = "ZOO_"
+# OmegaConf's own, all but oc.env.
+REMOVED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NUMBERS = {
+    "int": r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
+}
+_NUMERIC_TAGS = [f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")]
+
+
+class ConfigFileError(ValueError):
+    """A file that is no config."""
+
+    exit_code = 2
+
+
+class PlainLoader(_Loader):
+    """Read plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text.
+
+    A key that stands twice in a mapping is an error.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in rules if tag not in _NUMERIC_TAGS]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping whose keys are all different, and that does not contain itself."""
+        lines: dict[Any, int] = {}
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key.value, str) and key.value in lines:
+                message = f"{key.value} stands in line {lines[key.value]} and again in line {key.start_mark.line + 1}"
+                raise yaml.constructor.ConstructorError(problem=message, problem_mark=key.start_mark)
+            lines[str(key.value)] = key.start_mark.line + 1
+        return super().construct_mapping(node, True)
+
+
+class PlainDumper(yaml.SafeDumper):
+    """Quote texts that either version of YAML would read as numbers."""
+
+
+def _read_integer(loader: Any, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+
+
+PlainLoader.add_constructor("tag:yaml.org,2002:int", _read_integer)
+for _name, _pattern in _NUMBERS.items():
+    for _class in (PlainLoader, PlainDumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), list("-+0123456789."))
+
+
+def load_yaml(text: str) -> Any:
+    """Read YAML of plain values like `yaml.safe_load`.
+
+    Raises:
+        yaml.YAMLError: it is no YAML of plain values, too long, too deep, or holds a key twice.
+    """
+    if len(text) > MAX_YAML:
+        raise yaml.YAMLError(f"{len(text)} characters of YAML, at most {MAX_YAML} are read")
+    try:
+        return yaml.load(text, Loader=PlainLoader)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # a tag on another kind of value
+        raise yaml.YAMLError(f"no YAML of plain values ({type(error).__name__}: {error})") from error
+
+
+def dump_yaml(value: Any) -> str:
+    """Write plain values as YAML that `load_yaml` reads back as they are; keys keep their order."""
+    return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+def load_json(text: str | bytes) -> Any:
+    """Read JSON like `json.loads`.
+
+    Raises:
+        ValueError: it is no JSON, too long or too deep.
+    """
+    if len(text) > MAX_JSON:
+        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("lists and tables nest too deeply") from error
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    r"""Read a UTF-8 file line by line, with or without a byte order mark.
+
+    Yields:
+        The lines without their ends: `\n` or `\r\n`; U+2028, U+0085 and form feeds are text.
+
+    Raises:
+        ValueError: a line is not UTF-8; the message names the file and the line.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read all lines of a UTF-8 file, see `iterate_lines`."""
+    return list(iterate_lines(path))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a recipe, a config or a section of one without `extends:` and interpolations being resolved.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigFileError: it is no mapping.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such recipe or config")
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ConfigFileError(f"{path}{line}: no YAML: {error.problem}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigFileError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigFileError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
+    return content
+
+
+def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
+    """Read a recipe merged into those that it extends: `extends: base` (a file next to it) or `extends: hifigan/base`.
+
+    Args:
+        extending: the recipes that extend it.
+
+    Returns:
+        Its content with interpolations as they stand.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ConfigFileError: it is no mapping, extends itself or what is no recipe.
+    """
+    content = read_mapping(path)
+    names = content.pop("extends", [])
+    merged: dict[str, Any] = {}
+    for name in names if isinstance(names, list) else [names]:
+        # names only: a recipe may come from anybody
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+(/[\w-]+)?", name):
+            raise ConfigFileError(f"{path}: extends {name!r}; expected the name of a recipe, base or hifigan/base")
+        base = recipe_paths().get(name) if "/" in name else path.with_name(f"{name}.yaml")
+        if base is None or not base.is_file():
+            raise ConfigFileError(f"{path}: extends {name}, and there is no such recipe (`zoo list` shows all)")
+        if base in (path, *extending):
+            raise ConfigFileError(f"{path}: extends {name}, which extends it")
+        merged = merge(merged, load_recipe(base, (path, *extending)))
+    return merge(merged, content)
+
+
+def merge(before: Any, after: Any) -> Any:
+    """Merge a section of a config into another: mappings key by key, `key+` adds to a list, all else is replaced.
+
+    Another class (`class_path`) or `model_type` discards the arguments of the former one.
+    """
+    if not isinstance(after, Mapping):
+        return after
+    old = before if isinstance(before, Mapping) else {}
+    if any(kind in after and not _is_same_class(old.get(kind), after[kind]) for kind in ("class_path", "model_type")):
+        old = {}
+    merged = dict(old)
+    for key, value in after.items():
+        if isinstance(key, str) and key.endswith("+"):
+            name, more = key.removesuffix("+"), value if isinstance(value, list) else [value]
+            merged[name] = [*(merged.get(name) or []), *more]
+        else:
+            merged[key] = merge(merged.get(key), value)
+    return merged
+
+
+def _is_same_class(before: Any, after: Any) -> bool:
+    """Compare two class names, of which one may be without its package."""
+    old, new = (str(name) for name in (before, after))
+    return old == new if "." in old and "." in new else old.rpartition(".")[2] == new.rpartition(".")[2]
+
+
+def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
+    """Read a recipe or a run's config and resolve its interpolations.
+
+    Args:
+        from_run: it came with a run and was not named by the user: the paths that it names are checked.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no mapping, or names what a config may not.
+    """
+    from omegaconf import OmegaConf  # only now: help does not wait for it
+    from omegaconf.errors import OmegaConfBaseException
+
+    content = read_mapping(path) if from_run else load_recipe(path)
+    restrict_resolvers()
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+    if from_run:
+        check_config_paths(config, path.parent)
+    return config
+
+
+def restrict_resolvers() -> None:
+    """Let interpolations read other keys and variables whose names begin with ZOO_, and nothing else."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.clear_resolvers()
+    for name in REMOVED_RESOLVERS:
+        OmegaConf.clear_resolver(name)
+    OmegaConf.register_resolver("oc.env", _read_variable, replace=True)
+
+
+def _read_variable(name: str, default: Any = ...) -> Any:
+    if not name.startswith(VARIABLE_PREFIX):
+        raise ValueError(f"${{oc.env:{name}}}: a config reads variables whose names begin with {VARIABLE_PREFIX} only")
+    value = os.environ.get(name, default)
+    if value is ...:
+        raise ValueError(f"${{oc.env:{name}}}: the variable {name} is not set, and the config gives no default")
+    return value
+
+
+def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
+    """Refuse a config that came with a run and names paths outside of it, or addresses.
+
+    Args:
+        config: plain values, the run's with those of the command line.
+        folder: of the run.
+        args: the command line; what it names itself may lie anywhere.
+
+    Raises:
+        ValueError: naming the key, its value, and how to allow it.
+    """
+    options = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
+    if config.get("ckpt_path") is not None and "ckpt_path" not in options:
+        raise ValueError(f"{folder}: its config sets ckpt_path, which only a command line may")
+    variables = [value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX) and value]
+    roots = [path.resolve() for path in (folder, Path("runs"), *filter(Path.is_dir, map(Path, variables)))]
+    for keys, text in _texts(config):
+        if ".".join(key for key in keys if key != "init_args" and not key.isdigit()) in options:
+            continue
+        name = next(key for key in reversed(keys) if not key.isdigit())
+        path = Path(os.path.expandvars(os.path.expanduser(text))) if "\0" not in text else None
+        outside = path is None or not any(path.resolve().is_relative_to(root) for root in roots)
+        escapes = path is None or path.is_absolute() or ".." in path.parts or text.startswith(("~", "$"))
+        remote = keys[0] != "init_from" and ("://" in text or name.endswith(ADDRESS_SUFFIXES))
+        # settings that no signature limits, such as W&B's proxies
+        free = keys[0] == "trainer" and "dict_kwargs" in keys
+        if remote or free or (outside and (name in FOLDERS or (keys[0] in FILE_NAME_SECTIONS and escapes))):
+            key = ".".join(keys)
+            raise ValueError(
+                f"{folder}: its config sets {key} to {text!r}, outside of the run; if you want that, say so on the "
+                f"command line: --{key}"
+            )
+
+
+def _texts(node: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every text in a tree with the keys that lead there."""
+    if isinstance(node, str):
+        yield keys, node
+    elif isinstance(node, Mapping | list):
+        for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _texts(value, (*keys, str(key)))

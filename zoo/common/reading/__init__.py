@@ -1,1 +1,0 @@
-"""Reading files of strangers within bounds."""

@@ -1,1 +1,0 @@
-"""From trained nets to results."""

@@ -1,0 +1,207 @@
+"""Base classes of vocoder generators: features to waveform, hop, receptive field, folding of weight norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from zoo.common.checks import check_one_of, check_within
+from zoo.hifigan.nets.conditioners import Conditioner
+
+EDGE_KERNEL = 7
+
+PaddingMode = Literal["zeros", "reflect", "replicate"]
+
+
+class WaveformGenerator(nn.Module):
+    """Base of all generators.
+
+    Attributes:
+        in_channels: channels of the input frames.
+        hop_length: samples per frame.
+        receptive_frames: input frames on each side that a frame's samples depend on; None means all.
+        conditions: number of conditions, one of which is an input besides the frames; None for none.
+    """
+
+    in_channels: int
+    hop_length: int
+    receptive_frames: int | None
+    conditions: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Synthesise (B, 1, F * hop_length), -1 to 1, from frames (B, in_channels, F)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+
+    def remove_weight_norm_(self) -> Self:
+        """Fold weight norm into plain weights, in place: faster, but the module cannot be trained on as it was."""
+        for name, module in self.named_modules():
+            if not name.startswith("conditioner.") and parametrize.is_parametrized(module, "weight"):
+                weight = module.weight.detach().clone()
+                # torch's remove_parametrizations strips the generated class, which deep copies share
+                module.__class__ = type(module).__bases__[0]
+                del module.parametrizations
+                module.weight = nn.Parameter(weight)
+        return self
+
+
+class Conditioned(WaveformGenerator):
+    """A generator with its condition set.
+
+    Args:
+        generator: that takes one.
+        condition: its number, from 0.
+    """
+
+    number: Tensor
+
+    def __init__(self, generator: WaveformGenerator, condition: int) -> None:
+        super().__init__()
+        check_within(0, (generator.conditions or 1) - 1, condition=condition)
+        self.generator = generator
+        self.in_channels, self.hop_length = generator.in_channels, generator.hop_length
+        self.receptive_frames = generator.receptive_frames
+        device = next(generator.parameters()).device
+        self.register_buffer("number", torch.tensor(condition, device=device), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Synthesise (B, 1, F * hop_length) from frames (B, in_channels, F)."""
+        return self.generator(x, self.number)
+
+
+class StagedGenerator(WaveformGenerator):
+    """Base of generators that raise the rate by transposed convolutions, with residual blocks side by side behind each.
+
+    Args:
+        block: makes a residual block of (channels, kernel size, dilations).
+        conditioner: net run on the frames first.
+
+    The others are those of `Generator`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        initial_channels: int,
+        upsample_rates: Sequence[int],
+        upsample_kernel_sizes: Sequence[int],
+        resblock: str,
+        resblock_kernel_sizes: Sequence[int],
+        resblock_dilation_sizes: Sequence[Sequence[int]],
+        block: Callable[[int, int, Sequence[int]], nn.Module],
+        conditioner: Conditioner | None = None,
+        padding_mode: PaddingMode = "zeros",
+        output_padding: Literal[0, 1] | None = None,
+    ) -> None:
+        super().__init__()
+        _check_upsampling(upsample_rates, upsample_kernel_sizes, initial_channels, output_padding)
+        _check_resblocks(resblock, resblock_kernel_sizes, resblock_dilation_sizes)
+        self.in_channels = in_channels
+        self.initial_channels = initial_channels
+        self.upsample_rates = tuple(upsample_rates)
+        self.upsample_kernel_sizes = tuple(upsample_kernel_sizes)
+        self.resblock = resblock
+        self.resblock_kernel_sizes = tuple(resblock_kernel_sizes)
+        self.resblock_dilation_sizes = tuple(tuple(dilations) for dilations in resblock_dilation_sizes)
+        self.output_padding = output_padding
+        self.hop_length = math.prod(upsample_rates)
+        self.conditioner = conditioner
+        first = in_channels if conditioner is None else conditioner.out_channels
+        self.conv_pre = edge_convolution(first, initial_channels, padding_mode)
+        self.ups = nn.ModuleList()
+        self.resblocks = nn.ModuleList()
+        channels = initial_channels
+        for rate, kernel in zip(upsample_rates, upsample_kernel_sizes, strict=True):
+            excess = kernel - rate
+            added = (output_padding or 0) * (excess % 2)
+            self.ups.append(nn.ConvTranspose1d(channels, channels // 2, kernel, rate, excess // 2, added))
+            channels //= 2
+            for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True):
+                self.resblocks.append(block(channels, size, dilations))
+        self.last_channels = channels
+
+    def stages(self, x: Tensor, activate: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Raise the rate of (B, initial_channels, F) to (B, last_channels, T).
+
+        Args:
+            activate: before each transposed convolution.
+        """
+        parallel = len(self.resblock_kernel_sizes)
+        for stage, upsample in enumerate(self.ups):
+            x = upsample(x if activate is None else activate(x))  # (B, C / 2, rate * T)
+            blocks = self.resblocks[stage * parallel : (stage + 1) * parallel]
+            x = sum(block(x) for block in blocks) / parallel
+        return x
+
+    def context(self, reach: Callable[[int, int], int], last: int = 0) -> int | None:
+        """Frames on each side that a frame's samples depend on; None means all.
+
+        Follows the interval of inputs that the first and last sample of a frame need, from the output backwards.
+
+        Args:
+            reach: samples to each side that a convolution of (kernel size, dilation) sees, with its activation.
+            last: the same of the activation before the last convolution.
+        """
+        edge, plain = EDGE_KERNEL // 2, self.resblock == "1"
+        units = max(
+            sum(reach(size, dilation) + (reach(size, 1) if plain else 0) for dilation in dilations)
+            for size, dilations in zip(self.resblock_kernel_sizes, self.resblock_dilation_sizes, strict=True)
+        )
+        low, high = -edge - last, self.hop_length - 1 + edge + last
+        for rate, kernel in zip(reversed(self.upsample_rates), reversed(self.upsample_kernel_sizes), strict=True):
+            padding = (kernel - rate) // 2
+            low, high = low - units, high + units
+            low, high = math.ceil((low + padding - kernel + 1) / rate), (high + padding) // rate
+        frames = max(-low, high) + edge
+        if self.conditioner is None:
+            return frames
+        more = self.conditioner.receptive_frames
+        return None if more is None else frames + more
+
+
+def edge_convolution(
+    channels_in: int, channels_out: int, padding_mode: PaddingMode = "zeros", bias: bool = True
+) -> nn.Conv1d:
+    """Make the first or the last convolution of a staged generator."""
+    return nn.Conv1d(
+        channels_in, channels_out, EDGE_KERNEL, padding=EDGE_KERNEL // 2, bias=bias, padding_mode=padding_mode
+    )
+
+
+def same_conv1d(channels: int, kernel_size: int, dilation: int, padding_mode: PaddingMode = "zeros") -> nn.Conv1d:
+    """Make a convolution of odd kernel size that keeps channels and length."""
+    padding = (kernel_size - 1) * dilation // 2
+    return nn.Conv1d(channels, channels, kernel_size, 1, padding, dilation, padding_mode=padding_mode)
+
+
+def _check_upsampling(rates: Sequence[int], kernels: Sequence[int], channels: int, output_padding: int | None) -> None:
+    check_one_of((None, 0, 1), output_padding=output_padding)
+    if not rates or len(rates) != len(kernels):
+        raise ValueError(
+            f"upsample_rates and upsample_kernel_sizes must have the same length, not {len(rates)} and {len(kernels)}"
+        )
+    for rate, kernel in zip(rates, kernels, strict=True):
+        if kernel < rate or ((kernel - rate) % 2 and output_padding is None):
+            raise ValueError(
+                f"upsample kernel {kernel} with rate {rate}: kernel - rate must be even and not negative, or a stage "
+                f"does not give exactly {rate} samples per frame; use kernel {2 * rate + rate % 2} or {rate}, or set "
+                "output_padding to 0 (AudioSR) or 1 (ProjectLily) for a vocoder trained with an odd difference"
+            )
+    if channels < 2 ** len(rates):
+        raise ValueError(f"initial_channels {channels} leaves no channel after {len(rates)} halvings: take more")
+
+
+def _check_resblocks(kind: str, kernels: Sequence[int], dilations: Sequence[Sequence[int]]) -> None:
+    check_one_of(("1", "2"), resblock=kind)
+    if not kernels or len(kernels) != len(dilations):
+        raise ValueError(
+            "resblock_kernel_sizes and resblock_dilation_sizes must have the same length, "
+            f"not {len(kernels)} and {len(dilations)}"
+        )
+    even = [kernel for kernel in kernels if kernel % 2 == 0]
+    if even:
+        raise ValueError(f"resblock_kernel_sizes must be odd, found {even}")

@@ -1,0 +1,226 @@
+"""The components that a run, checkpoint or export holds: their description and weights, and nets for later stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from zoo import __version__
+from zoo.common import registry
+from zoo.common.build import build
+from zoo.common.configs import load_json
+from zoo.common.tensors import seeded_rng
+from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
+from zoo.runs.frozen import FROZEN_FOLDER, FrozenModule
+from zoo.runs.model_description import FORMAT, validate_description
+from zoo.runs.run_folder import find_latest_run
+
+WEIGHTS_NAME = "model.safetensors"  # of an export
+CONFIG_NAME = "config.json"
+
+
+class Components(NamedTuple):
+    """What can be loaded of a run, checkpoint or export.
+
+    Attributes:
+        description: `inference`, `components`, `options`, `frozen` and `step`.
+        state: tensors by `<component>.<name>`.
+        fused: names of the components whose norms are folded.
+    """
+
+    description: dict[str, Any]
+    state: dict[str, Tensor]
+    fused: list[str]
+
+
+class SavedNet(NamedTuple):
+    """A net of a run, checkpoint or export, with averaged weights where that has them.
+
+    Attributes:
+        spec: `class_path` and `init_args`.
+        state: its tensors.
+        fused: whether its norms are folded.
+        records: of the frozen modules of the whole system, see `zoo.runs.frozen`.
+    """
+
+    spec: dict[str, Any]
+    state: dict[str, Tensor]
+    fused: bool
+    records: dict[str, Any]
+
+
+def is_export(path: Path) -> bool:
+    """Tell whether a path is an export folder of the zoo; other projects use the same file names."""
+    try:
+        config = load_json((path / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and {"zoo", "inference"} <= config.keys() and (path / WEIGHTS_NAME).is_file()
+
+
+def read_export_config(folder: Path) -> dict[str, Any]:
+    """Read an export's description.
+
+    Raises:
+        ValueError: it is malformed or has an older format.
+    """
+    try:
+        return validate_description(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG_NAME}: {error}") from error
+
+
+def read_components(path: Path, ema: bool = True) -> Components:
+    """Read the description and the tensors of a run, checkpoint or export.
+
+    Args:
+        ema: take averaged weights where the checkpoint holds them.
+
+    Raises:
+        FileNotFoundError: there is nothing at the path.
+        ValueError: the file is corrupt or does not describe its components.
+    """
+    if is_export(path):
+        config = read_export_config(path)
+        return Components(config, load_file(path / WEIGHTS_NAME), config.get("fused", []))
+    file = find_checkpoint(path)
+    checkpoint = load_checkpoint(file)
+    if "zoo" not in checkpoint:
+        raise ValueError(
+            f"{file} does not describe its components: it was not written by `zoo fit`; "
+            "for an original's file use `zoo convert`, from Python set task.specs before training"
+        )
+    state = dict(checkpoint["state_dict"])
+    if ema and "ema" in checkpoint:
+        state.update(checkpoint["ema"]["shadow"])
+    extra = {"step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
+    return Components({**checkpoint["zoo"], **extra}, state, [])
+
+
+def component_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Select the tensors of one component, under its own names."""
+    prefix = name + "."
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def read_frozen_records(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Read the `frozen` entry of a checkpoint that has copies next to it, without its tensors."""
+    if not ((checkpoint.parent / FROZEN_FOLDER).is_dir() and checkpoint.exists()):
+        return {}
+    return load_checkpoint(checkpoint, mmap=True).get("frozen", {})
+
+
+def find_run_path(source: Path) -> Path | None:
+    """Resolve a run, checkpoint or export to itself, a folder of runs to its latest run, anything else to None."""
+    if source.suffix == ".ckpt" or (source.is_dir() and (is_export(source) or any(source.glob("*.ckpt")))):
+        return source
+    return find_latest_run(source)
+
+
+def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> SavedNet:
+    """Read the only net of a base class in a run, checkpoint, export or the latest run of a folder.
+
+    Args:
+        class_name: usual class of such a net, for the error.
+
+    Raises:
+        FileNotFoundError: there is nothing at the source.
+        ValueError: it holds no such net, or several.
+    """
+    path = find_run_path(source) or source
+    if not path.exists():
+        raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
+    description, state, fused = read_components(path)
+    components = description["components"]
+    specs = {name: spec for name, spec in components.items() if isinstance(spec, Mapping) and "class_path" in spec}
+    names = [name for name, spec in specs.items() if issubclass(registry.get_class(spec["class_path"]), base)]
+    if len(names) != 1:
+        raise ValueError(
+            f"{path}: expected one component of class {class_name} or a relative, found {len(names)} among "
+            f"{list(components)}"
+        )
+    (name,) = names
+    records = dict(description.get("frozen", {}))
+    return SavedNet(dict(specs[name]), component_state(state, name), name in fused, records)
+
+
+class FrozenNet(FrozenModule):
+    """A net taken from a run, checkpoint or export, or built with random weights; without weight norm.
+
+    Args:
+        source: a run of the net's stage, a folder of such runs (the latest is taken), a checkpoint or an export; null
+            for random weights.
+        revision: not used; runs have none.
+        config: the net where there is no source, see `describe_net`.
+        seed: of random weights.
+
+    Raises:
+        FileNotFoundError: there is nothing at the source.
+        ValueError: the source holds no such net, or neither source nor config is given.
+    """
+
+    net_base: ClassVar[type[nn.Module]]  # of the nets that a source may hold
+    net_class: ClassVar[type[nn.Module]]  # of those that it usually holds
+    inference: ClassVar[str]  # of the stage that trains such nets
+    component: ClassVar[str] = "part"  # the net's name in a copy
+
+    def __init__(
+        self,
+        source: str | None = None,
+        revision: str | None = None,
+        config: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        class_name = registry.public_name(self.net_class)
+        super().__init__(source, revision)
+        if source is not None:
+            saved = read_single_net(Path(source), self.net_base, class_name)
+        elif config is not None:
+            saved = SavedNet(self.describe_net(config), {}, False, {})
+        else:
+            raise ValueError(
+                f"{type(self).__name__}: give source (a run, a checkpoint, an export) or config (of {class_name}, for "
+                "random weights)"
+            )
+        self.spec, self.records = saved.spec, saved.records
+        with seeded_rng(seed):
+            net: Any = build(self.spec, self.net_base)
+        self.is_fused = hasattr(net, "remove_weight_norm_")
+        if saved.fused and self.is_fused:
+            net.remove_weight_norm_()
+        if saved.state:
+            net.load_state_dict(saved.state)
+        if self.is_fused and not saved.fused:
+            net.remove_weight_norm_()
+        self.net = net
+        self.requires_grad_(False)
+        self.eval()
+
+    @classmethod
+    def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Turn a `config` into `class_path` and `init_args`: by default it has the arguments of the usual class."""
+        return {"class_path": registry.public_name(cls.net_class), "init_args": dict(config)}
+
+    @property
+    def is_local(self) -> bool:
+        """Always: no hub has these weights, so runs and exports keep a copy."""
+        return True
+
+    def save_source(self, folder: Path) -> None:
+        """Write weights and description in the layout of an export."""
+        weights = {f"{self.component}.{key}": value.contiguous() for key, value in self.net.state_dict().items()}
+        save_file(weights, folder / WEIGHTS_NAME)
+        config: dict[str, Any] = {
+            "zoo": __version__,
+            "format": FORMAT,
+            "inference": self.inference,
+            "components": {self.component: self.spec},
+            "fused": [self.component] if self.is_fused else [],
+            "frozen": self.records,
+        }
+        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")

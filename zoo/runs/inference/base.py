@@ -1,0 +1,150 @@
+"""The base class of trained systems, which `zoo.load` returns and `zoo predict` runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from zoo.common.reports import replace_non_finite
+from zoo.runs.export import CALL_USAGE
+from zoo.runs.inference.forms import InputField, Output, Progress
+from zoo.runs.onnx_export import OnnxExport
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a call, or the error of its input; a lost device or exhausted memory is raised."""
+    try:
+        return function(*args)
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        return error
+
+
+def table_output(facts: Mapping[str, Any], title: str = "Facts") -> Output:
+    """Return facts on a result as a table of two columns."""
+    rows = [[name.replace("_", " "), _format_value(value)] for name, value in replace_non_finite(facts).items()]
+    return Output("table", title, data={"columns": ["", ""], "rows": rows})
+
+
+def _format_value(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    return ", ".join(str(_format_value(each)) for each in value) if isinstance(value, list) else value
+
+
+class Inference(ABC):
+    """A system ready to use on arrays and files.
+
+    A subclass takes its modules (nets, front ends) as constructor arguments and keeps each under the argument's name.
+    It holds no state between calls, so one object serves many files.
+
+    Attributes:
+        input_suffixes: of the files that it reads, lower case with the dot.
+        output_suffix: of the files that it writes, with the dot.
+        with_figures: whether `answer` adds the input and figures to the results.
+    """
+
+    input_suffixes: ClassVar[tuple[str, ...]]
+    output_suffix: ClassVar[str]
+    with_figures: bool = True
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on arrays; audio systems take `(audio, sample_rate)`, see `zoo.audio.inference`."""
+
+    @abstractmethod
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Read a file, compute, and write the result atomically.
+
+        Args:
+            source: a file with one of the input suffixes.
+            target: the file to write; its folder exists.
+
+        Returns:
+            JSON values for the manifest, such as `audio_seconds`.
+
+        Raises:
+            ValueError: when the file's content cannot be used.
+            OSError: when it cannot be read or the result cannot be written.
+        """
+
+    def fields(self) -> tuple[InputField, ...]:
+        """Return the fields of this system's form; one file by default."""
+        return (InputField("input", "File", "file", allowed=tuple(self.input_suffixes)),)
+
+    def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
+        """Compute the results for a form.
+
+        Args:
+            values: of all `fields`, validated by `read_form`.
+            folder: an empty one for files of the results.
+            progress: called now and then.
+
+        Returns:
+            The most important result first.
+
+        Raises:
+            ValueError: when an input cannot be used, in one line.
+            OSError: when a file cannot be read or written.
+        """
+        target = folder / f"result{self.output_suffix}"
+        progress(0.0, "computing")
+        facts = self.process_file(values["input"], target)
+        return [Output("file", "Result", target.name), table_output(facts)]
+
+    def answer_batch(
+        self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
+    ) -> list[list[Output] | Exception]:
+        """Compute several forms, each given as values and folder; one by one unless a system batches them.
+
+        Returns:
+            For each its results, equal to those of `answer` but for rounding, or the error of its input.
+        """
+        return [attempt(self.answer, values, folder, progress) for values, folder in requests]
+
+    def dry_run(self) -> str:
+        """Predict once on a generated input; return a line on the result. ValueError: this system has none."""
+        raise ValueError(f"{type(self).__name__} has no dry_run")
+
+    def write_example(self, stem: Path) -> Path:
+        """Write a small input to `stem` plus a suffix; return its path. ValueError: this system has none."""
+        raise ValueError(f"{type(self).__name__} has no write_example")
+
+    @property
+    def usage(self) -> str:
+        """Python lines for a model card that load the system and call it once."""
+        return CALL_USAGE
+
+    def onnx_form(self) -> OnnxExport:
+        """Return the nets as ONNX graphs. ValueError: this system has no ONNX export."""
+        raise ValueError(f"{type(self).__name__} has no ONNX export")
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return the modules by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the modules; the CPU when they hold no tensor."""
+        for module in self.modules().values():
+            for tensor in (*module.parameters(), *module.buffers()):
+                return tensor.device
+        return torch.device("cpu")
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all modules to a device, in place."""
+        for module in self.modules().values():
+            module.to(device)
+        return self
+
+    def eval(self) -> Self:
+        """Put all modules into evaluation mode, in place."""
+        for module in self.modules().values():
+            module.eval()
+        return self

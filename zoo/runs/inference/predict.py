@@ -1,0 +1,367 @@
+"""Prediction over many files by one process, or by several that share a folder of results.
+
+Each process appends a row to its part of the manifest, `manifest.rank<i>-of-<n>.jsonl`, before and after each file. The
+process that ends last merges the parts into `manifest.jsonl`, one row a result, and writes `summary.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.progress import track
+
+from zoo import __version__
+from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.environment import peak_memory_bytes
+from zoo.common.journal import Journal, begin_output, format_error
+from zoo.common.locks import LOCK_NAME
+from zoo.common.reports import Row, write_report
+from zoo.runs.inference.base import Inference
+
+log = logging.getLogger(__name__)
+
+MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME = "manifest.jsonl", "settings.json", "summary.json"
+MAX_ATTEMPTS = 3  # of a file that kills its process
+MIN_FREE_BYTES = 2**20  # below this a failed write is a full disk: libsndfile reports no error number
+
+
+class InputFile(NamedTuple):
+    """A file to compute, by its absolute path, and the path of its result below the output folder."""
+
+    source: str
+    target: str
+
+
+class PartLockedError(ValueError):
+    """Another process computes this part."""
+
+
+def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str) -> list[InputFile]:
+    """List the files to compute, sorted by name, and log how many others are left out and why.
+
+    Args:
+        input: a file, or a folder whose tree is mirrored; results inside it are no inputs.
+        output: the folder for results.
+        suffixes: of the inputs, lower case with the dot.
+        output_suffix: of the results. Results of `a.wav` and `a.flac` keep the suffix: `a.wav.wav`, `a.flac.wav`.
+
+    Raises:
+        FileNotFoundError: when there is no such input.
+        ValueError: when no file has one of the suffixes, or a result would overwrite an input or another result.
+    """
+    root = Path(os.path.realpath(input if input.is_dir() else input.parent))
+    if not input.exists():
+        raise FileNotFoundError(f"--input {input}: no such file or folder")
+    if (output.exists() and not output.is_dir()) or (input.is_dir() and output.resolve() == root):
+        raise ValueError(f"--output {output} is a file or the input folder itself; name another folder")
+    paths, skipped = [], Counter[str]()
+    for path in _walk(root, os.path.realpath(output), skipped) if input.is_dir() else [str(root / input.name)]:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in suffixes:
+            paths.append(path)
+        else:
+            skipped[suffix or "without suffix"] += 1
+    paths.sort()
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()) if count)
+    if not paths:
+        raise ValueError(f"--input {input}: no file ends in {', '.join(suffixes)}; left out {reasons or 'nothing'}")
+    if reasons:
+        log.warning("%s: left out %s", input, reasons)
+    stems = Counter(os.path.splitext(path)[0] for path in paths)
+    files = []
+    for path in paths:
+        stem = os.path.splitext(path)[0]
+        files.append(InputFile(path, os.path.relpath(path if stems[stem] > 1 else stem, root) + output_suffix))
+    sources = set(paths)
+    targets = Counter([file.target for file in files] + [MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
+    for file in files:
+        if targets[file.target] > 1 or os.path.join(os.path.realpath(output), file.target) in sources:
+            raise ValueError(
+                f"the result of {file.source} would overwrite an input, {output / file.target}, or another result; "
+                "rename the input or name another --output"
+            )
+    return files
+
+
+def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
+    """Yield the files below a folder, but hidden ones and those in an excluded folder."""
+    for folder, folders, names in os.walk(root, onerror=lambda error: skipped.update({"unreadable folder": 1})):
+        skipped["linked folder"] += sum(os.path.islink(os.path.join(folder, name)) for name in folders)
+        folders[:] = [name for name in folders if os.path.join(folder, name) != excluded]
+        yield from (os.path.join(folder, name) for name in names if name[0] != ".")
+
+
+def result_settings(checkpoint: str, inference: str, options: Mapping[str, Any], precision: str = "32-true") -> Row:
+    """Return the content of `settings.json`: what results depend on besides their inputs.
+
+    Args:
+        checkpoint: digest of the weights, see `content_digest`.
+        inference: public name of its class.
+        options: values of the class's arguments that are not modules.
+    """
+    compared = {"checkpoint": checkpoint, "inference": inference, "options": dict(options), "precision": precision}
+    return {**compared, "zoo": __version__}
+
+
+def predict_files(
+    inference: Inference,
+    files: Sequence[InputFile],
+    output: Path,
+    settings: Mapping[str, Any],
+    overwrite: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+    precision: str = "32-true",
+    show_progress: bool = True,
+) -> Row:
+    """Compute every world_size-th file from the rank-th on, but finished ones.
+
+    Args:
+        files: of all processes, see `list_input_files`.
+        output: the folder for results.
+        settings: see `result_settings`.
+        overwrite: compute finished files too, and replace other settings.
+        precision: 32-true, bf16-mixed or 16-mixed.
+
+    Returns:
+        Counts and times of this process, see `Results.finish`.
+
+    Raises:
+        ValueError: when the folder has results of other settings, or another process computes the same part.
+        OSError: when the disk is full.
+    """
+    share = files[rank::world_size]
+    with (
+        open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite) as results,
+        torch.inference_mode(),
+        autocast(inference.device, precision),
+    ):
+        for file in track(share, "predict", disable=not (show_progress and share and rank == 0)):
+            results.process(inference, file)
+    return {**results.finish(files), "peak_memory_gib": round(peak_memory_bytes(inference.device) / 2**30, 3)}
+
+
+class Results:
+    """The results of one process in a folder; see `open_results`.
+
+    Args:
+        part: name of the process's part of the manifest.
+        rows: former rows by target.
+        overwrite: compute finished files too.
+    """
+
+    def __init__(self, output: Path, part: str, rows: Mapping[str, Row], overwrite: bool = False) -> None:
+        self.output, self.rows, self.overwrite = output, rows, overwrite
+        self.processed: list[Row] = []
+        self.skipped = 0
+        self._journal = Journal(part_path(output, part))
+
+    def process(self, inference: Inference, file: InputFile) -> None:
+        """Compute a file unless it is finished, and record the outcome.
+
+        Raises:
+            OSError: when the disk is full.
+            MemoryError, torch.AcceleratorError: the next files would fail, too.
+        """
+        if self.is_done(file):
+            self.skipped += 1
+            return
+        start = time.perf_counter()
+        row: Row = {"source": file.source, "target": file.target}
+        facts: Mapping[str, Any] = {}
+        error = None
+        try:
+            row |= describe_input(file.source)
+            facts = self._compute(inference, file, row)
+        except (torch.AcceleratorError, MemoryError):
+            raise
+        except Exception as caught:
+            if isinstance(caught, OSError) and self._is_disk_full(caught):
+                message = f"no room for {self.output / file.target}: free some and run the same command again"
+                raise OSError(errno.ENOSPC, message) from caught
+            if isinstance(caught, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()  # the next file may be shorter
+            error = format_error(caught)
+            log.warning("%s failed: %s", file.source, error)
+        row |= {"status": "failed" if error else "done", "error": error}
+        row["seconds"] = round(time.perf_counter() - start, 6)
+        row = {**row, **facts, **row}  # the facts replace nothing
+        self._journal.append(row)
+        self.processed.append(row)
+
+    def finish(self, files: Sequence[InputFile]) -> Row:
+        """Merge the parts of the manifest unless another process runs, and summarize.
+
+        Returns:
+            See `summarize`; `skipped`; `missing`, if any of all files is not computed yet by another process.
+        """
+        merge_parts(self.output)
+        rows = read_rows(self.output)
+        missing = sum(rows.get(file.target, {}).get("status") not in ("done", "failed") for file in files)
+        return summarize(self.processed, skipped=self.skipped) | ({"missing": missing} if missing else {})
+
+    def is_done(self, file: InputFile) -> bool:
+        """Whether there is a result of the file's content."""
+        row = self.rows.get(file.target, {})
+        try:
+            is_done = not self.overwrite and row.get("status") == "done" and (self.output / file.target).exists()
+            return is_done and describe_input(file.source, row)["sha256"] == row["sha256"]
+        except OSError:
+            return False
+
+    def _compute(self, inference: Inference, file: InputFile, row: Row) -> Mapping[str, Any]:
+        last, target = self.rows.get(file.target, {}), self.output / file.target
+        attempt = last["attempt"] if last.get("status") == "started" and last["sha256"] == row["sha256"] else 0
+        if attempt >= MAX_ATTEMPTS:
+            raise ChildProcessError(f"{attempt} processes died at this file, of a crash or of too little memory")
+        self._journal.append(row | {"status": "started", "attempt": attempt + 1})
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)  # a result of other settings or of another content
+        try:
+            facts = inference.process_file(Path(file.source), target)
+        except (KeyboardInterrupt, SystemExit):
+            self._journal.append(row | {"status": "interrupted"})
+            raise
+        if not target.exists():
+            raise RuntimeError(f"{type(inference).__name__}.process_file wrote no {target}")
+        return facts
+
+    def _is_disk_full(self, error: OSError) -> bool:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(self.output).free < MIN_FREE_BYTES
+
+
+@contextlib.contextmanager
+def open_results(output: Path, settings: Mapping[str, Any], part: str, overwrite: bool = False) -> Iterator[Results]:
+    """Begin or resume a folder of results, and lock one part of it; see `predict_files`."""
+    path = output / SETTINGS_NAME
+    previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if overwrite and "checkpoint" in previous and {**settings, "zoo": previous["zoo"]} != previous:
+        with lock_parts(output) as parts:
+            for manifest in (*parts, output / MANIFEST_NAME):
+                manifest.unlink(missing_ok=True)
+            write_report(output, {SETTINGS_NAME: settings})
+    try:
+        begin_output(output, settings, SETTINGS_NAME, notes=("zoo",))
+    except ValueError as error:
+        raise ValueError(f"{error}{', or use --overwrite true' if 'checkpoint' in previous else ''}") from None
+    merge_parts(output)
+    with _lock_part(output, part):
+        part_path(output, part).touch()
+        yield Results(output, part, read_rows(output), overwrite)
+
+
+def merge_parts(output: Path) -> None:
+    """Merge the parts of the manifest and write the summary, unless a process runs: the last one does it."""
+    with contextlib.suppress(PartLockedError), lock_parts(output) as parts:
+        if not parts:
+            return
+        delete_temporary_files(output)
+        rows = read_rows(output)
+        Journal(output / MANIFEST_NAME).write(rows[target] for target in sorted(rows))
+        write_report(output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)
+        for path in parts:
+            path.unlink(missing_ok=True)  # another process may have merged it before
+
+
+@contextlib.contextmanager
+def lock_parts(output: Path) -> Iterator[list[Path]]:
+    """Lock all parts of the manifest and yield their paths; PartLockedError when the process of one runs."""
+    parts = sorted(output.glob("manifest.*.jsonl"))
+    with contextlib.ExitStack() as stack:
+        for name in sorted({path.name.split(".")[1] for path in parts}):
+            stack.enter_context(_lock_part(output, name))
+        yield parts
+
+
+@contextlib.contextmanager
+def _lock_part(output: Path, part: str) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    path = output / f"{LOCK_NAME}.{part}"  # `zoo.common.locks` locks on rank 0 alone
+    lock = FileLock(path, timeout=0.5)  # another process may end at this moment
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise PartLockedError(f"{output}: {part} is computed by another `zoo predict`; wait or stop it") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is locked: a process that waits for it makes a new one
+        lock.release()
+
+
+def part_path(output: Path, part: str) -> Path:
+    """Return the path of a part of the manifest."""
+    return output / f"manifest.{part}.jsonl"
+
+
+def read_manifest(path: Path) -> list[Row]:
+    """Read the rows of a manifest or a part of one; none when it is missing."""
+    rows = Journal(path).read()
+    return [row for row in rows if isinstance(row, dict) and {"source", "target", "status"} <= row.keys()]
+
+
+def read_rows(output: Path) -> dict[str, Row]:
+    """Read the last row of each result in a folder, by target."""
+    parts = [read_manifest(path) for path in sorted(output.glob("manifest.*.jsonl"))]
+    merged = read_manifest(output / MANIFEST_NAME)  # read last: a process that ends moves rows from parts to it
+    return {row["target"]: row for rows in (merged, *parts) for row in rows}
+
+
+def summarize(rows: Sequence[Row], **counts: int) -> Row:
+    """Count rows that are `done` and `failed`, and sum the `seconds` of work and of audio of those done."""
+    done = [row for row in rows if row["status"] == "done"]
+    summary: Row = {"done": len(done), "failed": sum(row["status"] == "failed" for row in rows), **counts}
+    summary["seconds"] = round(sum(row["seconds"] for row in done), 3)
+    audio_seconds = sum(float(row.get("audio_seconds", 0)) for row in done)
+    if audio_seconds:
+        summary |= {"audio_seconds": round(audio_seconds, 3), "real_time_factor": summary["seconds"] / audio_seconds}
+    return summary
+
+
+def describe_input(source: str, known: Mapping[str, Any] | None = None) -> Row:
+    """Return size, modification time and sha256 of a file; `known` is a former row, whose sha256 may still hold."""
+    stat = os.stat(source)
+    row = {"source": source, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    is_same = known is not None and all(known.get(key) == value for key, value in row.items())
+    return {**row, "sha256": known["sha256"] if known is not None and is_same else file_digest(Path(source))}
+
+
+def content_digest(path: Path) -> str:
+    """Return the sha256 of a file, or of the names and contents of all files below a folder but model cards."""
+    if path.is_file():
+        return file_digest(path)
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    lines = [f"{name} {file_digest(path / name)}\n" for name in names if not name.endswith(".md")]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context of a precision: 32-true, bf16-mixed or 16-mixed."""
+    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "32-true")
+
+
+def exit_on_sigterm() -> None:
+    """Leave with 143 on SIGTERM, so that the file under way does not count as one that killed its process."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -1,0 +1,214 @@
+"""metrics.csv of a run folder: always written, and the same file whether or not the run was killed and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import io
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from zoo.common.atomic_files import write_atomic
+from zoo.runs.run_folder import CSV_NAME
+from zoo.runs.run_info import FIXED_COLUMNS
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, str]
+
+
+class MetricsCSV(Logger):
+    """Write every logged value to `<run folder>/metrics.csv`, one row per logging call, on rank zero.
+
+    Rows are appended and reach the file system with each call. A new key rewrites the file atomically with a wider
+    header. On a full disk rows wait in memory for the next call, and training continues.
+
+    Args:
+        save_dir: the run folder; as first logger, this is also what `trainer.log_dir` returns.
+        file_name: `validate` and `test` write files of their own.
+        step: written in every row in place of the trainer's, which knows no steps when it only evaluates.
+    """
+
+    def __init__(self, save_dir: str | Path, file_name: str = CSV_NAME, step: int | None = None) -> None:
+        super().__init__()
+        self._step = step
+        self._folder = Path(save_dir)
+        self._file_name = file_name
+        self._columns: list[str] | None = None
+        self._pending: list[Row] = []
+        self._warned = False
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._folder / self._file_name
+
+    @property
+    def name(self) -> str:
+        """Empty: Lightning joins it to `save_dir`, and a run folder has no sub-folders per experiment."""
+        return ""
+
+    version = name
+
+    @property
+    def save_dir(self) -> str:
+        """The run folder."""
+        return str(self._folder)
+
+    root_dir = log_dir = save_dir
+
+    @property
+    def experiment(self) -> None:
+        """None: this logger has nothing but the file."""
+        return None
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Ignore hyperparameters: config.yaml in the same folder holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Append one row; errors as those of `save`.
+
+        Args:
+            metrics: values by key; `epoch` has its own column.
+            step: batches trained before the logged one, so the first batch is 0.
+        """
+        step = step if self._step is None else self._step
+        values = {key: repr(value.item() if hasattr(value, "item") else value) for key, value in metrics.items()}
+        self._pending.append({"step": "" if step is None else str(int(step)), **values})
+        if self._columns is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self.save()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the pending rows; on a full disk keep them for the next call.
+
+        Raises:
+            FileNotFoundError: the run folder vanished during the run.
+            ValueError: the folder holds a metrics.csv of another program.
+        """
+        if not self._pending:
+            return
+        if not self._folder.is_dir():
+            raise FileNotFoundError(
+                f"the run folder {self._folder} vanished during the run, so {CSV_NAME} cannot be written: "
+                "restore the folder and resume, or start a new run"
+            )
+        try:
+            self._write()
+        except OSError as error:
+            if not self._warned:
+                reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+                log.warning("%s cannot be written (%s): its rows wait in memory, training goes on", self.path, reason)
+                self._warned = True
+
+    def _write(self) -> None:
+        exists = self.path.is_file()  # a deleted file needs its header again
+        if self._columns is None:
+            columns, rows, corrupt = _read(self.path) if exists else (list(FIXED_COLUMNS), [], False)
+            if corrupt:
+                self._rewrite(columns, rows)
+            self._columns = columns
+        columns = self._columns
+        new = list(dict.fromkeys(key for row in self._pending for key in row if key not in columns))
+        if exists and not new:
+            _append(self.path, _format_rows(self._pending, columns))
+        else:
+            rows = _read(self.path)[1] if exists else []
+            self._rewrite(columns + new, rows + self._pending)
+            self._columns = columns + new
+        self._pending = []
+
+    def _rewrite(self, columns: list[str], rows: list[Row]) -> None:
+        data = _format_rows([dict(zip(columns, columns, strict=True)), *rows], columns)
+        write_atomic(self.path, lambda file: file.write(data))
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Try once more to write the pending rows, and log how many are lost."""
+        with contextlib.suppress(FileNotFoundError):  # raised already by the call that met it first
+            self.save()
+        if self._pending:
+            log.error("%d rows of %s could not be written and are lost", len(self._pending), self.path)
+
+    @rank_zero_only
+    def trim(self, step: int) -> None:
+        """Delete what a killed run logged beyond the checkpoint that a run resumes from.
+
+        Args:
+            step: last step to keep: batches trained up to the checkpoint, minus one.
+        """
+        self._filter(lambda row: not row["step"] or int(row["step"]) <= step)
+
+    @rank_zero_only
+    def drop(self, step: int, prefix: str) -> None:
+        """Delete the rows of one step that hold a key beginning with `prefix`, because they are logged again."""
+        self._filter(lambda row: row["step"] != str(step) or not any(row[key] for key in row if key.startswith(prefix)))
+
+    def _filter(self, keep: Callable[[Row], bool]) -> None:
+        if not self.path.is_file():
+            return
+        columns, rows, _ = _read(self.path)
+        rows = [row for row in rows if keep(row)]
+        # a column that only deleted rows used would come earlier in the header than in an uninterrupted run
+        used = {key for row in rows for key, value in row.items() if value} | set(FIXED_COLUMNS)
+        columns = [column for column in columns if column in used]
+        self._rewrite(columns, [{key: row[key] for key in columns} for row in rows])
+        self._columns = columns
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Read the rows of a metrics.csv as text by column; empty cells are empty texts, a torn last line is left out.
+
+    Args:
+        path: the file or its run folder.
+    """
+    return _read(path / CSV_NAME if path.is_dir() else path)[1]
+
+
+def _format_rows(rows: Iterable[Row], columns: list[str]) -> bytes:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _read(path: Path) -> tuple[list[str], list[Row], bool]:
+    """Return columns, complete rows, and whether something incomplete was left out."""
+    complete, newline, rest = path.read_bytes().decode(errors="replace").rpartition("\n")
+    lines = list(csv.reader(complete.splitlines())) if newline else []
+    if not lines:
+        return list(FIXED_COLUMNS), [], True
+    columns = lines[0]
+    if tuple(columns[:2]) != FIXED_COLUMNS:
+        raise ValueError(
+            f"{path} was not written by zoo: its columns begin with {columns[:2]}, expected {list(FIXED_COLUMNS)}; "
+            "move it away or choose another trainer.default_root_dir"
+        )
+    rows = [
+        dict(zip(columns, cells, strict=True))
+        for cells in lines[1:]
+        if len(cells) == len(columns) and (not cells[0] or cells[0].isdecimal())
+    ]
+    return columns, rows, bool(rest) or len(rows) + 1 < len(lines)
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append all or nothing: a full disk may take the first half of a line."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise

@@ -1,0 +1,115 @@
+"""What a checkpoint or an export says about itself: its Inference, components and options; checked when read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from zoo import __version__
+from zoo.common.registry import get_class, public_name
+
+FORMAT = 2  # of checkpoints and exports
+_TYPES = {"inference": str, "components": dict, "options": dict, "frozen": dict, "fused": list}
+_RECORD_KEYS = {"sha256", "source", "revision", "folder"}
+
+
+def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a task so that a checkpoint can be built again without its run folder.
+
+    Args:
+        task: a `ZooTask`.
+        init_args: of its constructor, as plain values.
+    """
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "task": public_name(type(task)),
+        "inference": task.inference_class,
+        "components": {name: init_args[name] for name in task.inference_modules},
+        "options": {name: init_args[name] for name in task.inference_options},
+    }
+
+
+def validate_description(description: Any) -> dict[str, Any]:
+    """Check the form of a description that was read from a file, and return it.
+
+    Raises:
+        ValueError: it has another format or not the form that runs and exports write.
+    """
+    if not isinstance(description, dict):
+        raise ValueError(f"its description is a {type(description).__name__}, expected inference, components, options")
+    if description.get("format") != FORMAT:
+        raise ValueError(
+            f"it was written by zoo 0.2 or earlier (format {description.get('format', 1)!r:.20}, expected {FORMAT}): "
+            "load it with zoo 0.2, export it there and start from the export with --init_from"
+        )
+    for key, kind in _TYPES.items():
+        if not isinstance(description.get(key, kind()), kind):
+            raise ValueError(f"its description: {key} is {description[key]!r:.60}, expected a {kind.__name__}")
+    components = description.get("components", {})
+    _check_specs({**components, **description.get("options", {})}, "components")
+    unknown = [name for name in description.get("fused", []) if not isinstance(name, str) or name not in components]
+    if unknown:
+        raise ValueError(f"its description: fused is {unknown[0]!r:.60}, expected names of its components")
+    validate_records(description.get("frozen", {}))
+    return description
+
+
+def validate_records(records: Any) -> dict[str, dict[str, Any]]:
+    """Check the form of the records of frozen modules, and return them; see `zoo.runs.frozen`.
+
+    Raises:
+        ValueError: a record lacks a key.
+    """
+    for path, record in records.items() if isinstance(records, dict) else [("", records)]:
+        if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
+            raise ValueError(f"its description: frozen.{path} lacks one of {', '.join(sorted(_RECORD_KEYS))}")
+    return records
+
+
+def _check_specs(node: Any, path: str) -> None:
+    """Refuse a key or a `class_path` that is no text, and `init_args` that are no mapping."""
+    if isinstance(node, Mapping):
+        if not all(isinstance(key, str) for key in node):
+            raise ValueError(f"its description: {path} has a key that is no text")
+        if "class_path" in node and not isinstance(node["class_path"], str):
+            raise ValueError(f"its description: {path}.class_path is no name of a component")
+        if "class_path" in node and not isinstance(node.get("init_args") or {}, Mapping):
+            raise ValueError(f"its description: {path}.init_args are no mapping of arguments")
+        for key, value in node.items():
+            _check_specs(value, f"{path}.{key}")
+    elif isinstance(node, list | tuple):
+        for value in node:
+            _check_specs(value, path)
+
+
+def check_complete(description: Mapping[str, Any], options: Iterable[str] = ()) -> None:
+    """Refuse a description that lacks required arguments of its Inference.
+
+    Args:
+        options: further arguments that the caller provides.
+
+    Raises:
+        ValueError: naming what it lacks.
+    """
+    parameters = inspect.signature(get_class(description.get("inference", ""))).parameters.values()
+    required = {each.name for each in parameters if each.default is each.empty}
+    provided = {*description.get("components", {}), *description.get("options", {}), *options}
+    if missing := required - provided:
+        raise ValueError(f"its description lacks {', '.join(sorted(missing))}, which {description['inference']} takes")
+
+
+def check_weights(checkpoint: Mapping[str, Any]) -> None:
+    """Refuse weights that are not tensors by name.
+
+    Raises:
+        ValueError: naming the entry.
+    """
+    ema = checkpoint.get("ema") or {}
+    averages = ema.get("shadow", {}) if isinstance(ema, dict) else ema
+    for name, weights in (("state_dict", checkpoint.get("state_dict")), ("ema", averages)):
+        if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+            raise ValueError(f"its {name} is no mapping of names to tensors")

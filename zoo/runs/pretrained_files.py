@@ -1,0 +1,112 @@
+"""Check the files of a pretrained model before transformers reads them.
+
+They may come from anybody, and transformers turns some of their values into downloads of code, into imports and into
+paths. Whoever loads a model, a configuration or a tokenizer of transformers does it by `zoo.runs.frozen`, which calls
+these checks first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zoo.common.configs import load_json
+
+ATTENTION = ("sdpa", "eager")
+EXPERTS = ("eager", "batched_mm", "grouped_mm")
+# Settings, in any nesting, and the values that start no download and no import; null is always allowed.
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), ATTENTION),
+    **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
+    **dict.fromkeys(("backbone", "fusion_config", "kernel_config", "transformers_weights"), ()),
+    **dict.fromkeys(("use_kernels", "use_pretrained_backbone", "use_timm_backbone"), (False,)),
+}
+QUANTIZATION = "bitsandbytes"  # other methods download kernels
+# Models whose code downloads kernels or weights.
+FETCHING = ("mra", "rwkv", "sam3_video", "timm_backbone", "timm_wrapper", "yoso")
+# Where the files of a folder name other files of it.
+FILE_LISTS = {
+    "config.json": "configuration_files",
+    "tokenizer_config.json": "fast_tokenizer_files",
+    "*.index.json": "weight_map",
+}
+
+
+def check_settings(settings: Mapping[str, Any], path: str) -> None:
+    """Refuse settings of a model that make transformers download code or read files elsewhere.
+
+    Args:
+        settings: what a config.json says, or the `config` of a recipe.
+        path: file or key that it comes from, for the message.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for key, value in _walk(settings):
+        name = key.rpartition(".")[2]
+        if name in ALLOWED and not _is_allowed(value, ALLOWED[name]):
+            expected = " or ".join(map(str, ALLOWED[name])) or "nothing"
+            raise ValueError(f"{path}: {key} is {value!r}, expected {expected}; delete the key")
+        if name == "quantization_config" and value is not None:
+            method = value.get("quant_method") if isinstance(value, Mapping) else value
+            if method != QUANTIZATION:
+                raise ValueError(f"{path}: {key} has the method {method!r}, expected {QUANTIZATION} or no such key")
+        if name == "model_type" and value in FETCHING:
+            raise ValueError(f"{path}: {key} {value!r} downloads code or weights by itself; use another model")
+
+
+def check_pretrained(source: str, revision: str | None = None) -> None:
+    """Check the files of a model or tokenizer; what is missing is left to the loader's own message.
+
+    Args:
+        source: hub id or folder in transformers' layout.
+        revision: commit of the hub repository.
+
+    Raises:
+        ValueError: naming the file, and the setting in it.
+    """
+    from transformers import PretrainedConfig
+    from transformers.utils import find_adapter_config_file
+
+    folder = Path(source)
+    for pattern, key in FILE_LISTS.items():
+        for file in sorted(folder.glob(pattern)):
+            _check_file_names(file, key)
+    try:
+        adapter = find_adapter_config_file(source, revision=revision)
+        settings, _ = PretrainedConfig.get_config_dict(source, revision=revision)
+    except OSError:
+        return
+    if adapter is not None:
+        raise ValueError(
+            f"{source}: adapter_config.json would load another model and adapters on top; name the folder of the "
+            "backbone itself, and read adapters by init_from or `zoo convert ci_llm`"
+        )
+    check_settings(settings, f"{source}/config.json")
+
+
+def _is_allowed(value: Any, allowed: tuple[Any, ...]) -> bool:
+    if isinstance(value, Mapping):  # of parts of a model by their names
+        return bool(allowed) and all(_is_allowed(each, allowed) for each in value.values())
+    return value is None or any(type(value) is type(each) and value == each for each in allowed)
+
+
+def _check_file_names(file: Path, key: str) -> None:
+    content = load_json(file.read_bytes())
+    names = content.get(key) if isinstance(content, Mapping) else None
+    for name in names.values() if isinstance(names, Mapping) else names or ():
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
+            raise ValueError(f"{file}: {key} names {name!r}, expected the name of a file next to it")
+
+
+def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of nested mappings and lists, dotted, with its value."""
+    pending = [(path, node)]
+    while pending:
+        path, node = pending.pop()
+        items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
+        for key, value in items:
+            below = f"{path}.{key}" if path else str(key)
+            yield below, value
+            pending.append((below, value))

@@ -1,0 +1,69 @@
+"""Run folders: where a run writes, what its files are called, and how a later command finds its config."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import lightning as L
+
+RUNS_ROOT = Path("runs")
+CONFIG_NAME = "config.yaml"
+CSV_NAME = "metrics.csv"
+LOG_NAME = "train.log"
+MEDIA_NAME = "media"
+_RUN_VARIABLE = "ZOO_RUN_FOLDER"  # set by the first process, so that the ranks it starts write to the same folder
+
+
+def new_run_folder(recipe: str, root: Path = RUNS_ROOT) -> Path:
+    """Name a fresh run folder `root/<recipe>/<time>`; subprocess ranks get the name that the first process chose."""
+    inherited = os.environ.get(_RUN_VARIABLE)
+    if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
+        return Path(inherited)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = root / recipe / stamp
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = root / recipe / f"{stamp}-{number}"
+    os.environ[_RUN_VARIABLE] = str(folder)
+    return folder
+
+
+def run_folder(trainer: L.Trainer) -> Path:
+    """Return the folder that every rank of this run writes to: rank zero's choice, broadcast once."""
+    folder = getattr(trainer, "_zoo_run_folder", None)
+    if folder is None:
+        folder = Path(trainer.strategy.broadcast(str(trainer.default_root_dir)))
+        trainer._zoo_run_folder = folder  # type: ignore[attr-defined]
+    return folder
+
+
+def find_latest_run(root: Path) -> Path | None:
+    """Return the run folder below `root` (or `root` itself) that holds the most recently written checkpoint."""
+    newest = max(root.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent
+
+
+def has_config_file(path: Path) -> bool:
+    """Tell whether a run folder, or the run that a checkpoint file lies in, holds its config."""
+    return _config_path(path).is_file()
+
+
+def find_config(path: Path) -> Path:
+    """Find the config.yaml of a run folder or of the run that a checkpoint file lies in.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    config = _config_path(path)
+    if not config.is_file():
+        raise FileNotFoundError(f"no {CONFIG_NAME} in {config.parent}: name the recipe with --config")
+    return config
+
+
+def _config_path(path: Path) -> Path:
+    return (path.parent if path.is_file() else path) / CONFIG_NAME

@@ -1,0 +1,423 @@
+"""What run folders tell without torch or Lightning: state, steps, metrics, log, samples, next commands.
+
+Folders may be broken, half written or written to at this moment: what cannot be read counts as absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import difflib
+import math
+import os
+import re
+import shlex
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zoo.common.configs import load_yaml
+from zoo.common.locks import LOCK_NAME, is_locked
+from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_valid_checkpoint, parse_score, parse_step
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME, MEDIA_NAME
+
+FIXED_COLUMNS = ("step", "epoch")  # of metrics.csv, its first ones
+RECIPE_MARK = "recipe: "  # in the comment above a run's config
+FINISHED_MARK = "fit finished at step"  # in train.log
+SUMMARY_KEYS = {  # of a config, for a description of its run
+    "model": "model.class_path",
+    "data": "data.class_path",
+    "batch size": "data.init_args.batch_size",
+    "precision": "trainer.precision",
+    "accelerator": "trainer.accelerator",
+    "seed": "seed_everything",
+    "init_from": "init_from",
+}
+_SETTINGS = (("trainer", "max_steps"), ("trainer", "max_epochs"), ("checkpoints", "monitor"), ("checkpoints", "mode"))
+_ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
+_STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
+_TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ", re.MULTILINE)
+_TAIL_BYTES = 64 * 1024
+_DEPTH = 6  # levels of folders below the root that are searched
+_MAX_FILES = 6  # samples in a description
+# what every run logs besides its losses
+_NO_LOSSES = tuple(f"train/{name}" for name in ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale"))
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Summary of a run.
+
+    Args:
+        name: its folder below the root.
+        recipe: `<system>/<recipe>`, "?" where it is unknown.
+        state: "running", "finished", "stopped" (by a signal), "failed", "killed", "corrupt" (its newest checkpoint), or
+            "empty" (no batch trained).
+        step: batches trained.
+        total: batches to train; None where epochs are counted, or nothing limits the run.
+        epoch: the one begun last, from 1.
+        epochs: to train; None where batches are counted.
+        monitor: the metric that decides which checkpoints are best.
+        mode: "min" or "max".
+        best: value of that metric.
+        best_step: batches trained when it was reached.
+        changed: time of the last change, seconds since 1970.
+    """
+
+    folder: Path
+    name: str
+    recipe: str
+    state: str
+    step: int
+    total: int | None
+    epoch: int
+    epochs: int | None
+    monitor: str | None
+    mode: str
+    best: float | None
+    best_step: int | None
+    changed: float
+
+    @property
+    def short_name(self) -> str:
+        """The name without the recipe, where it begins with it."""
+        return self.name.removeprefix(f"{self.recipe}/")
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder holds what a fit writes."""
+    return any((folder / name).is_file() for name in (CONFIG_NAME, CSV_NAME)) or bool(find_checkpoints(folder))
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """Find run folders below a folder, in no order, without those within a run or behind links."""
+    pending = [(root, 0)]
+    while pending:
+        folder, depth = pending.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        if any(entry.name in (CONFIG_NAME, CSV_NAME) or entry.name.endswith(".ckpt") for entry in entries):
+            yield folder
+        elif depth < _DEPTH:
+            folders = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
+            pending += [(Path(entry.path), depth + 1) for entry in folders if not entry.name.startswith(".")]
+
+
+def list_runs(root: Path) -> list[RunInfo]:
+    """List all runs below a folder, the newest first."""
+    return sorted((read_run(folder, root) for folder in find_runs(root)), key=lambda run: (-run.changed, run.name))
+
+
+def find_run(name: str, root: Path) -> Path:
+    """Find the folder of a run.
+
+    Args:
+        name: a path, a name below the root or the end of one, or `last`.
+
+    Raises:
+        ValueError: there is none, or there are several; the message lists the nearest names.
+    """
+    for path in (Path(name), root / name):
+        if path.exists() and path.suffix == ".ckpt":
+            return path.parent
+        if path.is_dir():
+            return path
+    folders = {folder.relative_to(root).as_posix(): folder for folder in find_runs(root)}
+    newest = sorted(folders, key=lambda each: -_last_change(folders[each]))
+    if name == "last" and newest:
+        return folders[newest[0]]
+    matches = [each for each in sorted(folders) if f"/{each}".endswith(f"/{name}")]
+    if len(matches) == 1:
+        return folders[matches[0]]
+    if matches:
+        raise ValueError(f"{name!r} is the name of {len(matches)} runs below {root}: {', '.join(matches[:5])}")
+    if not folders:
+        raise ValueError(f"no run {name!r}: there is none at all below {root} (--root names another folder)")
+    nearest = difflib.get_close_matches(name, folders, n=3, cutoff=0.5) or newest[:3]
+    raise ValueError(f"no run {name!r} below {root}; did you mean {', '.join(nearest)}? (`zoo runs` lists them)")
+
+
+def read_run(folder: Path, root: Path) -> RunInfo:
+    """Summarise the run of a folder."""
+    config = _read_text(folder / CONFIG_NAME)
+    settings = {key: _find_setting(config, section, key) for section, key in _SETTINGS}
+    monitor, mode = settings["monitor"], settings["mode"] or "min"
+    checkpoints = find_checkpoints(folder)
+    last_step, epoch = _last_row(folder / CSV_NAME)
+    step = max([last_step + 1, *map(parse_step, checkpoints)])
+    total, epochs = _positive(settings["max_steps"]), _positive(settings["max_epochs"])
+    best, best_step = _best(folder, monitor, mode)
+    path = folder.relative_to(root) if folder != root and folder.is_relative_to(root) else folder
+    return RunInfo(
+        folder=folder,
+        name=path.as_posix(),
+        recipe=read_recipe_name(folder / CONFIG_NAME) or ("/".join(path.parts[:2]) if len(path.parts) == 3 else "?"),
+        state=_state(folder, checkpoints, step, total),
+        step=step,
+        total=total,
+        epoch=epoch + 1,
+        epochs=epochs if total is None else None,
+        monitor=monitor,
+        mode=mode,
+        best=best,
+        best_step=best_step,
+        changed=_last_change(folder),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _find_setting(config: str, section: str, key: str) -> str | None:
+    """Find a plain value of a section in a written config; parsing all of it takes a hundred times as long."""
+    block = re.search(rf"^{section}:\n((?:[ ].*\n?|\n)*)", config, re.MULTILINE)
+    match = re.search(rf"^  {key}: *(.*?) *$", block[1], re.MULTILINE) if block else None
+    value = match[1].strip("'\"") if match else ""
+    return None if value in ("", "null", "~") else value
+
+
+def _positive(value: str | None) -> int | None:
+    return int(value) if value is not None and value.isdecimal() and int(value) > 0 else None
+
+
+def read_recipe_name(config: Path) -> str | None:
+    """Read the recipe that the comment above a run's config names, None without one."""
+    for line in _read_text(config).splitlines():
+        if not line.startswith("#"):
+            break
+        if line.lstrip("# ").startswith(RECIPE_MARK):
+            return line.lstrip("# ").removeprefix(RECIPE_MARK).strip() or None
+    return None
+
+
+def _last_change(folder: Path) -> float:
+    times = []
+    for path in [folder / CSV_NAME, folder / LOG_NAME, folder / CONFIG_NAME, *folder.glob("*.ckpt")]:
+        with contextlib.suppress(OSError):  # absent, or deleted in between
+            times.append(path.stat().st_mtime)
+    return max(times, default=0.0)
+
+
+def _last_row(path: Path) -> tuple[int, int]:
+    """Return step and epoch of the last complete row of a metrics.csv; -1 and -1 without one."""
+    for line in reversed(tail_lines(path).splitlines()):
+        step, epoch = [*line.split(",", 2), ""][:2]
+        if step.isdecimal():
+            return int(step), int(epoch) if epoch.isdecimal() else -1
+    return -1, -1
+
+
+def _best(folder: Path, monitor: str | None, mode: str) -> tuple[float | None, int | None]:
+    if monitor is None:
+        return None, None
+    checkpoint = best_checkpoint(folder, mode)
+    if checkpoint is not None and parse_score(checkpoint):  # a name has six decimals
+        return parse_score(checkpoint), parse_step(checkpoint)
+    points = read_curves(folder / CSV_NAME).get(monitor, [])
+    if not points:
+        return None, None
+    step, value = (min if mode == "min" else max)(points, key=lambda point: point[1])
+    return value, int(step) + 1
+
+
+def _state(folder: Path, checkpoints: Sequence[Path], step: int, total: int | None) -> str:
+    if is_locked(folder):
+        return "running"
+    if checkpoints and not zipfile.is_zipfile(checkpoints[0]):  # a file that was cut lacks its end
+        return "corrupt"
+    if total is not None and checkpoints and parse_step(checkpoints[0]) >= total:
+        return "finished"
+    if (folder / LOCK_NAME).exists():
+        return "killed"
+    ends = list(_ENDS.finditer(tail_lines(folder / LOG_NAME)))
+    if ends:
+        cause = ends[-1][1]
+        return "finished" if cause is None else "stopped" if cause in _STOPS else "failed"
+    return "stopped" if step else "empty"
+
+
+def path_size(path: Path) -> int:
+    """Return the bytes of a file or of all files in a folder; links count as themselves, what vanishes as nothing."""
+    if not path.is_dir():
+        return path.stat().st_size if path.is_file() else 0
+    total, pending = 0, [str(path)]
+    while pending:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(pending.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Read a run's config as plain values; {} where there is none that can be read."""
+    try:
+        content = load_yaml(_read_text(folder / CONFIG_NAME))
+    except (ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def flatten_config(config: Any, key: str = "") -> dict[str, Any]:
+    """Flatten nested values by dotted keys: `model.init_args.net.init_args.channels`.
+
+    Returns:
+        Numbers, booleans and texts; None is "null", a list of plain values its text.
+    """
+    if isinstance(config, Mapping) and config:
+        entries = ((str(name), value) for name, value in config.items())
+    elif isinstance(config, list) and any(isinstance(entry, Mapping | list) for entry in config):
+        entries = ((str(index), value) for index, value in enumerate(config))
+    elif isinstance(config, bool | int | float | str):
+        return {key: config}
+    else:
+        return {key: "null" if config is None else str(config)}
+    flat: dict[str, Any] = {}
+    for name, value in entries:
+        flat |= flatten_config(value, f"{key}.{name}" if key else name)
+    return flat
+
+
+def read_curves(path: Path) -> dict[str, Points]:
+    """Read the curves of a metrics.csv by metric: (step, value) in the file's order, finite values only."""
+    curves: dict[str, Points] = {}
+    with contextlib.suppress(OSError, csv.Error), path.open(newline="", encoding="utf-8", errors="replace") as file:
+        add_rows(csv.DictReader(file), curves)
+    return curves
+
+
+def add_rows(rows: Iterable[dict[str, Any]], curves: dict[str, Points]) -> None:
+    """Add the finite values of the rows of a metrics.csv to curves."""
+    for row in rows:
+        step = _parse_finite(row.pop("step", None))
+        for key, text in row.items():
+            value = _parse_finite(text) if isinstance(text, str) else None
+            if key and step is not None and value is not None:
+                curves.setdefault(key, []).append((step, value))
+
+
+def _parse_finite(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:  # the last row may be half written
+        return None
+    return value if math.isfinite(value) else None
+
+
+def select_loss_metrics(metrics: Sequence[str]) -> list[str]:
+    """Select the metrics to show first: total losses of training and validation, else the terms that there are."""
+    losses = [key for key in metrics if "/" in key and not is_learning_rate(key) and not key.startswith(_NO_LOSSES)]
+    totals = [key for key in losses if key.startswith("train/") and "loss" in key and key.count("/") == 1]
+    terms = [key for key in losses if key.startswith("train/")][:6]
+    return [*(totals or terms), *[key for key in losses if key.startswith("val/")][:2]]
+
+
+def is_learning_rate(key: str) -> bool:
+    """Tell whether a metric is a learning rate."""
+    return key.startswith("train/lr_")
+
+
+def tail_lines(path: Path, lines: int = 60) -> str:
+    """Return the last lines of a text file; of a progress bar's line its last state."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    states = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    return "\n".join([line for line in states if line][-lines:])
+
+
+def trained_seconds(folder: Path) -> float | None:
+    """Return the seconds from the first line of train.log to the last change, without the pauses before a resume."""
+    text = _read_text(folder / LOG_NAME)
+    marks = [
+        (time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S")), match.start()) for match in _TIME.finditer(text)
+    ]
+    if not marks:
+        return None
+    marks.append((_last_change(folder), len(text)))  # a run that goes on or was killed logs values, no lines
+    parts = (after - before for (before, start), (after, end) in pairwise(marks) if not _ENDS.search(text, start, end))
+    return sum(max(seconds, 0.0) for seconds in parts)
+
+
+def sample_folders(folder: Path) -> list[Path]:
+    """List the step folders of a run's samples, the newest first."""
+    return sorted((folder / MEDIA_NAME).glob("step_*/"), reverse=True)
+
+
+def run_to_dict(run: RunInfo) -> dict[str, Any]:
+    """Return a summary as plain values."""
+    return {**asdict(run), "folder": str(run.folder)}
+
+
+def describe_run(run: RunInfo) -> dict[str, Any]:
+    """Describe a run in full; its checkpoints are read completely to tell whether they are valid."""
+    flat = flatten_config(read_settings(run.folder))
+    curves = read_curves(run.folder / CSV_NAME)
+    metrics = [*select_loss_metrics(list(curves)), *(key for key in curves if key.startswith("val/"))]
+    media = next((folder for folder in sample_folders(run.folder) if any(folder.iterdir())), None)
+    files = sorted(path.name for path in media.iterdir()) if media else []
+    more = [f"and {len(files) - _MAX_FILES} more"] if len(files) > _MAX_FILES else []
+    by_epochs = f"{run.step}, epoch {run.epoch} of {run.epochs or '?'}"
+    return {
+        **run_to_dict(run),
+        "progress": f"{run.step} of {run.total}" if run.total else by_epochs,
+        "seconds": trained_seconds(run.folder),
+        "best": None if run.best is None else {"value": run.best, "step": run.best_step},
+        "config": {name: flat[key] for name, key in SUMMARY_KEYS.items() if flat.get(key, "null") != "null"},
+        "checkpoints": [
+            {"name": path.name, "bytes": path_size(path), "valid": is_valid_checkpoint(path)}
+            for path in find_checkpoints(run.folder)
+        ],
+        "last": {key: curves[key][-1][1] for key in dict.fromkeys(metrics)},
+        "media": {"folder": str(media), "files": files[:_MAX_FILES] + more} if media else None,
+        "next": next_commands(run),
+    }
+
+
+def next_commands(run: RunInfo) -> list[str]:
+    """Return the commands that one may want next for a run in its state."""
+    folder = shlex.quote(str(run.folder))
+    if run.state == "running":
+        return [f"tail -f {folder}/{LOG_NAME}"]
+    if next(run.folder.glob("*.ckpt"), None) is None:
+        config = run.folder / CONFIG_NAME
+        return [f"zoo fit --config {shlex.quote(str(config))}"] if config.is_file() else []
+    return [
+        *([] if run.state == "finished" else [f"zoo fit --ckpt_path {folder}"]),
+        f"zoo validate --ckpt_path {folder}",
+        f"zoo predict --ckpt_path {folder} --input PATH --output FOLDER",
+        f"zoo export {folder} FOLDER",
+        f"zoo compare {folder} OTHER",
+    ]
+
+
+def format_age(changed: float) -> str:
+    """Format the time since then, in one unit."""
+    return format_duration(max(time.time() - changed, 0.0))
+
+
+def format_duration(seconds: float) -> str:
+    """Format a time in one unit: `45 s`, `12 min`, `3.5 h`, `9 d`."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size * (2 if unit == "d" else 1):
+            value = seconds / size
+            return f"{value:.1f} {unit}" if value < 10 and unit == "h" else f"{value:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,119 @@
+"""The cost of a training step: seconds, and bytes by what holds them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+WARM_UP_STEPS = 2  # the first allocates; activations are counted in the second
+
+
+class StepCost(L.Callback):
+    """Measures the cost of a few steps, then ends the run.
+
+    Activations are the storages that autograd saves for the backward pass, at their peak within one step, without the
+    weights. A module with gradient checkpointing is counted without what it recomputes.
+
+    Args:
+        steps: to time, after two others.
+
+    Attributes:
+        weight_bytes, gradient_bytes: of the trained weights, and of their gradients.
+        frozen_bytes: of the other weights and the buffers.
+        optimizer_bytes: of the optimizers' states.
+        activation_bytes: of one step on one device.
+        durations: seconds of each step so far.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.weight_bytes = self.gradient_bytes = self.frozen_bytes = self.optimizer_bytes = self.activation_bytes = 0
+        self.durations: list[float] = []
+        self._waits: list[float] = []
+        self._last_time = 0.0
+        self._counter: ActivationCounter | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Median duration of a step, the device's queue included."""
+        return statistics.median(self.durations[WARM_UP_STEPS:] or self.durations)
+
+    @property
+    def wait_seconds(self) -> float:
+        """Median of the time a step waits for its batch."""
+        return statistics.median(self._waits[WARM_UP_STEPS:] or self._waits)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._last_time = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Record the wait, and begin to count activations in the last warm-up step."""
+        self._waits.append(self._measure(pl_module.device))
+        if len(self.durations) == WARM_UP_STEPS - 1:
+            self._counter = ActivationCounter(pl_module.parameters())
+            self._counter.__enter__()
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Record the duration; after the last step count the tensors that exist between steps, and stop."""
+        self.durations.append(self._measure(pl_module.device))
+        if self._counter is not None:
+            self._counter.__exit__(None, None, None)
+            self.activation_bytes, self._counter = self._counter.peak, None
+        if len(self.durations) < WARM_UP_STEPS + self.steps:
+            return
+        weights = list(pl_module.parameters())
+        self.weight_bytes = self.gradient_bytes = _bytes(weight for weight in weights if weight.requires_grad)
+        self.frozen_bytes = _bytes([*(w for w in weights if not w.requires_grad), *pl_module.buffers()])
+        states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
+        self.optimizer_bytes = _bytes(v for state in states for v in state.values() if isinstance(v, Tensor))
+        trainer.should_stop = True
+
+    def _measure(self, device: torch.device) -> float:
+        """Return the seconds since the last call."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        before, self._last_time = self._last_time, time.perf_counter()
+        return self._last_time - before
+
+
+class ActivationCounter(saved_tensors_hooks):
+    """Counts the bytes that autograd saves, each storage once; `peak` is the largest number so far."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.peak = 0
+        self._bytes = 0
+        self._users = {weight.untyped_storage().data_ptr(): 1 for weight in weights}  # never counted
+        super().__init__(lambda tensor: SavedTensor(self, tensor), lambda saved: saved.tensor)
+
+    def change(self, tensor: Tensor, users: int) -> None:
+        """Count a tensor that is saved (1) or released (-1)."""
+        storage = tensor.untyped_storage()
+        before = self._users.get(storage.data_ptr(), 0)
+        self._users[storage.data_ptr()] = before + users
+        if (before == 0) != (before + users == 0):
+            self._bytes += users * storage.nbytes()
+            self.peak = max(self.peak, self._bytes)
+
+
+class SavedTensor:
+    """A tensor that autograd saves."""
+
+    def __init__(self, counter: ActivationCounter, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._counter = counter
+        counter.change(tensor, 1)
+
+    def __del__(self) -> None:
+        self._counter.change(self.tensor, -1)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
