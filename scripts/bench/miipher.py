@@ -158,7 +158,7 @@ def original(size: Size) -> list[Finding]:
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
     clips = made_clips(seconds)
     batches = {"ours": BucketBatchSampler(seconds, batch), "original": ResumableBatchSampler(len(seconds), batch)}
-    orders = {name: each.order(0) for name, each in batches.items()}
+    orders = {name: each.epoch_order(0).tolist() for name, each in batches.items()}
 
     def epoch(order: list[int], train: AdapterStep) -> None:
         for start in range(0, len(order), batch):
@@ -185,7 +185,7 @@ def restore(size: Size) -> list[Finding]:
     }
     costs = interleave(runs, size.rounds(3))
     findings = [_real_time(f"restore, {name}", each, seconds) for name, each in costs.items()]
-    weights = _weight_mib(*restorer.parts().values())
+    weights = _weight_mib(*restorer.modules().values())
     for length in (seconds, 3 * seconds):
         idle, peak = peak_memory(_restore_once, size, length)
         details = {"MiB of the weights": weights, "MiB of the imports alone": idle}

@@ -17,7 +17,7 @@ from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.crowd import Crowd, Mode
 from zoo.cli.trainer import ZooCLI
 
-TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "drafted": [], "shared_trunk": []}
+TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0]}
 
 
 def tiny(
