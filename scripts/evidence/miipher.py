@@ -13,11 +13,11 @@ from scripts.evidence.curves import read_curve
 from zoo.audio.evaluation.evaluate import CLEAN, Evaluation, Settings, evaluate
 from zoo.audio.evaluation.metrics import mel_cepstra
 from zoo.audio.evaluation.models import MetricModel
+from zoo.audio.evaluation.summary import MetricColumn
 from zoo.audio.io import files
 from zoo.common.atomic_files import replace_atomically
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
-from zoo.common.statistics import MetricColumn
 from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.inference.restore import Restorer

@@ -5,8 +5,7 @@ from zoo.common.registry import register_components
 __getattr__, __all__ = register_components(
     __name__,
     {
-        "aggregation.aggregator": "Aggregator BayesianAverage Contrastive Dirichlet Fitted Geometric Mean Product "
-        "Routed SampleMember Vote",
+        "aggregation.aggregator": "Aggregator BayesianAverage Dirichlet Fitted Geometric Mean Vote",
         "convert.adapter_folders": "AdapterFolders",
         "data.arithmetic": "Arithmetic",
         "data.datamodule": "TextData",

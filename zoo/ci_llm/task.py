@@ -153,10 +153,10 @@ class CrowdTask(SingleOptimizerTask):
         terms = {key: value / share for key, value in terms.items()}
         if objective.value is not None:
             terms["swd_loss"] = objective.value
-        self.log_terms("train", terms, batch_size=self.items_in(batch), weight=share)
+        self.log_terms("train", terms, batch_size=self.count_items(batch), weight=share)
         return result.total
 
-    def items_in(self, batch: Batch) -> int:
+    def count_items(self, batch: Batch) -> int:
         """Texts that each agent reads (rows, where they are packed), for the throughput."""
         return batch["input_ids"].shape[-2]
 

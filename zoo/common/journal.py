@@ -1,8 +1,4 @@
-"""Work lists that may be killed at any point and called again: what is done stays, what is missing or failed is redone.
-
-`Journal` keeps a row per item, `pending_items` tells a process its share of items whose results are files, and
-`begin_output` refuses a folder that was begun with other settings.
-"""
+"""Work lists that may be killed at any point and called again: what is done stays, what is missing is made."""
 
 from __future__ import annotations
 
@@ -27,28 +23,14 @@ class Journal:
     Args:
         path: the file; its folder is made when missing.
         key: what identifies a row in it; of several rows with one key the last counts.
-
-    Attributes:
-        rows: by key, those that `open` kept and `add` added.
     """
 
     def __init__(self, path: Path, key: str = "key") -> None:
-        self.path = path
-        self.key = key
-        self.rows: dict[str, Row] = {}
+        self.path, self.key = path, key
+        self.rows: dict[str, Row] = {}  # those that `open` kept and `add` added
 
     def open(self, keys: Set[str] | None = None) -> dict[str, Row]:
-        """Take up what earlier calls left, and drop the rest from the file.
-
-        Args:
-            keys: of the rows to keep where their `status` is "done". None keeps all rows.
-
-        Returns:
-            The rows by key.
-
-        Raises:
-            OSError: when the file cannot be read or written.
-        """
+        """Take up the rows of earlier calls by key: all, or those of `keys` with the `status` "done"; drop others."""
         rows = {row[self.key]: row for row in self.read() if isinstance(row, dict) and self.key in row}
         if keys is not None:
             rows = {key: row for key, row in rows.items() if key in keys and row["status"] == "done"}
@@ -119,16 +101,13 @@ def begin_output(
     notes: Sequence[str] = (),
     sweep: bool = False,
 ) -> None:
-    """Write the settings of a new folder of results, or compare them; any process may be the first.
+    """Write the settings of a new folder of results, or compare them: ValueError when it was begun with others.
 
     Args:
         settings: values that JSON can hold.
         name: of the file with the settings.
         notes: keys that are written but not compared.
         sweep: delete what killed processes left half-written; not where others write now.
-
-    Raises:
-        ValueError: when the folder was begun with others, or holds something else.
     """
     path = output / name
     settings = json.loads(json.dumps(settings))

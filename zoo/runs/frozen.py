@@ -29,11 +29,10 @@ Records = Mapping[str, Mapping[str, Any]]
 class FrozenModule(nn.Module):
     """Base of modules that take their weights from a source and do not train them.
 
-    A subclass calls this constructor and sets `requires_grad` of what `frozen_state` names to False. Where that is not
-    everything, or the module is not one of transformers, it defines `frozen_state` and `save_source`. Its constructor
-    takes `source`, `revision` and, where it can be built without a source, `config`. The module that contains it stores
-    it under the name of its constructor argument, so that its description is found in the recipe and a copy can replace
-    its source (`config` is then null).
+    A subclass sets `requires_grad` of what `frozen_state` names to False. Where that is not everything, or the module
+    is not one of transformers, it defines `frozen_state` and `save_source`. Its constructor takes `source`, `revision`
+    and, where it can be built without a source, `config` (null when a copy replaces the source). The module that
+    contains it stores it under the name of its constructor argument: so its description is found in the recipe.
 
     Args:
         source: hub id or local folder; None for weights built here.
@@ -44,8 +43,7 @@ class FrozenModule(nn.Module):
 
     def __init__(self, source: str | None = None, revision: str | None = None) -> None:
         super().__init__()
-        self.source = source
-        self.revision = revision
+        self.source, self.revision = source, revision
         self.copy_path: Path | None = None  # the copy that was read instead of the source
         self._fingerprint: str | None = None
 
@@ -89,15 +87,8 @@ class FrozenModule(nn.Module):
 
 
 @contextmanager
-def suppress_loading_messages(source: str | None = None) -> Iterator[None]:
-    """Keep transformers' loading reports and progress bars from the terminal.
-
-    Args:
-        source: the folder or hub id that is read, for the error.
-
-    Raises:
-        FileNotFoundError: the source cannot be read.
-    """
+def suppress_loading_messages() -> Iterator[None]:
+    """Keep transformers' loading reports and progress bars from the terminal."""
     from transformers.utils import logging as messages
 
     verbosity, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
@@ -105,14 +96,6 @@ def suppress_loading_messages(source: str | None = None) -> Iterator[None]:
     messages.disable_progress_bar()
     try:
         yield
-    except OSError as error:
-        if source is None:
-            raise
-        reason = str(error).strip().splitlines()[0]
-        raise FileNotFoundError(
-            f"model {source}: neither a local folder nor available from the hub ({reason}); without network, "
-            "copy its folder to this machine and name that"
-        ) from error
     finally:
         messages.set_verbosity(verbosity)
         if bars:
@@ -122,8 +105,15 @@ def suppress_loading_messages(source: str | None = None) -> Iterator[None]:
 def _from_pretrained(cls: Any, source: str, revision: str | None, **options: Any) -> Any:
     """Call a class's `from_pretrained`; errors as those of `load_pretrained`."""
     check_pretrained(source, revision)
-    with suppress_loading_messages(source):
-        return cls.from_pretrained(source, revision=revision, trust_remote_code=False, **options)
+    try:
+        with suppress_loading_messages():
+            return cls.from_pretrained(source, revision=revision, trust_remote_code=False, **options)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(
+            f"model {source}: neither a local folder nor available from the hub ({reason}); without network, "
+            "copy its folder to this machine and name that"
+        ) from error
 
 
 def load_pretrained(model: Any, source: str, revision: str | None, **options: Any) -> Any:

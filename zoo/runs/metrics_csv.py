@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import errno
 import io
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append one row; errors as those of `save`.
+        """Append one row; the folder is made when missing. Errors are those of `save`.
 
         Args:
             metrics: values by key; `epoch` has its own column.
@@ -83,8 +81,6 @@ class MetricsCSV(Logger):
         step = step if self._step is None else self._step
         values = {key: repr(value.item() if hasattr(value, "item") else value) for key, value in metrics.items()}
         self._pending.append({"step": "" if step is None else str(int(step)), **values})
-        if self._columns is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
         self.save()
 
     @rank_zero_only
@@ -92,19 +88,12 @@ class MetricsCSV(Logger):
         """Write the pending rows; on a full disk keep them for the next call.
 
         Raises:
-            FileNotFoundError: the run folder vanished during the run.
             ValueError: the folder holds a metrics.csv of another program.
         """
-        if not self._pending:
-            return
-        if not self._folder.is_dir():
-            raise FileNotFoundError(
-                f"the run folder {self._folder} vanished during the run, so {CSV_NAME} cannot be written: "
-                "restore the folder and resume, or start a new run"
-            )
         try:
             self._write()
         except OSError as error:
+            self._columns = None  # a row may be written in part: the next call reads the file again
             if not self._warned:
                 reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
                 log.warning("%s cannot be written (%s): its rows wait in memory, training goes on", self.path, reason)
@@ -112,20 +101,21 @@ class MetricsCSV(Logger):
 
     def _write(self) -> None:
         exists = self.path.is_file()  # a deleted file needs its header again
-        if self._columns is None:
-            columns, rows, corrupt = _read(self.path) if exists else (list(FIXED_COLUMNS), [], False)
+        if exists and self._columns is None:
+            self._columns, rows, corrupt = _read(self.path)
             if corrupt:
-                self._rewrite(columns, rows)
-            self._columns = columns
-        columns = self._columns
+                self._rewrite(self._columns, rows)
+        columns = self._columns or list(FIXED_COLUMNS)
         new = list(dict.fromkeys(key for row in self._pending for key in row if key not in columns))
-        if exists and not new:
-            _append(self.path, _format_rows(self._pending, columns))
-        else:
+        if new or not exists:
             rows = _read(self.path)[1] if exists else []
             self._rewrite(columns + new, rows + self._pending)
-            self._columns = columns + new
-        self._pending = []
+            self._pending = []
+        self._columns = columns + new
+        while self._pending:
+            with self.path.open("ab") as file:
+                file.write(_format_rows(self._pending[:1], columns))
+            del self._pending[0]
 
     def _rewrite(self, columns: list[str], rows: list[Row]) -> None:
         data = _format_rows([dict(zip(columns, columns, strict=True)), *rows], columns)
@@ -134,8 +124,7 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Try once more to write the pending rows, and log how many are lost."""
-        with contextlib.suppress(FileNotFoundError):  # raised already by the call that met it first
-            self.save()
+        self.save()
         if self._pending:
             log.error("%d rows of %s could not be written and are lost", len(self._pending), self.path)
 
@@ -146,21 +135,12 @@ class MetricsCSV(Logger):
         Args:
             step: last step to keep: batches trained up to the checkpoint, minus one.
         """
-        self._filter(lambda row: not row["step"] or int(row["step"]) <= step)
-
-    @rank_zero_only
-    def drop(self, step: int, prefix: str) -> None:
-        """Delete the rows of one step that hold a key beginning with `prefix`, because they are logged again."""
-        self._filter(lambda row: row["step"] != str(step) or not any(row[key] for key in row if key.startswith(prefix)))
-
-    def _filter(self, keep: Callable[[Row], bool]) -> None:
         if not self.path.is_file():
             return
         columns, rows, _ = _read(self.path)
-        rows = [row for row in rows if keep(row)]
+        rows = [row for row in rows if not row["step"] or int(row["step"]) <= step]
         # a column that only deleted rows used would come earlier in the header than in an uninterrupted run
-        used = {key for row in rows for key, value in row.items() if value} | set(FIXED_COLUMNS)
-        columns = [column for column in columns if column in used]
+        columns = [key for key in columns if key in FIXED_COLUMNS or any(row[key] for row in rows)]
         self._rewrite(columns, [{key: row[key] for key in columns} for row in rows])
         self._columns = columns
 
@@ -198,17 +178,3 @@ def _read(path: Path) -> tuple[list[str], list[Row], bool]:
         if len(cells) == len(columns) and (not cells[0] or cells[0].isdecimal())
     ]
     return columns, rows, bool(rest) or len(rows) + 1 < len(lines)
-
-
-def _append(path: Path, data: bytes) -> None:
-    """Append all or nothing: a full disk may take the first half of a line."""
-    with path.open("ab", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise

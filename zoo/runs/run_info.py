@@ -251,16 +251,11 @@ def _state(folder: Path, checkpoints: Sequence[Path], step: int, total: int | No
 
 def path_size(path: Path) -> int:
     """Return the bytes of a file or of all files in a folder; links count as themselves, what vanishes as nothing."""
-    if not path.is_dir():
-        return path.stat().st_size if path.is_file() else 0
-    total, pending = 0, [str(path)]
-    while pending:
+    files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files if path.is_dir() else [path]:
         with contextlib.suppress(OSError):
-            for entry in os.scandir(pending.pop()):
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-                else:
-                    total += entry.stat(follow_symlinks=False).st_size
+            total += os.lstat(file).st_size
     return total
 
 
@@ -304,14 +299,15 @@ def read_curves(path: Path) -> dict[str, Points]:
 def add_rows(rows: Iterable[dict[str, Any]], curves: dict[str, Points]) -> None:
     """Add the finite values of the rows of a metrics.csv to curves."""
     for row in rows:
-        step = _parse_finite(row.pop("step", None))
+        step = parse_finite(row.pop("step", None))
         for key, text in row.items():
-            value = _parse_finite(text) if isinstance(text, str) else None
+            value = parse_finite(text) if isinstance(text, str) else None
             if key and step is not None and value is not None:
                 curves.setdefault(key, []).append((step, value))
 
 
-def _parse_finite(text: str | None) -> float | None:
+def parse_finite(text: str | None) -> float | None:
+    """Parse a finite number, None where the text is none."""
     try:
         value = float(text or "nan")
     except ValueError:  # the last row may be half written

@@ -215,7 +215,7 @@ class ZooTask(CheckpointedTask):
 
     def log_media(self, function: Callable[[], object]) -> None:
         """Call a function that writes samples within `evaluate`, isolated as `Samples` isolates `log_samples`."""
-        self.sample_settings.run(function)
+        self.sample_settings.run_isolated(function)
 
     def write_media(self, kind: str, name: str, *content: Any) -> None:
         """Write a sound, picture or table by the trainer's callback `Samples`.

@@ -5,14 +5,10 @@ import torch
 
 from zoo.ci_llm.aggregation.aggregator import (
     BayesianAverage,
-    Contrastive,
     Dirichlet,
     Fitted,
     Geometric,
     Mean,
-    Product,
-    Routed,
-    SampleMember,
     Vote,
     aggregate,
     uniform_log_weights,
@@ -48,9 +44,7 @@ def test_geometric_mean():
     torch.testing.assert_close(Geometric()(log_probs()), log_probs().mean(0).softmax(-1))
 
 
-@pytest.mark.parametrize(
-    "rule", [Mean(), Dirichlet(), Fitted([1, 2, 1]), BayesianAverage(), Geometric(), SampleMember(), Vote()]
-)
+@pytest.mark.parametrize("rule", [Mean(), Dirichlet(), Fitted([1, 2, 1]), BayesianAverage(), Geometric(), Vote()])
 def test_every_rule_gives_probabilities_in_single_precision(rule):
     found = rule(log_probs().bfloat16())
     assert found.shape == (2, 5) and found.dtype == torch.float32
@@ -94,53 +88,7 @@ def test_rules_that_do_not_learn_keep_their_weights():
     assert (path == -math.log(3)).all()
 
 
-def test_a_member_is_drawn_by_its_weight():
-    rule, count = SampleMember(), 100
-    many = log_probs(rows=1).expand(-1, count, -1)
-    weights = torch.tensor([0.5, 0.2, 0.3]).log().expand(count, -1)
-    found = rule.combine(many, weights, (torch.arange(count) + 0.5) / count)
-    counts = [(found == many[agent, 0]).all(-1).sum().item() for agent in range(3)]
-    assert counts == [50, 20, 30]
-    with pytest.raises(ValueError, match="one random number per row"):
-        rule.combine(many, weights)
-
-
 def test_a_vote_returns_the_first_text_with_the_winning_answer():
     texts = ["it is 4", "that makes 5", "so 5.0 it is"]
     assert Vote().winning_text(texts) == "that makes 5"
     assert not Vote.joint and Mean.joint
-
-
-def test_a_product_at_a_temperature():
-    probs = torch.tensor([[[0.5, 0.3, 0.2]], [[0.1, 0.6, 0.3]]])
-    weights = torch.tensor([[0.25, 0.75]]).log()
-    powers = probs[0] ** (0.25 / 0.5) * probs[1] ** (0.75 / 0.5)
-    found = Product(0.5).combine(probs.log(), weights).exp()
-    torch.testing.assert_close(found, powers / powers.sum())
-    assert torch.equal(Product().combine(probs.log(), weights), Geometric().combine(probs.log(), weights))
-    silent = torch.tensor([[1.0, 0.0]]).log()  # an agent left out, whose zeros exclude nothing
-    probs = torch.tensor([[[0.5, 0.3, 0.2]], [[1.0, 0.0, 0.0]]])
-    torch.testing.assert_close(Product().combine(probs.log(), silent).exp(), probs[0])
-
-
-def test_an_expert_against_the_others():
-    probs = torch.tensor([[[0.6, 0.37, 0.03]], [[0.7, 0.2, 0.1]], [[0.5, 0.4, 0.1]]])
-    rule = Contrastive(expert=0, strength=1.0, plausible=0.1)
-    ratio = torch.tensor([0.6 / 0.6, 0.37 / 0.3, 0.0])  # the last is below a tenth of the likeliest
-    found = rule.combine(probs.log(), rule.start(3, 1)).exp()[0]
-    torch.testing.assert_close(found, ratio / ratio.sum())
-    alone = Contrastive(1, strength=0.0, plausible=1e-6)
-    torch.testing.assert_close(alone.combine(probs.log(), alone.start(3, 1)).exp(), probs[1])
-    with pytest.raises(ValueError, match="expert 3 needs it and another agent, found 3"):
-        Contrastive(3).start(3, 1)
-
-
-def test_texts_go_to_the_agents_that_foresee_them():
-    rule = Routed(top=1, floor=0.0)
-    given = torch.tensor([[[-1.0, -1.0], [-3.0, -3.0]], [[-2.0, -2.0], [-0.5, -0.5]]])  # (K, B, T)
-    weights = rule.along(rule.start(2, 2), given, torch.ones(2, 2))[-1]
-    probs = torch.tensor([[[0.9, 0.1]] * 2, [[0.2, 0.8]] * 2])
-    found = rule.combine(probs.log(), weights).exp()
-    torch.testing.assert_close(found, torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
-    every = Routed(top=5, floor=0.0)
-    torch.testing.assert_close(every.combine(probs.log(), weights), BayesianAverage().combine(probs.log(), weights))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zoo.ci_llm.aggregation.aggregator import BayesianAverage, Dirichlet, Fitted, Geometric, Mean, SampleMember, Vote
+from zoo.ci_llm.aggregation.aggregator import BayesianAverage, Dirichlet, Fitted, Geometric, Mean, Vote
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -105,7 +105,7 @@ def test_it_stops_when_all_rows_have_ended(llama):
     assert row.shape == (1, 6)
 
 
-@pytest.mark.parametrize("rule", [Mean(), SampleMember(), Dirichlet(0.3), Vote()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", [Mean(), Dirichlet(0.3), Vote()], ids=lambda rule: type(rule).__name__)
 def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
     warm = Sampling(temperature=1.0, top_p=0.95)
     whole = generate(llama, IDS, MASK, rule, NEW, sampling=warm, seeds=[4, 5, 6])

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.aggregation.answers import flexible_answer, vote
-from zoo.ci_llm.nets.sampling import draw
 from zoo.common.checks import check_at_least, check_below, check_positive, check_within
 
 FLOOR = 1e-4  # least weight of an agent along a text, so that an agent that was wrong once can come back
@@ -193,105 +192,6 @@ def _product(log_probs: Tensor, weights: Tensor) -> Tensor:
     """Normalised product (B, V) of predictions (K, B, V) to the power of weights (K, B, 1); 0 to the 0 is 1."""
     powers = log_probs.float().log_softmax(-1) * weights
     return powers.masked_fill(weights == 0, 0.0).sum(0).log_softmax(-1)
-
-
-class Product(Aggregator):
-    """Product of experts at a temperature: p ~ prod_k p_k^(w_k / T), which is `Geometric` at T = 1.
-
-    Args:
-        temperature: above 0; below 1 the product is sharper, and 1 / K multiplies the predictions themselves.
-
-    Source: Hinton, "Training Products of Experts by Minimizing Contrastive Divergence" (2002), equation 1.
-    """
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        check_positive(temperature=temperature)
-        self.temperature = temperature
-
-    def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """The normalised product; see the base."""
-        weights = _by_agent(log_weights).exp() / self.temperature
-        return _product(log_probs, weights)
-
-
-class Contrastive(Aggregator):
-    """One agent against the others' mean: log p_expert - strength * log p_others, where the expert finds it plausible.
-
-    Args:
-        expert: number of the agent that is right more often.
-        strength: of the contrast, >= 0; 0 is the expert alone.
-        plausible: tokens with less than this part of the expert's likeliest one's probability are left out, in (0, 1].
-
-    Source: Li et al., "Contrastive Decoding" (arXiv 2210.15097), equations 3 and 4.
-    """
-
-    def __init__(self, expert: int = 0, strength: float = 0.5, plausible: float = 0.1) -> None:
-        check_at_least(0, expert=expert, strength=strength)
-        check_within(0, 1, plausible=plausible)
-        check_positive(plausible=plausible)
-        self.expert, self.strength, self.plausible = expert, strength, plausible
-
-    def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
-        """Equal weights, of which the others' count; see the base."""
-        if not self.expert < agents or agents < 2:
-            raise ValueError(f"contrastive with expert {self.expert} needs it and another agent, found {agents} agents")
-        return uniform_log_weights(agents, rows)
-
-    def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """The contrast, normalised over plausible tokens; see the base."""
-        log_probs = log_probs.float().log_softmax(-1)
-        expert = log_probs[self.expert]
-        others = [number for number in range(len(log_probs)) if number != self.expert]
-        against = (log_probs[others] + _by_agent(log_weights)[others]).logsumexp(0).log_softmax(-1)
-        scores = expert - self.strength * against
-        # what an agent excludes altogether would be inf - inf
-        left_out = expert < expert.amax(-1, keepdim=True) + math.log(self.plausible)
-        return scores.masked_fill(left_out, -math.inf).log_softmax(-1)
-
-
-class Routed(BayesianAverage):
-    """Each text goes to the agents that predict it best: `BayesianAverage`, of which the `top` largest weights count.
-
-    The prompt decides before the first token, and the text may still change its mind.
-
-    Args:
-        top: agents that speak, >= 1; 1 is a choice of one.
-        eta: how much a token counts; below 1 the prior holds longer.
-        gamma: how much of what was learned stays, in [0, 1].
-        floor: least weight of an agent, in [0, 1).
-        alpha: weights at the beginning of a text in proportion; equal by default.
-    """
-
-    def __init__(
-        self,
-        top: int = 1,
-        eta: float = 1.0,
-        gamma: float = 1.0,
-        floor: float = FLOOR,
-        alpha: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__(eta, gamma, floor, alpha)
-        check_at_least(1, top=top)
-        self.top = top
-
-    def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """The mixture of the chosen agents; see the base."""
-        best = log_weights.topk(min(self.top, log_weights.shape[-1]), -1)
-        chosen = torch.full_like(log_weights, -math.inf).scatter(-1, best.indices, best.values)
-        return aggregate(log_probs, chosen.log_softmax(-1))
-
-
-class SampleMember(Aggregator):
-    """One agent drawn for every token: at temperature 1 the same as drawing from the mean."""
-
-    stochastic = True
-
-    def combine(self, log_probs: Tensor, log_weights: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """The prediction of each row's agent; see the base."""
-        if uniforms is None:
-            raise ValueError("sample_member draws an agent per token: give one random number per row")
-        chosen = draw(log_weights, uniforms)
-        return log_probs[chosen, torch.arange(len(chosen), device=chosen.device)].float()
 
 
 class Vote(Mean):

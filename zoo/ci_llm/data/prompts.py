@@ -1,53 +1,11 @@
-"""What stands before an answer: a template, examples with answers, a system prompt, a chat template."""
+"""Token numbers of prompts and continuations, as lm-eval counts them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from zoo.ci_llm.data.text_data import Example, Template
 from zoo.ci_llm.data.tokenizers import Tokenizer
-
-
-@dataclass(frozen=True)
-class Prompting:
-    """How a question becomes the text that the model continues.
-
-    Args:
-        template: of each question and each answer.
-        shots: questions with answers that stand before it.
-        system: what stands before all; a message of its own in a chat.
-        chat: let the tokenizer's chat template put the text together: examples are turns of user and assistant.
-    """
-
-    template: Template = field(default_factory=Template)
-    shots: tuple[Example, ...] = ()
-    separator: str = "\n\n"
-    system: str | None = None
-    chat: bool = False
-
-    def messages(self, prompt: str) -> list[dict[str, str]]:
-        """The turns of a chat that ends with the question."""
-        turns = [{"role": "system", "content": self.system}] if self.system else []
-        for shot in self.shots:
-            turns.append({"role": "user", "content": self.template.prompt_text(shot.prompt)})
-            turns.append({"role": "assistant", "content": self.template.answer_text(shot.answer).strip()})
-        return [*turns, {"role": "user", "content": self.template.prompt_text(prompt)}]
-
-    def context(self, tokenizer: Tokenizer, prompt: str) -> str:
-        """The text before the answer, with special tokens written out in a chat."""
-        if self.chat:
-            return chat_text(tokenizer, self.messages(prompt))
-        form = self.template
-        parts = [form.prompt_text(shot.prompt) + form.answer_text(shot.answer) for shot in self.shots]
-        text = self.separator.join([*parts, form.prompt_text(prompt)])
-        return f"{self.system}\n\n{text}" if self.system else text
-
-    def answer(self, text: str) -> str:
-        """An answer as it follows the context."""
-        shown = self.template.answer_text(text)
-        return shown.lstrip() if self.chat else shown
 
 
 def chat_text(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -144,29 +143,3 @@ def _with_ends(follows: Tensor, agents: Tensor, places: Sequence[range], longest
     at = torch.tensor([place for each in places for place in each], device=flat.device)
     flat[:, at] = agents
     return flat.unflatten(1, (-1, longest))
-
-
-def choice_figures(sums: Sequence[float], choices: Sequence[str], gold: int) -> dict[str, float]:
-    """Figures of a question with choices, by the log-probability of each; of equals the first counts.
-
-    Returns:
-        `acc`, `acc_norm` (by characters) and `acc_bytes` as 0 or 1, `brier`, `nll` of the right one among the choices
-        and `confidence` of the chosen one, by the softmax of the sums.
-
-    Source: `ConfigurableTask.process_results` of lm-eval 0.4.13.
-    """
-    scores = torch.tensor(sums, dtype=torch.float64)
-    probs = scores.softmax(0)
-    right = F.one_hot(torch.tensor(gold), len(choices))
-
-    def chosen(sizes: Sequence[int]) -> float:
-        return float(int((scores / torch.tensor(sizes, dtype=torch.float64)).argmax()) == gold)
-
-    return {
-        "acc": chosen([1] * len(choices)),
-        "acc_norm": chosen([len(choice) for choice in choices]),
-        "acc_bytes": chosen([len(choice.encode()) for choice in choices]),
-        "brier": float((probs - right).square().sum()),
-        "nll": -float(probs[gold].clamp(min=math.ulp(0.0)).log()),
-        "confidence": float(probs.max()),
-    }

@@ -32,7 +32,6 @@ def generate(
     pad: int | None = None,
     seeds: Sequence[int] | None = None,
     ended: Callable[[Tensor], Tensor] | None = None,
-    share_prefix: bool = False,
 ) -> Tensor:
     """Continue prompts.
 
@@ -48,9 +47,6 @@ def generate(
         pad: follows behind an EOS; the first of `eos` by default.
         seeds: one per row, 0 to 2**64 - 1; from the global generator by default.
         ended: tells by the new tokens (..., L) which texts (...) end here, beside those with an EOS.
-        share_prefix: read what all prompts begin with (examples, a system prompt) once for each agent, not for each
-            prompt; blocks below the agents' first read it once for all. Same texts, up to the rounding of floats. A
-            rule that learns along the text, and sliding windows that texts outgrow, read prompts whole.
 
     Returns:
         Prompts and continuations (B, T + new), int64; (K, B, T + new) where each agent writes its own.
@@ -73,10 +69,7 @@ def generate(
     mask = attention_mask if aggregator.joint else attention_mask.expand(count, -1, -1)
     read = Reader(crowd, mask)
     with evaluating(crowd):
-        if share_prefix and not learned and (shared := common_prefix(crowd, input_ids, attention_mask, max_new_tokens)):
-            log_probs = read.behind_prefix(texts, shared)
-        else:
-            log_probs = read(texts, 0 if learned else 1)
+        log_probs = read(texts, 0 if learned else 1)
         if learned:
             given = taken(log_probs[:, :, :-1], input_ids[:, 1:])
             log_weights = aggregator.along(log_weights, given, attention_mask[:, :-1])[-1]
@@ -115,44 +108,8 @@ class Reader:
         """Log-probabilities (K, B, kept, V) behind tokens (..., L); the first call is given the prompts."""
         beyond = self.cache.get_seq_length() + tokens.shape[-1] - self.mask.shape[-1]
         self.mask = F.pad(self.mask, (0, beyond), value=1)
-        return self._passed(tokens, self.mask, keep)
-
-    def behind_prefix(self, prompts: Tensor, shared: int) -> Tensor:
-        """Log-probabilities (K, B, 1, V) behind prompts that begin with the same tokens, so many."""
-        rows, width = prompts.shape[-2:]
-        lengths = self.mask.sum(-1)
-        first = prompts[..., :1, width - int(lengths.flatten()[0]) :][..., :shared]  # (..., 1, shared)
-        self._passed(first, torch.ones_like(first), 1)
-        self.cache.batch_repeat_interleave(rows)
-        rest = int(lengths.max()) - shared
-        own = (torch.arange(width, device=prompts.device) >= width - lengths[..., None] + shared)[..., width - rest :]
-        self.mask = torch.cat([torch.ones_like(prompts[..., :shared]), own.to(prompts.dtype)], -1)
-        return self._passed(prompts[..., width - rest :], self.mask, 1)
-
-    def _passed(self, tokens: Tensor, mask: Tensor, keep: int) -> Tensor:
-        output = self.crowd.outputs(tokens, mask, cache=self.cache, logits_to_keep=keep)
+        output = self.crowd.outputs(tokens, self.mask, cache=self.cache, logits_to_keep=keep)
         return output.logits.float().log_softmax(-1)
-
-    def forget(self, tokens: int) -> None:
-        """Take back the last so many tokens of every text; not with sliding windows."""
-        if tokens:
-            self.cache.crop(-tokens)
-            self.mask = self.mask[..., :-tokens]
-
-
-def windowed(crowd: Crowd, length: int) -> bool:
-    """Whether a text of so many tokens outgrows a sliding window of the backbone."""
-    window = getattr(crowd.backbone.settings, "sliding_window", None)
-    return window is not None and length > window
-
-
-def common_prefix(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, new: int) -> int:
-    """How many tokens all prompts (B, T), padded on the left, begin with, but for each one's last; 0 for one prompt."""
-    if len(input_ids) < 2 or windowed(crowd, 2 * input_ids.shape[1] + new):
-        return 0
-    texts = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
-    most = min(map(len, texts)) - 1
-    return next((at for at in range(most) if len({text[at] for text in texts}) > 1), most)
 
 
 @contextmanager
@@ -210,7 +167,6 @@ def write_answers(
     sampling: Sampling | None = None,
     seeds: Sequence[int] | None = None,
     stop: Sequence[str] = (),
-    share_prefix: bool = False,
 ) -> list[list[str]]:
     """The text behind each prompt (numbers of its tokens), up to EOS; one per agent where each writes its own.
 
@@ -222,9 +178,7 @@ def write_answers(
     ids, mask = (each.to(crowd.device) for each in left_padded(prompts, tokenizer.pad_id))
     ends = ends_of(crowd, tokenizer)
     ended = _stopping(tokenizer, stop) if stop else None
-    found = generate(
-        crowd, ids, mask, aggregator, max_new_tokens, ends, sampling, tokenizer.pad_id, seeds, ended, share_prefix
-    )
+    found = generate(crowd, ids, mask, aggregator, max_new_tokens, ends, sampling, tokenizer.pad_id, seeds, ended)
     new = found.view(-1, len(ids), found.shape[-1])[..., ids.shape[1] :].transpose(0, 1)  # (B, K or 1, new)
     return [[cut(tokenizer.decode(before(row, ends)), stop) for row in of_prompt] for of_prompt in new.tolist()]
 

@@ -1,11 +1,9 @@
-"""Benchmarks of a crowd: questions, prompts, likelihoods, scorers, the command, and lm-eval's interface."""
+"""Prompts, likelihoods, stop strings and lm-eval's interface."""
 
-import json
 import math
 import sys
 import types
 from abc import ABC, abstractmethod
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,16 +11,11 @@ import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS, crowd
 from zoo.ci_llm.aggregation.aggregator import BayesianAverage, Geometric, Mean
-from zoo.ci_llm.data.prompts import Prompting, chat_text, context_ids, pair_ids
-from zoo.ci_llm.data.text_data import Example, Template
+from zoo.ci_llm.data.prompts import chat_text, context_ids, pair_ids
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.data.tokens import left_padded
-from zoo.ci_llm.evaluation import benchmark as work
-from zoo.ci_llm.evaluation.benchmark import TASKS, benchmark, read_items, summary
 from zoo.ci_llm.evaluation.harness import CrowdRequests, as_model
-from zoo.ci_llm.evaluation.likelihoods import choice_figures, likelihoods
-from zoo.ci_llm.evaluation.matching import gsm8k_figures, strict_match, text_figures
-from zoo.ci_llm.evaluation.trained import TrainedCrowd
+from zoo.ci_llm.evaluation.likelihoods import likelihoods
 from zoo.ci_llm.inference.generate import ends_of, generate, write_answers
 from zoo.ci_llm.nets.sampling import Sampling
 
@@ -45,24 +38,16 @@ def chatting(no_system=False):
     return tokenizer
 
 
-def test_prompts_of_several_shots():
-    shots = (Example("1 + 1?", "2", "", 1), Example("2 + 2?", "4", "", 2))
-    prompting = Prompting(Template(), shots, system="Be brief.")
-    text = "Be brief.\n\nQuestion: 1 + 1?\nAnswer: 2\n\nQuestion: 2 + 2?\nAnswer: 4\n\nQuestion: 3 + 3?\nAnswer:"
-    assert prompting.context(TOKENIZER, "3 + 3?") == text
-    assert context_ids(TOKENIZER, text) == [1, *TOKENIZER.encode(text)]
-    assert Prompting(Template("{prompt}"), chat=True).answer("7") == "7" and prompting.answer("7") == " 7"
-
-
 def test_chats_are_what_the_template_makes():
     tokenizer = chatting()
-    prompting = Prompting(Template("{prompt}"), (Example("a", "b", "", 1),), system="s", chat=True)
-    text = prompting.context(tokenizer, "c")
+    turns = zip(("system", "user", "assistant", "user"), "sabc", strict=True)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    text = chat_text(tokenizer, messages)
     assert text == "<bos><|system|>s<eos><|user|>a<eos><|assistant|>b<eos><|user|>c<eos><|assistant|>"
-    whole = tokenizer.backend.apply_chat_template(prompting.messages("c"), tokenize=True, add_generation_prompt=True)
+    whole = tokenizer.backend.apply_chat_template(messages, tokenize=True, add_generation_prompt=True)
     assert context_ids(tokenizer, text) == list(whole["input_ids"])  # one BOS, and special tokens are tokens
     with pytest.raises(ValueError, match=r"refuses these messages: no system here"):
-        prompting.context(chatting(no_system=True), "c")
+        chat_text(chatting(no_system=True), messages)
     with pytest.raises(ValueError, match="has no chat template"):
         chat_text(TOKENIZER, [])
 
@@ -105,42 +90,6 @@ def test_likelihoods_are_those_of_single_texts(net):
         likelihoods(net, [([], [3])], rules)
 
 
-def test_choices_by_sum_characters_and_bytes():
-    choices = ["é", "abcdef", "xyz"]
-    found = choice_figures([-2.0, -3.0, -2.0], choices, 1)
-    assert (found["acc"], found["acc_norm"], found["acc_bytes"]) == (0, 1, 1)
-    assert choice_figures([-2.0, -3.0, -2.0], choices, 0)["acc"] == 1  # of equals the first
-    probs = torch.tensor([-2.0, -3.0, -2.0]).softmax(0)
-    assert found["brier"] == pytest.approx(float((probs - torch.tensor([0, 1, 0])).square().sum()))
-    assert found["nll"] == pytest.approx(-float(probs[1].log()))
-    assert found["confidence"] == pytest.approx(float(probs[0]))
-
-
-@pytest.mark.parametrize(
-    ("text", "gold", "strict", "flexible"),
-    [  # as task gsm8k of lm-eval 0.4.13 grades them
-        ("so #### 72", "x #### 72", 1, 1),
-        ("$1,000.", "#### 1000", 0, 1),
-        ("#### $18", "#### 18", 0, 1),
-        ("#### -3", "#### -3", 1, 1),
-        ("#### 5 dollars", "#### 5", 1, 1),
-        ("#### 1,234.", "#### 1234", 1, 1),
-        ("#### 7 then 8", "#### 7", 1, 0),
-        ("none", "#### 5", 0, 0),
-        ("it is 5", "#### 5", 0, 1),
-        ("#### 5.0", "#### 5", 0, 0),
-    ],
-)
-def test_gsm8k_as_the_harness_grades_it(text, gold, strict, flexible):
-    assert gsm8k_figures(text, gold) == {"strict-match": strict, "flexible-extract": flexible}
-
-
-def test_texts_are_compared():
-    assert strict_match("#### -3,5") == "-3,5"
-    assert text_figures(" Paris", "Paris") == {"exact": 1, "normalised": 1}
-    assert text_figures("The  paris!", "Paris") == {"exact": 0, "normalised": 1}
-
-
 def test_ends_and_stop_strings_across_tokens(net):
     prompts = [TOKENIZER.encode("abc"), TOKENIZER.encode("a")]
     ids, mask = left_padded(prompts, 0)
@@ -162,100 +111,6 @@ def test_ends_and_stop_strings_across_tokens(net):
         config.eos_token_id = before
     with pytest.raises(ValueError, match="stop strings are not empty"):
         write_answers(net, TOKENIZER, prompts, Mean(), 8, stop=[""])
-
-
-ARC = {"question": "Grass?", "choices": {"text": ["red", "green"], "label": ["A", "B"]}, "answerKey": "B"}
-
-
-def jsonl(path: Path, *rows) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def test_questions_are_read(tmp_path):
-    (item,) = read_items(jsonl(tmp_path / "test.jsonl", ARC), TASKS["arc"])
-    assert (item.prompt, item.answer, item.choices, item.gold) == ("Grass?", "green", ("red", "green"), 1)
-    for answer in (1, "green"):
-        row = {"question": "Grass?", "choices": ["red", "green"], "answer": answer}
-        assert read_items(jsonl(tmp_path / "c.jsonl", row), TASKS["choice"])[0].gold == 1
-    assert read_items(str(tmp_path), TASKS["arc"])[0] == item  # the split of a folder
-    bad = {"none of the choices": {**ARC, "answerKey": "E"}, "expected the fields": {"question": "q"},
-           "not two texts": {**ARC, "choices": ["one"]}, "is no text": {**ARC, "question": " "}}  # fmt: skip
-    for said, row in bad.items():
-        with pytest.raises(ValueError, match=rf"bad\.jsonl, line 1: .*{said}"):
-            read_items(jsonl(tmp_path / "bad.jsonl", row), TASKS["arc"])
-    with pytest.raises(FileNotFoundError, match="no file or folder of questions"):
-        read_items("./absent.jsonl", TASKS["arc"])
-
-
-def test_parquet_and_arrow_datasets(tmp_path):
-    from datasets import Dataset
-
-    Dataset.from_list([ARC, ARC]).to_parquet(tmp_path / "test-00000-of-00001.parquet")
-    assert len(read_items(str(tmp_path), TASKS["arc"])) == 2
-
-
-ROWS = {
-    "gsm8k": [{"question": f"{n} + 1?", "answer": f"so\n#### {n + 1}"} for n in range(3)],
-    "arc": [ARC] * 3,
-    "text": [{"question": "a", "answer": "b"}] * 3,
-    "likelihood": [{"question": "a", "answer": "long answer"}] * 3,
-}
-FIGURES = {
-    "gsm8k": {"strict-match", "flexible-extract"},
-    "arc": {"acc", "acc_norm", "acc_bytes", "brier", "nll", "confidence"},
-    "text": {"exact", "normalised"},
-    "likelihood": {"nll", "nll_byte", "greedy"},
-}
-
-
-@pytest.mark.parametrize("task", ROWS)
-def test_the_command(task, net, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "load_crowd", lambda *_: (TrainedCrowd(net, TOKENIZER, Template()), None, 8))
-    jsonl(tmp_path / "train.jsonl", *ROWS[task])
-    jsonl(tmp_path / "test.jsonl", *ROWS[task])
-    how = dict(run=tmp_path, questions=str(tmp_path), task=task, shots=1, max_new_tokens=2, batch_size=2,
-               template="{prompt}", progress=False)  # fmt: skip
-    facts = benchmark(output=tmp_path / "out", **how)
-    systems = {"backbone", "agent_0", "agent_1", "mean", "geometric", "dirichlet", "bma"}
-    systems |= {"vote"} if task in ("gsm8k", "text") else set()
-    assert facts["results"].keys() == systems and facts["count"] == 3
-    assert FIGURES[task] <= facts["results"]["mean"].keys()
-    if task in ("arc", "likelihood"):
-        assert 0 <= facts["results"]["mean"]["ece"] <= 1
-        assert facts["results"]["mean"]["nll"] > 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"results.json", "results.csv", "items.jsonl"}
-    assert benchmark(output=tmp_path / "shared", rank=1, world_size=2, **how) == {"missing": 1}
-    assert benchmark(output=tmp_path / "shared", rank=0, world_size=2, **how)["results"] == facts["results"]
-    with pytest.raises(ValueError, match="begun with other settings"):
-        benchmark(output=tmp_path / "out", **{**how, "max_new_tokens": 3})
-
-
-BAD = {
-    "there is no split 'tset'; there are train, val, test": {"split": "tset"},
-    "stop strings are not empty": {"stop": [""]},
-    "max_new_tokens is 64, and the backbone's context 64": {"max_new_tokens": 64},
-    "no file or folder nothing": {"questions": "nothing"},
-}
-
-
-@pytest.mark.parametrize("said", BAD)
-def test_bad_arguments_leave_nothing_behind(said, net, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "load_crowd", lambda *_: (TrainedCrowd(net, TOKENIZER, Template()), None, 8))
-    jsonl(tmp_path / "test.jsonl", {"question": "2 + 3?", "answer": "5"})
-    how = {"questions": str(tmp_path), "task": "text", "progress": False, **BAD[said]}
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
-        benchmark(run="run", output=tmp_path / "out", **how)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_figures_mean_and_error():
-    rows = [{"figures": {"a": {"acc": float(hit), "confidence": 0.5}}} for hit in (1, 0, 1, 1)]
-    found = summary(rows)["a"]
-    assert found["acc"] == 0.75 and found["acc_se"] == pytest.approx(0.25) and found["ece"] == pytest.approx(0.25)
-
-
-# lm-eval
 
 
 def ask(*args):
