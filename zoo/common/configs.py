@@ -5,7 +5,6 @@ A config named on the command line is the user's own and may name any path. One 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ import yaml
 from zoo.common.systems import recipe_paths
 
 MAX_YAML = 2**20  # characters of a YAML file, which takes seconds to read
-MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
 ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose values are addresses, also without "://"
@@ -88,32 +86,6 @@ def load_yaml(text: str) -> Any:
 def dump_yaml(value: Any) -> str:
     """Write plain values as YAML that `load_yaml` reads back as they are, keys in their order."""
     return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
-
-
-def load_json(text: str | bytes) -> Any:
-    """Read JSON; ValueError where it is none, too long or too deep."""
-    if len(text) > MAX_JSON:
-        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("lists and tables nest too deeply") from error
-
-
-def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n`, and byte order mark; else ValueError."""
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
-            yield text.removesuffix("\n").removesuffix("\r")
-
-
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read all lines of a UTF-8 file, see `iterate_lines`."""
-    return list(iterate_lines(path))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo.common.atomic_files import TEMPORARY_MARK, delete_temporary_files, write_atomic
-from zoo.common.locks import LOCK_NAME
+from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK, delete_temporary_files, write_atomic
 
+MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 MAX_SHOWN = 60  # characters of a value in a message
 
 Item = TypeVar("Item")
@@ -71,6 +71,32 @@ class Journal:
         """Replace the file."""
         content = b"".join(map(json_line, rows))
         write_atomic(self.path, lambda file: file.write(content))
+
+
+def load_json(text: str | bytes) -> Any:
+    """Read JSON; ValueError where it is none, too long or too deep."""
+    if len(text) > MAX_JSON:
+        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("lists and tables nest too deeply") from error
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n`, and byte order mark; else ValueError."""
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read all lines of a UTF-8 file, see `iterate_lines`."""
+    return list(iterate_lines(path))
 
 
 def json_line(row: Any) -> bytes:
