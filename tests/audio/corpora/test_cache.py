@@ -1,4 +1,3 @@
-import json
 import os
 import pickle
 import signal
@@ -71,15 +70,6 @@ def test_pickles_small_and_reads_after_fork(built):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_resamples_mixes_down_and_never_clips(tmp_path):
-    tone = np.sin(2 * np.pi * 440 * np.arange(48000) / 48000)
-    files.write(tmp_path / "a.wav", np.stack([4 * tone, 2 * tone]), 48000, "FLOAT")
-    built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False)
-    assert built_cache.lengths.tolist() == [16000] and built_cache.names[0] == "a.wav"
-    assert 0.999 < built_cache.peaks[0] <= 1
-    assert np.abs(built_cache.read(0) - np.sin(2 * np.pi * 440 * np.arange(16000) / RATE))[500:-500].max() < 0.01
-
-
 def test_built_once_and_again_when_something_changes(tmp_path, monkeypatch):
     paths = corpus(tmp_path)
     first = build_cache(paths, tmp_path / "out", RATE, progress=False)
@@ -130,52 +120,6 @@ def test_bad_files_are_left_out_and_listed(tmp_path, caplog):
     np.testing.assert_array_equal(built_cache.read(3), files.read_mono(paths[4]))
 
 
-def test_too_many_bad_files_abort(tmp_path):
-    paths = corpus(tmp_path, 6)
-    paths[2].write_bytes(b"")
-    with pytest.raises(ValueError, match=r"1 of 6 .*é002\.wav: "):
-        build_cache(paths, tmp_path / "out", RATE, progress=False)
-    assert entries(tmp_path) == ["in"]
-    assert len(build_cache(paths, tmp_path / "out", RATE, progress=False, max_bad_share=0.5)) == 5
-    for path in paths:
-        path.write_bytes(b"")
-    with pytest.raises(ValueError, match="none of 6"):
-        build_cache(paths, tmp_path / "none", RATE, progress=False, max_bad_share=1.0)
-
-
-def test_refusals(tmp_path):
-    paths = corpus(tmp_path, 2)
-    with pytest.raises(ValueError, match="at least one"):
-        build_cache([], tmp_path / "out", RATE)
-    with pytest.raises(ValueError, match="not a corpus cache"):
-        build_cache(paths, tmp_path / "in", RATE)
-    with pytest.raises(FileNotFoundError):
-        build_cache([tmp_path / "missing.wav"], tmp_path / "out", RATE)
-    with pytest.raises(FileNotFoundError, match="no corpus cache"):
-        CorpusCache(tmp_path)
-    built_cache = build_cache(paths, tmp_path / "out", RATE, progress=False)
-    meta = json.loads((built_cache.folder / "meta.json").read_text())
-    (built_cache.folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
-    with pytest.raises(ValueError, match="expected cache version"):
-        CorpusCache(built_cache.folder)
-
-
-def test_full_disk_leaves_nothing(tmp_path):
-    resource = pytest.importorskip("resource")
-    paths = corpus(tmp_path, 5, samples=20000)
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        try:
-            build_cache(paths, tmp_path / "out", RATE, progress=False)
-        except OSError:
-            os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert entries(tmp_path) == ["in"]
-
-
 @pytest.mark.parametrize("peak_db", [-10, -50, -80])
 @pytest.mark.parametrize("subtype", ["PCM_24", "FLOAT"])
 def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
@@ -196,3 +140,16 @@ def test_channels_are_part_of_the_cache(tmp_path):
     built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, progress=False, channels="each")
     assert built_cache.channels.tolist() == [2]
     np.testing.assert_array_equal(built_cache.read(0), np.repeat([0.25, -0.5], 50))
+
+
+def test_too_many_bad_files_and_other_folders_are_refused(tmp_path):
+    paths = corpus(tmp_path, 6)
+    paths[2].write_bytes(b"")
+    with pytest.raises(ValueError, match=r"1 of 6 .*é002\.wav: is empty"):
+        build_cache(paths, tmp_path / "out", RATE, progress=False)
+    assert entries(tmp_path) == ["in"]
+    assert len(build_cache(paths, tmp_path / "out", RATE, progress=False, max_bad_share=0.5)) == 5
+    with pytest.raises(ValueError, match="not a corpus cache"):
+        build_cache(paths, tmp_path / "in", RATE)
+    with pytest.raises(FileNotFoundError, match="no corpus cache"):
+        CorpusCache(tmp_path)

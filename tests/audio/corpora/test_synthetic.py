@@ -29,14 +29,6 @@ def test_level_length_and_rate(sample_rate):
         assert abs(x.mean()) < 0.02
 
 
-def test_speakers_differ_in_pitch_and_keep_it():
-    corpus = SyntheticSpeech(speakers=4)
-    heights = [[np.median(f0[f0 > 0]) for f0 in map(corpus.pitch, (s, s + 4))] for s in range(4)]
-    assert max(map(np.mean, heights)) > 1.5 * min(map(np.mean, heights))
-    assert all(abs(np.log2(a / b)) < 0.5 for a, b in heights)
-    assert corpus.speaker(6) == 2
-
-
 def test_written_corpus(tmp_path):
     paths = write_synthetic_corpus(tmp_path, 3, 16000, seed=1, speakers=2, seconds=(0.3, 0.4))
     rows = [line.split("|") for line in (tmp_path / "metadata.csv").read_text().splitlines()]
