@@ -114,13 +114,13 @@ def test_prepare_unpacks_archives(jvs, fleurs, tmp_path):
     with zipfile.ZipFile(tmp_path / "jvs_ver1.zip", "w") as archive:
         for path in files.find_audio_files(jvs):
             archive.write(path, path.relative_to(jvs.parent))
-    facts = prepare("jvs", [tmp_path / "jvs_ver1.zip"], tmp_path / "jvs", progress=False)
+    facts = prepare("jvs", [tmp_path / "jvs_ver1.zip"], tmp_path / "jvs")
     assert facts["utterances"] == 6 and facts["corpus"] == str(tmp_path / "jvs" / "jvs_ver1")
     audio = fleurs / "data" / "ja_jp" / "audio"
     with tarfile.open(audio / "dev.tar.gz", "w:gz") as packed:
         packed.add(audio / "test" / "test" / "9.wav", "dev/5.wav")
     text(fleurs / "data" / "ja_jp" / "dev.tsv", "1\t5.wav\tdev text\n")
-    assert prepare("fleurs_r", [fleurs], progress=False)["utterances"] == 4
+    assert prepare("fleurs_r", [fleurs])["utterances"] == 4
     with pytest.raises(ValueError, match="archives and --output"):
         prepare("jvs", [tmp_path / "jvs_ver1.zip"])
 

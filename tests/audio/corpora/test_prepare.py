@@ -19,7 +19,7 @@ def corpus(tmp_path):
 
 
 def run(corpus, tmp_path, **options):
-    return prepare("ljspeech", [corpus], tmp_path / "out", tmp_path / "cache", 16000, progress=False, **options)
+    return prepare("ljspeech", [corpus], tmp_path / "out", tmp_path / "cache", 16000, **options)
 
 
 def test_ljspeech_gets_manifest_lists_and_cache(corpus, tmp_path):

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from zoo.audio.corpora.synthetic import SyntheticSpeech, _rendered, write_synthetic_corpus
+from zoo.audio.corpora.synthetic import SyntheticSpeech, _render, write_synthetic_corpus
 from zoo.audio.io import files
 
 
 def test_same_arguments_same_samples_and_different_otherwise():
     one, two = SyntheticSpeech(seed=3), SyntheticSpeech(seed=3)
     rendered = one.utterance(1)
-    _rendered.cache_clear()
+    _render.cache_clear()
     two.utterance(5)  # order of calls plays no part
     np.testing.assert_array_equal(two.utterance(1), rendered)
     two.utterance(1)[:] = 0  # nor what is done with a kept one

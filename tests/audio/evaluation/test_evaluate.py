@@ -42,7 +42,7 @@ def trees(root, count=4):
 
 def run(paths, output, settings=FAST, **options):
     restored = {"restored": paths["restored"]}
-    return evaluate(paths["clean"], restored, output, paths["degraded"], settings, progress=False, **options)
+    return evaluate(paths["clean"], restored, output, paths["degraded"], settings, **options)
 
 
 def computed(monkeypatch):

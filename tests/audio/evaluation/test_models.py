@@ -10,10 +10,8 @@ from onnx import TensorProto, helper
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation.asr import ASR
 from zoo.audio.evaluation.dnsmos import DNSMOS
-from zoo.audio.evaluation.evaluate import EvaluationModels, evaluate_folders
 from zoo.audio.evaluation.models import MOSPredictor
-from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
-from zoo.audio.io import files
+from zoo.audio.evaluation.similarity import SpeakerSimilarity
 
 RATE = 16000
 VOICE = SyntheticSpeech(RATE, seconds=(1.0, 1.0)).utterance(0)
@@ -71,36 +69,6 @@ def asr_model(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def ssl_model(tmp_path_factory):
-    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
-
-    folder = tmp_path_factory.mktemp("ssl")
-    torch.manual_seed(0)
-    HubertModel(HubertConfig(**SIZES)).save_pretrained(folder)
-    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
-    return folder
-
-
-def test_ssl_distance_finds_another_voice(ssl_model, tmp_path):
-    """One second of three is noise; the clean recordings are the ceiling."""
-    clean = SyntheticSpeech(RATE, seconds=(3.0, 3.0)).utterance(0)
-    restored = clean.copy()
-    restored[RATE : 2 * RATE] = 0.3 * np.random.default_rng(0).standard_normal(RATE)
-    for folder, audio in (("clean", clean), ("degraded", clean + 1e-4), ("restored", restored)):
-        files.write(tmp_path / folder / "0.wav", audio, RATE)
-    folders = [tmp_path / name for name in ("clean", "restored", "out", "degraded")]
-    options = {"metrics": ["lsd"], "sample_rate": RATE, "models": EvaluationModels(ssl_model=str(ssl_model))}
-    assert evaluate_folders(*folders, **options) == 0
-    rows = json.loads((tmp_path / "out" / "summary.json").read_text())["summary"]
-    means = {(row["system"], row["measure"]): row["mean"] for row in rows}
-    for name in ("ssl_distance", "ssl_distance_worst"):
-        assert means["clean", name] < means["restored", name]
-    assert means["restored", "ssl_distance"] < means["restored", "ssl_distance_worst"]
-    with pytest.raises(ValueError, match="--degraded"):
-        evaluate_folders(*folders[:3], **options)
-
-
 def test_speaker_similarity(speaker_model):
     model = SpeakerSimilarity(str(speaker_model))
     model.load()
@@ -124,11 +92,10 @@ def test_error_rates(asr_model):
     assert model(VOICE, None, None) == model(VOICE, None, "...") == {}
 
 
-def test_programs_in_a_models_folder_are_not_run(asr_model, speaker_model, ssl_model, tmp_path):
+def test_programs_in_a_models_folder_are_not_run(asr_model, speaker_model, tmp_path):
     for name, (source, kind, model) in {
         "asr": (asr_model, "AutoModelForCTC", ASR),
         "speaker": (speaker_model, "AutoModelForAudioXVector", SpeakerSimilarity),
-        "ssl": (ssl_model, "AutoModel", SSLDistance),
     }.items():
         folder = tmp_path / name
         shutil.copytree(source, folder)
