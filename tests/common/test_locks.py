@@ -14,7 +14,8 @@ import pytest
 from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
 from zoo.cli.main import main
 from zoo.cli.resume import choose_run_folder
-from zoo.common.locks import LOCK_NAME, is_rank_zero, lock_folder
+from zoo.common.atomic_files import LOCK_NAME
+from zoo.common.locks import is_rank_zero, lock_folder
 
 HOLD = """
 import os, sys, time
@@ -98,7 +99,7 @@ def test_a_run_that_another_process_trains_meanwhile_is_still_the_run_that_is_me
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = iter([tmp_path / "step_00000001.ckpt", tmp_path / "step_00000002.ckpt"])
-    monkeypatch.setattr("zoo.runs.checkpoints.find_checkpoint", lambda path: next(found))
+    monkeypatch.setattr("zoo.cli.resume.find_checkpoint", lambda path: next(found))
     config: Any = {"trainer.default_root_dir": None, "ckpt_path": str(tmp_path)}
     assert choose_run_folder("fit", config, "toy/smoke") == (tmp_path / "step_00000001.ckpt", tmp_path)
 

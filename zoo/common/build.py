@@ -15,12 +15,9 @@ from zoo.common.registry import constructor_annotations, get_class
 def build(spec: Any, slot: Any = object) -> Any:
     """Build a registered component from `{class_path, init_args}`, recursively; other values are returned as they are.
 
-    Args:
-        spec: the description, of plain values.
-        slot: class or annotation of the argument it is for; those inside have the annotations of their constructor.
-
     Raises:
-        ValueError: for a class that is not registered or does not fit its slot, or arguments that it does not take.
+        ValueError: for a class that is not registered or does not fit `slot`, the class or annotation of the argument
+            that it is for, or for arguments that it does not take.
     """
     if isinstance(spec, Mapping) and "class_path" in spec:
         path = spec["class_path"]
@@ -44,15 +41,7 @@ def build(spec: Any, slot: Any = object) -> Any:
 
 
 def build_with_weights(spec: Mapping[str, Any], state: Mapping[str, Tensor], source: str, slot: Any = object) -> Any:
-    """Build a net and load its weights, all of them.
-
-    Args:
-        source: what to call their origin in an error.
-        slot: class or annotation of the argument it is for.
-
-    Raises:
-        ValueError: when the tensors are not the net's; see `check_state_dict`.
-    """
+    """Build a net and load all of its weights; arguments and errors as those of `build` and `check_state_dict`."""
     with torch.device("meta"):
         check_state_dict(build(spec, slot), state, source, f"a whole {str(spec['class_path']).rpartition('.')[2]}")
     net = build(spec, slot)
@@ -61,16 +50,12 @@ def build_with_weights(spec: Mapping[str, Any], state: Mapping[str, Tensor], sou
 
 
 def check_state_dict(net: torch.nn.Module, state: Mapping[str, Tensor], source: str, what: str) -> None:
-    """Refuse tensors that are not those of a net.
+    """Refuse tensors that are not those of a net; ValueError names missing, unexpected and differing ones.
 
     Args:
         net: on any device.
-        state: tensors by name.
-        source: what to call their origin in an error.
+        source: what to call the tensors' origin in an error.
         what: what to call the net.
-
-    Raises:
-        ValueError: naming missing, unexpected and differing tensors.
     """
     expected = {key: tuple(value.shape) for key, value in net.state_dict().items()}
     shapes = {key: tuple(value.shape) for key, value in state.items()}

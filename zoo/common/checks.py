@@ -72,12 +72,9 @@ def find_data_folder(
     Args:
         key: its name there.
         path: the folder; null for none.
-        optional: return None, with a message, where it does not exist.
+        optional: return None, with a message, where it does not exist; else raise FileNotFoundError.
         fallback: what is used then.
         hint: what to do about it, where that is not the usual.
-
-    Raises:
-        FileNotFoundError: when it must be there and is not.
     """
     if path is None or Path(path).is_dir():
         return None if path is None else Path(path)

@@ -104,10 +104,9 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 
 
 def load_foreign_checkpoint(path: Path | str, mmap: bool = False) -> Any:
-    """Read a checkpoint of another project as plain data.
+    """Read a checkpoint of another project (torch zip or older file, safetensors) as plain data.
 
     Args:
-        path: torch zip file, torch file from before version 1.6 or safetensors file.
         mmap: leave the tensors of a zip file on disk until they are used.
 
     Returns:
@@ -171,12 +170,7 @@ def _load_torch(path: Path, names: set[str], mmap: bool) -> Any:
 
 
 def check_archive(path: Path, compressed: bool = True) -> None:
-    """Compare the sizes in the directory of a zip file with the file, before a library opens it.
-
-    Raises:
-        UnsafeFileError: it unpacks to far more than its own size, or has compressed entries and must not.
-        ValueError: it is no zip file, or incomplete.
-    """
+    """Refuse a zip file that is incomplete or unpacks to far more than its own size, before a library opens it."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -193,11 +187,7 @@ def check_archive(path: Path, compressed: bool = True) -> None:
 
 
 def to_plain_values(value: Any) -> Any:
-    """Turn OmegaConf nodes and namespaces inside a loaded object into dicts, lists and values; other records stay.
-
-    Raises:
-        UnsafeFileError: its containers contain one another in a circle.
-    """
+    """Turn OmegaConf nodes and namespaces inside a loaded object into dicts, lists and values; other records stay."""
     try:
         return _to_plain(value)
     except RecursionError as error:

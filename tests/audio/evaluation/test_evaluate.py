@@ -10,8 +10,8 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation import evaluate as evaluation
 from zoo.audio.evaluation.evaluate import Settings, evaluate, read_transcripts
 from zoo.audio.evaluation.models import MetricModel
+from zoo.audio.evaluation.summary import MetricColumn
 from zoo.audio.io import files
-from zoo.common.statistics import MetricColumn
 
 RATE = 16000
 FAST = Settings(("si_sdr", "lsd"), RATE)

@@ -155,7 +155,7 @@ class SyntheticNoise(MemoryCorpus):
 
 
 def load_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:
-    """Load noise for training or for validation, which share no sample: a folder's from its cache, else made in code."""
+    """Load noise for training or for validation, which share no sample, from a folder's cache or made in code."""
     if folder is None:
         return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))
     full = CorpusCache(cache_dir(cache, folder, sample_rate))

@@ -22,14 +22,14 @@ from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity
+from zoo.audio.evaluation.summary import MetricColumn, failure_lines, plot_boxes, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
-from zoo.common.configs import read_lines
-from zoo.common.journal import Journal, format_error
+from zoo.common.journal import Journal, format_error, read_lines
 from zoo.common.locks import writes_into
 from zoo.common.parallel import map_in_processes
-from zoo.common.reports import Row, failure_lines, plot_boxes, summary_table, write_report
-from zoo.common.statistics import LEVEL, MetricColumn, summarize
+from zoo.common.reports import Row, write_report
+from zoo.common.statistics import LEVEL
 
 log = logging.getLogger(__name__)
 
