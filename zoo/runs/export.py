@@ -44,7 +44,7 @@ Exported by zoo {version} from `{source}`{step}.
 ```python
 {usage}```
 
-Weights: `{weights}` ({values:,} values{fused}). Components and their arguments: `{config}`.
+Weights: `{weights}` ({values:,} values{fused}). Components and their arguments: `{config}`.{classes}
 The licence of the weights is that of the data and checkpoints they come from; see NOTICE of the zoo for known sources.
 """
 
@@ -127,6 +127,7 @@ def collect_weights(components: dict[str, nn.Module], excluded: set[str]) -> dic
 def format_card(config: dict[str, Any], usage: str, values: int) -> str:
     """Write the model card of an export with so many weight values."""
     package, _, name = config["inference"].rpartition(".")
+    classes = config["options"].get("classes")
     return CARD.format(
         system=package.rpartition(".")[2],
         name=name,
@@ -136,6 +137,7 @@ def format_card(config: dict[str, Any], usage: str, values: int) -> str:
         step=f" after {config['step']} batches" if config["step"] else "",
         weights=WEIGHTS_NAME,
         config=CONFIG_NAME,
+        classes=f"\nClasses, from 1: {', '.join(classes)}." if classes else "",
         values=values,
         fused=f", weight norm folded in {', '.join(config['fused'])}" if config["fused"] else "",
     )
