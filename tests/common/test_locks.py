@@ -14,8 +14,8 @@ import pytest
 from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
 from zoo.cli.main import main
 from zoo.cli.resume import choose_run_folder
-from zoo.common.locks import LOCK_NAME, is_rank_zero, lock_folder
-from zoo.runs.load import load
+from zoo.common.atomic_files import LOCK_NAME
+from zoo.common.locks import is_rank_zero, lock_folder
 
 HOLD = """
 import os, sys, time
@@ -99,7 +99,7 @@ def test_a_run_that_another_process_trains_meanwhile_is_still_the_run_that_is_me
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = iter([tmp_path / "step_00000001.ckpt", tmp_path / "step_00000002.ckpt"])
-    monkeypatch.setattr("zoo.runs.checkpoints.find_checkpoint", lambda path: next(found))
+    monkeypatch.setattr("zoo.cli.resume.find_checkpoint", lambda path: next(found))
     config: Any = {"trainer.default_root_dir": None, "ckpt_path": str(tmp_path)}
     assert choose_run_folder("fit", config, "toy/smoke") == (tmp_path / "step_00000001.ckpt", tmp_path)
 
@@ -126,18 +126,3 @@ def test_tools_that_fill_a_folder_are_refused(
     with lock_folder(tmp_path / "out", "degrade"):
         assert main(tool.split()) == 1
     assert f"out is being written by `zoo degrade` (process {os.getpid()} on host" in capsys.readouterr().err
-
-
-def test_predict_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*map(str, TOY_FIT), "--trainer.max_steps=1", "--trainer.default_root_dir=run"]) == 0
-    Path("in").mkdir()
-    load(Path("run"), allow_import=["toy_wing"]).write_example(Path("in") / "a")
-    predict = ["predict", *TOY_ARGS, "--ckpt_path=run", "--input=in", "--output=out"]
-    with lock_folder(tmp_path / "out", "predict"):
-        assert main(predict) == 1
-    assert "out is being written by `zoo predict`" in capsys.readouterr().err
-    assert main(predict) == 0
-    assert not list(Path("out").glob(".*"))

@@ -5,19 +5,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.common.test_statistics import ERROR, QUALITY, rows
 from zoo.common.reports import (
-    failure_lines,
     markdown_table,
     new_figure,
-    plot_boxes,
     replace_non_finite,
     subplot_grid,
-    summary_table,
     terminal_table,
     write_report,
 )
-from zoo.common.statistics import MetricColumn, summarize
 
 
 def test_the_ending_says_what_a_file_is(tmp_path):
@@ -64,32 +59,7 @@ def test_tables():
     assert lines[0].startswith("title") and "│ x      │     1 │" in lines
 
 
-def test_failures_are_counted_and_the_first_are_named():
-    failed = [{"system": "ours", "name": str(number), "reason": "cut"} for number in range(3)]
-    assert failure_lines([], 5) == []
-    expected = ["3 of 5 rows failed:", "", "- ours/0: cut", "- ours/1: cut", "- ... all in rows.csv"]
-    assert failure_lines(failed, 5, 2, "rows.csv") == expected
-    assert failure_lines(failed, 5)[-1] == "- ours/2: cut"
-
-
 def test_panels_fill_lines_of_three():
     figure, grid = subplot_grid(4, 2.0, 1.0)
     assert len(grid) == 4 and figure.get_size_inches().tolist() == [6.0, 2.0]
     assert sum(axes.get_visible() for axes in figure.axes) == 4
-
-
-def test_markdown():
-    summary = summarize(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR], "degraded")
-    head, _, *lines = summary_table(summary).splitlines()
-    assert head == "| system | files | quality ↑ | error % ↓ |"
-    assert lines[1].startswith("| ours | 3 | 2.75 [2.5, 3] (n=2) |") and lines[2] == "| other | 1 | - | - |"
-    gains = summary_table(summary, "gain")
-    assert "ours" in gains and "other" not in gains and "↑" not in gains
-
-
-def test_box_plots_leave_out_what_has_no_values():
-    figure = plot_boxes(rows(), ["degraded", "ours", "other"], [QUALITY, ERROR, MetricColumn("unknown", True)])
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title().split()[0] for axes in shown] == ["quality", "error"]
-    assert [label.get_text() for label in shown[0].get_xticklabels()] == ["degraded", "ours"]
-    assert not any(axes.get_visible() for axes in plot_boxes([], ["ours"], [QUALITY]).axes)

@@ -130,7 +130,7 @@ def test_foreign_classes_become_records(tmp_path: Path) -> None:
     assert linear.path == "torch.nn.modules.linear.Linear"
     assert torch.equal(linear.get("_parameters")["weight"], network[0].weight.detach())
     assert issubclass(found["kind"], Record)
-    paths = {entry.path for entry in iterate_contents(found) if hasattr(entry, "path")}
+    paths = {entry.path for entry in iterate_contents(found, set()) if hasattr(entry, "path")}
     assert paths >= {scheduler.path, linear.path, "torch.nn.modules.activation.SiLU"}
 
 
@@ -337,4 +337,6 @@ def test_reads_every_golden_file(shared: Path) -> None:
     found = load_foreign_checkpoint(shared / "golden" / "flow" / "cfg_fmsave.ckpt")
     assert found["hparams"]["network"].path == "network.UNet"
     found = load_foreign_checkpoint(shared / "golden" / "miipher" / "vocoder_plain" / "vocoder.ckpt")
-    assert not any(isinstance(entry, Record) for entry in iterate_contents(to_plain_values(found["hyper_parameters"])))
+    assert not any(
+        isinstance(entry, Record) for entry in iterate_contents(to_plain_values(found["hyper_parameters"]), set())
+    )

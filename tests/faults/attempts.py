@@ -55,12 +55,6 @@ def parse_and_build(configs: Sequence[str], build: bool, bait: str = "") -> list
     return found
 
 
-def attempts(calls: Sequence[Sequence[object]]) -> list[Attempt]:
-    """Run commands one after the other in one process."""
-    with limited_memory():
-        return [attempt(list(map(str, call))) for call in calls]
-
-
 def attempt(args: list[str]) -> Attempt:
     said = io.StringIO()
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Watching what a call of the zoo touches while it is given a crafted file."""
+"""Watch what a call of the zoo touches while it is given a crafted file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import json
 import os
 import platform
 import shutil
-import signal
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,35 +20,35 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
-from tests.faults.attempts import limited_memory
 from tests.harness import REPOSITORY
 
-SOUND = REPOSITORY / "tests" / "data" / "runs" / "flow" / "points"
+VALID_RUN = REPOSITORY / "tests" / "data" / "runs" / "flow" / "points"
 CHECKPOINT = "step_00000003.ckpt"
-DECOY = "zoo_decoy"  # a module on sys.path that nobody admitted
-SECRET = "canary-3f1c"  # what stands in the file that no call may read, and in the variable that none may show
+DECOY = "zoo_decoy"  # a module on sys.path that nobody allowed
+SECRET = "canary-3f1c"  # in the file that no call may read, and in the variable that none may show
 VARIABLE = "AWS_SECRET"
-MEMORY = 300 * 2**20  # beside four times the file
-SECONDS = 10  # of the processor
-GIVE_UP = 30  # of these, an endless call is stopped
 
-_STARTS = {
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.fork",
-    "os.forkpty",
-    "pty.spawn",
-}
+_STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty"}
 _CONNECTS = {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"}
 _CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 _CHANGES |= {"shutil.rmtree", "shutil.copyfile", "shutil.move"}
 
+# entry -> (kinds of files that it takes, kinds of which it builds what they describe)
+ENTRIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "fit": (("checkpoint", "run", "config"), ("run", "config")),
+    "validate": (("checkpoint", "run", "config"), ("run", "config")),
+    "predict": (("checkpoint", "export", "run"), ("checkpoint", "export")),
+    "convert": (("checkpoint", "export", "run"), ()),
+    "inspect": (("checkpoint", "export", "run"), ()),
+    "export": (("checkpoint", "export", "run"), ("checkpoint", "export")),
+    "init_from": (("checkpoint", "export", "run"), ()),
+    "load": (("checkpoint", "export", "run"), ("checkpoint", "export")),
+    "doctor": (("config",), ("config",)),
+}
+
 
 class Stopped(BaseException):
-    """Raised where a watched call was about to do what it must not, or did not end."""
+    """Raised where a watched call was about to do what it must not."""
 
 
 class Place(NamedTuple):
@@ -60,138 +58,20 @@ class Place(NamedTuple):
 
     @property
     def work(self) -> Path:
-        """The working directory."""
         return self.root / "work"
 
     @property
     def given(self) -> Path:
-        """Folder of the crafted file; a run where it is one."""
         return self.root / "given"
 
     @property
     def elsewhere(self) -> Path:
-        """What no call may touch."""
         return self.root / "elsewhere"
 
     @property
     def writable(self) -> tuple[Path, ...]:
-        return self.given, self.root / "out", self.root / "temporary", self.work / "runs"
-
-
-class Outcome(NamedTuple):
-    """What one call did."""
-
-    code: int
-    said: str
-    touched: list[str]
-    seconds: float
-    memory: int
-
-    def faults(self, size: int, refuses: bool) -> list[str]:
-        """What is wrong with it.
-
-        Args:
-            size: of the crafted file in bytes.
-            refuses: whether it has to fail.
-        """
-        lines = self.said.splitlines()
-        # what doctor's table says of a recipe is summed up in its last line
-        errors = [line for line in lines if "error: " in line] or [
-            line for line in lines if line.startswith("failed: ")
-        ]
-        found = list(self.touched)
-        if refuses and self.code == 0:
-            found.append("accepted it")
-        if "Traceback" in self.said or (self.code and len(errors) != 1):
-            found.append(f"exit {self.code} with {len(errors)} lines of error: {self.said[-300:]!r}")
-        if SECRET in self.said:
-            found.append("showed the secret")
-        if self.seconds > SECONDS:
-            found.append(f"took {self.seconds:.1f} s")
-        if self.memory > 4 * size + MEMORY:
-            found.append(f"took {self.memory / 2**20:.0f} MiB")
-        return found
-
-
-class Watch:
-    """An audit hook for the rest of the process, that stops and notes what no crafted file may cause."""
-
-    def __init__(self) -> None:
-        self._place: Place | None = None
-        self._usual: set[str] = set()
-        self._touched: list[str] = []
-        self._inside = threading.local()
-        platform.processor()  # asks `uname` once in a process; DeepSpeed does so on its import
-        sys.addaudithook(self._hook)
-
-    @contextlib.contextmanager
-    def at(self, place: Place, usual: set[str]) -> Iterator[list[str]]:
-        """Watch a call whose crafted file lies at a place.
-
-        Args:
-            place: decides what may be written.
-            usual: what the same call does with a sound file.
-        """
-        self._place, self._usual, self._touched = place, usual, []
-        try:
-            yield self._touched
-        finally:
-            self._place = None
-
-    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._place is None or getattr(self._inside, "hook", False):
-            return
-        self._inside.hook = True
-        try:
-            found = self._judge(event, args, self._place)
-        finally:
-            self._inside.hook = False
-        if found is not None and found not in self._usual:
-            self._touched.append(found)
-            raise Stopped(found)
-
-    def _judge(self, event: str, args: tuple[Any, ...], place: Place) -> str | None:
-        if event in _STARTS:
-            return f"started a process: {event} {str(args[0])[:80] if args else ''}"
-        if event in _CONNECTS:
-            return f"connected: {event} {str(args[1:])[:80]}"
-        if event == "import" and str(args[0]).partition(".")[0] == DECOY:
-            return f"imported {args[0]}"
-        if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
-            path = _resolved(args[0])
-            flags = args[2] if isinstance(args[2], int) else 0
-            writes = any(mark in str(args[1]) for mark in "wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            if writes and not self._may_write(path, place):
-                return f"wrote {_told(path, place)}"
-            if not path.is_dir() and path.is_relative_to(place.elsewhere):
-                return f"read {_told(path, place)}"
-        if event in _CHANGES:
-            for name in args[:2]:
-                path = _resolved(name) if isinstance(name, str | bytes | os.PathLike) else None
-                # makedirs(exist_ok=True) of what is there changes nothing
-                if (
-                    path is not None
-                    and not (event == "os.mkdir" and path.is_dir())
-                    and not self._may_write(path, place)
-                ):
-                    return f"changed {_told(path, place)} ({event})"
-        return None
-
-    @staticmethod
-    def _may_write(path: Path, place: Place) -> bool:
-        return (
-            path.is_relative_to("/dev")
-            or path.is_relative_to("/proc")
-            or any(path.is_relative_to(folder) for folder in place.writable)
-        )
-
-
-def _resolved(name: Any) -> Path:
-    return Path(os.path.realpath(os.fsdecode(name)))
-
-
-def _told(path: Path, place: Place) -> str:
-    return str(path.relative_to(place.root)) if path.is_relative_to(place.root) else str(path)
+        folders = self.given, self.root / "out", self.root / "temporary", self.work / "runs"
+        return (*folders, Path("/dev"), Path("/proc"))
 
 
 class Case(NamedTuple):
@@ -200,7 +80,7 @@ class Case(NamedTuple):
     Args:
         name: what is wrong with it.
         kind: "checkpoint", "export", "run" or "config".
-        craft: writes it, given its place and a folder with the sound run and export.
+        craft: writes it, given its place and a folder with a valid run and export.
         refused: by the entries that build what it describes, unless their command line sets the option itself.
         option: that it crafts, `trainer.default_root_dir`.
     """
@@ -212,202 +92,183 @@ class Case(NamedTuple):
     option: str = ""
 
 
-def place_of(root: Path) -> Place:
-    """Lay out the folders of one case, with what no call may touch."""
-    place = Place(root)
-    for folder in (place.work, place.given, place.elsewhere, root / "temporary"):
-        folder.mkdir(parents=True)
-    (place.elsewhere / "secret.yaml").write_text(f"secret: {SECRET}\n")
-    (place.elsewhere / "config.json").write_text(json.dumps({"model_type": "llama", "secret": SECRET}))
-    return place
+class Watch:
+    """An audit hook for the rest of the process that stops and notes what no crafted file may cause."""
 
+    def __init__(self) -> None:
+        self._place: Place | None = None
+        self._usual: set[str] = set()
+        self._touched: list[str] = []
+        self._inside = threading.local()
+        platform.processor()  # asks `uname` once in a process
+        sys.addaudithook(self._hook)
 
-def sound_file(kind: str) -> Callable[[Place, Path], None]:
-    """What writes the file of a kind as the zoo wrote it."""
+    @contextlib.contextmanager
+    def at(self, place: Place, usual: set[str]) -> Iterator[list[str]]:
+        """Watch a call whose file lies at a place; `usual` is what it does with a valid one."""
+        self._place, self._usual, self._touched = place, usual, []
+        try:
+            yield self._touched
+        finally:
+            self._place = None
 
-    def craft(place: Place, sound: Path) -> None:
-        if kind == "export":
-            shutil.copytree(sound / "export", place.given, dirs_exist_ok=True)
-        elif kind == "config":
-            shutil.copy(sound / "run" / "config.yaml", place.given)
-        else:
-            shutil.copytree(sound / "run", place.given, dirs_exist_ok=True)
-            if kind == "checkpoint":
-                (place.given / "config.yaml").unlink()
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._place is None or getattr(self._inside, "hook", False):
+            return
+        self._inside.hook = True
+        try:
+            fault = self._find_fault(event, args, self._place)
+        finally:
+            self._inside.hook = False
+        if fault is not None and fault not in self._usual:
+            self._touched.append(fault)
+            raise Stopped(fault)
 
-    return craft
+    def _find_fault(self, event: str, args: tuple[Any, ...], place: Place) -> str | None:
+        if event in _STARTS or event in _CONNECTS:
+            return f"{event} {str(args)[:80]}"
+        if event == "import" and str(args[0]).partition(".")[0] == DECOY:
+            return f"imported {args[0]}"
+        if event != "open" and event not in _CHANGES:
+            return None
+        names = [name for name in args[: 1 if event == "open" else 2] if isinstance(name, str | bytes | os.PathLike)]
+        paths = [Path(os.path.realpath(os.fsdecode(name))) for name in names]
+        if event == "open" and paths:
+            flags = args[2] if isinstance(args[2], int) else 0
+            writes = set(str(args[1])) & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if writes and not self._may_write(paths[0], place):
+                return f"wrote {self._name(paths[0], place)}"
+            if not paths[0].is_dir() and paths[0].is_relative_to(place.elsewhere):
+                return f"read {self._name(paths[0], place)}"
+        for path in paths if event in _CHANGES else ():
+            # makedirs(exist_ok=True) of an existing folder changes nothing
+            if not (event == "os.mkdir" and path.is_dir()) and not self._may_write(path, place):
+                return f"changed {self._name(path, place)} ({event})"
+        return None
+
+    @staticmethod
+    def _may_write(path: Path, place: Place) -> bool:
+        return any(path.is_relative_to(folder) for folder in place.writable)
+
+    @staticmethod
+    def _name(path: Path, place: Place) -> str:
+        return str(path.relative_to(place.root)) if path.is_relative_to(place.root) else str(path)
 
 
 def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[[Place, Path], None]:
-    """What writes the file of a kind with its description edited: a checkpoint's, an export's or a config."""
+    """Return what writes a valid file of a kind with its description or config edited."""
 
-    def craft(place: Place, sound: Path) -> None:
-        sound_file(kind)(place, sound)
-        shutil.copytree(sound / "export", place.elsewhere / "second")
+    def craft(place: Place, valid: Path) -> None:
+        write_valid(kind, place, valid)
+        name = {"checkpoint": CHECKPOINT, "export": "config.json"}.get(kind, "config.yaml")
+        file = place.given / name
         if kind == "checkpoint":
-            file = place.given / CHECKPOINT
             content = torch.load(file, weights_only=True)
             edit(content["zoo"], place)
-            write_checkpoint(content, file)
-        elif kind == "export":
-            file = place.given / "config.json"
-            content = json.loads(file.read_text())
-            edit(content, place)
-            file.write_text(json.dumps(content))
+            torch.save(content, file)
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            file.with_name(f"{name}.sha256").write_text(f"{digest}  {name}\n")
         else:
-            file = place.given / "config.yaml"
             content = yaml.safe_load(file.read_text())
             edit(content, place)
-            file.write_text(yaml.safe_dump(content, sort_keys=False))
+            file.write_text(json.dumps(content) if kind == "export" else yaml.safe_dump(content, sort_keys=False))
 
     return craft
 
 
-def texts(kind: str, change: Callable[[str, Place], str]) -> Callable[[Place, Path], None]:
-    """What writes a run or a config whose YAML is changed as text."""
-
-    def craft(place: Place, sound: Path) -> None:
-        sound_file(kind)(place, sound)
-        file = place.given / "config.yaml"
-        file.write_text(change(file.read_text(), place))
-
-    return craft
-
-
-def write_checkpoint(content: Any, file: Path) -> None:
-    """Write a checkpoint with a hash that matches, as whoever crafts one would."""
-    torch.save(content, file)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    file.with_name(f"{file.name}.sha256").write_text(f"{digest}  {file.name}\n")
+def write_valid(kind: str, place: Place, valid: Path) -> None:
+    """Write a file of a kind as the zoo writes it."""
+    if kind == "config":
+        shutil.copy(valid / "run" / "config.yaml", place.given)
+    else:
+        shutil.copytree(valid / ("export" if kind == "export" else "run"), place.given, dirs_exist_ok=True)
+    if kind == "checkpoint":
+        (place.given / "config.yaml").unlink()
 
 
-# entry -> (kinds that it takes, kinds of which it builds what they describe)
-ENTRIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "fit": (("checkpoint", "run", "config"), ("run", "config")),
-    "validate": (("checkpoint", "run", "config"), ("run", "config")),
-    "test": (("checkpoint", "run", "config"), ("run", "config")),
-    "predict": (("checkpoint", "export", "run"), ("checkpoint", "export")),
-    "convert": (("checkpoint", "export", "run"), ()),
-    "inspect": (("checkpoint", "export", "run"), ()),
-    "export": (("checkpoint", "export", "run"), ("checkpoint", "export")),
-    "init_from": (("checkpoint", "export", "run"), ()),
-    "load": (("checkpoint", "export", "run"), ("checkpoint", "export")),
-    "doctor": (("config",), ("config",)),
-}
-
-
-def arguments(entry: str, kind: str, place: Place, sound: Path) -> list[str]:
-    """The command line by which an entry meets the crafted file."""
+def arguments(entry: str, kind: str, place: Place, valid: Path) -> list[str]:
+    """Return the command line by which an entry meets the crafted file."""
     file = str(place.given / CHECKPOINT if kind == "checkpoint" else place.given)
-    config, out = str(place.given / "config.yaml"), str(place.root / "out")
-    recipe = str(sound / "run" / "config.yaml")
-    fresh = [f"--trainer.default_root_dir={place.work / 'runs'}", "--trainer.max_steps=1"]
-    inputs = ["--input", str(sound / "input"), "--output", out]
-    commands = {
+    config, out, recipe = str(place.given / "config.yaml"), str(place.root / "out"), str(valid / "run" / "config.yaml")
+    root = f"--trainer.default_root_dir={place.work / 'runs'}"
+    if entry in ("fit", "validate"):
+        named = {
+            "run": ["--ckpt_path", file],
+            "checkpoint": ["--config", recipe, "--ckpt_path", file],
+            "config": ["--config", config],
+        }[kind]
+        if entry == "validate":
+            more = ["--ckpt_path", str(valid / "run" / CHECKPOINT)] if kind == "config" else []
+            return [entry, *named, *more, root]
+        return [
+            entry,
+            *named,
+            f"--trainer.max_steps={1 if kind == 'config' else 4}",
+            *([] if kind == "run" else [root]),
+        ]
+    return {
+        "predict": ["predict", "--ckpt_path", file, "--input", str(valid / "input"), "--output", out],
         "convert": ["convert", "flow", file, f"{out}/original.ckpt"],
         "inspect": ["inspect", file],
         "export": ["export", file, out],
-        "init_from": ["fit", "--config", recipe, "--init_from", file, *fresh],
+        "init_from": ["fit", "--config", recipe, "--init_from", file, root, "--trainer.max_steps=1"],
         "load": ["load", file],
         "doctor": ["doctor", "--config", config],
-    }
-    if entry in commands:
-        return commands[entry]
-    named = {
-        "run": ["--ckpt_path", file],
-        "export": ["--ckpt_path", file],
-        "checkpoint": ([] if entry == "predict" else ["--config", recipe]) + ["--ckpt_path", file],
-        "config": ["--config", config, *([] if entry == "fit" else ["--ckpt_path", str(sound / "run" / CHECKPOINT)])],
-    }[kind]
-    if entry == "fit":
-        limit = "--trainer.max_steps=4" if kind != "config" else "--trainer.max_steps=1"
-        return ["fit", *named, limit, *([] if kind == "run" else fresh[:1])]
-    written = [f"--trainer.default_root_dir={place.work / 'runs'}"]
-    return [entry, *named, *(inputs if entry == "predict" else written)]
+    }[entry]
 
 
-def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, sound: str) -> list[tuple[str, list[str]]]:
-    """Let an entry meet crafted files one after the other in this process, which is spoiled for all else.
-
-    Args:
-        entry: of `ENTRIES`.
-        kind: of the files.
-        cases: of this kind.
-        folder: for the files.
-        sound: with the sound `run`, `export` and `input`.
-
-    Returns:
-        (case, faults) for each.
-    """
+def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) -> list[tuple[str, list[str]]]:
+    """Let an entry meet crafted files in this process, which is spoiled for all else; return faults by case."""
     decoys = Path(folder) / "decoys"
     decoys.mkdir(parents=True)
     (decoys / f"{DECOY}.py").write_text("class Thing:\n    pass\n")
     sys.path.insert(0, str(decoys))
     sys.dont_write_bytecode = True
     os.environ[VARIABLE] = SECRET
-    _prepare()
-    builds, watch, found = kind in ENTRIES[entry][1], Watch(), []
-    with limited_memory():
-        usual = _usual(watch, entry, kind, Path(folder), Path(sound))
-        for number, case in enumerate(cases):
-            place = place_of(Path(folder) / str(number))
-            case.craft(place, Path(sound))
-            size = sum(path.stat().st_size for path in place.given.rglob("*") if path.is_file())
-            before = _listing(place)
-            args = arguments(entry, kind, place, Path(sound))
-            outcome = _call(watch, args, entry, place, usual)
-            overridden = any(argument.startswith(f"--{case.option}=") for argument in args)
-            faults = outcome.faults(size, case.refused and builds and not overridden)
-            faults += [f"changed {name}" for name in sorted(_listing(place) ^ before)]
-            faults += ["wrote the secret"] * any(SECRET.encode() in path.read_bytes() for path in _written(place))
-            found.append((case.name, faults))
-            shutil.rmtree(place.root)
-    return found
+    watch, usual, results = Watch(), set[str](), []
+    for number in range(8):  # what a call does with a valid file; the first ones also do what modules do once
+        place = _new_place(Path(folder) / f"valid{number}")
+        write_valid(kind, place, Path(valid))
+        code, text, touched = _call(watch, arguments(entry, kind, place, Path(valid)), place, usual)
+        usual |= set(touched)
+        if not touched:
+            assert code == 0 or kind not in ENTRIES[entry][1], text
+            break
+    for number, case in enumerate(cases):
+        place = _new_place(Path(folder) / str(number))
+        case.craft(place, Path(valid))
+        args = arguments(entry, kind, place, Path(valid))
+        code, text, faults = _call(watch, args, place, usual)
+        overridden = any(argument.startswith(f"--{case.option}=") for argument in args)
+        errors = [line for line in text.splitlines() if "error: " in line or line.startswith("failed: ")]
+        if case.refused and kind in ENTRIES[entry][1] and not overridden and code == 0:
+            faults.append("accepted it")
+        if not faults and (SECRET in text or "Traceback" in text or (code and not errors)):
+            faults.append(f"exit {code}: {text[-300:]!r}")
+        results.append((case.name, faults))
+        shutil.rmtree(place.root)
+    return results
 
 
-def _prepare() -> None:
-    """Let jsonargparse look for its stubs, for which it asks another Python for its path, once."""
-    from jsonargparse._stubs_resolver import get_stubs_resolver
-
-    get_stubs_resolver()
-
-
-def _usual(watch: Watch, entry: str, kind: str, folder: Path, sound: Path) -> set[str]:
-    """What a call does with a sound file; the first ones also do what modules do once."""
-    usual: set[str] = set()
-    for number in range(8):
-        place = place_of(folder / f"sound{number}")
-        sound_file(kind)(place, sound)
-        outcome = _call(watch, arguments(entry, kind, place, sound), entry, place, usual)
-        if not outcome.touched:
-            assert outcome.code == 0 or kind not in ENTRIES[entry][1], outcome
-            return usual
-        usual |= set(outcome.touched)
-    raise AssertionError(f"{entry} of a sound {kind} did always more: {usual}")
+def _new_place(root: Path) -> Place:
+    place = Place(root)
+    for folder in (place.work, place.given, place.elsewhere, root / "temporary"):
+        folder.mkdir(parents=True)
+    (place.elsewhere / "secret.yaml").write_text(f"secret: {SECRET}\n")
+    return place
 
 
-def _call(watch: Watch, args: list[str], entry: str, place: Place, usual: set[str]) -> Outcome:
+def _call(watch: Watch, args: list[str], place: Place, usual: set[str]) -> tuple[int, str, list[str]]:
+    """Return exit code, output and what the watch stopped."""
     from zoo.cli.main import main
 
-    said, code, before = io.StringIO(), 0, _memory("VmRSS")
+    output, code, touched = io.StringIO(), 1, []
     os.chdir(place.work)
     tempfile.tempdir = str(place.root / "temporary")
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    started = time.process_time()
-    signal.signal(signal.SIGPROF, _stop)
-    signal.setitimer(signal.ITIMER_PROF, GIVE_UP)
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), watch.at(place, usual) as touched:
-            code = _load(args[-1]) if entry == "load" else main(args)
-    except Stopped as stop:
-        code = 1
-        touched += [] if touched else [str(stop)]
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    # what follows from the watch's own stop says nothing about the zoo
-    text = "error: stopped by the watch\n" if touched else said.getvalue()
-    return Outcome(code or bool(touched), text, list(touched), time.process_time() - started, _memory("VmHWM") - before)
+    with contextlib.suppress(Stopped), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        with watch.at(place, usual) as touched:
+            code = _load(args[-1]) if args[0] == "load" else main(args)
+    return code, output.getvalue(), list(touched)
 
 
 def _load(path: str) -> int:
@@ -416,31 +277,9 @@ def _load(path: str) -> int:
     try:
         zoo.load(path)
     except (ValueError, OSError, ImportError) as error:
-        for line in str(error).splitlines() or [""]:
-            print(f"error: {line}")
+        print(f"error: {error}")
         return 1
     except Exception:
         traceback.print_exc()
         return 1
     return 0
-
-
-def _stop(*_: object) -> None:
-    raise Stopped(f"no answer within {GIVE_UP} s of the processor")
-
-
-def _memory(key: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[key].split()[0]) * 1024
-
-
-def _listing(place: Place) -> set[str]:
-    """Names and contents of all that no call may change."""
-    kept = [path for path in place.root.rglob("*") if path.is_file()]
-    kept = [path for path in kept if not any(path.is_relative_to(folder) for folder in place.writable)]
-    return {f"{path.relative_to(place.root)} {hashlib.sha256(path.read_bytes()).hexdigest()[:8]}" for path in kept}
-
-
-def _written(place: Place) -> list[Path]:
-    roots = (place.root / "out", place.work, place.given)
-    return [path for root in roots for path in root.rglob("*") if path.is_file()]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY_MARK = ".tmp-"
+LOCK_NAME = ".zoo.lock"  # of a folder that a command writes into
 REPLACED_MARK = ".replaced"
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 
@@ -33,16 +34,10 @@ def replaced_path(path: Path) -> Path:
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Write a file or a folder aside and rename it over `path` when the block ends well.
 
-    A kill at any step leaves the old or the new one; see `delete_temporary_files`.
-
-    Args:
-        path: final name; its folder is made when missing. A folder already there is replaced.
+    A kill, a full disk or an error at any step leaves the old or the new one; see `delete_temporary_files`.
 
     Yields:
-        The temporary path to write to.
-
-    Raises:
-        OSError: when the disk is full or the folder is not writable; what was at `path` is untouched.
+        The temporary path to write to; the folder of `path` is made when missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore(replaced_path(path))
@@ -74,15 +69,7 @@ def replace_folder(folder: Path, path: Path) -> None:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that `path` holds either its old content or the complete new one.
-
-    Args:
-        path: final name.
-        write: called with the open temporary file.
-
-    Raises:
-        OSError: when the disk is full or the folder is not writable; the old file is untouched.
-    """
+    """Let `write` fill a file, so that `path` holds its old content or all of the new; see `replace_atomically`."""
     with replace_atomically(path) as temporary, temporary.open("wb") as file:
         write(file)
 
@@ -97,11 +84,7 @@ def delete_path(path: Path) -> None:
 
 
 def delete_temporary_files(folder: Path) -> list[Path]:
-    """Delete what killed processes left half-written anywhere below a folder, and restore what they were replacing.
-
-    Returns:
-        The deleted paths.
-    """
+    """Delete what killed processes left half-written below a folder; restore what they were replacing."""
     stale: list[Path] = []
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files) if name.startswith(".")):
@@ -146,13 +129,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def extract_archive(archive: Path, folder: Path) -> int:
-    """Extract the plain files of an archive below a folder; they appear when all of it has been read.
-
-    Returns:
-        The number of files.
+    """Extract the plain files of an archive below a folder, when all of it has been read; return their number.
 
     Raises:
-        FileNotFoundError: there is no such archive.
         ValueError: the suffix is none of `ARCHIVE_SUFFIXES`, the archive is cut or corrupt, or a member lies elsewhere.
     """
     if not archive.name.endswith(ARCHIVE_SUFFIXES):

@@ -67,20 +67,14 @@ def check_one_of(choices: Collection[Any], **values: Any) -> None:
 def find_data_folder(
     key: str, path: str | None, optional: bool, fallback: str = "what is made in code", hint: str = ""
 ) -> Path | None:
-    """Check a folder of a recipe's data section.
+    """Check a folder of a recipe's data section; None stands for what is made in code.
 
     Args:
         key: its name there.
         path: the folder; null for none.
-        optional: return None, with a message, where it does not exist.
+        optional: return None, with a message, where it does not exist; else raise FileNotFoundError.
         fallback: what is used then.
         hint: what to do about it, where that is not the usual.
-
-    Returns:
-        The folder, or None for what is made in code.
-
-    Raises:
-        FileNotFoundError: when it must be there and is not.
     """
     if path is None or Path(path).is_dir():
         return None if path is None else Path(path)
@@ -99,18 +93,14 @@ def check_unreadable_share(
     shown: int = MAX_SHOWN,
     option: str | None = "max_bad_share",
 ) -> None:
-    """Refuse a data set of which too many files cannot be read.
+    """Refuse a data set of which more than a share, in [0, 1], of the files cannot be read.
 
     Args:
         causes: what is wrong with each bad file, with its name.
         count: files in all.
-        max_share: share of bad files in [0, 1] that is tolerated.
         what: what the message calls the bad ones.
         shown: bad files that the message names.
         option: the option that sets the share; None where there is none.
-
-    Raises:
-        ValueError: when more are bad.
     """
     if len(causes) > max_share * count:
         more = f"; and {len(causes) - shown} more" if len(causes) > shown else ""

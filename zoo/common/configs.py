@@ -5,7 +5,6 @@ A config named on the command line is the user's own and may name any path. One 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ import yaml
 from zoo.common.systems import recipe_paths
 
 MAX_YAML = 2**20  # characters of a YAML file, which takes seconds to read
-MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
 ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose values are addresses, also without "://"
 FILE_NAME_SECTIONS = ("trainer", "checkpoints", "wandb")  # whose texts become parts of file names
+CLASS_KEYS = ("class_path", "model_type")
 VARIABLE_PREFIX = "ZOO_"
 # OmegaConf's own, all but oc.env.
 REMOVED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc.dict.values oc.select".split()
@@ -41,10 +40,7 @@ class ConfigFileError(ValueError):
 
 
 class PlainLoader(_Loader):
-    """Read plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text.
-
-    A key that stands twice in a mapping is an error.
-    """
+    """Read plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in rules if tag not in _NUMERIC_TAGS]
@@ -52,7 +48,7 @@ class PlainLoader(_Loader):
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping whose keys are all different, and that does not contain itself."""
+        """Refuse a key that stands twice, and a mapping that contains itself."""
         lines: dict[Any, int] = {}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key.value, str) and key.value in lines:
@@ -78,11 +74,7 @@ for _name, _pattern in _NUMBERS.items():
 
 
 def load_yaml(text: str) -> Any:
-    """Read YAML of plain values like `yaml.safe_load`.
-
-    Raises:
-        yaml.YAMLError: it is no YAML of plain values, too long, too deep, or holds a key twice.
-    """
+    """Read YAML of plain values; yaml.YAMLError where it is none, too long, too deep, or holds a key twice."""
     if len(text) > MAX_YAML:
         raise yaml.YAMLError(f"{len(text)} characters of YAML, at most {MAX_YAML} are read")
     try:
@@ -92,54 +84,12 @@ def load_yaml(text: str) -> Any:
 
 
 def dump_yaml(value: Any) -> str:
-    """Write plain values as YAML that `load_yaml` reads back as they are; keys keep their order."""
+    """Write plain values as YAML that `load_yaml` reads back as they are, keys in their order."""
     return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
-def load_json(text: str | bytes) -> Any:
-    """Read JSON like `json.loads`.
-
-    Raises:
-        ValueError: it is no JSON, too long or too deep.
-    """
-    if len(text) > MAX_JSON:
-        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("lists and tables nest too deeply") from error
-
-
-def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""Read a UTF-8 file line by line, with or without a byte order mark.
-
-    Yields:
-        The lines without their ends: `\n` or `\r\n`; U+2028, U+0085 and form feeds are text.
-
-    Raises:
-        ValueError: a line is not UTF-8; the message names the file and the line.
-    """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
-            yield text.removesuffix("\n").removesuffix("\r")
-
-
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read all lines of a UTF-8 file, see `iterate_lines`."""
-    return list(iterate_lines(path))
-
-
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a recipe, a config or a section of one without `extends:` and interpolations being resolved.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigFileError: it is no mapping.
-    """
+    """Read a recipe, a config or a section as it stands; ConfigFileError where it is no mapping."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe or config")
     try:
@@ -157,21 +107,12 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a recipe merged into those that it extends: `extends: base` (a file next to it) or `extends: hifigan/base`.
 
-    Args:
-        extending: the recipes that extend it.
-
-    Returns:
-        Its content with interpolations as they stand.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConfigFileError: it is no mapping, extends itself or what is no recipe.
+    Interpolations stay as they stand. ConfigFileError where it extends itself (`extending`) or what is no recipe.
     """
     content = read_mapping(path)
     names = content.pop("extends", [])
     merged: dict[str, Any] = {}
-    for name in names if isinstance(names, list) else [names]:
-        # names only: a recipe may come from anybody
+    for name in names if isinstance(names, list) else [names]:  # names only: a recipe may come from anybody
         if not isinstance(name, str) or not re.fullmatch(r"[\w-]+(/[\w-]+)?", name):
             raise ConfigFileError(f"{path}: extends {name!r}; expected the name of a recipe, base or hifigan/base")
         base = recipe_paths().get(name) if "/" in name else path.with_name(f"{name}.yaml")
@@ -184,14 +125,14 @@ def load_recipe(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def merge(before: Any, after: Any) -> Any:
-    """Merge a section of a config into another: mappings key by key, `key+` adds to a list, all else is replaced.
-
-    Another class (`class_path`) or `model_type` discards the arguments of the former one.
-    """
+    """Merge a section into another: mappings key by key, `key+` adds to a list, another class discards the former's."""
     if not isinstance(after, Mapping):
         return after
     old = before if isinstance(before, Mapping) else {}
-    if any(kind in after and not _is_same_class(old.get(kind), after[kind]) for kind in ("class_path", "model_type")):
+    if any(
+        kind in after and not _is_same_class(str(old.get(kind)), str(after[kind]))
+        for kind in ("class_path", "model_type")
+    ):
         old = {}
     merged = dict(old)
     for key, value in after.items():
@@ -203,21 +144,16 @@ def merge(before: Any, after: Any) -> Any:
     return merged
 
 
-def _is_same_class(before: Any, after: Any) -> bool:
+def _is_same_class(old: str, new: str) -> bool:
     """Compare two class names, of which one may be without its package."""
-    old, new = (str(name) for name in (before, after))
     return old == new if "." in old and "." in new else old.rpartition(".")[2] == new.rpartition(".")[2]
 
 
 def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
-    """Read a recipe or a run's config and resolve its interpolations.
+    """Read a recipe or a run's config and resolve its interpolations; ValueError where it names what it may not.
 
     Args:
-        from_run: it came with a run and was not named by the user: the paths that it names are checked.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no mapping, or names what a config may not.
+        from_run: it came with a run and was not named by the user: see `check_config_paths`.
     """
     from omegaconf import OmegaConf  # only now: help does not wait for it
     from omegaconf.errors import OmegaConfBaseException
@@ -253,15 +189,12 @@ def _read_variable(name: str, default: Any = ...) -> Any:
 
 
 def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
-    """Refuse a config that came with a run and names paths outside of it, or addresses.
+    """Refuse a config that came with a run and names paths outside of it, or addresses, with ValueError.
 
     Args:
         config: plain values, the run's with those of the command line.
         folder: of the run.
         args: the command line; what it names itself may lie anywhere.
-
-    Raises:
-        ValueError: naming the key, its value, and how to allow it.
     """
     options = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
     if config.get("ckpt_path") is not None and "ckpt_path" not in options:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+
+from zoo.common.checks import check_one_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +31,11 @@ _CONTAINER = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes",
 
 
 class Device(NamedTuple):
-    """One device that torch can use.
+    """One device that torch can use."""
 
-    Attributes:
-        name: torch's name, `cuda:0`; AMD devices are called cuda as well.
-        description: the maker's name.
-        backend: "CPU", "CUDA 13.0", "ROCm 6.4" or "MPS".
-        memory_bytes: its memory.
-    """
-
-    name: str
-    description: str
-    backend: str
+    name: str  # torch's, `cuda:0`; AMD devices are called cuda as well
+    description: str  # the maker's name
+    backend: str  # "CPU", "CUDA 13.0", "ROCm 6.4" or "MPS"
     memory_bytes: int
 
 
@@ -78,10 +74,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory that this process has used so far, 0 where the system does not tell.
-
-    On CUDA and ROCm it is the allocator's peak, on MPS its present use, on the CPU the process's peak resident size.
-    """
+    """Return the allocator's peak on CUDA and ROCm, its present use on MPS, on the CPU `peak_resident_bytes`."""
     import torch
 
     if device.type == "cuda":
@@ -137,11 +130,9 @@ def available_cores() -> int:
 
 def cpu_name() -> str:
     """Return the processor's name as the system reports it."""
-    if os.path.exists("/proc/cpuinfo"):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if os.path.exists("/proc/cpuinfo") else ""
+    match = re.search(r"^model name\s*: (.+)$", info, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def describe_machine() -> dict[str, Any]:
@@ -171,13 +162,7 @@ def process_rank() -> tuple[int, int]:
 
 
 def verbosity() -> Verbosity:
-    """Return how much a command prints, as set by its options: `quiet` leaves warnings and errors only.
-
-    Raises:
-        ValueError: for another word.
-    """
-    word = os.environ.get(VERBOSITY_VARIABLE) or "normal"
-    for level in get_args(Verbosity):
-        if word == level:
-            return level
-    raise ValueError(f"{VERBOSITY_VARIABLE} is {word!r}, expected one of {', '.join(get_args(Verbosity))}")
+    """Return how much a command prints, as set by its options: `quiet` leaves warnings and errors only."""
+    word: Any = os.environ.get(VERBOSITY_VARIABLE) or "normal"
+    check_one_of(get_args(Verbosity), **{VERBOSITY_VARIABLE: word})
+    return cast(Verbosity, word)

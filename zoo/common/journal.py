@@ -1,20 +1,16 @@
-"""Work lists that may be killed at any point and called again: what is done stays, what is missing or failed is redone.
-
-`Journal` keeps a row per item, `pending_items` tells a process its share of items whose results are files, and
-`begin_output` refuses a folder that was begun with other settings.
-"""
+"""Work lists that may be killed at any point and called again: what is done stays, what is missing is made."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo.common.atomic_files import TEMPORARY_MARK, delete_temporary_files, write_atomic
-from zoo.common.locks import LOCK_NAME
+from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK, delete_temporary_files, write_atomic
 
+MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 MAX_SHOWN = 60  # characters of a value in a message
 
 Item = TypeVar("Item")
@@ -27,28 +23,14 @@ class Journal:
     Args:
         path: the file; its folder is made when missing.
         key: what identifies a row in it; of several rows with one key the last counts.
-
-    Attributes:
-        rows: by key, those that `open` kept and `add` added.
     """
 
     def __init__(self, path: Path, key: str = "key") -> None:
-        self.path = path
-        self.key = key
-        self.rows: dict[str, Row] = {}
+        self.path, self.key = path, key
+        self.rows: dict[str, Row] = {}  # those that `open` kept and `add` added
 
     def open(self, keys: Set[str] | None = None) -> dict[str, Row]:
-        """Take up what earlier calls left, and drop the rest from the file.
-
-        Args:
-            keys: of the rows to keep where their `status` is "done". None keeps all rows.
-
-        Returns:
-            The rows by key.
-
-        Raises:
-            OSError: when the file cannot be read or written.
-        """
+        """Take up the rows of earlier calls by key: all, or those of `keys` with the `status` "done"; drop others."""
         rows = {row[self.key]: row for row in self.read() if isinstance(row, dict) and self.key in row}
         if keys is not None:
             rows = {key: row for key, row in rows.items() if key in keys and row["status"] == "done"}
@@ -91,6 +73,32 @@ class Journal:
         write_atomic(self.path, lambda file: file.write(content))
 
 
+def load_json(text: str | bytes) -> Any:
+    """Read JSON; ValueError where it is none, too long or too deep."""
+    if len(text) > MAX_JSON:
+        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("lists and tables nest too deeply") from error
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n`, and byte order mark; else ValueError."""
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read all lines of a UTF-8 file, see `iterate_lines`."""
+    return list(iterate_lines(path))
+
+
 def json_line(row: Any) -> bytes:
     """Format a row as a line of JSON; values of numpy and torch become plain ones, what JSON has not becomes text."""
     text = json.dumps(row, default=lambda value: value.item() if hasattr(value, "item") else str(value))
@@ -119,16 +127,13 @@ def begin_output(
     notes: Sequence[str] = (),
     sweep: bool = False,
 ) -> None:
-    """Write the settings of a new folder of results, or compare them; any process may be the first.
+    """Write the settings of a new folder of results, or compare them: ValueError when it was begun with others.
 
     Args:
         settings: values that JSON can hold.
         name: of the file with the settings.
         notes: keys that are written but not compared.
         sweep: delete what killed processes left half-written; not where others write now.
-
-    Raises:
-        ValueError: when the folder was begun with others, or holds something else.
     """
     path = output / name
     settings = json.loads(json.dumps(settings))

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.environment import process_rank
 
-LOCK_NAME = ".zoo.lock"
 LOCK_INFO_NAME = ".zoo.lock.json"
 # Lightning sets only these for the processes that it starts itself.
 _LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
@@ -37,11 +37,7 @@ def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0) -> Ite
     Args:
         folder: made when missing, and removed again when nothing was written.
         command: that writes, for the message of those that are refused.
-        timeout_seconds: to wait for one that writes there.
-
-    Raises:
-        ValueError: when another process writes there; it is named.
-        OSError: when the folder cannot be written.
+        timeout_seconds: to wait for one that writes there; then ValueError names it.
     """
     if not is_rank_zero():
         yield
@@ -84,10 +80,8 @@ def is_locked(folder: Path) -> bool:
     try:
         with FileLock(path, timeout=0):
             return False
-    except Timeout:
-        return True
-    except OSError:  # not ours to write
-        return False
+    except OSError as error:  # else it is not ours to write
+        return isinstance(error, Timeout)
 
 
 def _describe_owner(info: Path) -> str:

@@ -16,17 +16,10 @@ Outcome = TypeVar("Outcome")
 
 
 def map_in_processes(function: Callable[[Item], Outcome], items: Sequence[Item], workers: int) -> Iterator[Outcome]:
-    """Call a function on each item, in processes of their own where that pays.
-
-    Args:
-        function: pickled once for each worker.
-        workers: processes; 0 for this one.
+    """Call a function on each item in worker processes, 0 for this one; ChildProcessError when one died.
 
     Yields:
         What it returned, in the order of the items; few results wait at a time, because they may be large.
-
-    Raises:
-        ChildProcessError: when a worker died.
     """
     if workers == 0 or len(items) < 2:
         yield from map(function, items)

@@ -1,12 +1,7 @@
 """The registry of components: which classes recipes, checkpoints and exports may name, and by which names.
 
-A package lists its public names in its `__init__.py`:
-
-    __getattr__, __all__ = register_components(__name__, {"nets.unet": "UNet", "process.paths": "Cosine"})
-
-`zoo.flow.UNet` is then the name of the component everywhere, wherever its file lies. Nothing else can be built: no
-function, no class that a package merely imports, nothing of a package that is not allowed. Which packages are allowed
-besides the zoo's, the command line (`--allow-import`) or the Python caller decides, and nothing that stands in a file.
+A package lists its public names in its `__init__.py` by `register_components`; nothing else can be built. The command
+line (`--allow-import`) or the Python caller decides which packages are allowed besides the zoo's, never a file.
 """
 
 from __future__ import annotations
@@ -47,7 +42,9 @@ _allowed: list[str] = []
 
 
 def register_components(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """Register a package's components and base classes.
+    """Register a package's components and base classes; ValueError when a name is listed twice.
+
+    Example: `__getattr__, __all__ = register_components(__name__, {"nets.unet": "UNet", "process.paths": "Cosine"})`.
 
     Args:
         package: its dotted name, `__name__` in its `__init__.py`.
@@ -55,9 +52,6 @@ def register_components(package: str, modules: Mapping[str, str]) -> tuple[Calla
 
     Returns:
         `__getattr__` and `__all__` of the package: a name is imported on its first use.
-
-    Raises:
-        ValueError: when a name is listed twice.
     """
     paths: dict[str, str] = {}
     for module, names in modules.items():
@@ -76,14 +70,7 @@ def register_components(package: str, modules: Mapping[str, str]) -> tuple[Calla
 
 
 def allow_packages(packages: Sequence[str]) -> None:
-    """Let this process build the registered components of the user's own packages, too.
-
-    Args:
-        packages: names of packages that call `register_components`; a package allows those below it.
-
-    Raises:
-        ValueError: for a name that is no package's.
-    """
+    """Let this process build the registered components of the user's packages, and of those below them, too."""
     for package in packages:
         if not all(word.isidentifier() for word in package.split(".")):
             raise ValueError(f"--allow-import {package}: expected the dotted name of a package")
@@ -97,14 +84,10 @@ def allowed_packages() -> tuple[str, ...]:
 
 
 def get_class(name: str, base: Any = object) -> type:
-    """Return the class of a public name; the only way from a text to a class.
-
-    Args:
-        name: as a file or a command line gives it, `zoo.flow.UNet`.
-        base: class or annotation of the argument that it is for.
+    """Return the class of a public name, `zoo.flow.UNet`; the only way from a text to a class.
 
     Raises:
-        ValueError: when no class of that name is registered, or it does not fit the argument.
+        ValueError: when no class of that name is registered, or it does not fit `base`, a class or annotation.
     """
     module, _, attribute = name.rpartition(".")
     is_external = module in (*EXTERNAL_CLASSES, "torch.nn")
@@ -126,11 +109,7 @@ def get_class(name: str, base: Any = object) -> type:
 
 
 def get_function(path: str) -> Any:
-    """Return a class or function of an allowed package by its dotted path, for arguments that are no components.
-
-    Raises:
-        ValueError: when its package is not allowed, or it is not defined there.
-    """
+    """Return what an allowed package defines at a dotted path, for arguments that are no components, or ValueError."""
     module, _, attribute = path.rpartition(".")
     homes = [package for package in _allowed if path.startswith(f"{package}.")]
     if not homes:
@@ -193,10 +172,7 @@ def accepts_only_components(annotation: Any) -> bool:
 
 
 def import_candidates(annotation: Any) -> list[str]:
-    """Import the components that fit an argument and lie in the folder of its class; return their names.
-
-    A parser knows their short names then.
-    """
+    """Import the components that fit an argument and lie next to its class: a parser knows their short names then."""
     names: list[str] = []
     for cls in _classes(annotation):
         folder, package = cls.__module__.rpartition(".")[0], _owner(cls.__module__)

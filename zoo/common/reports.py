@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.statistics import MetricColumn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,23 +27,18 @@ DPI = 100
 HOLD_SECONDS = 1.5  # of the last image of an animation
 PALETTE_FRAMES = 8  # that a GIF's common palette is made of
 GRID_COLUMNS = 3
-BOX_PLOT_INCHES = (4.0, 3.0)
 
 Row = dict[str, Any]
 
 
 def write_report(output: Path, files: Mapping[str, Any], indent: int = 1) -> None:
-    """Write the files of a report, each atomically; older ones are replaced.
+    """Write the files of a report below a folder, each atomically.
 
     Args:
-        output: folder, made when missing.
         files: contents by file name. Its suffix tells what they are: `.csv` columns and rows, see `csv_table`; `.json`
             values, in which NaN and infinities become null; `.jsonl` rows; `.md` text; `.npy` an array; `.png` a
             figure of matplotlib. None leaves a file out.
         indent: spaces per level in JSON.
-
-    Raises:
-        OSError: when a file cannot be written; the old one is untouched.
     """
     for name, content in files.items():
         if content is not None and name.endswith(".png"):
@@ -178,73 +172,3 @@ def subplot_grid(count: int, width: float, height: float) -> tuple[Figure, list[
     for axes in grid[count:]:
         axes.set_visible(False)
     return figure, grid[:count]
-
-
-def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> str:
-    """Format a summary in markdown, a row per system and a column per measure.
-
-    Args:
-        summary: from `zoo.common.statistics.summarize`.
-        kind: "mean", or "gain" for the gains over the baseline, in rows that have one.
-
-    Returns:
-        The table. An arrow tells what is better (of gains positive is); where not every file has a value, their number
-        follows.
-    """
-    low, high = ("low", "high") if kind == "mean" else ("gain_low", "gain_high")
-    lines: dict[str, list[str]] = {}
-    heads: dict[str, str] = {}
-    for row in summary:
-        arrow = "" if kind == "gain" else "↑" if row["better"] == "higher" else "↓"
-        heads[row["measure"]] = " ".join(filter(None, (row["measure"], row["unit"], arrow)))
-        cell = f"{row[kind]:.4g}" if math.isfinite(row[kind]) else "-"
-        cell += f" [{row[low]:.4g}, {row[high]:.4g}]" if math.isfinite(row[low]) else ""
-        cell += f" (n={row['count']})" if kind == "mean" and 0 < row["count"] < row["files"] else ""
-        lines.setdefault(row["system"], [row["system"], str(row["files"])]).append(cell)
-    rows = [line for line in lines.values() if kind == "mean" or any(cell != "-" for cell in line[2:])]
-    return markdown_table(["system", "files", *heads.values()], rows)
-
-
-def failure_lines(failed: Sequence[Mapping[str, Any]], total: int, shown: int = 20, rest: str = "") -> list[str]:
-    """List the first rows that failed in markdown; nothing where none did.
-
-    Args:
-        failed: rows with `system`, `name` and `reason`.
-        total: rows in all.
-        shown: of those that failed.
-        rest: file that holds the others, for a last line.
-    """
-    if not failed:
-        return []
-    lines = [f"{len(failed)} of {total} rows failed:", ""]
-    lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:shown]]
-    return lines + ([f"- ... all in {rest}"] if rest and len(failed) > shown else [])
-
-
-def plot_boxes(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[MetricColumn]) -> Figure:
-    """Plot a panel per measure with a box per system (quartiles; whiskers to 1.5 times their distance).
-
-    Args:
-        rows: as for `zoo.common.statistics.summarize`.
-        systems: in the order of the boxes; a system without a value has none.
-        measures: in the order of the panels; a measure without any value has none.
-    """
-    panels = []
-    for measure in measures:
-        boxes = {
-            system: [
-                row[measure.name]
-                for row in rows
-                if row["system"] == system and math.isfinite(row.get(measure.name, math.nan))
-            ]
-            for system in systems
-        }
-        if any(boxes.values()):
-            panels.append((measure, {system: box for system, box in boxes.items() if box}))
-    figure, grid = subplot_grid(len(panels), *BOX_PLOT_INCHES)
-    for (measure, boxes), axes in zip(panels, grid, strict=True):
-        axes.boxplot(list(boxes.values()), tick_labels=list(boxes))
-        better = "higher" if measure.higher_is_better else "lower"
-        axes.set(title=f"{measure.name} ({better} is better)", ylabel=measure.unit)
-        axes.grid(axis="y", alpha=0.3)
-    return figure

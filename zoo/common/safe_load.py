@@ -37,17 +37,11 @@ class UnsafeFileError(ValueError):
 
 
 class Record:
-    """Inert stand-in for an object, class or function of another project.
+    """Inert stand-in for an object, class or function of another project."""
 
-    Attributes:
-        path: dotted name as the file writes it, `fm.FMScheduler`.
-        args: arguments that it would have been called with.
-        state: what the attributes of the object would have become, commonly a dict; None without any.
-    """
-
-    path: ClassVar[str] = ""
-    args: tuple[Any, ...] = ()
-    state: Any = None
+    path: ClassVar[str] = ""  # dotted name as the file writes it, `fm.FMScheduler`
+    args: tuple[Any, ...] = ()  # that it would have been called with
+    state: Any = None  # what the attributes of the object would have become, commonly a dict
 
     def __new__(cls, *args: Any) -> Record:
         """Record a call, with or without the constructor."""
@@ -110,10 +104,9 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 
 
 def load_foreign_checkpoint(path: Path | str, mmap: bool = False) -> Any:
-    """Read a checkpoint of another project as plain data.
+    """Read a checkpoint of another project (torch zip or older file, safetensors) as plain data.
 
     Args:
-        path: torch zip file, torch file from before version 1.6 or safetensors file.
         mmap: leave the tensors of a zip file on disk until they are used.
 
     Returns:
@@ -177,16 +170,7 @@ def _load_torch(path: Path, names: set[str], mmap: bool) -> Any:
 
 
 def check_archive(path: Path, compressed: bool = True) -> None:
-    """Compare the sizes in the directory of a zip file with the file, before a library opens it.
-
-    Args:
-        compressed: accept compressed entries.
-
-    Raises:
-        UnsafeFileError: it unpacks to far more than its own size.
-        ValueError: it is no zip file, incomplete, or compressed where it must not be.
-        OSError: it cannot be opened.
-    """
+    """Refuse a zip file that is incomplete or unpacks to far more than its own size, before a library opens it."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -203,17 +187,7 @@ def check_archive(path: Path, compressed: bool = True) -> None:
 
 
 def to_plain_values(value: Any) -> Any:
-    """Turn the OmegaConf nodes and namespaces inside a loaded object into plain values.
-
-    Args:
-        value: result of `load_foreign_checkpoint`.
-
-    Returns:
-        The same data as dicts, lists and values; other records stay as they are.
-
-    Raises:
-        UnsafeFileError: its containers contain one another in a circle.
-    """
+    """Turn OmegaConf nodes and namespaces inside a loaded object into dicts, lists and values; other records stay."""
     try:
         return _to_plain(value)
     except RecursionError as error:

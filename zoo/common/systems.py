@@ -16,29 +16,17 @@ SHARED = ("audio", "cli", "common", "convert", "runs", "training", "ui")
 
 
 class System(NamedTuple):
-    """A package with a task, data, a converter and recipes.
+    """A package with a task, data, a converter and recipes."""
 
-    Attributes:
-        name: what users write, `hifigan`.
-        package: dotted name to import, `zoo.hifigan`.
-        title: first line of the package's docstring.
-        recipes: its YAML files, sorted by name.
-        has_converter: whether the package reads an original's files (`convert.py` or a folder `convert`).
-    """
-
-    name: str
-    package: str
-    title: str
-    recipes: tuple[Path, ...]
-    has_converter: bool
+    name: str  # what users write, `hifigan`
+    package: str  # dotted name to import, `zoo.hifigan`
+    title: str  # first line of the package's docstring
+    recipes: tuple[Path, ...]  # its YAML files, sorted by name
+    has_converter: bool  # it reads an original's files (`convert.py` or a folder `convert`)
 
 
 def recipe_root() -> Path:
-    """Return the folder with one folder of recipes per system.
-
-    Raises:
-        FileNotFoundError: neither the wheel's recipes nor those of a checkout are there.
-    """
+    """Return the folder with one folder of recipes per system, of the wheel or the checkout."""
     for folder in (PACKAGE / "_configs", PACKAGE.parent / "configs"):
         if folder.is_dir():
             return folder
@@ -46,11 +34,7 @@ def recipe_root() -> Path:
 
 
 def list_systems() -> list[System]:
-    """List the zoo's systems by name, then the user's own packages (`--allow-import`) with a converter or `configs`.
-
-    Raises:
-        FileNotFoundError: a package is not installed.
-    """
+    """List the zoo's systems by name, then the user's own packages (`--allow-import`) with a converter or `configs`."""
     folders = [path.parent for path in sorted(PACKAGE.glob("*/__init__.py")) if path.parent.name not in SHARED]
     packages = [(f"zoo.{folder.name}", folder, recipe_root() / folder.name) for folder in folders]
     packages += [(name, _package_folder(name), _package_folder(name) / "configs") for name in allowed_packages()]
@@ -65,11 +49,7 @@ def recipe_paths() -> dict[str, Path]:
 
 
 def get_system(name: str) -> System:
-    """Return the system called `name`.
-
-    Raises:
-        ValueError: there is none; the message lists the names.
-    """
+    """Return the system called `name`; ValueError lists the names where there is none."""
     systems = {system.name: system for system in list_systems()}
     if (key := name.replace("-", "_")) not in systems:
         names = ", ".join(systems)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import lightning as L
 
-from zoo.common.build import completed
 from zoo.runs import frozen
 from zoo.runs.run_folder import run_folder
 from zoo.training.hyperparameters import apply_hyperparameters, split_optimizers
@@ -93,7 +92,7 @@ class CheckpointedTask(L.LightningModule):
                 for key in ("source", "revision", "config", "gradient_checkpointing"):
                     (frozen.find_init_args(spec, path) or {}).pop(key, None)
         for name in self.inference_modules:
-            saved_module = completed(saved_spec.get(name), current_spec.get(name))
+            saved_module = saved_spec.get(name)
             if name in saved_spec and saved_module != current_spec[name]:
                 difference = find_first_difference(saved_module, current_spec[name])
                 raise ValueError(

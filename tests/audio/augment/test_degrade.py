@@ -144,7 +144,6 @@ def test_impossible_arguments_are_named(arguments, message):
         ({"snr_db": (30, 5)}, "snr_db"),
         ({"drive": (0.5, 2)}, "drive"),
         ({"packet_loss": (0.1, 1.0)}, "packet_loss"),
-        ({"burst_packets": 0.5}, "burst_packets"),
         ({"codecs": {}}, "codecs"),
         ({"codecs": {"mp3": [1000]}}, "mp3"),
         ({"codecs": {"speex": []}}, "speex"),

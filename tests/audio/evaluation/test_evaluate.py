@@ -10,8 +10,8 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation import evaluate as evaluation
 from zoo.audio.evaluation.evaluate import Settings, evaluate, read_transcripts
 from zoo.audio.evaluation.models import MetricModel
+from zoo.audio.evaluation.summary import MetricColumn
 from zoo.audio.io import files
-from zoo.common.statistics import MetricColumn
 
 RATE = 16000
 FAST = Settings(("si_sdr", "lsd"), RATE)
@@ -178,8 +178,10 @@ def test_wrong_trees(tmp_path):
 
 def test_read_transcripts(tmp_path):
     path = tmp_path / "texts"
-    path.write_text("a|raw 1|one\nb.wav|two\n\nc/d.flac\tthree | four\n")
-    assert read_transcripts(path) == {"a": "one", "b": "two", "c/d": "three | four"}
+    path.write_text("a|raw 1|one\nb.wav|two\n\n")
+    assert read_transcripts(path) == {"a": "one", "b": "two"}
+    path.write_text("c/d.flac\tthree | four\n")
+    assert read_transcripts(path) == {"c/d": "three | four"}
     path.write_text("no separator\n")
     with pytest.raises(ValueError, match="texts:1: expected"):
         read_transcripts(path)

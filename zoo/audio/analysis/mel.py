@@ -20,8 +20,7 @@ class LogMel(nn.Module):
 
     The waveform is reflect-padded by (n_fft - hop_length) / 2 and framed without centring, so that T samples give
     T // hop_length frames and frame i covers the samples that a vocoder must produce for it. A clip too short to be
-    reflected is zero-padded on the right first. Computed in float32, also under
-    autocast, unless the module was cast to float64.
+    reflected is zero-padded on the right first. Computed in float32, also under autocast, or in float64.
 
     Args:
         sample_rate: of the waveforms, in Hz; places the bands.
@@ -62,13 +61,8 @@ class LogMel(nn.Module):
             raise ValueError(f"expected 0 < hop_length <= win_length <= n_fft, got {hop_length}, {win_length}, {n_fft}")
         if not 0 <= f_min < upper <= sample_rate / 2:
             raise ValueError(f"expected 0 <= f_min < f_max <= {sample_rate / 2} Hz, got f_min {f_min}, f_max {upper}")
-        self.sample_rate = sample_rate
-        self.n_fft = n_fft
-        self.hop_length = hop_length
-        self.win_length = win_length
-        self.n_mels = n_mels
-        self.f_min = float(f_min)
-        self.f_max = upper
+        self.sample_rate, self.n_fft, self.hop_length, self.win_length = sample_rate, n_fft, hop_length, win_length
+        self.n_mels, self.f_min, self.f_max = n_mels, float(f_min), upper
         check_one_of(("same", "center"), padding=padding)
         check_one_of(("slaney", "htk"), mel_scale=mel_scale)
         self.padding, self.mel_scale = padding, mel_scale

@@ -38,13 +38,10 @@ class Codec:
     """How a codec is reached and what its setting means.
 
     Attributes:
-        container: libsndfile's or ffmpeg's name of the file format.
-        encoder: libsndfile's subtype or ffmpeg's encoder.
-        unit: meaning of the setting; empty when there is none.
-        span: lowest and highest setting.
+        container: libsndfile's or ffmpeg's name of the file format; `encoder` its subtype or ffmpeg's encoder.
+        unit: meaning of the setting, from the lowest to the highest of `span`; empty when there is none.
         default: setting where none is given; None leaves it to the codec (A-law: the signal's own rate).
         rates: sample rates in Hz that it can code; empty for any.
-        ffmpeg: whether it is ffmpeg's.
         exact: whether the decoder removes the codec's delay by itself.
     """
 

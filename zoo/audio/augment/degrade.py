@@ -19,20 +19,14 @@ Range = tuple[float, float]
 Details = dict[str, Any]
 _Outcome = tuple[np.ndarray, Details]  # a signal, and what was done to it: nothing where the details are empty
 
+_HALF = 0.5  # of the items: clipped softly, limited in band by resampling, with lost packets repeated
+_BURST_PACKETS = 2.0  # mean length of a run of lost packets
 _NOISE_TRIES = 4  # crops drawn before noise that is silent everywhere is given up
 _NYQUIST_SHARE = 0.95  # of half the sample rate: a cutoff above it would change nothing
 
 # A2's `preprocess` recipe; its Vorbis quality -1 lies outside libsndfile's range.
 _MIIPHER2_CODECS: dict[str, list[float]] = {"mp3": [16, 32, 64, 128], "vorbis": [0, 1], "alaw": []}
 _LINE_CODECS: dict[str, list[float]] = {"opus": [8, 16, 24, 64], "alaw": [8000], "mulaw": [8000]}
-
-# Ranges and what they may span: more decibels exceed float32, a limit above the peak clips nothing.
-_SPANS = {
-    "snr_db": (-100.0, 100.0),
-    "drive": (1.0, 1e3),
-    "cutoff_hz": (1.0, 1e6),
-    "packet_loss": (0.0, 0.99),
-}
 
 
 def _check_span(name: str, span: Range, least: float, most: float) -> None:
@@ -47,12 +41,8 @@ class DegradationRanges:
     Args:
         snr_db: lowest and highest signal-to-noise ratio in dB.
         drive: lowest and highest peak over the clipping limit, >= 1.
-        soft_clipping: share of the clipped items with a tanh limit; the others get a hard one.
         cutoff_hz: lowest and highest limit of the band; what lies above half the sample rate is not drawn.
-        lowpass_by_resampling: share of band limits made by resampling down and back; the others by a filter.
         packet_loss: lowest and highest share of 20 ms packets lost, 0..0.99.
-        burst_packets: mean length of a run of lost packets, >= 1.
-        packet_repeat: share of the items whose lost packets repeat the one before; the others get zeros.
         codecs: settings by codec, drawn evenly among codecs and then among settings
             (`zoo.audio.augment.codecs.encode_decode`); an empty list means the codec's usual one. None: MP3,
             Vorbis, Opus, A-law, mu-law.
@@ -60,20 +50,15 @@ class DegradationRanges:
 
     snr_db: Range = (-5.0, 30.0)
     drive: Range = (1.2, 2.0)
-    soft_clipping: float = 0.5
     cutoff_hz: Range = (2000.0, 7000.0)
-    lowpass_by_resampling: float = 0.5
     packet_loss: Range = (0.02, 0.15)
-    burst_packets: float = 2.0
-    packet_repeat: float = 0.5
     codecs: Mapping[str, Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
-        for name, span in _SPANS.items():
-            _check_span(name, getattr(self, name), *span)
-        shares = ("soft_clipping", "lowpass_by_resampling", "packet_repeat")
-        check_within(0, 1, **{name: getattr(self, name) for name in shares})
-        check_at_least(1, burst_packets=self.burst_packets)
+        _check_span("snr_db", self.snr_db, -100, 100)  # more decibels exceed float32
+        _check_span("drive", self.drive, 1, 1e3)  # a limit above the peak clips nothing
+        _check_span("cutoff_hz", self.cutoff_hz, 1, 1e6)
+        _check_span("packet_loss", self.packet_loss, 0, 0.99)
 
     @property
     def codec_settings(self) -> Mapping[str, Sequence[float]]:
@@ -238,7 +223,7 @@ class Degrader:
             rir = int(rng.integers(len(rirs)))
             return effects.reverberate(audio, rirs[rir], sample_rate), {"rir": rir}
         if step == "clipping":
-            drive, soft = float(rng.uniform(*ranges.drive)), bool(rng.random() < ranges.soft_clipping)
+            drive, soft = float(rng.uniform(*ranges.drive)), bool(rng.random() < _HALF)
             return effects.clip(audio, drive, soft), {"drive": drive, "clipping": "soft" if soft else "hard"}
         if step == "lowpass":
             return self._limit_band(audio, sample_rate, rng)
@@ -263,15 +248,13 @@ class Degrader:
         if low > high:
             return audio, {}
         cutoff_hz = float(rng.uniform(low, high))
-        how: effects.Band = "resample" if rng.random() < self.ranges.lowpass_by_resampling else "filter"
+        how: effects.Band = "resample" if rng.random() < _HALF else "filter"
         return effects.lowpass(audio, sample_rate, cutoff_hz, how), {"cutoff_hz": cutoff_hz, "lowpass": how}
 
     def _drop_packets(self, audio: np.ndarray, sample_rate: int, rng: np.random.Generator) -> _Outcome:
         packets = -(-len(audio) // effects.packet_samples(sample_rate))
-        lost = effects.sample_packet_losses(
-            packets, float(rng.uniform(*self.ranges.packet_loss)), self.ranges.burst_packets, rng
-        )
-        fill: effects.Fill = "repeat" if rng.random() < self.ranges.packet_repeat else "zero"
+        lost = effects.sample_packet_losses(packets, float(rng.uniform(*self.ranges.packet_loss)), _BURST_PACKETS, rng)
+        fill: effects.Fill = "repeat" if rng.random() < _HALF else "zero"
         if not lost.any():
             return audio, {}
         return effects.drop_packets(audio, sample_rate, lost, fill), {"lost": float(lost.mean()), "fill": fill}

@@ -151,11 +151,8 @@ def build_cache(
                 _LOG.warning("left out of the corpus cache: %s", cause)
             return cache
         partial.mkdir(exist_ok=True)
-        journal = Journal(partial / JOURNAL_NAME)
-        if journal.read()[:1] != [key]:  # none, or of another build
-            journal.write([key])
         try:
-            rows = _decode_files(paths, journal, sample_rate, channels, max_bad_share, progress)
+            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share, progress)
             _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -197,16 +194,18 @@ Row = list[Any]  # of a file in the journal: samples, peak, exponent, channels; 
 
 def _decode_files(
     paths: Sequence[Path],
-    journal: Journal,
+    partial: Path,
+    key: str,
     sample_rate: int,
     channels: Channels,
     max_bad_share: float,
     progress: bool,
 ) -> list[Row]:
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
-    audio = journal.path.with_name("audio.i16")
+    audio, journal = partial / "audio.i16", Journal(partial / JOURNAL_NAME)
     audio.touch()
-    key, *rows = journal.read()
+    rows = journal.read()
+    rows = rows[1:] if rows[:1] == [key] else []
     samples = sum(row[0] for row in rows if len(row) > 1)
     if audio.stat().st_size < 2 * samples:
         rows, samples = [], 0

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems, without_suffix
 from zoo.audio.io import files
 from zoo.common.checks import check_one_of
-from zoo.common.configs import read_lines
+from zoo.common.journal import read_lines
 
 CorpusKind = Literal["auto", "ljspeech", "libritts_r", "jvs", "fleurs_r", "tree"]
 LIBRITTS_SPLITS = (
@@ -105,7 +105,7 @@ def _safe(name: str) -> str:
 
 
 def _read_ljspeech(root: Path, with_text: bool) -> list[Utterance]:
-    texts = _read_texts(root / "metadata.csv", "|") if with_text else {}
+    texts = read_texts(root / "metadata.csv", "|") if with_text else {}
     paths = files.find_audio_files(root / "wavs")
     _warn_of_missing(root, sorted(texts.keys() - {path.stem for path in paths}))
     return [Utterance(path, "LJ", texts.get(path.stem, ""), _safe(path.stem), "en") for path in paths]
@@ -126,7 +126,7 @@ def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
             speaker, chapter = path.relative_to(folder).parts[:2]
             lines = folder / speaker / chapter / f"{speaker}_{chapter}.trans.tsv"
             if lines not in texts:
-                texts[lines] = _read_texts(lines, "\t") if with_text and lines.is_file() else {}
+                texts[lines] = read_texts(lines, "\t") if with_text and lines.is_file() else {}
             name = _safe(f"{speaker}/{chapter}/{path.stem}")
             utterances.append(Utterance(path, speaker, texts[lines].get(path.stem, ""), name, "en"))
     return utterances
@@ -136,7 +136,7 @@ def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
     utterances = []
     for folder in root.glob(_JVS_FOLDERS):
         lines = folder.with_name("transcripts_utf8.txt")
-        texts = _read_texts(lines, ":") if with_text and lines.is_file() else {}
+        texts = read_texts(lines, ":") if with_text and lines.is_file() else {}
         speaker, subset = folder.parts[-3:-1]
         for path in files.find_audio_files(folder):
             name = _safe(f"{speaker}/{subset}/{path.stem}")
@@ -200,14 +200,14 @@ def _read_metadata(root: Path) -> dict[str, str]:
     for path in (root / "metadata.csv", root.resolve().parent / "metadata.csv"):
         if path.is_file():
             try:
-                return _read_texts(path, "|")
+                return read_texts(path, "|")
             except ValueError as error:  # a list of another kind
                 _LOG.warning("no transcripts taken: %s", error)
     return {}
 
 
-def _read_texts(path: Path, separator: str) -> dict[str, str]:
-    """Read the last field of each line by the first, an id."""
+def read_texts(path: Path, separator: str) -> dict[str, str]:
+    """Read the last field of each line of a list by the first, an id without audio suffix."""
     return {fields[0]: fields[-1] for fields in _read_rows(path, separator, 2)}
 
 

@@ -62,12 +62,7 @@ def prepare(
     rows = _check_files(utterances, root, strict, progress)
     output = source if output is None else output
     if kind == "ljspeech":
-        paths, folder = files.find_audio_files(root), cache_dir(cache, root, sample_rate)
-        unreadable = build_cache(paths, folder, sample_rate, progress, root=root).unreadable
-        rows = [row for row in rows if row["path"] not in unreadable]
-        train, val = split_rows([row for row in rows if row["text"]])
-        for name, part in (("train", train), ("val", val)):
-            _write_lines(output / f"{name}.txt", (f"{row['id']}|{row['text']}" for row in part))
+        rows = _build_cache_and_lists(rows, root, output, cache_dir(cache, root, sample_rate), sample_rate, progress)
     _write_lines(output / MANIFEST_NAME, (json.dumps(row, ensure_ascii=False) for row in rows))
     return {
         "corpus": str(root),
@@ -78,6 +73,17 @@ def prepare(
         "without_text": sum(not row["text"] for row in rows),
         "bad": len(utterances) - len(rows),
     }
+
+
+def _build_cache_and_lists(
+    rows: list[dict[str, Any]], root: Path, output: Path, folder: Path, sample_rate: int, progress: bool
+) -> list[dict[str, Any]]:
+    """Build the cache and write the lists of a corpus; returns the rows that can be decoded."""
+    cache = build_cache(files.find_audio_files(root), folder, sample_rate, progress, root=root)
+    rows = [row for row in rows if row["path"] not in cache.unreadable]
+    for name, part in zip(("train", "val"), split_rows([row for row in rows if row["text"]]), strict=True):
+        _write_lines(output / f"{name}.txt", (f"{row['id']}|{row['text']}" for row in part))
+    return rows
 
 
 def split_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -127,14 +133,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def main(kind: CorpusKind, description: str, archives: str = "", arguments: Sequence[str] | None = None) -> None:
-    """Command line of the scripts; exits with 1 and one line on a faulty corpus.
-
-    Args:
-        kind: of the corpus.
-        description: for --help.
-        archives: names of the archives, for --help.
-        arguments: of the command line; those of the process when None.
-    """
+    """Command line of the scripts; exits with 1 and one line on a faulty corpus."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("sources", nargs="+", type=Path, help=f"the corpus folder, or its archives ({archives})")
     parser.add_argument("--output", type=Path, help="folder for what is written (default: the corpus folder)")

@@ -11,7 +11,7 @@ import numpy as np
 from torchaudio.functional import edit_distance
 
 from zoo.audio.evaluation.models import MetricModel, resolve_model, split_audio
-from zoo.common.statistics import MetricColumn
+from zoo.audio.evaluation.summary import MetricColumn
 
 _SCRIPTS_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _APOSTROPHES = "'\u2019\u02bc"  # join what they stand between, where other punctuation separates

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from zoo.audio.evaluation.models import MetricModel, load_onnx, run_onnx
-from zoo.common.statistics import MetricColumn
+from zoo.audio.evaluation.summary import MetricColumn
 
 _PRIMARY, _P808 = "sig_bak_ovr.onnx", "model_v8.onnx"  # as Microsoft publishes them
 _WINDOW_SECONDS = 9.01  # that the models take, moved by a second

@@ -15,20 +15,21 @@ import numpy as np
 from rich.progress import track
 
 import zoo
-from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems, without_suffix
+from zoo.audio.corpora.corpus import MAX_EXAMPLES, unique_stems
+from zoo.audio.corpora.layouts import read_texts
 from zoo.audio.evaluation.asr import ASR
 from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
+from zoo.audio.evaluation.summary import MetricColumn, failure_lines, plot_boxes, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
-from zoo.common.configs import read_lines
-from zoo.common.journal import Journal, format_error
+from zoo.common.journal import Journal, format_error, read_lines
 from zoo.common.locks import writes_into
 from zoo.common.parallel import map_in_processes
-from zoo.common.reports import Row, failure_lines, plot_boxes, summary_table, write_report
-from zoo.common.statistics import LEVEL, MetricColumn, summarize
+from zoo.common.reports import Row, write_report
+from zoo.common.statistics import LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -226,14 +227,7 @@ def _markdown(evaluation: Evaluation, settings: Settings) -> str:
 
 def read_transcripts(path: Path) -> dict[str, str]:
     """Read reference texts: lines `name<TAB>text` or `name|text`, of which the last field is the text."""
-    texts = {}
-    for number, line in enumerate(read_lines(path), start=1):
-        fields = line.split("\t" if "\t" in line else "|")
-        if len(fields) < 2 and line.strip():
-            raise ValueError(f"{path}:{number}: expected `name<TAB>text` or `name|text`, found {line[:60]!r}")
-        if line.strip():
-            texts[without_suffix(fields[0].strip())] = fields[-1].strip()
-    return texts
+    return read_texts(path, "\t" if "\t" in next(iter(read_lines(path)), "") else "|")
 
 
 def _find_files(folder: Path) -> dict[str, Path]:

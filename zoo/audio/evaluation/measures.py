@@ -15,8 +15,8 @@ import torch
 from zoo.audio.analysis.pitch import track_pitch
 from zoo.audio.analysis.spectral import multi_resolution_stft
 from zoo.audio.evaluation import metrics
+from zoo.audio.evaluation.summary import MetricColumn
 from zoo.audio.io.resample import resample_array
-from zoo.common.statistics import MetricColumn
 
 _SILENCE = 1e-4  # of full scale (-80 dB): a quieter signal holds nothing to compare
 _PESQ_SECONDS = 15.0  # P.862's buffers end at 50 utterances of at least 0.4 s with their pause; beyond, C code crashes

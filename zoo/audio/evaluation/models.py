@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zoo.common.statistics import MetricColumn
+from zoo.audio.evaluation.summary import MetricColumn
 from zoo.runs.pretrained_files import check_pretrained
 
 _MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is quadratic, and models learned on clips

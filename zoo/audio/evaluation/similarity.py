@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from zoo.audio.evaluation.models import MetricModel, load_onnx, resolve_model, run_onnx, split_audio
-from zoo.common.statistics import MetricColumn
+from zoo.audio.evaluation.summary import MetricColumn
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,7 @@ class Chunker:
         return max(-(-samples // self.unit_samples), 1)
 
     def spans(self, samples: int, shift: int = 0) -> list[Span]:
-        """List (start, stop) in units of the chunks of a signal.
-
-        Args:
-            shift: units by which all inner ends move forward, for measuring what the grid changes; less than
-                `window - overlap`.
-        """
+        """List (start, stop) in units of the chunks; a shift below the stride moves all inner ends forward."""
         stride = self.window - self.overlap
         check_within(0, stride - 1, shift=shift)
         total = self.units(samples)
@@ -204,7 +199,7 @@ def match_length(blocks: Iterable[np.ndarray], samples: int) -> Iterator[np.ndar
 
 
 def resample_blocks(blocks: Iterable[np.ndarray], source_rate: int, target_rate: int) -> Iterator[np.ndarray]:
-    """Resample a stream of pieces (C, n) float32, which may come out empty; within one sample of the exact ratio."""
+    """Resample a stream of pieces (C, n) float32, which may come out empty."""
     resampler: StreamResampler | None = None
     block = np.zeros((1, 0), np.float32)
     for block in blocks:
@@ -220,7 +215,7 @@ def mix_to_mono(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def check_finite(result: np.ndarray) -> np.ndarray:
-    """A net's result as it is; refused where a value is not finite."""
+    """Refuse a net's result with values that are not finite."""
     if not np.isfinite(result).all():
         raise ValueError("the net gave NaN or infinite values; under 16-mixed try --trainer.precision=32")
     return result

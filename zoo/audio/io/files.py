@@ -52,12 +52,11 @@ class AudioFileError(ValueError):
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """Header of an audio file: samples per channel, and libsndfile's name of the sample format, e.g. `PCM_16`."""
+    """Header of an audio file; `samples` are those of each channel."""
 
     sample_rate: int
     channels: int
     samples: int
-    subtype: str
 
     @property
     def seconds(self) -> float:
@@ -68,7 +67,7 @@ class AudioInfo:
 def info(path: str | os.PathLike[str]) -> AudioInfo:
     """Read and check the header of an audio file without decoding it: `samples` is what `read` returns if it can."""
     with _open(Path(path)) as handle:
-        return AudioInfo(handle.samplerate, handle.channels, handle.frames, handle.subtype)
+        return AudioInfo(handle.samplerate, handle.channels, handle.frames)
 
 
 def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tuple[np.ndarray, int]:
@@ -79,17 +78,15 @@ def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tup
         samples: number of samples; -1 reads to the end, and a part reaching past the end is cut there like a slice.
 
     Returns:
-        Audio (C, T) float32 as stored (8- and 16-bit files: integer / full scale), and the sample rate in Hz.
+        Audio (C, T) float32, integers over full scale, and the sample rate in Hz.
     """
     path = Path(path)
     with _open(path) as handle:
         if not 0 <= start < handle.frames or samples < -1:
             raise ValueError(f"{path}: cannot read {samples} samples from {start} on, the file holds {handle.frames}")
         count = handle.frames - start if samples == -1 else min(samples, handle.frames - start)
-        skip = 0
-        if start and handle.format == "MP3":
-            skip = start  # libmpg123 seeks by frames with a cold bit reservoir: only decoding from the start is exact
-        elif start:
+        skip = start if handle.format == "MP3" else 0  # mp3 decodes exactly only from the start
+        if start > skip:
             handle.seek(start)
         audio = _decode(handle, path, start - skip, skip + count)[skip:]
         return np.ascontiguousarray(audio.T), handle.samplerate
@@ -241,34 +238,27 @@ def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUD
         return [path]
     paths: list[Path] = []
     skipped: dict[str, list[str]] = defaultdict(list)
-    for folder, folders, names in os.walk(
-        path, onerror=lambda error: skipped["unreadable folder"].append(error.filename)
-    ):
+    for folder, folders, names in os.walk(path):
         skipped["linked folder"] += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
         for name in names:
-            suffix = os.path.splitext(name)[1].lower()
-            if name[0] != "." and suffix in (*suffixes, *_UNSUPPORTED_SUFFIXES):
-                full = os.path.join(folder, name)
-                reason = _find_fault(full) if suffix in suffixes else suffix
-                if reason is None:
-                    paths.append(Path(full))
-                else:
-                    skipped[reason].append(full)
-    reasons = [
-        f"{len(names)} {reason} ({_printable(min(names))})" for reason, names in sorted(skipped.items()) if names
-    ]
+            full, suffix = os.path.join(folder, name), os.path.splitext(name)[1].lower()
+            if name[0] == "." or suffix not in (*suffixes, *_UNSUPPORTED_SUFFIXES):
+                continue
+            if suffix not in suffixes:
+                skipped[suffix].append(full)
+            elif not os.path.isfile(full):
+                skipped["broken link"].append(full)
+            elif _printable(full) != full:
+                skipped["name that is not UTF-8"].append(full)
+            else:
+                paths.append(Path(full))
+    reasons = [f"{len(each)} {reason} ({_printable(min(each))})" for reason, each in sorted(skipped.items()) if each]
     if reasons:
         _warn_once(
             f"{_printable(os.fspath(path))}: left out {', '.join(reasons)}; convert other formats to wav or flac, "
             "links to folders are not followed"
         )
     return sorted(paths)
-
-
-def _find_fault(path: str) -> str | None:
-    if not os.path.isfile(path):
-        return "broken link"
-    return "name that is not UTF-8" if _printable(path) != path else None
 
 
 def _printable(path: str) -> str:
@@ -307,11 +297,7 @@ class _NonSeekingFile(soundfile.SoundFile):
 
 
 def _open(path: Path) -> _NonSeekingFile:
-    """Open a file for reading from its start to its end; it has at least one sample.
-
-    Raises:
-        AudioFileError: the file is empty, cut, or no audio.
-    """
+    """Open a file of at least one sample for reading from its start to its end."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such audio file")
     if cause := find_truncation(path):
@@ -322,7 +308,7 @@ def _open(path: Path) -> _NonSeekingFile:
         raise AudioFileError(f"{path}: not an audio file that can be decoded ({_reason(error)})") from error
     if handle.frames == 0:
         handle.close()
-        raise AudioFileError(f"{path}: holds no samples (zero length, or cut so short that nothing can be decoded)")
+        raise AudioFileError(f"{path}: holds no samples")
     return handle
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import zoo
 from zoo.audio.evaluation import measures, metrics
+from zoo.audio.evaluation.summary import MetricColumn, failure_lines, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs, read_data
@@ -31,8 +32,8 @@ from zoo.audiosr.inference.report import Spectrogram, write_picture
 from zoo.audiosr.inference.restore import Restorer, band_distances
 from zoo.common.journal import Journal, format_error
 from zoo.common.locks import writes_into
-from zoo.common.reports import Row, failure_lines, new_figure, summary_table, write_report
-from zoo.common.statistics import LEVEL, MetricColumn, summarize
+from zoo.common.reports import Row, new_figure, write_report
+from zoo.common.statistics import LEVEL
 from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.components import WEIGHTS_NAME, is_export
 from zoo.runs.load import load
@@ -95,7 +96,7 @@ class Evaluation:
 
     @cached_property
     def summaries(self) -> dict[str, list[Row]]:
-        """Per part what `zoo.common.statistics.summarize` says, gains over the input as it is."""
+        """Per part what `zoo.audio.evaluation.summary.summarize` says, gains over the input as it is."""
         return {part: summarize(rows, self.systems, MEASURES, UNPROCESSED) for part, rows in self.parts.items()}
 
     @cached_property

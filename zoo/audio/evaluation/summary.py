@@ -1,0 +1,163 @@
+"""Summarise an evaluation: means with intervals and gains over a baseline by system and measure, tables, box plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from zoo.common.reports import Row, markdown_table, subplot_grid
+from zoo.common.statistics import bootstrap_mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BOX_PLOT_INCHES = (4.0, 3.0)
+
+
+class MetricColumn(NamedTuple):
+    """A column of the evaluation.
+
+    Attributes:
+        name: of the column.
+        higher_is_better: otherwise lower is.
+        unit: for the tables, "" where there is none.
+        weight: name of the column that weighs the files in a mean, "" for equal weights: a word error rate weighed by
+            the reference's words is the error rate of the whole set.
+    """
+
+    name: str
+    higher_is_better: bool
+    unit: str = ""
+    weight: str = ""
+
+
+def summarize(
+    rows: Sequence[Mapping[str, Any]],
+    systems: Sequence[str],
+    measures: Sequence[MetricColumn],
+    baseline: str | None = None,
+) -> list[Row]:
+    """Sum up measurements per system and measure.
+
+    Args:
+        rows: one per file and system: `name`, `system`, and values by measure; NaN or a missing key is undefined.
+        systems: in the order of the result; rows of others are left out.
+        measures: in the order of the result.
+        baseline: system that gains are relative to, or None.
+
+    Returns:
+        Rows with system, measure, unit, better ("higher" or "lower"), files (of the system), count (defined values),
+        mean, low, high (95 % interval), std, median, and gain, gain_low, gain_high: the mean paired improvement over
+        the baseline on the files defined in both, positive is better.
+    """
+    summary: list[Row] = []
+    for system in systems:
+        files = sum(row["system"] == system for row in rows)
+        for measure in measures:
+            pairs = _defined_values(rows, system, measure)
+            base = _defined_values(rows, baseline, measure) if baseline != system else {}
+            numbers, weights = np.array(list(pairs.values())).reshape(-1, 2).T
+            sign = 1 if measure.higher_is_better else -1
+            gains = [(sign * (pairs[name][0] - base[name][0]), pairs[name][1]) for name in pairs if name in base]
+            gain = bootstrap_mean(*np.array(gains).reshape(-1, 2).T)
+            summary.append(
+                {
+                    "system": system,
+                    "measure": measure.name,
+                    "unit": measure.unit,
+                    "better": "higher" if measure.higher_is_better else "lower",
+                    "files": files,
+                    "count": len(numbers),
+                    **bootstrap_mean(numbers, weights)._asdict(),
+                    "std": float(numbers.std(ddof=1)) if len(numbers) > 1 else math.nan,
+                    "median": float(np.median(numbers)) if len(numbers) else math.nan,
+                    **{"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high},
+                }
+            )
+    return summary
+
+
+def _defined_values(
+    rows: Sequence[Mapping[str, Any]], system: str | None, measure: MetricColumn
+) -> dict[str, tuple[float, float]]:
+    """Collect value and weight of each file of a system that has both."""
+    pairs = {}
+    for row in rows:
+        value = float(row.get(measure.name, math.nan))
+        weight = float(row.get(measure.weight, math.nan)) if measure.weight else 1.0
+        if row["system"] == system and math.isfinite(value) and weight > 0:
+            pairs[row["name"]] = value, weight
+    return pairs
+
+
+def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> str:
+    """Format a summary in markdown, a row per system and a column per measure.
+
+    Args:
+        summary: from `summarize`.
+        kind: "mean", or "gain" for the gains over the baseline, in rows that have one.
+
+    Returns:
+        The table. An arrow tells what is better (of gains positive is); where not every file has a value, their number
+        follows.
+    """
+    low, high = ("low", "high") if kind == "mean" else ("gain_low", "gain_high")
+    lines: dict[str, list[str]] = {}
+    heads: dict[str, str] = {}
+    for row in summary:
+        arrow = "" if kind == "gain" else "↑" if row["better"] == "higher" else "↓"
+        heads[row["measure"]] = " ".join(filter(None, (row["measure"], row["unit"], arrow)))
+        cell = f"{row[kind]:.4g}" if math.isfinite(row[kind]) else "-"
+        cell += f" [{row[low]:.4g}, {row[high]:.4g}]" if math.isfinite(row[low]) else ""
+        cell += f" (n={row['count']})" if kind == "mean" and 0 < row["count"] < row["files"] else ""
+        lines.setdefault(row["system"], [row["system"], str(row["files"])]).append(cell)
+    rows = [line for line in lines.values() if kind == "mean" or any(cell != "-" for cell in line[2:])]
+    return markdown_table(["system", "files", *heads.values()], rows)
+
+
+def failure_lines(failed: Sequence[Mapping[str, Any]], total: int, shown: int = 20, rest: str = "") -> list[str]:
+    """List the first rows that failed in markdown; nothing where none did.
+
+    Args:
+        failed: rows with `system`, `name` and `reason`.
+        total: rows in all.
+        shown: of those that failed.
+        rest: file that holds the others, for a last line.
+    """
+    if not failed:
+        return []
+    lines = [f"{len(failed)} of {total} rows failed:", ""]
+    lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:shown]]
+    return lines + ([f"- ... all in {rest}"] if rest and len(failed) > shown else [])
+
+
+def plot_boxes(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[MetricColumn]) -> Figure:
+    """Plot a panel per measure with a box per system (quartiles; whiskers to 1.5 times their distance).
+
+    Args:
+        rows: as for `summarize`.
+        systems: in the order of the boxes; a system without a value has none.
+        measures: in the order of the panels; a measure without any value has none.
+    """
+    panels = []
+    for measure in measures:
+        boxes = {
+            system: [
+                row[measure.name]
+                for row in rows
+                if row["system"] == system and math.isfinite(row.get(measure.name, math.nan))
+            ]
+            for system in systems
+        }
+        if any(boxes.values()):
+            panels.append((measure, {system: box for system, box in boxes.items() if box}))
+    figure, grid = subplot_grid(len(panels), *BOX_PLOT_INCHES)
+    for (measure, boxes), axes in zip(panels, grid, strict=True):
+        axes.boxplot(list(boxes.values()), tick_labels=list(boxes))
+        better = "higher" if measure.higher_is_better else "lower"
+        axes.set(title=f"{measure.name} ({better} is better)", ylabel=measure.unit)
+        axes.grid(axis="y", alpha=0.3)
+    return figure
