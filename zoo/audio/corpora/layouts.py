@@ -118,7 +118,7 @@ def _warn_of_missing(root: Path, missing: list[str]) -> None:
 
 def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
     chapters = [folder for split in LIBRITTS_SPLITS for folder in (root / split).glob("*/*") if folder.is_dir()]
-    utterances = []
+    utterances: list[Utterance] = []
     for folder in chapters:
         speaker, chapter = folder.parts[-2:]
         lines = folder / f"{speaker}_{chapter}.trans.tsv"
@@ -127,7 +127,7 @@ def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
 
 
 def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
-    utterances = []
+    utterances: list[Utterance] = []
     for folder in root.glob(_JVS_FOLDERS):
         speaker, subset = folder.parts[-3:-1]
         lines = folder.with_name("transcripts_utf8.txt") if with_text else None
