@@ -1,10 +1,8 @@
-"""Read YAML, JSON and text of users, merge recipes, and limit what a config of somebody else may name.
-
-A config named on the command line is the user's own and may name any path. One that comes with a run may be anybody's.
-"""
+"""Read YAML, JSON and text of users, merge recipes, and limit what a config that came with a run may name."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -100,20 +98,15 @@ def load_json(text: str | bytes) -> Any:
         raise ValueError("lists and tables nest too deeply") from error
 
 
-def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n`, and byte order mark; else ValueError."""
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
-            yield text.removesuffix("\n").removesuffix("\r")
-
-
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read all lines of a UTF-8 file, see `iterate_lines`."""
-    return list(iterate_lines(path))
+    """Read the lines of a UTF-8 file without their ends, LF or CR LF alone; ValueError names one that is no UTF-8."""
+    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -178,11 +171,7 @@ def _is_same_class(old: str, new: str) -> bool:
 
 
 def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
-    """Read a recipe or a run's config and resolve its interpolations; ValueError where it names what it may not.
-
-    Args:
-        from_run: it came with a run and was not named by the user: see `check_config_paths`.
-    """
+    """Read a config and resolve its interpolations; `from_run` where the user did not name it: check its paths."""
     from omegaconf import OmegaConf  # only now: help does not wait for it
     from omegaconf.errors import OmegaConfBaseException
 
@@ -217,12 +206,9 @@ def _read_variable(name: str, default: Any = ...) -> Any:
 
 
 def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
-    """Refuse a config that came with a run and names paths outside of it, or addresses, with ValueError.
+    """Refuse paths outside of `folder` and addresses in a config that came with a run, with ValueError.
 
-    Args:
-        config: plain values, the run's with those of the command line.
-        folder: of the run.
-        args: the command line; what it names itself may lie anywhere.
+    What the command line, `args`, names itself may lie anywhere.
     """
     options = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
     if config.get("ckpt_path") is not None and "ckpt_path" not in options:

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 from zoo.common.atomic_files import TEMPORARY_MARK, delete_temporary_files, write_atomic
 from zoo.common.locks import LOCK_NAME
 
-MAX_SHOWN = 60  # characters of a value in a message
-
 Item = TypeVar("Item")
 Row = dict[str, Any]
 
@@ -117,7 +115,7 @@ def begin_output(
     if path.is_file():
         old, new = _flatten(json.loads(path.read_text(encoding="utf-8"))), _flatten(settings)
         changes = [
-            f"{key} {_shorten(old.get(key))} (now {_shorten(new.get(key))})"
+            f"{key} {old.get(key)!r:.60} (now {new.get(key)!r:.60})"
             for key in {**old, **new}
             if old.get(key) != new.get(key) and key not in notes
         ]
@@ -139,8 +137,3 @@ def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
