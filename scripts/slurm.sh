@@ -2,8 +2,8 @@
 # Train under SLURM, in as many pieces as the time limit, lost processes and lost nodes make of it:
 #   sbatch [--nodes=2] [--gpus-per-node=4 --ntasks-per-node=4] scripts/slurm.sh RECIPE [flags of `zoo fit` ...]
 #
-# One task a GPU. Two minutes before the limit SLURM sends SIGUSR1; every rank finishes its step and a validation that is due,
-# the checkpoint is saved and zoo exits with 143. That code puts the job back in the queue, and `--ckpt_path auto` goes on with the
+# One task a GPU. Two minutes before the limit SLURM sends SIGUSR1; every rank finishes its step, the checkpoint is
+# saved and zoo exits with 143. That code puts the job back in the queue, and `--ckpt_path auto` goes on with the
 # newest run of the recipe (or starts one). So does the loss of a process (killed, out of memory, hung, its machine
 # gone), unless the job was started ZOO_RESTARTS (3) times more in a row without a new checkpoint. A failure of zoo
 # itself ends the job with its code, whatever the ranks beside it report: 0 finished, 1 failed, 2 a mistake in the

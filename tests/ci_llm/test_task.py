@@ -285,7 +285,7 @@ def test_data_that_do_not_fit_are_refused(settings, said):
 def test_items_of_a_batch_are_its_texts():
     batch = texts(4)
     own = {key: torch.stack([value] * 3) for key, value in batch.items()}
-    assert task().items_in(batch) == task().items_in(own) == 4
+    assert task().count_items(batch) == task().count_items(own) == 4
 
 
 def test_unknown_normalisation_is_refused():

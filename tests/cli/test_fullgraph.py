@@ -13,7 +13,7 @@ from tests.audiosr import task_parts as audiosr
 from tests.ci_llm import crowd_parts
 from tests.cli.test_recipes import FRAGMENTS, RECIPES
 from tests.compressed_ad.test_losses import histories
-from tests.miipher.parts import SPEAKER, backbone, cleaner
+from tests.miipher.parts import backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
@@ -45,7 +45,6 @@ from zoo.hifigan.nets.spectral_discriminators import (
 )
 from zoo.hifigan.nets.stochastic import StochasticVocos
 from zoo.hifigan.nets.vocos import Vocos
-from zoo.miipher.nets.speaker import SpeakerEncoder
 
 Inputs = Callable[[int], tuple[Any, ...]]
 """Inputs by a size, so that two sizes show that nothing was specialised away."""
@@ -116,11 +115,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         BigVGAN(4, 8, (2, 2), (4, 4), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),)),
         lambda size: (noise(2, 4, size),),
     ),
-    "BigVGAN-causal": lambda: (
-        BigVGAN(4, 8, (2,), (5,), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((1,),), causal=True),
-        lambda size: (noise(2, 4, size),),
-    ),
-    "Vocos-causal": lambda: (Vocos(4, 8, 12, 1, 16, 4, causal=True), lambda size: (noise(2, 4, size),)),
     "StochasticVocos": lambda: (
         StochasticVocos(LogMel(8000, 64, 16, 64, 4, 0.0, None), 8, 12, 1), lambda size: (noise(2, 4, size),)
     ),
@@ -179,7 +173,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     },
     "ToyNet": lambda: (ToyNet(), lambda size: (noise(size, 2), torch.linspace(0, 1, size))),
     "Backbone-layers": lambda: (backbone(layers=[1, 2]), lambda size: (noise(2, 640 * size),)),
-    "SpeakerEncoder": lambda: (SpeakerEncoder(config=SPEAKER), lambda size: (noise(2, 1600 * size),)),
     **{f"Backbone-{kind}": (lambda kind=kind: encoder(kind)) for kind in WAVEFORM},
     "Cleaner": lambda: (cleaner(), encoder("hubert")[1]),
     **{f"Crowd-{name}": (lambda name=name: language_model(name)) for name in ("llama", "gemma2")},

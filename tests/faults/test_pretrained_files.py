@@ -18,7 +18,6 @@ from transformers.integrations import hub_kernels
 from tests.ci_llm.crowd_parts import CONFIGS as CAUSAL
 from tests.flow.conditions import T5
 from tests.miipher.parts import CONFIGS as AUDIO
-from tests.miipher.parts import SPEAKER
 from zoo.audio.evaluation.similarity import SpeakerSimilarity
 from zoo.ci_llm.convert.read import read_peft
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
@@ -27,7 +26,6 @@ from zoo.flow.nets.autoencoder import FrozenAutoencoder
 from zoo.flow.nets.text import FrozenText
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.miipher.nets.backbone import Backbone as AudioBackbone
-from zoo.miipher.nets.speaker import SpeakerEncoder
 
 KERNEL = "someone/kernel"
 INDEX = "model.safetensors.index.json"
@@ -38,21 +36,18 @@ CONFIGS = {
     "bert": {"model_type": "bert", "vocab_size": 384, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
              "num_attention_heads": 2, "max_position_embeddings": 8},
     "audio": AUDIO["hubert"],
-    "speaker": SPEAKER,
 }  # fmt: skip
 BUILD: dict[str, Callable[[Any], Any]] = {
     "causal": lambda config: CausalBackbone(config=config),
     "text": lambda config: FrozenText(config=config, max_tokens=8),
     "bert": lambda config: FrozenText(config=config, max_tokens=8),
     "audio": lambda config: AudioBackbone(layer=1, config=config),
-    "speaker": lambda config: SpeakerEncoder(config=config),
 }
 LOAD: dict[str, Callable[[str], Any]] = {
     "causal": lambda folder: CausalBackbone(source=folder),
     "text": lambda folder: FrozenText(folder, max_tokens=8),
     "bert": lambda folder: FrozenText(folder, max_tokens=8),
     "audio": lambda folder: AudioBackbone(layer=1, source=folder),
-    "speaker": lambda folder: SpeakerEncoder(folder),
 }
 # Settings that reach a loader of hub kernels, another repository, or a file elsewhere.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -33,11 +33,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-SPEAKER: dict[str, Any] = {
-    "model_type": "wavlm", **SMALL, "num_hidden_layers": 1, "tdnn_dim": [8, 8], "tdnn_kernel": [3, 1],
-    "tdnn_dilation": [1, 1], "xvector_output_dim": 6,
-}  # fmt: skip
-
 
 def backbone(name: str = "hubert", layer: int = 2, **arguments: Any) -> Backbone:
     family: FamilyName = "mel_hubert" if name == "mel_hubert" else "auto"  # whose configuration is HuBERT's

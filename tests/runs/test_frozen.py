@@ -16,7 +16,7 @@ from toy_wing.data import PairData
 from tests.harness import TOY_ARGS, newest
 from zoo.audio.io import files
 from zoo.cli.main import main
-from zoo.runs import frozen
+from zoo.runs import frozen, pretrained_files
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
 from zoo.training.adversarial import Discriminator, Output
@@ -377,7 +377,7 @@ def test_where_a_file_holds_its_tensors_does_not_matter(tmp_path: Path) -> None:
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=6, n_layer=1, n_head=2)).eval()
     model.save_pretrained(tmp_path)
-    loaded = frozen.load_pretrained(GPT2LMHeadModel, str(tmp_path), None, dtype=torch.float32)
+    loaded = pretrained_files.load_pretrained(GPT2LMHeadModel, str(tmp_path), None, dtype=torch.float32)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in (*loaded.parameters(), *loaded.buffers()))
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
     tokens = torch.tensor([[1, 7, 3]])

@@ -128,7 +128,7 @@ class CrowdTask(SingleOptimizerTask):
         if term is None or not term.enabled or "directions" in batch:
             return batch
         dims = self.crowd.backbone.dim if term.needs_hidden else self.crowd.backbone.vocab_size
-        directions = term.directions(dims, self.crowd.count, self.steps_trained)
+        directions = term.directions(dims, self.crowd.count, self.global_step)
         return batch if directions is None else {**batch, "directions": directions}
 
     def prepare_evaluation_batch(self, batch: Batch) -> Batch:
@@ -146,17 +146,17 @@ class CrowdTask(SingleOptimizerTask):
         """
         batch = self.prepare_training_batch(batch)
         normaliser, share = self._portion(batch["labels"])
-        objective = Objective(batch, self.diversity, self.steps_trained, normaliser, share, self.loss_shift)
+        objective = Objective(batch, self.diversity, self.global_step, normaliser, share, self.loss_shift)
         result = objective.of(self.crowd, self._grad_scale())
         terms = {"loss": result.total, "task_loss": result.losses.mean()}
         terms |= {f"loss_agent_{k}": value for k, value in enumerate(result.losses)}
         terms = {key: value / share for key, value in terms.items()}
         if objective.value is not None:
             terms["swd_loss"] = objective.value
-        self.log_terms("train", terms, batch_size=self.items_in(batch), weight=share)
+        self.log_terms("train", terms, batch_size=self.count_items(batch), weight=share)
         return result.total
 
-    def items_in(self, batch: Batch) -> int:
+    def count_items(self, batch: Batch) -> int:
         """Texts that each agent reads (rows, where they are packed), for the throughput."""
         return batch["input_ids"].shape[-2]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +13,6 @@ import yaml
 from zoo.common.systems import recipe_paths
 
 MAX_YAML = 2**20  # characters of a YAML file, which takes seconds to read
-MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
 ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose values are addresses, also without "://"
@@ -86,27 +83,6 @@ def load_yaml(text: str) -> Any:
 def dump_yaml(value: Any) -> str:
     """Write plain values as YAML that `load_yaml` reads back as they are, keys in their order."""
     return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
-
-
-def load_json(text: str | bytes) -> Any:
-    """Read JSON; ValueError where it is none, too long or too deep."""
-    if len(text) > MAX_JSON:
-        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("lists and tables nest too deeply") from error
-
-
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read the lines of a UTF-8 file without their ends, LF or CR LF alone; ValueError names one that is no UTF-8."""
-    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.environment import process_rank
 
-LOCK_NAME = ".zoo.lock"
 LOCK_INFO_NAME = ".zoo.lock.txt"
 # Lightning sets only these for the processes that it starts itself.
 _LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")

@@ -7,10 +7,9 @@ __getattr__, __all__ = register_components(
     {
         "data.datamodule": "SpeechData VocoderSegments",
         "inference.restore": "FeatureExtractor Restorer",
-        "nets.adapters": "AdapterStyle LoraAdapters OpenMiipherAdapters ParallelAdapters",
+        "nets.adapters": "AdapterStyle LoraAdapters ParallelAdapters",
         "nets.backbone": "Backbone",
         "nets.cleaner": "Cleaner",
-        "nets.speaker": "SpeakerEncoder",
         "task": "AdapterTask BackboneTask VocoderTask",
     },
 )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.miipher.nets.families import valid
@@ -56,16 +55,6 @@ def feature_loss(
         "mse": (squared / per_item["values"]).mean(),
         "sc": (squared / (per_item["target"] + EPSILON)).mean(),
     }
-
-
-def mean_absolute(found: Tensor, wanted: Tensor) -> Tensor:
-    """Mean absolute difference of features (B, F, C)."""
-    return (found - wanted).abs().mean()
-
-
-def cosine_distance(found: Tensor, wanted: Tensor) -> Tensor:
-    """1 - cosine of embeddings (B, D), mean over items."""
-    return 1 - F.cosine_similarity(found, wanted, dim=-1).mean()
 
 
 def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:

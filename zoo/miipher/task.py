@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.analysis.griffin_lim import griffin_lim
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.io.resample import resample, resampler
+from zoo.audio.io.resample import resample
 from zoo.common.atomic_files import replace_atomically
 from zoo.common.checks import check_at_least
 from zoo.hifigan.nets.base import WaveformGenerator
@@ -19,11 +19,10 @@ from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.task import HiFiGANTask
 from zoo.miipher.data.clips import Segments
 from zoo.miipher.data.datamodule import VocoderSegments
-from zoo.miipher.losses import TERMS, Reduction, cosine_distance, feature_loss, mean_absolute, weighted
+from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
-from zoo.miipher.nets.families import WaveformFamily, valid
-from zoo.miipher.nets.speaker import SpeakerEncoder
+from zoo.miipher.nets.families import valid
 from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.runs.run_folder import run_folder
 from zoo.training.adversarial import Discriminator
@@ -127,12 +126,9 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: long files are restored in pieces of this length.
         overlap_seconds: of neighbouring pieces.
         chunk_batch: pieces restored at once.
-        speaker: frozen; the term `g/speaker` of `loss_weights` is the cosine distance of its embeddings of generated
-            and real audio (0 to 2). Null: no such term.
         least_squares: passes over the training items from which the shortcut of a `MagnitudeVocos` is solved for
             before the first batch (not with sharded weights). 0: it begins as the generator was built or loaded.
-        kwargs: of HiFiGANTask. The term `g/ssl` of `loss_weights` is the mean absolute difference of the plain
-            backbone's features of generated and real audio; the gradient passes through it.
+        kwargs: of HiFiGANTask.
 
     Source: Miipher-2, section 3.3, with HiFi-GAN in place of WaveFit as in its reproduction, or Vocos.
     """
@@ -157,7 +153,6 @@ class VocoderTask(HiFiGANTask):
         chunk_seconds: float = 20.0,
         overlap_seconds: float = 2.0,
         chunk_batch: int = 4,
-        speaker: SpeakerEncoder | None = None,
         least_squares: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -171,13 +166,6 @@ class VocoderTask(HiFiGANTask):
         if least_squares and not isinstance(generator, MagnitudeVocos):
             raise ValueError(f"least_squares is of MagnitudeVocos, the generator is a {type(generator).__name__}")
         self.least_squares = least_squares
-        if (speaker is None) == bool(self.loss_weights.get("g/speaker")):
-            raise ValueError("speaker and the weight g/speaker of loss_weights belong together: give both or neither")
-        self.speaker = speaker
-        self.to_encoder = resampler(sample_rate, encoder.sample_rate)
-        front = (encoder.backbone if isinstance(encoder, Cleaner) else encoder).front
-        if self.loss_weights.get("g/ssl") and not isinstance(front, WaveformFamily):
-            raise ValueError("loss_weights: g/ssl needs an encoder of waveforms; no gradient passes its filter banks")
         self._input: Tensor | None = None  # of the clip that is being evaluated
         self.store_options(locals())
 
@@ -203,7 +191,7 @@ class VocoderTask(HiFiGANTask):
     def on_train_start(self) -> None:
         """Solve for the generator's shortcut where a run begins; every process does so from the same items."""
         super().on_train_start()
-        if self.least_squares and not self.steps_trained:
+        if self.least_squares and not self.global_step:
             generator = cast(MagnitudeVocos, self.generator)
             generator.fit_shortcut((self.features(batch), batch["audio"]) for batch in self._first_batches())
 
@@ -239,18 +227,6 @@ class VocoderTask(HiFiGANTask):
             wanted = batch["first"][:, None] + torch.arange(batch["frames"][0], device=features.device)
             features = features.gather(1, wanted[..., None].expand(-1, -1, features.shape[2]))
         return features.transpose(1, 2)
-
-    def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Those of HiFi-GAN, and of the distances of features and of speakers those that have a weight."""
-        terms = super().reconstruction(fake, real, batch)
-        plain = self.encoder.target if isinstance(self.encoder, Cleaner) else self.encoder
-        frozen = {"g/ssl": (plain, mean_absolute), "g/speaker": (self.speaker, cosine_distance)}
-        for key, (net, distance) in frozen.items():
-            if self.loss_weights.get(key) and net is not None:
-                with torch.no_grad():
-                    wanted = net(self.to_encoder(real[:, 0]))
-                terms[key] = distance(net(self.to_encoder(fake[:, 0])), wanted)
-        return terms
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One step of the GAN; features are computed once, however many chunks the batch is cut into."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo import __version__
 from zoo.common import registry
 from zoo.common.build import build
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.runs.frozen import FROZEN_FOLDER, FrozenModule

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.registry import package_of
 from zoo.runs import frozen
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint

@@ -22,8 +22,9 @@ from typing import Any
 
 import yaml
 
+from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.configs import load_yaml
-from zoo.common.locks import LOCK_NAME, is_locked
+from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_valid_checkpoint, parse_score, parse_step
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME, MEDIA_NAME
 

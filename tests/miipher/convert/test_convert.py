@@ -30,7 +30,7 @@ from zoo.miipher.convert import (
     to_original,
     vocoder_from_original,
 )
-from zoo.miipher.nets.adapters import LoraAdapters, OpenMiipherAdapters
+from zoo.miipher.nets.adapters import LoraAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.runs.load import load
@@ -268,38 +268,6 @@ def test_lora_has_no_original(folder: Path, tmp_path: Path) -> None:
     model = Cleaner(Backbone(layer=2, source=str(folder)), LoraAdapters(rank=2))
     with pytest.raises(ValueError, match="no LoraAdapters"):
         to_original(model, tmp_path / "lora.pt")
-
-
-def test_open_miipher(tmp_path: Path) -> None:
-    backbone("gemma3n_audio", layer=3).save_source(tmp_path / "usm")
-    torch.manual_seed(0)
-    layers = {}
-    for block in range(2):
-        layers |= {
-            f"{block}.pre_ln.weight": 1 + 0.1 * torch.randn(32),
-            f"{block}.down_proj.weight": 0.2 * torch.randn(20, 32),
-            f"{block}.down_proj.bias": 0.2 * torch.randn(20),
-            f"{block}.up_proj.weight": 0.2 * torch.randn(32, 20),
-            f"{block}.up_proj.bias": 0.2 * torch.randn(32),
-        }
-    norms = {f"{block}.weight": 1 + 0.1 * torch.randn(32) for block in range(2)}
-    for scales in ({}, {f"{block}.scale": torch.tensor([1.5]) for block in range(2)}):
-        content = {"adapter_layers": {**layers, **scales}, "adapter_norms": norms}
-        for name in ("model.pth", "feature_cleaner.pth"):
-            path = tmp_path / f"{len(scales)}_{name}" / name
-            path.parent.mkdir()
-            torch.save(content, path)
-            assert describe(path.parent)["format"] == "open-miipher-2"
-            model = from_original(path.parent, tmp_path / "usm")
-            assert isinstance(model.adapters, OpenMiipherAdapters)
-            assert model.adapters.scales[0].item() == (1.5 if scales else 1.0)
-            to_original(model, tmp_path / "back.pth")
-            back = load_foreign_checkpoint(tmp_path / "back.pth")
-            for part, wanted in content.items():
-                assert sorted(back[part]) == sorted(wanted)
-                assert all(torch.equal(back[part][key], value) for key, value in wanted.items())
-    assert features(model).shape[2] == 32
-    assert "encoder.adapters.scales.1" in original_state(path)
 
 
 SIZES = {

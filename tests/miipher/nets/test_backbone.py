@@ -8,7 +8,7 @@ import torch
 
 from tests.miipher.parts import CONFIGS, backbone, cleaner
 from zoo.miipher.losses import feature_loss
-from zoo.miipher.nets.adapters import LoraAdapters, OpenMiipherAdapters, ParallelAdapters
+from zoo.miipher.nets.adapters import LoraAdapters, ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 
@@ -225,16 +225,6 @@ def test_lora_begins_as_the_backbone_and_learns():
             torch.nn.init.ones_(parameter)
     assert not torch.allclose(net(x), net.target(x))
     torch.testing.assert_close(net.target(x), backbone()(x))
-
-
-def test_open_miipher_adapters_need_conformers():
-    net = Cleaner(backbone("wav2vec2-bert"), OpenMiipherAdapters(hidden_dim=8, init="lora"))
-    x = noise(1, 3200)
-    assert net(x).shape == net.target(x).shape
-    net(x).square().mean().backward()
-    assert net.adapters.adapter_layers[0].up_proj.weight.grad is not None
-    with pytest.raises(ValueError, match="Conformer"):
-        Cleaner(backbone(), OpenMiipherAdapters(hidden_dim=8))
 
 
 def test_feature_loss_counts_valid_frames_alone():

@@ -1,3 +1,5 @@
+"""Bad batches, reduced rates and plateaus, over a resume."""
+
 import copy
 import functools
 import itertools
@@ -5,34 +7,40 @@ import itertools
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
+from toy_wing.data import PairData
 
+from zoo.runs.checkpoints import find_checkpoints
 from zoo.training.adversarial import Discriminator
-from zoo.training.callbacks.guard import DivergedError, LossGuard
+from zoo.training.callbacks.checkpoint import Checkpoints
+from zoo.training.callbacks.guard import DivergedError, LossGuard, Plateau
 from zoo.training.gan import GANStep, GANTask
+from zoo.training.task import ZooTask
 
 NAN = float("nan")
+SILENT = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 class Task(L.LightningModule):
-    def __init__(self, lr=0.01):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-        self.lr = lr
 
     def training_step(self, batch, batch_idx):
         loss = (self.net(batch["x"]) - 1).square().mean() * batch["scale"]
         self.log("train/loss", loss)
-        return loss
+        # the gradient of the root of 0 is infinite
+        return loss + (self.net[0].weight * batch["zero"]).abs().sqrt().sum() if "zero" in batch else loss
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-class Judge(Discriminator):
+class Scores(Discriminator):
     def __init__(self):
         super().__init__()
         self.score = nn.Conv1d(1, 1, 3)
@@ -47,7 +55,7 @@ class Adversarial(GANTask):
         torch.manual_seed(0)
         adam = functools.partial(torch.optim.AdamW, lr=0.01)
         weights = {"d/one": 1.0, "g/adv_one": 1.0, "g/fm_one": 1.0, "g/l1": 1.0}
-        super().__init__(nn.Conv1d(1, 1, 3, padding=1), {"one": Judge()}, adam, adam, weights, **kwargs)
+        super().__init__(nn.Conv1d(1, 1, 3, padding=1), {"one": Scores()}, adam, adam, weights, **kwargs)
 
     def generate(self, batch):
         real = batch["x"].reshape(4, 1, -1)
@@ -75,17 +83,10 @@ def batches(count=12, width=2, **changes):
     return made
 
 
-def fit(task, guard, made, ckpt_path=None, **kwargs):
+def fit(task, guard, made, ckpt_path=None, **settings):
     watch = Watch()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        callbacks=[guard, watch] if guard else [watch],
-        **{"max_epochs": 1, **kwargs},
-    )
+    callbacks = [guard, watch] if guard else [watch]
+    trainer = L.Trainer(**SILENT, enable_checkpointing=False, callbacks=callbacks, **{"max_epochs": 1, **settings})
     trainer.fit(task, DataLoader(made, batch_size=None), ckpt_path=ckpt_path)
     return trainer, watch.states
 
@@ -100,88 +101,53 @@ def same(a, b):
     return a == b
 
 
-NAN_BATCH = {"x": torch.full((4, 2), NAN)}
-
-
-@pytest.mark.parametrize("change", [NAN_BATCH, {"scale": 1000.0}, {"scale": NAN}])
-def test_automatic_a_bad_batch_touches_nothing(change):
+@pytest.mark.parametrize(
+    "change", [{"x": torch.full((4, 2), NAN)}, {"scale": 1000.0}, {"scale": NAN}, {"zero": 0.0}], ids=str
+)
+def test_a_bad_batch_touches_nothing(change):
     guard = LossGuard(window=5)
     trainer, states = fit(Task(), guard, batches(x7=change))
-    assert guard.skipped_batches == 1 and float(trainer.callback_metrics["train/skipped_batches"]) == 1
+    assert guard.skipped_batches == float(trainer.callback_metrics["train/skipped_batches"]) == 1
     assert same(states[6], states[7]) and not same(states[7], states[8])
     without = batches()
     del without[7]
-    _, reference = fit(Task(), None, without)
-    assert same(states[-1], reference[-1])
+    assert same(states[-1], fit(Task(), None, without)[1][-1])
 
 
-def test_gan_a_nan_batch_touches_nothing():
-    guard = LossGuard()
-    trainer, states = fit(Adversarial(), guard, batches(width=8, x7={"x": torch.full((4, 8), NAN)}))
-    assert same(states[6], states[7]) and not same(states[7], states[8])
-    assert guard.skipped_batches == 1 and trainer.global_step == 12
-
-
-def test_gan_a_bad_discriminator_loss_also_skips_the_generators_step():
+@pytest.mark.parametrize("change", [{"x": torch.full((4, 8), NAN)}, {"x": 100 * torch.ones(4, 8)}])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_bad_batch_of_a_gan_touches_nothing(change, accumulate):
     guard = LossGuard(window=5, factor=20)
-    _, states = fit(Adversarial(), guard, batches(width=8, x7={"x": 100 * torch.randn(4, 8)}))
-    assert guard.skipped_batches == 1 and same(states[6], states[7])
+    _, states = fit(Adversarial(step=GANStep(accumulate=accumulate)), guard, batches(width=8, x7=change))
+    assert guard.skipped_batches == 1 and same(states[6], states[7]) and not same(states[7], states[8])
 
 
-def test_gan_a_bad_generator_loss_skips_the_generator():
-    guard = LossGuard(window=5)
-    _, states = fit(Adversarial(), guard, batches(width=8, x7={"scale": 1000.0}))
+def test_a_bad_generator_loss_skips_the_generator():
+    _, states = fit(Adversarial(), LossGuard(window=5), batches(width=8, x7={"scale": 1000.0}))
     (before, (adam_g, _)), (after, (adam_g_after, _)) = states[6], states[7]
-    assert guard.skipped_batches == 1 and same(adam_g, adam_g_after)
+    assert same(adam_g, adam_g_after)
     assert all(torch.equal(before[key], after[key]) for key in before if key.startswith("generator"))
 
 
-def test_gan_in_chunks_judges_the_whole_batch():
-    guard = LossGuard(window=5)
-    _, states = fit(Adversarial(step=GANStep(accumulate=2)), guard, batches(width=8, x7={"x": torch.full((4, 8), NAN)}))
-    assert guard.skipped_batches == 1 and same(states[6], states[7])
-
-
-def test_a_gradient_that_is_not_finite_is_bad():
-    class Root(Task):
-        def training_step(self, batch, batch_idx):
-            return super().training_step(batch, batch_idx) + (self.net[0].weight * batch["zero"]).abs().sqrt().sum()
-
-    made = [batch | {"zero": 0.0 if i == 3 else 1.0} for i, batch in enumerate(batches(6))]
-    guard = LossGuard()
-    _, states = fit(Root(), guard, made)
-    assert guard.skipped_batches == 1 and same(states[2], states[3])
-
-
-def test_an_absolute_limit_holds_from_the_first_batch():
+def test_accumulated_batches_are_skipped_together_and_a_limit_holds_at_once():
     guard = LossGuard(limit=100.0)
-    _, states = fit(Task(), guard, batches(3, x0={"scale": 1000.0}))
-    assert guard.skipped_batches == 1 and states[0][1][0]["state"] == {}
-
-
-def test_accumulated_batches_are_dropped_together():
-    guard = LossGuard()
-    _, states = fit(Task(), guard, batches(6, x2=NAN_BATCH), accumulate_grad_batches=2)
-    assert guard.skipped_batches == 1
-    assert same(states[1], states[3]) and not same(states[3], states[5])
+    _, states = fit(Task(), guard, batches(6, x0={"scale": 1000.0}, x4={"scale": NAN}), accumulate_grad_batches=2)
+    assert guard.skipped_batches == 2 and states[1][1][0]["state"] == {}
+    assert not same(states[1], states[3]) and same(states[3], states[5])
 
 
 def test_patience_ends_the_run_and_names_batch_terms_and_items():
     made = batches(8, x3={"scale": NAN}, x5={"scale": NAN}, x6={"scale": NAN})
-    with pytest.raises(DivergedError) as caught:
+    with pytest.raises(DivergedError, match=r"batch 6 of epoch 0: .*train/loss = nan.*a, b"):
         fit(Task(), LossGuard(patience=2), made)
-    text = str(caught.value)
-    assert text.startswith("2 bad batches in a row, the last: batch 6 of epoch 0: the loss is nan; ")
-    assert "train/loss = nan" in text and "items: a, b" in text
 
 
 def test_reduce_lowers_the_rate_below_any_schedule():
     class Scheduled(Task):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
-            return [optimizer], [
-                {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), "interval": "step"}
-            ]
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
         def training_step(self, batch, batch_idx):
             return self.net[2].bias.sum() * batch["scale"]
@@ -196,16 +162,14 @@ def test_reduce_lowers_the_rate_below_any_schedule():
 
 
 def test_window_and_counters_are_restored(tmp_path):
-    first = LossGuard("reduce", window=5)
-    trainer, _ = fit(Task(), first, batches(x2={"scale": NAN}))
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    fit(Task(), LossGuard("reduce", window=5), batches(x2={"scale": NAN}))[0].save_checkpoint(tmp_path / "a.ckpt")
     torch.load(tmp_path / "a.ckpt", weights_only=True)
     second = LossGuard("reduce", window=5)
     fit(Task(), second, batches(x0={"scale": 1000.0}), ckpt_path=tmp_path / "a.ckpt", max_epochs=2)
     assert second.skipped_batches == 2 and second.multiplier == 0.25
 
 
-def test_fp16_losses_are_unscaled_and_overflows_are_the_scalers_business():
+def test_fp16_losses_are_unscaled():
     guard = LossGuard(limit=100.0)
     plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**16))
     _, states = fit(Task(), guard, batches(6, x3={"scale": NAN}), plugins=[plugin])
@@ -213,10 +177,76 @@ def test_fp16_losses_are_unscaled_and_overflows_are_the_scalers_business():
     assert all(loss < 100 for loss in guard.state_dict()["losses"][0])
 
 
+class Validated(ZooTask):
+    """Its rate halves at each step; its validations, after every third step, improve twice."""
+
+    errors = (5.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0)
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.trail = [0.0]
+
+    def training_step(self, batch, batch_idx):
+        return self.weight.sum()
+
+    def on_train_batch_end(self, *args):
+        self.trail.append(self.weight.item())
+
+    def evaluate(self, batch, batch_idx, stage):
+        return {"loss": self.errors[self.global_step // 3 - 1]}, 1
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def validate(folder, callback, max_steps, ckpt_path=None):
+    trainer = L.Trainer(
+        **SILENT, num_sanity_val_steps=0, default_root_dir=folder, val_check_interval=3, check_val_every_n_epoch=None,
+        use_distributed_sampler=False, max_steps=max_steps,
+        callbacks=[callback, Checkpoints(every_n_steps=1, every_minutes=None, keep_last=100)],
+    )  # fmt: skip
+    trainer.fit(task := Validated(), PairData(items=8, batch_size=2), ckpt_path=ckpt_path)
+    return trainer, task
+
+
+def test_a_plateau_lowers_the_rates_below_any_schedule(tmp_path):
+    trainer, task = validate(tmp_path, Plateau(patience=2, factor=0.1), 16)
+    moves = [before - after for before, after in itertools.pairwise(task.trail)]
+    # after step 12 there were two validations without improvement
+    assert moves == pytest.approx([(0.1 if step >= 12 else 1.0) * 0.5**step for step in range(16)], rel=0.02)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5**16
+
+
+@pytest.mark.parametrize("killed", [8, 9, 10])
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"action": "stop"}, "action is"), ({"factor": 1.0}, "factor is above 1"), ({"patience": 0}, "at least 1")],
+    ("make", "steps", "end"),  # the ninth validation is the fourth without improvement
+    [
+        (functools.partial(EarlyStopping, "val/loss", patience=4), 100, 27),
+        (functools.partial(Plateau, patience=3, factor=0.1), 28, 28),
+    ],
 )
-def test_wrong_arguments_are_named(arguments, message):
+def test_resumed_as_if_never_killed(make, steps, end, killed, tmp_path):
+    whole, resumed = make(), make()
+    assert validate(tmp_path / "whole", whole, steps)[0].global_step == end
+    saved = find_checkpoints(tmp_path / "whole", f"step_{killed:08d}.ckpt")[0]
+    assert validate(tmp_path / "resumed", resumed, steps, saved)[0].global_step == end
+    assert str(resumed.state_dict()) == str(whole.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: LossGuard(action="stop"), "action"),
+        (lambda: LossGuard(factor=1.0), "factor"),
+        (lambda: LossGuard(patience=0), "patience"),
+        (lambda: Plateau(factor=1.0), "factor"),
+        (lambda: validate(None, Plateau("val/x"), 3), "'val/x' is not logged"),
+    ],
+)
+def test_wrong_arguments_are_named(build, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        LossGuard(**arguments)
+        build()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zoo.common.configs import load_json, read_lines
+from zoo.common.journal import load_json, read_lines
 
 TABLES = (".parquet", ".arrow", ".feather")
 PARTS = (".jsonl", *TABLES)  # in a folder of one split; Hugging Face's have .json files that are no data

@@ -15,10 +15,10 @@ from zoo.common.build import build, check_state_dict
 from zoo.common.registry import public_name
 from zoo.convert.network_description import component
 from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, block_of
-from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
+from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
-from zoo.runs.frozen import load_config
+from zoo.runs.pretrained_files import load_config
 
 Attachment = Literal["auto", "parallel"]
 
@@ -47,8 +47,6 @@ def build_cleaner(
     name = str(source if source is not None else original.settings.get("hubert_model_name") or "")
     if not name:
         raise ValueError(f"{where} does not say its backbone: give the transformers folder (or hub id) as backbone=")
-    if original.open_miipher:
-        return _open_miipher(original, name)
     if original.cleaner is None:
         raise ValueError(f"{where} holds no adapters (it is a vocoder: vocoder_from_original reads it)")
     state = original.cleaner
@@ -130,19 +128,6 @@ def _take_backbone(backbone: Backbone, state: CleanerState, source: Path) -> lis
     if not differing:
         return []
     return [f"{len(differing)} frozen tensors differ from the backbone's and are the file's, among them {differing[0]}"]
-
-
-def _open_miipher(original: MiipherFile, source: str) -> Built:
-    state, where = original.open_miipher, original.files[0]
-    count = len({key.split(".")[1] for key in state if key.startswith("adapter_norms.")})
-    first = "adapter_layers.0."
-    if f"{first}down_proj.weight" not in state or f"{first}pre_ln.weight" not in state:
-        raise ValueError(f"{where}: expected {first}pre_ln.weight and {first}down_proj.weight of Open-Miipher-2")
-    sizes = {"hidden_dim": state[f"{first}down_proj.weight"].shape[0], "init": "bert"}
-    scale = original.settings["learnable_scale"]
-    cleaner, spec = _cleaner({"source": source, "layer": count}, OpenMiipherAdapters, **sizes, learnable_scale=scale)
-    _load(cleaner.adapters, state, where)
-    return Built(cleaner, spec, [f"Open-Miipher-2: {count} blocks with adapters"])
 
 
 def _cleaner(backbone: dict[str, Any], adapters: type, **arguments: Any) -> tuple[Cleaner, dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.common.atomic_files import replace_atomically, write_atomic
 from zoo.convert.engine import ConvertedModel, Converter
-from zoo.convert.tensor_names import State, add_prefix, group_by_component
+from zoo.convert.tensor_names import State, add_prefix
 from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
 from zoo.hifigan.convert.rules import (
     PARTS,
@@ -26,16 +26,16 @@ from zoo.hifigan.convert.rules import (
 from zoo.hifigan.nets.conditioners import PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
 from zoo.miipher.convert.cleaner import Attachment, build_cleaner, spec_of
-from zoo.miipher.convert.rules import ADAPTERS, OPEN_MIIPHER, UNIFIED_TYPE, MiipherFile, is_unified, read
+from zoo.miipher.convert.rules import ADAPTERS, UNIFIED_TYPE, MiipherFile, is_unified, read
 from zoo.miipher.convert.vocoder import SAMPLE_RATE, Vocoder, front_arguments, hifigan_config, listed, vocoder_file
-from zoo.miipher.nets.adapters import OpenMiipherAdapters, ParallelAdapters
+from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import MelFamily
 from zoo.runs.components import component_state, is_export, read_components
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
-from zoo.runs.frozen import load_config
 from zoo.runs.load import build_components
+from zoo.runs.pretrained_files import load_config
 
 README = """# Miipher-2
 
@@ -82,7 +82,7 @@ class MiipherConverter(Converter[MiipherFile]):
         Frozen backbone tensors are the file's; where they differ from the folder's a warning says so.
 
         Args:
-            path: an adapter checkpoint, Accelerate folder, unified folder or folder of Open-Miipher-2.
+            path: an adapter checkpoint, Accelerate folder, or unified folder.
             backbone: the backbone's transformers folder or hub id; by default the one that the configuration names.
             layer: block, from 1, whose output is the feature, where configuration and adapters disagree.
             attachment: "parallel" says that adapters run beside the feed-forward where the file cannot show it.
@@ -127,7 +127,6 @@ class MiipherConverter(Converter[MiipherFile]):
                 raise ValueError(f"{path}: adapters that follow the whole block fit none of ours")
             state |= add_prefix({**cleaner.adapters, **cleaner.norms()}, "encoder.adapters.")
             state |= add_prefix(cleaner.frozen(), "encoder.backbone.model.")
-        state |= add_prefix(original.open_miipher, "encoder.adapters.")
         return state | (trainable_state(original.vocoder.state) if original.vocoder is not None else {})
 
     def convert(
@@ -141,7 +140,7 @@ class MiipherConverter(Converter[MiipherFile]):
         Args:
             source: an original's file or folder; or our checkpoint, run folder, export, cleaner or generator.
             target: for an original, a `.ckpt` file or else an export folder; for ours, a `.pt` (adapter, or vocoder
-                with a prenet), `.pth` (Open-Miipher-2) or `.ckpt` (vocoder) file, or else a unified folder.
+                with a prenet), or `.ckpt` (vocoder) file, or else a unified folder.
             backbone: the transformers folder or hub id of the backbone; by default a folder `backbone*` beside an
                 original, then the one that its configuration (or our checkpoint) names.
 
@@ -163,7 +162,7 @@ class MiipherConverter(Converter[MiipherFile]):
     ) -> ConvertedModel:
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         vocoder, built, step = original.vocoder, None, original.step or 0
-        if vocoder is None or original.cleaner is not None or original.open_miipher:
+        if vocoder is None or original.cleaner is not None:
             built = build_cleaner(original, backbone or _folder_beside(source), pad=True)
         result = ConvertedModel({}, {}, step=step, facts={"step": step}, notes=list(built.notes) if built else [])
         if "config" in original.training:
@@ -199,7 +198,7 @@ class MiipherConverter(Converter[MiipherFile]):
         """Write a cleaner or a generator as an original's file.
 
         Args:
-            module: a `Cleaner` with parallel adapters (`.pt`) or those of Open-Miipher-2 (`.pth`), or a `Generator` on
+            module: a `Cleaner` with parallel adapters (`.pt`), or a `Generator` on
                 features (`.ckpt`; with the older prenet `.pt`, beside which a config.json is written).
             backbone: the whole backbone's folder or hub id, whose later blocks an adapter's file holds too; by default
                 where the cleaner's came from.
@@ -349,10 +348,6 @@ def _cleaner_content(
     cleaner: Cleaner, backbone: Path | str | None, step: int, config: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], str]:
     style = cleaner.adapters
-    if isinstance(style, OpenMiipherAdapters):
-        own = style.state_dict().items()
-        kept = {key: value for key, value in own if style.learnable_scale or not key.startswith("scales.")}
-        return group_by_component(OPEN_MIIPHER.write(kept)), ".pth"
     if not isinstance(style, ParallelAdapters):
         raise ValueError(f"the originals have no {type(style).__name__}; use `zoo export`")
     if isinstance(cleaner.backbone.front, MelFamily):
@@ -386,14 +381,12 @@ def _jobs(nets: Mapping[str, Any], target: Path, step: int) -> dict[str, tuple[A
         names = {"adapter": f"checkpoint_{step // 1000}k.pt", "vocoder": f"epoch=0-step={step}.ckpt"}
         if isinstance(getattr(nets.get("vocoder"), "conditioner", None), PrenetConditioner):
             raise ValueError(f"{target}: a vocoder with the older prenet does not go into a folder; name a .pt file")
-        if "adapter" in nets and isinstance(nets["adapter"].adapters, OpenMiipherAdapters):
-            raise ValueError(f"{target}: adapters of Open-Miipher-2 go into a file; name a .pth file")
         return {name: (net, names[name]) for name, net in nets.items()}
-    wanted = {".ckpt": ("vocoder",), ".pth": ("adapter",), ".pt": ("adapter", "vocoder")}.get(target.suffix, ())
+    wanted = {".ckpt": ("vocoder",), ".pt": ("adapter", "vocoder")}.get(target.suffix, ())
     found = [name for name in wanted if name in nets]
     if not found:
         raise ValueError(
-            f"{target}: adapters go into a .pt (Open-Miipher-2: .pth) file, a vocoder into a .ckpt (with a prenet: "
+            f"{target}: adapters go into a .pt file, a vocoder into a .ckpt (with a prenet: "
             f".pt) file, both into a folder; there is {' and '.join(nets)} to write"
         )
     return {found[0]: (nets[found[0]], target.name)}

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.safe_load import to_plain_values
 from zoo.convert.engine import OriginalFile, load_original
 from zoo.convert.tensor_names import (
-    NameRule,
     NameTable,
     State,
     add_prefix,
@@ -37,20 +35,9 @@ ADAPTERS = NameTable(
 # The first era: adapters as attributes of the blocks.
 INSIDE = NameTable(("encoder.layers.{n}.adapter.", "blocks.{n}.", MODULES))
 BACKBONE = re.compile(r"extractor\.(?:model|hubert)\.(.+)")  # called `hubert` until 2025-07-13
-OPEN_MIIPHER = NameTable(
-    ("adapter_layers.{n}.{module}.{leaf}", "adapter_layers.{n}.{module}.{leaf}"),
-    ("adapter_norms.{n}.{leaf}", "adapter_norms.{n}.{leaf}"),
-    NameRule(
-        "adapter_layers.{n}.scale",
-        "scales.{n}",
-        read=lambda scale: scale.reshape(()),
-        write=lambda scale: scale.reshape(1),
-    ),
-)
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 
 UNIFIED_TYPE = "miipher2"
-OPEN_MIIPHER_NAMES = ("feature_cleaner.pth", "model.pth")
 # one model of an Accelerate folder: model.safetensors, model_1.safetensors, pytorch_model.bin, …
 ACCELERATE_NAME = re.compile(r"(?:model|pytorch_model)(?:_(\d+))?\.(?:safetensors|bin)")
 FOLDER_STEP = re.compile(r"checkpoint_(\d+)(k?)")
@@ -99,7 +86,6 @@ class MiipherFile(OriginalFile):
 
     files: list[Path] = field(default_factory=list)  # those that were read
     cleaner: CleanerState | None = None
-    open_miipher: State = field(default_factory=dict)  # the adapters of Open-Miipher-2, by our names
     vocoder: Vocoder | None = None
 
     @property
@@ -146,24 +132,12 @@ def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
     return result
 
 
-def open_miipher_state(content: Mapping[str, Mapping[str, Tensor]], path: Path) -> State:
-    """Tensors of Open-Miipher-2's feature cleaner under the names of `OpenMiipherAdapters`; a scale not there is 1."""
-    parts = ("adapter_layers", "adapter_norms")
-    found, strangers = OPEN_MIIPHER.read(
-        {f"{part}.{key}": content[part][key] for part in parts for key in content[part]}
-    )
-    if strangers:
-        raise ValueError(f"{path}: {strangers[0]} does not belong to the adapters of Open-Miipher-2")
-    numbers = {key.split(".")[1] for key in found if key.startswith("adapter_layers.")}
-    return {**{f"scales.{number}": torch.ones(()) for number in numbers}, **found}
-
-
 def read(path: Path, content: Any = None) -> MiipherFile:
     """Read a file or folder.
 
     Args:
-        path: `checkpoint_<n>k.pt`, `adapter_final.pt`, a vocoder's `.pt` or `.ckpt`, an Accelerate folder, a unified
-            folder (config.json with model_type miipher2), or a folder of Open-Miipher-2.
+        path: `checkpoint_<n>k.pt`, `adapter_final.pt`, a vocoder's `.pt` or `.ckpt`, an Accelerate folder, or a
+            unified folder (config.json with model_type miipher2).
         content: of a file, where it is read already.
 
     Raises:
@@ -180,12 +154,9 @@ def read(path: Path, content: Any = None) -> MiipherFile:
     models = [file for file in path.iterdir() if ACCELERATE_NAME.fullmatch(file.name)]
     if models and not is_export(path) and "model_type" not in _config(path):  # which a transformers folder has
         return _accelerate(path, models)
-    for name in OPEN_MIIPHER_NAMES:
-        if (path / name).is_file():
-            return _file(path / name)
     raise ValueError(
-        f"{path}: no folder of Miipher-2; known are Accelerate's (model.safetensors or pytorch_model.bin), a unified "
-        f"one (config.json with model_type {UNIFIED_TYPE}) and Open-Miipher-2's ({' or '.join(OPEN_MIIPHER_NAMES)})"
+        f"{path}: no folder of Miipher-2; known are Accelerate's (model.safetensors or pytorch_model.bin) and a "
+        f"unified one (config.json with model_type {UNIFIED_TYPE})"
     )
 
 
@@ -202,16 +173,12 @@ def _file(path: Path, content: Any = None) -> MiipherFile:
         return MiipherFile("checkpoint", settings=model, training=training, files=[path], cleaner=cleaner)
     if is_state_dict(content) and is_cleaner(content):
         return MiipherFile("state dict", files=[path], cleaner=split_cleaner(content, path))
-    if is_state_dict(content.get("adapter_layers")) and is_state_dict(content.get("adapter_norms")):
-        settings = {"learnable_scale": any(key.endswith(".scale") for key in content["adapter_layers"])}
-        adapters = open_miipher_state(content, path)
-        return MiipherFile("open-miipher-2", settings=settings, files=[path], open_miipher=adapters)
     vocoder = vocoder_of(content, path)
     if vocoder is not None:
         return MiipherFile("vocoder", files=[path], vocoder=vocoder)
     raise ValueError(
         f"{path}: unknown layout with keys {', '.join(str(key) for key in list(content)[:5])}; known are Miipher-2's "
-        "adapter and vocoder checkpoints, the SSL vocoder's and Open-Miipher-2's feature cleaner"
+        "adapter and vocoder checkpoints and the SSL vocoder's"
     )
 
 

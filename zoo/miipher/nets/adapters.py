@@ -1,4 +1,4 @@
-"""What is trained on a frozen backbone: parallel adapters, LoRA, or the adapters of Open-Miipher-2."""
+"""What is trained on a frozen backbone: parallel adapters or LoRA."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -155,83 +154,3 @@ class LoraAdapters(AdapterStyle):
         finally:
             for layer in self._layers:
                 layer._disable_adapters = False
-
-
-class OpenMiipherAdapter(nn.Module):
-    """Norm, down, ReLU, up, on the light convolution's output (B, F, dim)."""
-
-    def __init__(self, dim: int, hidden_dim: int, zero: bool) -> None:
-        super().__init__()
-        self.pre_ln = nn.RMSNorm(dim, eps=1e-6)
-        self.down_proj = nn.Linear(dim, hidden_dim)
-        self.up_proj = nn.Linear(hidden_dim, dim)
-        for linear in (self.down_proj, self.up_proj):
-            nn.init.normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
-        if zero:
-            nn.init.zeros_(self.up_proj.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """What is added to the block's output."""
-        return self.up_proj(F.relu(self.down_proj(self.pre_ln(x))))
-
-
-@dataclass(eq=False)
-class _Keep:
-    """Hook: remember a module's output for the block that contains it."""
-
-    value: Tensor | None = None
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        self.value = output
-
-
-@dataclass(eq=False)
-class _AddKept:
-    """Hook of a block: add the adapter of what was kept, then norm."""
-
-    kept: _Keep
-    adapter: nn.Module
-    norm: nn.Module
-    scale: Tensor
-    switch: _Switch
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        value, self.kept.value = self.kept.value, None
-        if not self.switch.on or value is None:
-            return output
-        return self.norm(output + self.scale * self.adapter(value))
-
-
-class OpenMiipherAdapters(AdapterStyle):
-    """Adapters of Open-Miipher-2: from each Conformer block's light convolution to the block's output, and a norm.
-
-    Args:
-        hidden_dim: width between an adapter's two linear layers.
-        init: "bert" (normal, 0.02) or "lora" (the same, but zero going up).
-        learnable_scale: train one factor a block; otherwise it is 1.
-
-    Source: Open-Miipher-2 (its description; the code is ours).
-    """
-
-    def __init__(
-        self, hidden_dim: int = 1024, init: Literal["bert", "lora"] = "bert", learnable_scale: bool = False
-    ) -> None:
-        super().__init__()
-        self.hidden_dim = hidden_dim
-        self.init = init
-        self.learnable_scale = learnable_scale
-
-    def install(self, backbone: Backbone) -> None:
-        """Make one adapter and one norm a block."""
-        conv, blocks, dim, zero = backbone.front.light_conv, backbone.blocks, backbone.dim, self.init == "lora"
-        if conv is None:
-            raise ValueError(f"OpenMiipherAdapters need Conformer blocks; {backbone.family} has none")
-        self.adapter_layers = nn.ModuleList(OpenMiipherAdapter(dim, self.hidden_dim, zero) for _ in blocks)
-        self.adapter_norms = nn.ModuleList(nn.RMSNorm(dim, eps=1e-6) for _ in blocks)
-        self.scales = nn.ParameterList(nn.Parameter(torch.ones(()), self.learnable_scale) for _ in blocks)
-        parts = zip(blocks, self.adapter_layers, self.adapter_norms, self.scales, strict=True)
-        for block, adapter, norm, scale in parts:
-            kept = _Keep()
-            getattr(block, conv).register_forward_hook(kept)
-            block.register_forward_hook(_AddKept(kept, adapter, norm, scale, self.switch))

@@ -30,7 +30,6 @@ class Family(ABC):
     # attributes of a block
     feed_forward: ClassVar[str]  # the sub-layer that an adapter runs parallel to
     last_norm: ClassVar[str]  # the norm that is trained with the adapters
-    light_conv: ClassVar[str | None] = None  # the convolution module, where it is a Conformer
     stack: ClassVar[str] = "encoder.layers"  # attribute of a model: its blocks
     depth: ClassVar[str] = "num_hidden_layers"  # attribute of a configuration: how many blocks
 
@@ -119,7 +118,6 @@ class BertFamily(Family):
 
     feed_forward = "ffn2"
     last_norm = "final_layer_norm"
-    light_conv = "conv_module"
 
     def geometry(self) -> tuple[int, int]:
         """Two windows of 25 ms, 10 ms apart, make a frame."""
@@ -177,7 +175,6 @@ class UniversalSpeechFamily(Family):
 
     feed_forward = "ffw_layer_end"
     last_norm = "norm"
-    light_conv = "lconv1d"
     stack, depth = "conformer", "conf_num_hidden_layers"
 
     def geometry(self) -> tuple[int, int]:

@@ -39,9 +39,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Checkpoints(Checkpoint):
     """Saves by steps, by time and by metric; keeps the last ones and the best ones; ends a run on a signal.
 
-    A step whose validation is due is saved after it, and a stop signal waits for it, so a resume repeats and misses
-    none. Names carry the number of steps trained: `step_00001000.ckpt`, `best-step_00001000-0.512345.ckpt`. Everything
-    is decided from the run folder's files, so nothing here needs restoring.
+    A step whose validation is due is saved after it, so a resume after a kill repeats it. A stop signal saves at once
+    and leaves that validation out, unless it is the last. Names carry the number of steps trained:
+    `step_00001000.ckpt`, `best-step_00001000-0.512345.ckpt`. The run folder's files are all that decisions rest on.
 
     Args:
         every_n_steps: save after every so many steps; None for never.
@@ -73,7 +73,6 @@ class Checkpoints(Checkpoint):
         self._saved_step = -1
         self._saved_at = 0.0
         self._save_due = False  # after the validation that is due
-        self._at_boundary = True  # neither in a step nor before its validation has ended
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Take over the stop signals and sweep what a killed process left half-written."""
@@ -110,19 +109,20 @@ class Checkpoints(Checkpoint):
         repair_restart(trainer)
         self._finish_step(trainer, self._synchronize(trainer)[1])
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Note that a step is under way: its half-done state is never saved."""
-        self._at_boundary = False
-
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Save when it is time; after a stop signal save and exit. A validation that is due comes before both."""
+        """Save when it is time, but after a validation that is due; after a stop signal save and exit."""
         if trainer.fit_loop.epoch_loop._should_accumulate():
             return  # the gradients gathered so far belong to a step under way
         time_is_up, exit_code = self._synchronize(trainer)
         by_steps = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         self._save_due = by_steps or time_is_up or is_last_batch(trainer)
-        if not validation_is_due(trainer):
+        if not validation_is_due(trainer) or (exit_code and not is_last_batch(trainer)):
             self._finish_step(trainer, exit_code, log_first=True)
+
+    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        """Save and exit in a validation but the last; several processes finish it, as their batches may differ."""
+        if trainer.world_size == 1 and trainer.state.fn == "fit" and self.stop.exit_code and not is_last_batch(trainer):
+            self._finish_step(trainer, self.stop.exit_code)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep this state when its metric is among the best; save and exit as after a step without validation."""
@@ -131,26 +131,23 @@ class Checkpoints(Checkpoint):
         if self.monitor is not None and self.save_best > 0:
             self._save_best(trainer, self.monitor)
         if not trainer.fit_loop.epoch_loop._should_accumulate():
+            self._save_due = self._save_due or is_last_batch(trainer)  # a callback may have stopped the training
             self._finish_step(trainer, self._synchronize(trainer)[1])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the final state."""
         self._save_last(trainer)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Save a complete state: an exception between two steps loses nothing, one inside a step that step only."""
-        if not self._at_boundary or trainer.state.fn != "fit" or isinstance(exception, OSError):
-            return
-        if trainer.world_size > 1 and not isinstance(exception, Interrupted):
-            return  # one rank's error: the others are in their step, and saving takes all
-        # before the first step only a signal makes a state worth keeping: a run that could not start leaves none
-        if trainer.global_step or isinstance(exception, Interrupted):
-            self._save_last(trainer)
-
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Let training continue with the next batch, whenever the checkpoint was saved."""
+        """Make a checkpoint that was saved after a validation look like one saved before it, in its counts of batches.
+
+        From the first, Lightning decides by the resume's own `val_check_interval` whether the batch is done, and with
+        another interval trains a batch twice. From the second it continues with the next batch.
+        """
         if trainer.state.fn == "fit":
-            count_batch_as_open(checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"])
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            for counts in (progress["total"], progress["current"]):
+                counts["completed"] = max(counts["ready"] - 1, 0)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""
@@ -168,14 +165,13 @@ class Checkpoints(Checkpoint):
         return bool(time_is_up), exit_code
 
     def _finish_step(self, trainer: L.Trainer, exit_code: int, log_first: bool = False) -> None:
-        self._at_boundary = True
-        if self._save_due:
+        if self._save_due or exit_code:
             self._save_due = False
             self._save_last(trainer)
         if exit_code:
             if log_first:
                 trainer._logger_connector.update_train_step_metrics()  # Lightning logs this batch after its hooks
-            raise Interrupted(exit_code)  # on_exception saves, after an EMA has swapped its weights back
+            raise Interrupted(exit_code)
 
     def _save_last(self, trainer: L.Trainer) -> None:
         """Write `step_<steps>.ckpt` unless it is written, and delete all but the last `keep_last` of its kind."""
@@ -188,9 +184,9 @@ class Checkpoints(Checkpoint):
             names = ", ".join(sorted(map(str, trainer.callback_metrics))) or "none"
             raise ValueError(f"Checkpoints: monitor {monitor!r} is not logged; logged metrics: {names}")
         score = float(trainer.callback_metrics[monitor])
-        paths, sign = self._best_paths(run_folder(trainer)), self._sign
-        worst = sign * parse_score(paths[self.save_best - 1]) if len(paths) >= self.save_best else math.inf
-        if trainer.strategy.broadcast(math.isfinite(score) and sign * score < worst):
+        scores = [parse_score(path) for path in self._best_paths(run_folder(trainer))[: self.save_best]]
+        is_better = len(scores) < self.save_best or (score < scores[-1] if self.mode == "min" else score > scores[-1])
+        if trainer.strategy.broadcast(math.isfinite(score) and is_better):
             self._save(trainer, run_folder(trainer) / f"best-step_{trainer.global_step:08d}-{score:.6f}.ckpt")
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
@@ -204,12 +200,8 @@ class Checkpoints(Checkpoint):
             for old in outdated:
                 files.delete_checkpoint(old)
 
-    @property
-    def _sign(self) -> float:
-        return 1.0 if self.mode == "min" else -1.0
-
     def _best_paths(self, folder: Path) -> list[Path]:
-        return sorted(folder.glob("best-step_*.ckpt"), key=lambda path: self._sign * parse_score(path))
+        return sorted(folder.glob("best-step_*.ckpt"), key=parse_score, reverse=self.mode == "max")
 
 
 def is_fast_dev_run(trainer: L.Trainer) -> bool:
@@ -240,14 +232,3 @@ def repair_restart(trainer: L.Trainer) -> None:
     at_end = loop.epoch_loop.restarted_on_train_batch_end and loop.epoch_loop.batch_progress.is_last_batch
     if at_end and loop.restarted_mid_epoch:  # saved after the last batch of an epoch: the next one is never begun
         loop.reset_restart_stage()
-
-
-def count_batch_as_open(progress: dict[str, Any]) -> None:
-    """Make a checkpoint that was saved after a validation look like one saved before it, in its counts of batches.
-
-    From the first, Lightning decides by the resume's own `val_check_interval` whether the batch is done, and with
-    another interval trains a batch twice. From the second it continues with the next batch.
-    """
-    for counts in (progress["total"], progress["current"]):
-        if counts["ready"] > 0:
-            counts["completed"] = counts["ready"] - 1

@@ -112,14 +112,11 @@ class EMA(L.Callback):
         if saved is None:
             return
         tensors = self._model_tensors(pl_module)
-        if saved["shadow"] and saved["shadow"].keys() != tensors.keys():
-            missing, unexpected = (
-                sorted(tensors.keys() - saved["shadow"].keys()),
-                sorted(saved["shadow"].keys() - tensors.keys()),
-            )
+        names = saved["shadow"].keys()
+        if names and names != tensors.keys():
+            difference = ", ".join(sorted(names ^ tensors.keys())[:3])
             raise ValueError(
-                f"EMA: the checkpoint averages other weights than modules {self.modules}: "
-                f"missing {missing[:3]}, unexpected {unexpected[:3]}"
+                f"EMA: the checkpoint averages other weights than modules {self.modules}: {difference}, ..."
             )
         self.shadow = {name: distribute_like(value, tensors[name]) for name, value in saved["shadow"].items()}
         self.updates = saved["updates"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zoo.common.checks import check_above, check_at_least, check_between, check_one_of, check_positive, check_within
+from zoo.common.checks import check_above, check_at_least, check_between, check_one_of
 from zoo.training.strategies.sharding import gradient_norm, hides_gradients
 
 log = logging.getLogger(__name__)
@@ -101,9 +101,7 @@ class Plateau(LrMultiplier):
         mode: Literal["min", "max"] = "min",
         floor: float = 0.01,
     ) -> None:
-        check_between(0, 1, factor=factor)
-        check_positive(floor=floor)
-        check_within(0, 1, floor=floor)
+        check_between(0, 1, factor=factor, floor=floor)
         check_at_least(1, patience=patience)
         check_one_of(("min", "max"), mode=mode)
         self.monitor = monitor
@@ -174,9 +172,7 @@ class LossGuard(LrMultiplier):
     ) -> None:
         check_one_of(("skip", "reduce"), action=action)
         check_above(1, factor=factor)
-        check_between(0, 1, reduce_factor=reduce_factor)
-        check_positive(floor=floor)
-        check_within(0, 1, floor=floor)
+        check_between(0, 1, reduce_factor=reduce_factor, floor=floor)
         check_at_least(1, window=window, patience=patience)
         self.action = action
         self.factor = factor

@@ -101,12 +101,10 @@ def make_loggers(
     }
     loggers = [*(makers[name]() for name in names), *configured]
     if is_rank_zero():  # the first process writes alone
-        loggers = [
-            logger for logger in loggers if catch_errors(lambda each: [each.experiment], type(logger).__name__)(logger)
-        ]
+        loggers = [each for each in loggers if catch_errors(lambda logger: [logger.experiment], each)(each)]
     for logger in loggers:
         for name in ("log_metrics", "log_hyperparams", "save", "finalize", "after_save_checkpoint"):
-            setattr(logger, name, catch_errors(getattr(logger, name), type(logger).__name__))
+            setattr(logger, name, catch_errors(getattr(logger, name), logger))
     if address is None:
         os.environ.pop("MLFLOW_TRACKING_URI", None)  # mlflow sets it, and would lead the next run to this store
     return loggers
@@ -151,8 +149,8 @@ def _read_id(file: Path) -> str | None:
     return (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
 
 
-def catch_errors(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a method of the logger of that name whose first error is a warning; the others are not mentioned."""
+def catch_errors(method: Callable[..., Any], logger: Logger) -> Callable[..., Any]:
+    """Return a method for a logger whose first error is a warning; the others are not mentioned."""
     failed = False
 
     @functools.wraps(method)
@@ -163,7 +161,7 @@ def catch_errors(method: Callable[..., Any], name: str) -> Callable[..., Any]:
         except Exception as error:  # whatever a service raises: metrics.csv is the record
             if not failed:
                 message = "%s failed (%s: %s); training goes on, metrics.csv is complete"
-                log.warning(message, name, type(error).__name__, " ".join(str(error).split()))
+                log.warning(message, type(logger).__name__, type(error).__name__, " ".join(str(error).split()))
             failed = True
             return None
 
@@ -190,15 +188,11 @@ class RunInfoLogger(L.Callback):
         self._is_active = trainer.is_global_zero and not is_fast_dev_run(trainer)
         if self._is_active:
             self._text = _LOGIN.sub("://", self._read_config())
-            run: dict[str, Any] = {
-                "recipe": self.recipe,
-                "zoo": __version__,
-                "device": describe_device(trainer.strategy.root_device),
-            }
-            run |= {"processes": trainer.world_size, "precision": str(trainer.precision)}
-            self._info = {**load_yaml(self._text), "run": run}
+            device = describe_device(trainer.strategy.root_device)
+            run = {"recipe": self.recipe, "zoo": __version__, "device": device, "precision": str(trainer.precision)}
+            self._info = {**load_yaml(self._text), "run": {**run, "processes": trainer.world_size}}
             for logger in trainer.loggers:
-                catch_errors(self._log_config, type(logger).__name__)(trainer, logger)
+                catch_errors(self._log_config, logger)(trainer, logger)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the results."""
@@ -242,18 +236,14 @@ class RunInfoLogger(L.Callback):
                 values |= {} if best is None else {f"best/{checkpoints.monitor}": parse_score(best)}
                 logger.log_hyperparams(flatten_config(self._info), values, trainer.global_step)
             elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
-                catch_errors(self._send_checkpoint, type(logger).__name__)(logger, path, checkpoints.monitor)
+                catch_errors(self._send_checkpoint, logger)(logger, path, checkpoints.monitor)
 
     def _send_checkpoint(self, logger: ZooWandbLogger, path: Path, monitor: str | None) -> None:
         """Send a checkpoint to W&B with its hash and config."""
         import wandb
 
-        metadata = {
-            "step": parse_step(path),
-            "monitor": monitor,
-            "value": parse_score(path) if monitor else None,
-            "config": self._info,
-        }
+        value = parse_score(path) if monitor else None
+        metadata = {"step": parse_step(path), "monitor": monitor, "value": value, "config": self._info}
         artifact = wandb.Artifact(f"model-{logger.version}", type="model", metadata=metadata)
         for file in (path, path.with_name(path.name + HASH_SUFFIX), path.with_name(CONFIG_NAME)):
             if file.is_file():

@@ -1,11 +1,12 @@
 """Sounds, pictures and tables of a validation: files in the run folder, and a copy for every logger that shows them.
 
 Every rank calls these functions; rank zero writes `media/step_XXXXXXXX/<name>.<suffix>`. Nothing happens in a shortened
-sanity check. A logger that fails, or a full disk, is reported once and costs nothing but the sound or picture.
+sanity check. A logger that fails is reported once; what else fails `Samples` reports.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
@@ -182,12 +183,8 @@ def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: byt
     if folder is None:
         return
     path = folder / ((re.sub(r"[^\w.-]+", "_", name).strip("._") or "unnamed") + suffix)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, lambda file: file.write(content))
-    except OSError as error:
-        _warn_once("files", f"{path} cannot be written ({error}): sounds and pictures may be missing from now on")
-        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, lambda file: file.write(content))
     step = trainer.fit_loop.epoch_loop._batches_that_stepped  # that of this validation's metrics
     for logger in trainer.loggers:
         kind = type(logger).__name__
@@ -200,13 +197,9 @@ def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: byt
             elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_artifact(logger.run_id, str(path), f"media/{folder.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
-            _warn_once(kind, f"{kind} could not take {path.name} ({error}); the file is in {folder}")
+            _warn_once(f"{kind} takes no {suffix} files ({error}); they are in {folder.parent}")
 
 
-_warned: set[str] = set()
-
-
-def _warn_once(about: str, message: str) -> None:
-    if about not in _warned:
-        _warned.add(about)
-        log.warning(message)
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning(message)

@@ -50,7 +50,7 @@ class TrainingMetrics(L.Callback):
     | `train/grad_norm` | 2-norm over all gradients before clipping, under automatic optimization |
 
     No step waits for the device: its queue is bounded, so over a window the host keeps pace. A task whose batches do
-    not count along their first axis defines `items_in(batch) -> int`.
+    not count along their first axis defines `count_items(batch) -> int`.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class TrainingMetrics(L.Callback):
         """Count the batch's items; log at a logging step."""
         self._ended = time.perf_counter()
         self._working += self._ended - self._started
-        self._samples += getattr(pl_module, "items_in", count_items)(batch) * trainer.world_size
+        self._samples += getattr(pl_module, "count_items", count_items)(batch) * trainer.world_size
         if not is_logging_step(trainer):
             return
         values = dict(self._rates)

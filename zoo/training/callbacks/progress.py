@@ -64,12 +64,13 @@ def format_number(value: float) -> str:
 def describe_task(task: Task) -> str:
     """Return `step 120/2,600 · 5 % · 3.1 it/s · ETA 13 min` as far as it is known, and the task's values."""
     parts = [f"{task.description} {task.completed:,.0f}"]
-    if task.total:
-        parts[0] += f"/{task.total:,.0f}"
+    total = task.total or math.inf
+    if total < math.inf:
+        parts[0] += f"/{total:,.0f}"
         parts.append(f"{100 if task.finished else min(round(task.percentage), 99)} %")
     if task.speed:
         parts.append(f"{task.speed:.3g} it/s" if task.speed >= 1 else f"{1 / task.speed:.3g} s/it")
-    if task.speed and task.remaining:
+    if total < math.inf and task.speed and task.remaining:
         parts.append(f"ETA {format_duration(task.remaining / task.speed)}")
     return " · ".join([*parts, *task.fields["values"]])
 
@@ -126,8 +127,7 @@ class ProgressBar(callbacks.ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start at the first step of the run or of the resume."""
         total = count_steps(trainer)
-        total_steps = total if math.isfinite(total) else None
-        self._training = self._bars.add_task("step", total=total_steps, completed=trainer.global_step, values=[])
+        self._training = self._bars.add_task("step", total=total, completed=trainer.global_step, values=[])
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         """Count a step."""

@@ -64,7 +64,7 @@ class Samples(L.Callback):
         """Keep the first items."""
         if self.showing and self._count < self.items:
             self._batches.append(batch)
-            self._count += getattr(pl_module, "items_in", count_items)(batch)
+            self._count += getattr(pl_module, "count_items", count_items)(batch)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let the task sample."""
@@ -72,13 +72,13 @@ class Samples(L.Callback):
         log_samples: Any = getattr(pl_module, "log_samples", None)
         if self.showing and log_samples is not None:
             with gather_weights(trainer):
-                self.run(lambda: log_samples(batches, is_last_validation(trainer)))
+                self.run_isolated(lambda: log_samples(batches, is_last_validation(trainer)))
 
     def write(self, task: L.LightningModule, kind: str, name: str, *content: Any) -> None:
         """Write a sample by `zoo.training.callbacks.media.log_<kind>`."""
         getattr(media, f"log_{kind}")(task, name, *content)
 
-    def run(self, function: Callable[[], object]) -> None:
+    def run_isolated(self, function: Callable[[], object]) -> None:
         """Call a function that samples, with separate random numbers; an error is reported once and stops nothing."""
         state = capture_rng()
         random.seed(self.seed)
