@@ -129,7 +129,7 @@ def terminal_table(
     whole: Collection[str] = (),
     **options: Any,
 ) -> Table:
-    """Make a table for a rich console; columns in `left` are aligned there, cells of those in `whole` are not broken."""
+    """Make a table for a rich console; columns in `left` are aligned there, cells of `whole` are not broken."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", **options)
