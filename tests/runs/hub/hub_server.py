@@ -1,10 +1,7 @@
-"""A server on this machine that speaks as much of a Hugging Face hub's API as pushing and pulling a model asks for.
+"""A server on this machine with the part of a Hugging Face hub's API that pushing and loading a model uses.
 
-What it answers was written after the calls of huggingface_hub 2.4.0 as its sources make them, and checked by running
-that release against it: create_repo, repo_exists, model_info (blobs, revision), create_branch, validate-yaml, preupload
-(upload modes and oids), the LFS batch, PUT and verify, commit (ndjson: files, LFS files, deletions), tree, and resolve
-by HEAD and GET with X-Repo-Commit, ETag, X-Linked-Etag, X-Linked-Size and ranges. Xet is not spoken: it needs
-HF_HUB_DISABLE_XET=1, so the Xet path of an upload was not run. Nothing here contacted a real hub.
+Written after the sources of huggingface_hub 2.4.0 and checked by running it. Xet is not implemented: it needs
+HF_HUB_DISABLE_XET=1. Nothing here contacted a real hub.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_SecretOfTheTests"
 REPO = r"(?P<repo>[^/]+/[^/]+)"
@@ -118,7 +115,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one(self) -> None:
         url = urlsplit(self.path)
-        self.query = parse_qs(url.query)
         self.server.requests.append(f"{self.command} {url.path}")
         self.server.asked_by.add(self.headers.get("Authorization"))
         for method, pattern, do in ROUTES:
@@ -155,43 +151,38 @@ class Handler(BaseHTTPRequestHandler):
             return None
         return found
 
-    # ---- reading
+    def find_commit(self, repo: str, revision: str) -> tuple[Repo, str] | None:
+        if (found := self.allowed(repo)) is None:
+            return None
+        if (commit := found.find(revision)) is None:
+            self.missing("RevisionNotFound")
+            return None
+        return found, commit
+
+    def describe(self, key: str, oid: str) -> dict[str, object]:
+        size = len(self.server.contents[key])
+        lfs = {"lfs": {"size": size, oid: key, "pointerSize": 130}} if key in self.server.lfs else {}
+        return {"size": size, **lfs}
 
     def info(self, repo: str, revision: str = "main") -> None:
-        if (found := self.allowed(repo)) is None:
-            return
-        if (commit := found.find(revision)) is None:
-            return self.missing("RevisionNotFound")
-        siblings = []
-        for path, key in sorted(found.commits[commit].items()):
-            sibling: dict[str, object] = {"rfilename": path}
-            if "blobs" in self.query:
-                size = len(self.server.contents[key])
-                sibling |= {"size": size, "blobId": key[:40]}
-                if key in self.server.lfs:
-                    sibling["lfs"] = {"size": size, "sha256": key, "pointerSize": 130}
-            siblings.append(sibling)
-        self.answer({"id": repo, "sha": commit, "private": found.private, "siblings": siblings, "tags": []})
+        if match := self.find_commit(repo, revision):
+            found, commit = match
+            files = sorted(found.commits[commit].items())
+            siblings = [{"rfilename": path, "blobId": key[:40], **self.describe(key, "sha256")} for path, key in files]
+            self.answer({"id": repo, "sha": commit, "private": found.private, "siblings": siblings, "tags": []})
 
     def tree(self, repo: str, revision: str) -> None:
-        if (found := self.allowed(repo)) is None:
-            return
-        if (commit := found.find(revision)) is None:
-            return self.missing("RevisionNotFound")
-        rows = []
-        for path, key in sorted(found.commits[commit].items()):
-            size = len(self.server.contents[key])
-            row: dict[str, object] = {"type": "file", "path": path, "size": size, "oid": key[:40]}
-            if key in self.server.lfs:
-                row["lfs"] = {"size": size, "oid": key, "pointerSize": 130}
-            rows.append(row)
-        self.answer(rows)
+        if match := self.find_commit(repo, revision):
+            found, commit = match
+            files = sorted(found.commits[commit].items())
+            self.answer(
+                [{"type": "file", "path": path, "oid": key[:40], **self.describe(key, "oid")} for path, key in files]
+            )
 
     def resolve(self, repo: str, revision: str, path: str) -> None:
-        if (found := self.allowed(repo)) is None:
+        if (match := self.find_commit(repo, revision)) is None:
             return
-        if (commit := found.find(revision)) is None:
-            return self.missing("RevisionNotFound")
+        found, commit = match
         if (key := found.commits[commit].get(path)) is None:
             return self.missing("EntryNotFound")
         content = self.server.contents[key]
@@ -204,8 +195,6 @@ class Handler(BaseHTTPRequestHandler):
         first, last = int(span[1]), int(span[2] or len(content) - 1)
         headers["Content_Range"] = f"bytes {first}-{last}/{len(content)}"
         self.answer(content[first : last + 1], 206, **headers)
-
-    # ---- writing
 
     def create(self) -> None:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from tests.harness import environment
 from tests.runs.hub.hub_server import TOKEN, Hub
 from zoo.cli.main import main
-from zoo.runs.hub.models import HubName, download, is_hub_name, parse_hub_name
+from zoo.runs.hub.models import HubName, is_hub_name, parse_hub_name
 from zoo.runs.load import load
 
 ONE_STEP = ("--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0")
@@ -43,7 +43,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("recipe", [*SYSTEMS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
-def test_every_system_goes_and_comes_back(recipe: str, online: Hub, tmp_path: Path) -> None:
+def test_push_and_load_are_equal(recipe: str, online: Hub, tmp_path: Path) -> None:
     folder = fit(recipe, tmp_path / "run", "--trainer.val_check_interval=1")
     assert main(["push", str(folder), "me/model"]) == 0
     own, theirs = load(folder), load("hf://me/model")
@@ -58,97 +58,30 @@ def test_every_system_goes_and_comes_back(recipe: str, online: Hub, tmp_path: Pa
     begun = fit(recipe, tmp_path / "begun", "--init_from=hf://me/model", "--init_from_min_matched=0.5")
     commit = online.repos["me/model"].branches["main"]
     assert yaml.safe_load((begun / "config.yaml").read_text())["init_from"] == f"hf://me/model@{commit}"
-    if recipe.startswith("ci_llm"):
-        adapters_load_in_peft(theirs, tmp_path / "whole")
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("recipe", "graphs", "beside"),
-    [
-        ("miipher/smoke_vocos", ("model",), ()),
-        (
-            "audiosr/smoke",
-            ("clip_encoder", "encoder", "denoiser", "decoder", "vocoder"),
-            ("onnx_audiosr.npz", "onnx_audiosr.py"),
-        ),
-    ],
-)
-def test_onnx_goes_comes_back_and_goes_again(
-    recipe: str, graphs: tuple[str, ...], beside: tuple[str, ...], online: Hub, tmp_path: Path
-) -> None:
-    pytest.importorskip("onnxscript")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    from huggingface_hub import snapshot_download
-
-    folder = fit(recipe, tmp_path / "run", "--trainer.val_check_interval=1")
-    parts = {*(f"{name}.onnx" for name in graphs), *beside}
-    assert main(["push", str(folder), "me/model", "--onnx"]) == 0
-    sent = online.files("me/model")
-    assert {path for path in sent if "onnx" in path} == parts
-    assert all(f"`{name}.onnx`" in sent["README.md"].decode() for name in graphs)
-    snapshot_download("me/model", local_dir=tmp_path / "whole")
-    assert all((tmp_path / "whole" / name).read_bytes() == sent[name] for name in parts)
-    fetched = download(parse_hub_name("hf://me/model"))
-    assert not parts & {path.name for path in fetched.iterdir()}
-    sessions = {
-        name: onnxruntime.InferenceSession(tmp_path / "whole" / f"{name}.onnx", providers=["CPUExecutionProvider"])
-        for name in graphs
-    }
-    if "model" in sessions:
-        audio = 0.1 * torch.randn(1, 30 * 320).numpy()
-        (found,) = sessions["model"].run(None, {"waveform": audio})
-        wanted = load(fetched).compute(audio, [audio.shape[1]])
-        assert abs(found - wanted).max() <= 1e-4 * abs(wanted).max()
-    assert main(["push", str(folder), "me/model"]) == 0
-    after = online.files("me/model")
-    assert after.keys() == sent.keys() - parts
-    assert {path for path in after if sent[path] != after[path]} == {"README.md"}
-
-
-def adapters_load_in_peft(ours: object, folder: Path) -> None:
-    """In plain peft, on the base that their configuration names; they compute what our agents do."""
-    from huggingface_hub import snapshot_download
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoModelForCausalLM
-
-    snapshot_download("me/model", local_dir=folder)
-    ids = torch.tensor([[5, 6, 7, 8]])
-    expected = ours.crowd.outputs(ids, torch.ones_like(ids)).logits  # type: ignore[attr-defined]
-    for number in range(ours.crowd.count):  # type: ignore[attr-defined]
-        place = folder / "peft" / f"agent{number}"
-        base = PeftConfig.from_pretrained(place).base_model_name_or_path
-        assert ModelCard.load(place / "README.md").data.base_model == "me/model"
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / base), place).eval()
-        with torch.no_grad():
-            assert torch.allclose(model(ids).logits, expected[number], atol=1e-5)
-
-
-def test_card_says_what_the_run_does(run: Path, online: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_card_describes_the_run(run: Path, online: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     evaluation = str(run.parent / "evaluation")
-    named = ["push", str(run), "me/digits", "--license", "cc0-1.0", "--evaluation", evaluation]
-    assert main([*named, "--message", "first"]) == 0
+    args = ["push", str(run), "me/digits", "--license", "cc0-1.0", "--evaluation", evaluation]
+    assert main([*args, "--message", "first"]) == 0
     files, commits = online.files("me/digits"), online.repos["me/digits"].commits
     card = ModelCard(files["README.md"].decode())
     assert (card.data.library_name, card.data.license, card.data.pipeline_tag) == (
         "zoo", "cc0-1.0", "unconditional-image-generation",
     )  # fmt: skip
-    assert {each.metric_name: each.metric_value for each in card.data.eval_results}["generated frechet"] == 1.5
-    assert "| generated frechet | 1.5 [1.25, 1.75] | evaluation |" in card.text
+    assert "| generated | frechet | 1.5 | 1.25 | 1.75 |" in card.text
     assert 'zoo.load("hf://me/digits")' in card.text and "flow/smoke" in card.text
-    assert "![val_samples](samples/val_samples.png)" in card.text and "![Training curves](curve.png)" in card.text
+    assert "![val_samples](samples/val_samples.png)" in card.text
     assert files["samples/val_samples.png"] == max(run.glob("media/step_*/val_samples.png")).read_bytes()
-    told = b"".join(content for path, content in files.items() if not path.endswith((".png", ".gif", ".safetensors")))
-    assert str(run).encode() not in told and TOKEN.encode() not in b"".join(files.values())
+    text = b"".join(content for path, content in files.items() if not path.endswith((".png", ".gif", ".safetensors")))
+    assert str(run).encode() not in text and TOKEN.encode() not in b"".join(files.values())
     assert online.repos["me/digits"].messages[-1] == "first" and len(commits) == 2
 
-    assert main(named) == 0  # the same again
+    assert main(args) == 0  # the same again
     assert len(commits) == 2 and "nothing new" in capsys.readouterr().out
     sent = list(online.bodies)
-    parts = dict.fromkeys(("encoder.onnx", "onnx_audiosr.npz", "onnx_audiosr.py"), b"of a push with --onnx")
-    online.put("me/digits", {**files, **parts, "samples/old.png": b"old", "LICENSE": b"mine"})
-    assert main([*named, "--license", "mit"]) == 0
+    online.put("me/digits", {**files, "samples/old.png": b"old", "LICENSE": b"mine"})
+    assert main([*args, "--license", "mit"]) == 0
     after = online.files("me/digits")
     assert after.keys() == {*files, "LICENSE"} and online.bodies == sent
     assert {path for path in files if files[path] != after[path]} == {"README.md"}
@@ -178,7 +111,7 @@ def test_branches_private_models_and_names_in_tools(
 
     online.put("me/open", {"config.json": b"{}"})
     for args, message in (
-        (["push", str(run), "me/open", "--private"], "there and public"),
+        (["push", str(run), "me/open", "--private"], "is public"),
         (["push", str(run), "me"], "expected hf://user/name"),
         (["push", str(run), "me/mine@v2"], "--revision v2"),
         (["push", "nosuchrun", "me/mine"], "no run"),
@@ -186,15 +119,12 @@ def test_branches_private_models_and_names_in_tools(
         (["inspect", "hf://me/mine@v3"], "no such branch, tag or commit"),
         (["inspect", "hf://me/nothing"], "no such model"),
         (["fit", "--ckpt_path", "hf://me/mine"], "--init_from"),
-        (["export", "hf://me/mine@v2", "hf://me/other"], "zoo push"),
-        (["fit", "flow/smoke", "--init_from=hf://me/nothing", "--trainer.default_root_dir=x"], "no such model"),
     ):
         assert main(args) in (1, 2), args
         assert message in error(capsys), args
-    assert not (tmp_path / "x").exists()
 
 
-def test_killed_upload_is_finished_by_the_same_command(run: Path, online: Hub) -> None:
+def test_killed_upload_is_resumed(run: Path, online: Hub) -> None:
     assert main(["push", str(run), "me/whole"]) == 0
     online.contents = {key: value for key, value in online.contents.items() if key not in online.bodies[:1]}
     lost = online.bodies.pop(0)
@@ -220,7 +150,7 @@ def good_model(run: Path, online: Hub) -> dict[str, bytes]:
     return {path: online.files("me/good")[path] for path in ("config.json", "model.safetensors", "README.md")}
 
 
-def test_what_a_hub_may_not_do(run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = good_model(run, online)
     config = json.loads(good["config.json"])
 
@@ -248,18 +178,12 @@ def test_what_a_hub_may_not_do(run: Path, online: Hub, tmp_path: Path, monkeypat
         )
     online.put("bad/pickle", {"config.json": good["config.json"], "pytorch_model.bin": b"pickle"})
     online.put("bad/path", {**good, "../../up.json": b"{}"})
-    online.put("bad/large", {**good, "config.json": b" " * 2**24 + good["config.json"]})
-    for name, message in (("pickle", "no model of the zoo"), ("path", "outside"), ("large", "at most")):
+    for name, message in (("pickle", "no model of the zoo"), ("path", "segment")):
         with pytest.raises(ValueError, match=message):
             load(f"hf://bad/{name}")
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("zoo.runs.hub.models.shutil.disk_usage", lambda path: usage)
-    online.put("bad/huge", good)
-    with pytest.raises(ValueError, match="HF_HUB_CACHE"):
-        load("hf://bad/huge")
 
 
-def test_without_network_token_or_leave(
+def test_errors_are_one_line_without_token(
     run: Path, online: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from huggingface_hub import constants
@@ -278,7 +202,7 @@ def test_without_network_token_or_leave(
         return next(line for line in told.err.splitlines() if line.startswith("zoo: error:"))
 
     monkeypatch.setenv("HF_TOKEN", secret)
-    assert "refused it (401)" in fails("push", str(run), "me/new")
+    assert "(401)" in fails("push", str(run), "me/new")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert main(["inspect", "hf://me/good"]) == 0
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

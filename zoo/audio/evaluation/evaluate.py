@@ -25,8 +25,7 @@ from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
 from zoo.audio.evaluation.summary import MetricColumn, failure_lines, plot_boxes, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
-from zoo.common.configs import read_lines
-from zoo.common.journal import Journal, format_error
+from zoo.common.journal import Journal, format_error, read_lines
 from zoo.common.locks import writes_into
 from zoo.common.parallel import map_in_processes
 from zoo.common.reports import Row, write_report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from zoo.ci_llm.convert.read import (
     ORIGINAL_LAYOUT,
     Adapters,
     adapters_of,
-    agent_name,
     is_original_folder,
     is_peft_folder,
     read,
@@ -23,15 +21,13 @@ from zoo.ci_llm.convert.read import (
 )
 from zoo.ci_llm.convert.recipe import convert_config
 from zoo.ci_llm.convert.write import write_original, write_peft
-from zoo.ci_llm.inference.writer import Speaker
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.convert.engine import ConvertedModel, Converter
 from zoo.convert.tensor_names import State
-from zoo.runs import frozen
 from zoo.runs.checkpoints import find_checkpoint
 
 __all__ = [
-    "convert", "convert_config", "describe", "from_original", "is_original", "original_state", "publish", "to_original",
+    "convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original",
     "to_peft",
 ]  # fmt: skip
 
@@ -162,52 +158,6 @@ def _adapters(module: nn.Module, progress: Mapping[str, Any] | None = None) -> A
     if not isinstance(module, Crowd):
         raise ValueError(f"expected a Crowd, found {type(module).__name__}")
     return adapters_of(module, progress)
-
-
-ADAPTERS = "peft"
-AGENT_CARD = """---
-base_model: {base}
-library_name: peft
-tags: [zoo, ci_llm, lora]
----
-# {name} of {repo}
-
-One of {count} LoRA agents that were trained together (see the [card of all](../../README.md)).
-
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
-
-base = AutoModelForCausalLM.from_pretrained({loaded})
-model = PeftModel.from_pretrained(base, "{repo}", subfolder="{folder}")
-```
-"""
-
-
-def publish(model: Any, folder: Path, repo: str) -> list[str]:
-    """Write the agents of a crowd beside its export, in PEFT's layout with a card each.
-
-    Args:
-        model: the Inference; one without a crowd has no agents.
-        repo: its name on the hub. Where the export holds the backbone itself, because no other
-            place has it, `base_model_name_or_path` is `frozen/...`, below the export's folder.
-
-    Returns:
-        Their folders below the export's.
-    """
-    crowd = getattr(model, "crowd", None)
-    if not isinstance(crowd, Crowd) or isinstance(model, Speaker):
-        return []
-    record = frozen.frozen_records({"": crowd.backbone})[""]
-    adapters = replace(adapters_of(crowd, tokenizer=model.tokenizer), base=record["folder"] or record["source"])
-    write_peft(folder / ADAPTERS, adapters)
-    loaded = f'"{repo}", subfolder="{record["folder"]}"' if record["folder"] else f'"{record["source"]}"'
-    places = [f"{ADAPTERS}/{agent_name(number)}" for number in range(len(adapters.weights))]
-    for place in places:
-        facts = {"base": repo if record["folder"] else record["source"], "name": Path(place).name, "repo": repo}
-        card = AGENT_CARD.format(**facts, count=len(places), loaded=loaded, folder=place)
-        (folder / place / "README.md").write_text(card, encoding="utf-8")
-    return places
 
 
 _converter = AdapterConverter()

@@ -123,31 +123,29 @@ def push(
     private: bool = False,
     revision: str | None = None,
     message: str | None = None,
-    onnx: bool = False,
     license: str = "unknown",
     evaluation: Path | None = None,
     root: Path = Path("runs"),
 ) -> None:
     """Push a run's weights with a model card to a Hugging Face hub.
 
-    Samples and curves go along. The same push again changes nothing, and finishes one that was killed. The token
+    Samples go along. The same push again changes nothing, and finishes one that was killed. The token
     is that of `hf auth login` or HF_TOKEN; HF_ENDPOINT names another hub.
 
     Args:
         run: run folder, its name below `root`, `last`, a checkpoint or an export.
-        name: user/name of the model; made when there is none.
-        private: make it for yourself only.
-        revision: branch; made when there is none.
+        name: user/name of the model; created when missing.
+        private: create it as a private one.
+        revision: branch; created when missing.
         message: of the commit.
-        onnx: also as ONNX (needs the extra `export`); see `zoo export`.
         license: of the weights, as the hub calls it, e.g. mit or cc-by-4.0.
-        evaluation: folder that `zoo evaluate` wrote, for the card; those in the run's folder are found.
+        evaluation: folder that `zoo evaluate` wrote, for the card.
         root: folder of the runs that names are looked for in.
     """
-    from zoo.runs.hub import push as pushing
+    from zoo.runs.hub.models import endpoint
+    from zoo.runs.hub.push import push as push_run
     from zoo.runs.run_info import find_run
 
     path = Path(run) if Path(run).exists() else find_run(run, root)
-    pushed = pushing.push(path, name, private, revision, message, onnx, license, [evaluation] if evaluation else [])
-    print(f"{'pushed' if pushed.changed else 'nothing new in'} {pushed.page}")
-    print(f"  {pushed.name}")
+    pushed, is_new = push_run(path, name, private, revision, message, license, [evaluation] if evaluation else [])
+    print(f"{'pushed' if is_new else 'nothing new in'} {endpoint()}/{pushed.repo}\n  {pushed}")

@@ -23,7 +23,6 @@ from zoo.runs.inference.predict import (
     exit_on_sigterm,
     list_input_files,
     predict_files,
-    result_settings,
 )
 from zoo.runs.load import build_inference
 
@@ -79,8 +78,8 @@ def main(
     options = parse_options(specs, model_options)
     inference_class: type[Inference] = registry.get_class(specs["inference"], Inference)
     files = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
-    all_options = {**specs.get("options", {}), **options}
-    settings = result_settings(content_digest(path), specs["inference"], all_options, precision)
+    settings = {"checkpoint": content_digest(path), "inference": specs["inference"], "precision": precision}
+    settings["options"] = {**specs.get("options", {}), **options}
     if engine == "ray":
         from zoo.runs.inference.predict_ray import predict_with_ray
 
@@ -95,11 +94,7 @@ def main(
 
 
 def check_model_options(args: Sequence[str]) -> None:
-    """Refuse arguments that are no options of the model, before anything is loaded.
-
-    Raises:
-        WrongNameError: naming what to use instead.
-    """
+    """Refuse arguments that are no options of the model by a WrongNameError, before anything is loaded."""
     for option, value in split_arguments(args):
         if not option:
             raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
@@ -114,11 +109,11 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
     """Parse `--model.KEY VALUE` by the types of the system's inference.
 
     Args:
-        specs: of the checkpoint, see `read_components`.
+        specs: description of the checkpoint.
         args: the options; `--model.init_args.KEY` means the same.
 
     Returns:
-        The values of the keys that were given.
+        The values of these options.
 
     Raises:
         WrongNameError: for an option that the system does not have, with the nearest.
@@ -144,11 +139,7 @@ def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_shard(shard: str | None, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the rank and number of all processes, where each of N shards is computed by world_size processes.
-
-    Raises:
-        ValueError: when the shard is not I/N with I from 1 to N.
-    """
+    """Return the rank and number of all processes, where world_size processes compute each of N shards I/N."""
     number, _, total = (shard or "1/1").partition("/")
     if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
         raise ValueError(f"--shard {shard}: expected I/N, the I-th of N parts, from 1/N to N/N")

@@ -17,7 +17,7 @@ from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.miipher.nets.cleaner import Encoder
 from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.components import is_export
-from zoo.runs.inference.predict import content_digest, list_input_files, predict_files, result_settings
+from zoo.runs.inference.predict import content_digest, list_input_files, predict_files
 from zoo.runs.load import load
 
 
@@ -85,5 +85,5 @@ def cache_features(
         made, options, digest = read_encoder(path), {}, content_digest(path)
     extractor = FeatureExtractor(made).to(local_device(device)).eval()
     files = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
-    settings = result_settings(digest, public_name(FeatureExtractor), options)
+    settings = {"checkpoint": digest, "inference": public_name(FeatureExtractor), "options": options}
     return predict_files(extractor, files, output, settings, overwrite, rank, world_size)

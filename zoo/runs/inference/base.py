@@ -26,10 +26,10 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
         return error
 
 
-def table_output(facts: Mapping[str, Any], title: str = "Facts") -> Output:
+def table_output(facts: Mapping[str, Any]) -> Output:
     """Return facts on a result as a table of two columns."""
     rows = [[name.replace("_", " "), _format_value(value)] for name, value in replace_non_finite(facts).items()]
-    return Output("table", title, data={"columns": ["", ""], "rows": rows})
+    return Output("table", "Facts", data={"columns": ["", ""], "rows": rows})
 
 
 def _format_value(value: Any) -> Any:
@@ -60,18 +60,13 @@ class Inference(ABC):
 
     @abstractmethod
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Read a file, compute, and write the result atomically.
-
-        Args:
-            source: a file with one of the input suffixes.
-            target: the file to write; its folder exists.
+        """Read a file with one of the input suffixes, compute, and write the result atomically.
 
         Returns:
             JSON values for the manifest, such as `audio_seconds`.
 
         Raises:
-            ValueError: when the file's content cannot be used.
-            OSError: when it cannot be read or the result cannot be written.
+            ValueError, OSError: the content cannot be used, or a file cannot be read or written.
         """
 
     def fields(self) -> tuple[InputField, ...]:
@@ -79,19 +74,11 @@ class Inference(ABC):
         return (InputField("input", "File", "file", allowed=tuple(self.input_suffixes)),)
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
-        """Compute the results for a form.
+        """Compute the results for a form, the most important one first; errors as of `process_file`.
 
         Args:
             values: of all `fields`, validated by `read_form`.
             folder: an empty one for files of the results.
-            progress: called now and then.
-
-        Returns:
-            The most important result first.
-
-        Raises:
-            ValueError: when an input cannot be used, in one line.
-            OSError: when a file cannot be read or written.
         """
         target = folder / f"result{self.output_suffix}"
         progress(0.0, "computing")
@@ -101,10 +88,10 @@ class Inference(ABC):
     def answer_batch(
         self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
     ) -> list[list[Output] | Exception]:
-        """Compute several forms, each given as values and folder; one by one unless a system batches them.
+        """Compute several forms, values and folder each, one by one unless a system batches them.
 
         Returns:
-            For each its results, equal to those of `answer` but for rounding, or the error of its input.
+            The results of each, equal to those of `answer` but for rounding, or the error of its input.
         """
         return [attempt(self.answer, values, folder, progress) for values, folder in requests]
 
@@ -118,7 +105,7 @@ class Inference(ABC):
 
     @property
     def usage(self) -> str:
-        """Python lines for a model card that load the system and call it once."""
+        """Python lines that load the system and call it once, for a model card."""
         return CALL_USAGE
 
     def onnx_form(self) -> OnnxExport:

@@ -1,13 +1,13 @@
 """Prediction over many files by one process, or by several that share a folder of results.
 
-Each process appends a row to its part of the manifest, `manifest.rank<i>-of-<n>.jsonl`, before and after each file. The
-process that ends last merges the parts into `manifest.jsonl`, one row a result, and writes `summary.json`.
+Each process appends a row to its part of the manifest, `manifest.rank<i>-of-<n>.jsonl`, before and after each file.
+When all files have an outcome, the parts become `manifest.jsonl`, one row a result.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import glob
 import hashlib
 import json
 import logging
@@ -25,10 +25,9 @@ import torch
 from rich.progress import track
 
 from zoo import __version__
-from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.atomic_files import TEMPORARY_MARK, delete_path
 from zoo.common.environment import peak_memory_bytes
 from zoo.common.journal import Journal, begin_output, format_error
-from zoo.common.locks import LOCK_NAME
 from zoo.common.reports import Row, write_report
 from zoo.runs.inference.base import Inference
 
@@ -44,10 +43,6 @@ class InputFile(NamedTuple):
 
     source: str
     target: str
-
-
-class PartLockedError(ValueError):
-    """Another process computes this part."""
 
 
 def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_suffix: str) -> list[InputFile]:
@@ -66,7 +61,7 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
     root = Path(os.path.realpath(input if input.is_dir() else input.parent))
     if not input.exists():
         raise FileNotFoundError(f"--input {input}: no such file or folder")
-    if (output.exists() and not output.is_dir()) or (input.is_dir() and output.resolve() == root):
+    if output.is_file() or (input.is_dir() and output.resolve() == root):
         raise ValueError(f"--output {output} is a file or the input folder itself; name another folder")
     paths, skipped = [], Counter[str]()
     for path in _walk(root, os.path.realpath(output), skipped) if input.is_dir() else [str(root / input.name)]:
@@ -82,19 +77,15 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
     if reasons:
         log.warning("%s: left out %s", input, reasons)
     stems = Counter(os.path.splitext(path)[0] for path in paths)
-    files = []
-    for path in paths:
-        stem = os.path.splitext(path)[0]
-        files.append(InputFile(path, os.path.relpath(path if stems[stem] > 1 else stem, root) + output_suffix))
-    sources = set(paths)
-    targets = Counter([file.target for file in files] + [MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
-    for file in files:
-        if targets[file.target] > 1 or os.path.join(os.path.realpath(output), file.target) in sources:
-            raise ValueError(
-                f"the result of {file.source} would overwrite an input, {output / file.target}, or another result; "
-                "rename the input or name another --output"
-            )
-    return files
+    names = [path if stems[os.path.splitext(path)[0]] > 1 else os.path.splitext(path)[0] for path in paths]
+    targets = [os.path.relpath(name, root) + output_suffix for name in names]
+    counts = Counter([*targets, MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
+    counts.update(os.path.relpath(path, os.path.realpath(output)) for path in paths)
+    if clashes := [target for target in targets if counts[target] > 1]:
+        raise ValueError(
+            f"{output / clashes[0]} would overwrite an input or another result; rename the input or name another output"
+        )
+    return [InputFile(path, target) for path, target in zip(paths, targets, strict=True)]
 
 
 def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
@@ -103,18 +94,6 @@ def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
         skipped["linked folder"] += sum(os.path.islink(os.path.join(folder, name)) for name in folders)
         folders[:] = [name for name in folders if os.path.join(folder, name) != excluded]
         yield from (os.path.join(folder, name) for name in names if name[0] != ".")
-
-
-def result_settings(checkpoint: str, inference: str, options: Mapping[str, Any], precision: str = "32-true") -> Row:
-    """Return the content of `settings.json`: what results depend on besides their inputs.
-
-    Args:
-        checkpoint: digest of the weights, see `content_digest`.
-        inference: public name of its class.
-        options: values of the class's arguments that are not modules.
-    """
-    compared = {"checkpoint": checkpoint, "inference": inference, "options": dict(options), "precision": precision}
-    return {**compared, "zoo": __version__}
 
 
 def predict_files(
@@ -133,7 +112,7 @@ def predict_files(
     Args:
         files: of all processes, see `list_input_files`.
         output: the folder for results.
-        settings: see `result_settings`.
+        settings: what results depend on besides their inputs: `checkpoint`, its digest, options and precision.
         overwrite: compute finished files too, and replace other settings.
         precision: 32-true, bf16-mixed or 16-mixed.
 
@@ -141,15 +120,12 @@ def predict_files(
         Counts and times of this process, see `Results.finish`.
 
     Raises:
-        ValueError: when the folder has results of other settings, or another process computes the same part.
+        ValueError: when the folder has results of other settings.
         OSError: when the disk is full.
     """
     share = files[rank::world_size]
-    with (
-        open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite) as results,
-        torch.inference_mode(),
-        autocast(inference.device, precision),
-    ):
+    results = open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite)
+    with torch.inference_mode(), autocast(inference.device, precision):
         for file in track(share, "predict", disable=not (show_progress and share and rank == 0)):
             results.process(inference, file)
     return {**results.finish(files), "peak_memory_gib": round(peak_memory_bytes(inference.device) / 2**30, 3)}
@@ -204,14 +180,19 @@ class Results:
         self.processed.append(row)
 
     def finish(self, files: Sequence[InputFile]) -> Row:
-        """Merge the parts of the manifest unless another process runs, and summarize.
+        """Merge the parts of the manifest when all files have an outcome, and summarize the work of this process.
 
         Returns:
-            See `summarize`; `skipped`; `missing`, if any of all files is not computed yet by another process.
+            See `summarize`; `skipped`; `missing`, the number of files without outcome, if there are any.
         """
-        merge_parts(self.output)
-        rows = read_rows(self.output)
+        parts = list(self.output.glob("manifest.*.jsonl"))
+        rows = read_rows(self.output) | {row["target"]: row for row in self.processed}
         missing = sum(rows.get(file.target, {}).get("status") not in ("done", "failed") for file in files)
+        if not missing:
+            Journal(self.output / MANIFEST_NAME).write(rows[target] for target in sorted(rows))
+            write_report(self.output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)
+            for path in parts:
+                path.unlink(missing_ok=True)  # another process may end at this moment, too
         return summarize(self.processed, skipped=self.skipped) | ({"missing": missing} if missing else {})
 
     def is_done(self, file: InputFile) -> bool:
@@ -226,6 +207,9 @@ class Results:
     def _compute(self, inference: Inference, file: InputFile, row: Row) -> Mapping[str, Any]:
         last, target = self.rows.get(file.target, {}), self.output / file.target
         attempt = last["attempt"] if last.get("status") == "started" and last["sha256"] == row["sha256"] else 0
+        if last.get("status") in ("started", "interrupted"):  # by a process that was killed
+            for path in target.parent.glob(f".{glob.escape(target.name)}{TEMPORARY_MARK}*"):
+                delete_path(path)
         if attempt >= MAX_ATTEMPTS:
             raise ChildProcessError(f"{attempt} processes died at this file, of a crash or of too little memory")
         self._journal.append(row | {"status": "started", "attempt": attempt + 1})
@@ -244,64 +228,19 @@ class Results:
         return error.errno in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(self.output).free < MIN_FREE_BYTES
 
 
-@contextlib.contextmanager
-def open_results(output: Path, settings: Mapping[str, Any], part: str, overwrite: bool = False) -> Iterator[Results]:
-    """Begin or resume a folder of results, and lock one part of it; see `predict_files`."""
-    path = output / SETTINGS_NAME
+def open_results(output: Path, settings: Mapping[str, Any], part: str, overwrite: bool = False) -> Results:
+    """Begin or resume one part of a folder of results; see `predict_files`."""
+    path, settings = output / SETTINGS_NAME, {**settings, "zoo": __version__}
     previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if overwrite and "checkpoint" in previous and {**settings, "zoo": previous["zoo"]} != previous:
-        with lock_parts(output) as parts:
-            for manifest in (*parts, output / MANIFEST_NAME):
-                manifest.unlink(missing_ok=True)
-            write_report(output, {SETTINGS_NAME: settings})
+    if overwrite and "checkpoint" in previous and {**settings, "zoo": previous.get("zoo")} != previous:
+        for manifest in output.glob("manifest*.jsonl"):
+            manifest.unlink()
+        write_report(output, {SETTINGS_NAME: settings})
     try:
         begin_output(output, settings, SETTINGS_NAME, notes=("zoo",))
     except ValueError as error:
         raise ValueError(f"{error}{', or use --overwrite true' if 'checkpoint' in previous else ''}") from None
-    merge_parts(output)
-    with _lock_part(output, part):
-        part_path(output, part).touch()
-        yield Results(output, part, read_rows(output), overwrite)
-
-
-def merge_parts(output: Path) -> None:
-    """Merge the parts of the manifest and write the summary, unless a process runs: the last one does it."""
-    with contextlib.suppress(PartLockedError), lock_parts(output) as parts:
-        if not parts:
-            return
-        delete_temporary_files(output)
-        rows = read_rows(output)
-        Journal(output / MANIFEST_NAME).write(rows[target] for target in sorted(rows))
-        write_report(output, {SUMMARY_NAME: summarize(list(rows.values()))}, indent=2)
-        for path in parts:
-            path.unlink(missing_ok=True)  # another process may have merged it before
-
-
-@contextlib.contextmanager
-def lock_parts(output: Path) -> Iterator[list[Path]]:
-    """Lock all parts of the manifest and yield their paths; PartLockedError when the process of one runs."""
-    parts = sorted(output.glob("manifest.*.jsonl"))
-    with contextlib.ExitStack() as stack:
-        for name in sorted({path.name.split(".")[1] for path in parts}):
-            stack.enter_context(_lock_part(output, name))
-        yield parts
-
-
-@contextlib.contextmanager
-def _lock_part(output: Path, part: str) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    path = output / f"{LOCK_NAME}.{part}"  # `zoo.common.locks` locks on rank 0 alone
-    lock = FileLock(path, timeout=0.5)  # another process may end at this moment
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise PartLockedError(f"{output}: {part} is computed by another `zoo predict`; wait or stop it") from error
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # while it is locked: a process that waits for it makes a new one
-        lock.release()
+    return Results(output, part, read_rows(output), overwrite)
 
 
 def part_path(output: Path, part: str) -> Path:
@@ -318,7 +257,7 @@ def read_manifest(path: Path) -> list[Row]:
 def read_rows(output: Path) -> dict[str, Row]:
     """Read the last row of each result in a folder, by target."""
     parts = [read_manifest(path) for path in sorted(output.glob("manifest.*.jsonl"))]
-    merged = read_manifest(output / MANIFEST_NAME)  # read last: a process that ends moves rows from parts to it
+    merged = read_manifest(output / MANIFEST_NAME)  # read last: a process that ends moves rows to it
     return {row["target"]: row for rows in (merged, *parts) for row in rows}
 
 
@@ -333,12 +272,12 @@ def summarize(rows: Sequence[Row], **counts: int) -> Row:
     return summary
 
 
-def describe_input(source: str, known: Mapping[str, Any] | None = None) -> Row:
-    """Return size, modification time and sha256 of a file; `known` is a former row, whose sha256 may still hold."""
+def describe_input(source: str, former: Mapping[str, Any] | None = None) -> Row:
+    """Return size, modification time and sha256 of a file; `former` is an earlier row, whose sha256 may still hold."""
     stat = os.stat(source)
     row = {"source": source, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    is_same = known is not None and all(known.get(key) == value for key, value in row.items())
-    return {**row, "sha256": known["sha256"] if known is not None and is_same else file_digest(Path(source))}
+    is_same = former is not None and all(former.get(key) == value for key, value in row.items())
+    return {**row, "sha256": former["sha256"] if former is not None and is_same else file_digest(Path(source))}
 
 
 def content_digest(path: Path) -> str:
