@@ -1,4 +1,4 @@
-"""Benchmarks of AudioSR: audiosr.py step|shared|samplers|restore|all."""
+"""Benchmarks of AudioSR: python -m scripts.bench.audiosr step|samplers|restore|all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from scripts.bench.audiosr_others import ORIGINAL_DECAY, OriginalStep
-from scripts.bench.audiosr_sizes import AUTOENCODERS
 from scripts.bench.tools import (
     ENDLESS,
     Finding,
@@ -23,15 +22,12 @@ from scripts.bench.tools import (
     interleave_with_trainer,
     long_to_short,
     median,
-    peak_memory,
     times_as_fast,
 )
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, Sampler
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import concat
-from zoo.audiosr.nets.frozen import FrozenAutoencoder
-from zoo.audiosr.nets.vae import Autoencoder
 from zoo.cli.trainer import ZooCLI
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
@@ -87,26 +83,6 @@ def step(settings: Settings) -> list[Finding]:
     return [*findings, times_as_fast("average of everything to average of what trains", costs, weights=weights)]
 
 
-def shared(settings: Settings) -> list[Finding]:
-    """Memory of the frozen parts of a training, small autoencoder: one shared by target and condition, and two."""
-    size = "tiny" if settings.quick else "small"
-    frames = settings.few(128, 16)
-    (idle, one), (_, two) = (peak_memory(encode_pair, size, frames, copies) for copies in (1, 2))
-    weights = sum(map(Tensor.numel, Autoencoder(**AUTOENCODERS[size]).parameters())) * 4 / 2**20
-    details = {
-        "MiB, one": one, "MiB, two": two, "MiB of the imports alone": idle, "MiB of the weights of one": weights,
-    }  # fmt: skip
-    return [Finding("peak memory, two autoencoders to one", two / one, "x", details=details)]
-
-
-def encode_pair(size: str, frames: int, copies: int) -> None:
-    """Encode target and condition by one autoencoder or by one each; in a fresh process."""
-    autoencoders = [FrozenAutoencoder(config=AUTOENCODERS[size]) for _ in range(copies)]
-    with torch.inference_mode():
-        for each in (autoencoders[0], autoencoders[-1]):
-            each.encode(torch.randn(1, 1, frames, 256))
-
-
 def samplers(settings: Settings) -> list[Finding]:
     """Sampling the latents of a crop without guidance: DDIM at 100 steps against DPM-Solver++ at 15."""
     parts = middle_parts()
@@ -152,9 +128,7 @@ def middle_parts() -> dict[str, Any]:
     return _parts(OmegaConf.merge(_smoke(), MIDDLE))
 
 
-BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (step, shared, samplers, restore)
-}
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (step, samplers, restore)}
 
 
 def _smoke() -> Any:

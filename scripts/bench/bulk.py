@@ -1,4 +1,4 @@
-"""Prediction over many files: python -m scripts.bench.bulk real|restart|all [--quick].
+"""Prediction over many files: python -m scripts.bench.bulk real [--quick].
 
 An identity model copies files of a few bytes, so what is measured is what `zoo predict` adds to the model.
 """
@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-import random
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -102,48 +97,7 @@ def real(settings: Settings) -> list[Finding]:
     return findings
 
 
-_DRIVER = """
-import sys
-from pathlib import Path
-from scripts.bench.bulk import predict
-predict(*map(Path, sys.argv[1:]))
-"""
-
-
-def restart(settings: Settings) -> list[Finding]:
-    """SIGKILL at a random file, then the time of the next start until its first new result, without the imports."""
-    size = 300 if settings.quick else REAL[-1]
-    seed = random.SystemRandom().randrange(2**32)
-    inputs, output = write_inputs(settings.folder / "in", size), settings.folder / "out"
-    at = random.Random(seed).randrange(size // 2, size)
-    process = subprocess.Popen([sys.executable, "-c", _DRIVER, str(inputs), str(output)])
-    last = output / list(names(at + 1))[-1].replace(".txt", ".out")
-    while not last.exists() and process.poll() is None:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    began = time.perf_counter()
-    before = time.process_time()
-    taken: list[tuple[float, float]] = []
-    process_file = Identity.process_file
-
-    def first(self: Identity, source: Path, target: Path) -> dict[str, Any]:
-        taken.append((time.perf_counter() - began, time.process_time() - before))
-        Identity.process_file = process_file  # type: ignore[method-assign]
-        return process_file(self, source, target)
-
-    Identity.process_file = first  # type: ignore[method-assign]
-    summary = predict(inputs, output)
-    rows = read_manifest(output / MANIFEST_NAME)
-    found = sum(1 for _ in output.rglob("*.out"))
-    if not len(rows) == len({row["source"] for row in rows}) == found == size:
-        raise ValueError(f"seed {seed}: {len(rows)} rows and {found} results of {size} files")
-    wall, cpu = taken[0]  # of 2 cores that others use too, the second says more
-    details = {"wall s": wall, "files": size, "killed at": at, "done before": summary["skipped"], "seed": seed}
-    return [Finding("restart after SIGKILL", cpu, "CPU-s", at_most=10.0, details=details)]
-
-
-BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (real, restart)}
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (real,)}
 
 if __name__ == "__main__":
     from zoo.cli.trainer import ZooCLI  # not in the processes whose memory is measured

@@ -1,8 +1,7 @@
-"""Benchmarks of in-context learning: compressed_ad.py stepping|ppo|acting|training|equal_time|all."""
+"""Benchmarks of in-context learning: python -m scripts.bench.compressed_ad stepping|ppo|training|all."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from scripts.bench.compressed_ad_originals import LastActionPolicy, PythonDarkroom, PythonEnvs
 from scripts.bench.tools import Cost, Finding, Settings, command, cost_of, in_folders, interleave, median, ratios
 from zoo.cli.trainer import ZooCLI
-from zoo.common.systems import recipe_root
 from zoo.compressed_ad.collecting.collect import collect, last_returns
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.data.datamodule import HistoryData
@@ -23,14 +21,12 @@ from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import BatchedEnv, Darkroom
-from zoo.compressed_ad.inference import pairs, tasks_of
 from zoo.compressed_ad.losses import cross_entropy
-from zoo.compressed_ad.nets.compression import QueryCompressor
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rollout import Rollout, rollout
+from zoo.compressed_ad.rollout import Rollout
 
 COPIES = 100  # of the original's environment
 ORIGINAL_STEPS = 145_000  # a second, of the original's environments where the spec was written
@@ -38,7 +34,6 @@ EXAMPLE_GOAL, EXAMPLE_RETURN = [5, 6], 14.4  # and what the original's PPO ends 
 # That act together. The original evaluates 8, where Python's own time is most of a cached step.
 PAIRS = {160: 3.0, 8: None}
 WINDOW, BATCH = 240, 32  # of the original's algorithm distillation
-BUDGET = 120.0  # seconds of processor time of a demo
 WARMUP_STEPS = 100
 CLIP = 1.0
 
@@ -86,35 +81,6 @@ def ppo(settings: Settings) -> list[Finding]:
     ]
 
 
-def acting(settings: Settings) -> list[Finding]:
-    """In-context evaluation of the base recipe's net, a window of 60 with 16 latents: cached, and computed anew."""
-    torch.manual_seed(0)
-    env = Darkroom()
-    compressor = QueryCompressor(64, 16, 3, 4)
-    policy = InContextPolicy(LinearEmbedding(64), Transformer(64, 4, 4, 60), compressor, "separate")
-    nn.init.normal_(policy.head.weight, std=1.0)  # an untrained net would act the same whatever it saw
-    goals = tasks_of(env, "test")
-    findings = []
-    for count, at_least in PAIRS.items():
-        tasks, seeds = pairs(env, goals, range(count // len(goals)))
-        found: dict[str, Rollout] = {}
-        play = partial(rollout, policy, env, tasks, seeds, settings.few(6, 3), record=True)
-        runs = {
-            name: partial(_play, found, name, partial(play, cached=cached))
-            for name, cached in {"cached": True, "anew": False}.items()
-        }
-        costs = interleave(runs, settings.few(5, 1), warmup=settings.few(1, 0))
-        one, other = found.values()
-        assert one.steps is not None and other.steps is not None
-        units = dict.fromkeys(runs, one.steps.actions.numel())
-        name = f"{count} pairs: times as fast with a cache"
-        findings.append(_times_as_many(name, costs, units, "steps", at_least))
-        same = float((one.steps.actions == other.steps.actions).float().mean())
-        details = {"steps of a pair": one.steps.length, "compressions": len(one.compressions)}
-        findings.append(Finding(f"{count} pairs: share of the same actions", same, "", at_least=1.0, details=details))
-    return findings
-
-
 def training(settings: Settings) -> list[Finding]:
     """Actions that have a loss, per second: each of a window, against the original's last one, at equal net."""
     torch.manual_seed(0)
@@ -137,38 +103,7 @@ def training(settings: Settings) -> list[Finding]:
     return findings
 
 
-def equal_time(settings: Settings) -> list[Finding]:
-    """The demo's net trained for as long on every action of a history as on one of each, which is the original's."""
-    recipe = recipe_root() / "compressed_ad" / "demo.yaml"
-    fit = settings.build_fit([f"--config={recipe}", f"--trainer.default_root_dir={settings.folder / 'run'}"])
-    data: HistoryData = fit.datamodule
-    data.setup("fit")
-    budget = 0.1 if settings.quick else BUDGET
-    arms = {}
-    # Full windows alone, the original's, would leave "one action" helpless in its first episodes: these end anywhere.
-    for name, predict, found in (
-        ("one action", last_action, cut(histories(data))),
-        ("every action", every_action, histories(data)),
-    ):
-        policy = copy.deepcopy(fit.model.policy)
-        optimizer = fit.model.optimizer(policy.parameters())
-        arms[name] = policy, Training(policy, partial(predict, policy), found, optimizer, budget)
-    while owing := [arm for _, arm in arms.values() if arm.used < budget]:
-        min(owing, key=_used)()  # by turns: both meet the same machine
-    tasks, seeds = pairs(data.env, data.test_tasks, range(settings.few(20, 1)))
-    findings: list[Finding] = []
-    for name, (policy, arm) in arms.items():
-        curve = rollout(policy, data.env, tasks, seeds, fit.model.episodes).returns.mean(0).tolist()
-        details = {"first episode": curve[0], "steps": arm.steps, "cpu s": arm.used, "pairs": len(seeds)}
-        other = findings[0].value if findings else None
-        title = f"loss on {name}: held-out return of the last episode"
-        findings.append(Finding(title, curve[-1], "", at_least=other, details=details))
-    return findings
-
-
-BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (stepping, ppo, acting, training, equal_time)
-}
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (stepping, ppo, training)}
 
 
 class Training:
@@ -258,10 +193,6 @@ def _walk(envs: BatchedEnv | PythonEnvs, actions: Sequence[Any]) -> None:
 
 def _play(found: dict[str, Rollout], name: str, play: Callable[[], Rollout]) -> None:
     found[name] = play()
-
-
-def _used(arm: Training) -> float:
-    return arm.used
 
 
 def _times_as_many(

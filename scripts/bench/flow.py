@@ -1,14 +1,10 @@
-"""Benchmarks of flow matching: flow.py step|guidance|coupling|solvers|all [--run RUN]; solvers needs the run."""
+"""Benchmarks of flow matching: python -m scripts.bench.flow step|guidance|all."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -26,45 +22,23 @@ from scripts.bench.tools import (
     in_folders,
     interleave,
     interleave_with_trainer,
-    median,
-    read_clocks,
     times_as_fast,
 )
-from scripts.evidence.flow import digits_of
-from zoo.cli.recipes import take_option
 from zoo.cli.trainer import ZooCLI
 from zoo.common.systems import recipe_root
-from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.items import Items
-from zoo.flow.evaluation import tables
-from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.nets.velocity import NULL_LABEL, VectorField
-from zoo.flow.process.coupling import Coupling, WithinClassTransport
 from zoo.flow.process.guidance import Guidance, velocity_field
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.sampling import noise
 from zoo.flow.process.solvers import Solver
 from zoo.flow.task import FlowTask
 from zoo.training.callbacks.ema import EMA
-from zoo.training.resume import ResumableBatchSampler
 
 RECIPE = "demo_digits"
 ROUND_EPOCHS = 2  # whole epochs, so that each round has as many pairings, and long enough for a logged step
 UNPAIRED = "--data.init_args.pooled=null"
 SCALE = 2.0  # of guidance
-SHOWN = ("frechet", "accuracy", "std_ratio")
-QUICK_BUDGETS, QUICK_TOLERANCES = (1, 5, 20), (1e-2,)
-
-
-@dataclass(frozen=True)
-class RunSettings(Settings):
-    """What every benchmark of flow matching is given.
-
-    Args:
-        run: folder of a trained run of `demo_digits`, for those that judge samples.
-    """
-
-    run: Path | None = None
 
 
 class PlainStep:
@@ -145,7 +119,7 @@ class PlainStep:
         self.updates += 1
 
 
-def step(settings: RunSettings) -> list[Finding]:
+def step(settings: Settings) -> list[Finding]:
     """A step of `zoo fit` on the digits recipe, from its items on, against a plain loop of an equal net."""
     findings = []
     for name, extra, fused, least in (
@@ -159,7 +133,7 @@ def step(settings: RunSettings) -> list[Finding]:
     return findings
 
 
-def against(settings: RunSettings, fit: Fit, plain: PlainStep) -> dict[str, list[Cost]]:
+def against(settings: Settings, fit: Fit, plain: PlainStep) -> dict[str, list[Cost]]:
     """Costs of a step of a training and of a plain loop, each the mean of a round, one a round."""
     steps = settings.few(ROUND_EPOCHS * plain.epoch_steps, 5)
     warmup = settings.few(plain.epoch_steps, 2)
@@ -183,7 +157,7 @@ def plain_step(fit: Fit, loop: type[PlainStep] = PlainStep, **more: Any) -> Plai
     return loop(fit.model, images, items.labels, fit.datamodule.batch_size, clip, average.decay, **more)
 
 
-def guidance(settings: RunSettings) -> list[Finding]:
+def guidance(settings: Settings) -> list[Finding]:
     """Both branches of guidance as one forward pass of twice the batch against two passes: 20 steps of Euler."""
     task: FlowTask = fit_of(settings, []).model
     task.eval()
@@ -214,76 +188,7 @@ def two_passes(task: FlowTask, label: Tensor) -> VectorField:
     return field
 
 
-def coupling(settings: RunSettings) -> list[Finding]:
-    """All batches of an epoch of the digits, read and paired, with each coupling; no net runs."""
-    data: FlowData = fit_of(settings, []).datamodule
-    data.setup("fit")
-    pooled = data.train_set
-    assert isinstance(pooled, Items)
-    unpaired = copy.copy(pooled)
-    unpaired.pooled = None
-    batches = data.train_batches(0, 1)
-    runs = {
-        "independent": _Epochs(unpaired, batches),
-        "within classes of a batch": _Epochs(unpaired, batches, WithinClassTransport()),
-        "within classes of the epoch": _Epochs(pooled, batches),
-    }
-    costs = interleave(runs, settings.few(21, 2))
-    base = costs.pop("independent")
-    size = {"items": len(pooled), "batch size": data.batch_size, "rounds": len(base)}
-    findings = [_milliseconds("an epoch's batches, noise as drawn", base, len(batches), **size)]
-    for name, each in costs.items():
-        added = [one - other for one, other in zip(each, base, strict=True)]
-        findings.append(_milliseconds(f"added by pairing {name}, an epoch", added, len(batches)))
-    return findings
-
-
-def solvers(settings: RunSettings) -> list[Finding]:
-    """Quality of a trained run's samples by solver and evaluations of the field, with the time of a sample."""
-    if settings.run is None:
-        raise ValueError(
-            "solvers judges a trained run: python -m zoo fit --config configs/flow/demo_digits.yaml, "
-            "then --run with its folder"
-        )
-    judge, sampler = digits_of(settings.run), load_sampler(settings.run)
-    labels = judge.labels[:: settings.few(1, 10)]
-    _, seeds = requests(len(labels), 0, sampler.net.num_classes)
-    timed = Timed(judge.comparison)
-    budgets, tolerances = (QUICK_BUDGETS, QUICK_TOLERANCES) if settings.quick else (tables.BUDGETS, tables.TOLERANCES)
-    rows = tables.solver_table(sampler, labels, seeds, timed, budgets=budgets, tolerances=tolerances)
-    tables.show(rows, f"{len(labels)} samples")
-    findings = []
-    for row in rows:
-        rest = dict(row["quality"])
-        limit = f"tolerance {row['tolerance']:.0e}" if row["budget"] is None else f"at most {row['budget']} NFE"
-        value = rest.pop("frechet")
-        findings.append(Finding(f"Fréchet, {row['series']}, {limit}", value, "", details={"NFE": row["nfe"], **rest}))
-    return findings
-
-
-BENCHMARKS: dict[str, Callable[[RunSettings], list[Finding]]] = {
-    each.__name__: each for each in (step, guidance, coupling, solvers)
-}
-
-
-class Timed:
-    """Adds to the figures of samples the processor time that passed since the last samples were judged.
-
-    Args:
-        quality: tells the figures.
-    """
-
-    def __init__(self, quality: tables.Quality) -> None:
-        self.quality = quality
-        self._began = read_clocks()
-
-    def __call__(self, samples: Tensor, labels: list[int] | None) -> dict[str, float]:
-        """Judge samples, and take the time from here on for the next."""
-        cost = (read_clocks() - self._began) / len(samples)
-        found = self.quality(samples, labels)
-        figures = {**{name: found[name] for name in SHOWN}, "cpu ms a sample": 1000 * cost.cpu}
-        self._began = read_clocks()
-        return figures
+BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {each.__name__: each for each in (step, guidance)}
 
 
 class _Solve:
@@ -294,21 +199,6 @@ class _Solve:
 
     def __call__(self) -> Tensor:
         return self.solver.solve(self.field, self.x0).x
-
-
-class _Epochs:
-    """Reads and pairs the batches of the next epoch."""
-
-    def __init__(self, items: Items, batches: ResumableBatchSampler, paired: Coupling | None = None) -> None:
-        self.items, self.batches, self.paired = items, batches, paired
-        self.numbers = itertools.count()
-
-    def __call__(self) -> None:
-        self.batches.set_epoch(next(self.numbers))
-        for keys in self.batches:
-            batch = self.items.__getitems__(keys)
-            if self.paired is not None:
-                self.paired(batch["x0"], batch["x1"], batch["label"])
 
 
 def fit_of(settings: Settings, extra: Sequence[str]) -> Fit:
@@ -329,17 +219,5 @@ def _means(costs: Sequence[Cost], steps: int) -> list[Cost]:
     return [Cost(fmean(each.wall for each in part), fmean(each.cpu for each in part)) for part in parts]
 
 
-def _milliseconds(name: str, costs: Sequence[Cost], batches: int, **more: Any) -> Finding:
-    """Median milliseconds of processor time of an epoch."""
-    cost = median(costs)
-    details = {"a batch, ms": 1000 * cost.cpu / batches, "by wall time, ms": 1000 * cost.wall, **more}
-    return Finding(name, 1000 * cost.cpu, "ms", details=details)
-
-
 if __name__ == "__main__":
-    runs, sys.argv[1:] = take_option(sys.argv[1:], "--run")
-    chosen = Path(runs[-1]) if runs else None
-    try:
-        command("flow", in_folders(BENCHMARKS, partial(RunSettings, partial(ZooCLI, "fit"), run=chosen)))
-    except (ValueError, FileNotFoundError) as error:  # no trained run, or one of something else
-        sys.exit(f"flow.py: {error}")
+    command("flow", in_folders(BENCHMARKS, partial(Settings, partial(ZooCLI, "fit"))))

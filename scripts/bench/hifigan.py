@@ -1,8 +1,7 @@
-"""Benchmarks of vocoders: python -m scripts.bench.hifigan --help, one of its functions or `all`."""
+"""Benchmarks of vocoders: python -m scripts.bench.hifigan overhead|order|streaming|inference|all."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from scripts.bench.hifigan_baselines import OriginalClips, OriginalStep, PlainStep, Step
+from scripts.bench.hifigan_baselines import OriginalStep, PlainStep, Step
 from scripts.bench.tools import (
     ENDLESS,
     Cost,
@@ -32,7 +30,7 @@ from scripts.bench.tools import (
     times_as_fast,
 )
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.corpora.synthetic import SyntheticSpeech, write_synthetic_corpus
+from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.configs import load_recipe
@@ -43,15 +41,6 @@ from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050
 HOP_SAMPLES = 256
-# full size at 24 kHz, 100 bands: the recipe with the generator, and what is otherwise
-GENERATORS_24K: dict[str, tuple[str, dict[str, Any]]] = {
-    "HiFi-GAN V1": ("24k", {}),
-    "BigVGAN base": (
-        "universal_24k",
-        {"initial_channels": 512, "upsample_rates": [8, 8, 2, 2], "upsample_kernel_sizes": [16, 16, 4, 4]},
-    ),
-    "Vocos": ("vocos_24k", {"padding": "same"}),
-}
 VARIANTS = {"V1": "base", "V2": "v2", "V3": "v3"}  # the paper's generators and the recipes that hold them
 
 
@@ -86,19 +75,6 @@ def order(settings: Settings) -> list[Finding]:
     return [times_as_fast("default step, V3, batch 2: times as fast", costs, at_least=1.4)]
 
 
-def loader(settings: Settings) -> list[Finding]:
-    """Our crops with batched mels against the original's items, 16 crops a batch; real clips too where ZOO_DATA is."""
-    corpora = {
-        "made clips of 6 s": write_synthetic_corpus(
-            settings.folder / "made", settings.few(49, 17), SAMPLE_RATE, seconds=(6.0, 6.0)
-        )
-    }
-    real = Path(os.environ.get("ZOO_DATA", "")) / "ljspeech"
-    if "ZOO_DATA" in os.environ and real.is_dir():
-        corpora["real clips"] = _as_wavs(files.find_audio_files(real)[:64], settings.folder / "real" / "wavs")
-    return [_loader(settings, name, paths) for name, paths in corpora.items()]
-
-
 def streaming(settings: Settings) -> list[Finding]:
     """Streamed against whole-file output, and memory of a long against a short file."""
     findings = []
@@ -122,29 +98,8 @@ def inference(settings: Settings) -> list[Finding]:
     return findings
 
 
-def onnx(settings: Settings) -> list[Finding]:
-    """The ONNX file of each vocoder against torch, both on one thread, folded weights, by turns."""
-    vocoders = {name: _generator(recipe) for name, recipe in VARIANTS.items()}
-    vocoders |= {
-        name: _generator(recipe, **options)
-        for name, (recipe, options) in GENERATORS_24K.items()
-        if name != "HiFi-GAN V1"
-    }
-    findings = []
-    for name, generator in vocoders.items():
-        frames = settings.few(4 if name in ("V1", "BigVGAN base") else 10, 1) * SAMPLE_RATE // HOP_SAMPLES
-        runners = _runners(generator, settings.folder / f"{name}.onnx", frames, threads=(1,))
-        costs = interleave(
-            dict(zip(("onnxruntime", "torch"), reversed(runners.values()), strict=True)), settings.few(7, 1)
-        )
-        seconds = frames * HOP_SAMPLES / SAMPLE_RATE
-        factors = {f"real-time factor, {runner}": median(each).wall / seconds for runner, each in costs.items()}
-        findings.append(times_as_fast(f"{name}: onnxruntime times as fast as torch", costs, **factors))
-    return findings
-
-
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (overhead, order, loader, streaming, inference, onnx)
+    each.__name__: each for each in (overhead, order, streaming, inference)
 }
 
 # every step is logged, which no recipe of full size asks for: the overhead is an upper bound
@@ -186,37 +141,6 @@ def _endless(data: VocoderData) -> Iterator[dict[str, Tensor]]:
         batches.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
         yield from batches
         epoch += 1
-
-
-def _loader(settings: Settings, name: str, paths: list[Path], batch: int = 16) -> Finding:
-    cache = settings.folder / "cache"
-    data = VocoderData(str(paths[0].parent), SAMPLE_RATE, cache=str(cache), val_items=1, batch_size=batch)
-    data.prepare_data()
-    data.setup("fit")
-    ours, mels = _endless(data), [LogMel(SAMPLE_RATE, f_max=f_max) for f_max in (8000.0, None)]
-    original = _repeated(DataLoader(OriginalClips(paths), batch_size=data.batch_size, drop_last=True))
-
-    def our_batch() -> list[Tensor]:
-        audio = next(ours)["audio"]
-        return [mel(audio) for mel in mels]
-
-    rounds = settings.few(30, 3)
-    costs = interleave({"ours": our_batch, "original": lambda: next(original)}, rounds, warmup=3)
-    return times_as_fast(f"loader, {name}: times as fast", costs, at_least=5.0, crops=data.batch_size)
-
-
-def _repeated(batches: DataLoader[Any]) -> Iterator[Any]:
-    while True:
-        yield from batches
-
-
-def _as_wavs(sources: list[Path], folder: Path) -> list[Path]:
-    """The original reads wav files only."""
-    targets = []
-    for source in sources:
-        targets.append(folder / f"{source.stem}.wav")
-        files.write(targets[-1], files.read_mono(source, SAMPLE_RATE), SAMPLE_RATE)
-    return targets
 
 
 def _generator(recipe: str, **options: Any) -> Any:

@@ -1,14 +1,11 @@
-"""Benchmarks of Miipher-2: miipher.py step|blocks|original|buckets|features|checkpointing|restore|onnx|all."""
+"""Benchmarks of Miipher-2: python -m scripts.bench.miipher step|original|restore|all."""
 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.bench.tools import Cost, Finding, command, interleave, median, onnx_session, peak_memory, times_as_fast
+from scripts.bench.tools import Cost, Finding, command, interleave, median, peak_memory, times_as_fast
 from zoo.audio.corpora.synthetic import SyntheticSpeech
-from zoo.audio.io import files
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.inference.restore import FeatureExtractor, Restorer
+from zoo.miipher.inference.restore import Restorer
 from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
@@ -29,8 +25,6 @@ from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.training.resume import BucketBatchSampler, ResumableBatchSampler
 
 OUTPUT_RATE = 22050
-CROP_SECONDS = 10.0  # max_seconds of the recipes; the original crops nothing
-MEMORY_BATCH = 8
 WEIGHTS = dict.fromkeys(TERMS, 1.0)
 
 
@@ -153,31 +147,6 @@ def step(size: Size) -> list[Finding]:
     return [times_as_fast("adapter step, whole backbone to truncated", costs, at_least=1.15)]
 
 
-def blocks(size: Size) -> list[Finding]:
-    """The blocks alone on random activations, without front end and optimizer."""
-    frames = math.ceil(50 * size.seconds[0])
-    x = torch.randn(2, frames, size.config["hidden_size"], generator=torch.Generator().manual_seed(0))
-    cleaners = {"truncated": _cleaner(size), "whole": _cleaner(size, whole=True)}
-
-    def run(cleaner: Cleaner) -> Tensor:
-        states = [x]
-        for block in cleaner.backbone.model.encoder.layers:
-            states.append(block(states[-1]))
-        return states[size.layer]
-
-    def train(cleaner: Cleaner) -> None:
-        with torch.no_grad(), cleaner.adapters.disabled():
-            target = run(cleaner)
-        F.mse_loss(run(cleaner), target).backward()
-
-    findings = []
-    for name, function in {"forward pass": torch.no_grad()(run), "target, prediction and backward pass": train}.items():
-        contestants = {key: partial(function, cleaner) for key, cleaner in cleaners.items()}
-        costs = interleave(contestants, size.rounds(21))
-        findings.append(times_as_fast(f"blocks alone, {name}", costs, at_least=1.6))
-    return findings
-
-
 def original(size: Size) -> list[Finding]:
     """Our step and batches against the original's order of work, on the same clips."""
     ours, theirs = AdapterStep(_cleaner(size)), OriginalStep(size)
@@ -189,7 +158,7 @@ def original(size: Size) -> list[Finding]:
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
     clips = made_clips(seconds)
     batches = {"ours": BucketBatchSampler(seconds, batch), "original": ResumableBatchSampler(len(seconds), batch)}
-    orders = {name: each.order(0) for name, each in batches.items()}
+    orders = {name: each.epoch_order(0).tolist() for name, each in batches.items()}
 
     def epoch(order: list[int], train: AdapterStep) -> None:
         for start in range(0, len(order), batch):
@@ -200,53 +169,6 @@ def original(size: Size) -> list[Finding]:
     padding = {f"padding, {name}, %": padding_percent(seconds, order, batch) for name, order in orders.items()}
     name = f"order of work and batches, {len(clips)} clips, batch {batch}"
     return [*findings, times_as_fast(name, costs, **padding)]
-
-
-def buckets(size: Size) -> list[Finding]:
-    """Share of a padded batch that is padding, in random batches and in buckets; no net runs."""
-    corpora = {"made corpus": made_seconds(500 if size.quick else 5000, 5.0, longest=30.0)}
-    real = Path(os.environ.get("ZOO_DATA", "")) / "ljspeech"
-    if "ZOO_DATA" in os.environ and real.is_dir():
-        found = [files.info(path) for path in files.find_audio_files(real)]
-        corpora["LJSpeech"] = np.array([each.samples / each.sample_rate for each in found])
-    findings = []
-    for name, whole in corpora.items():
-        cropped = np.minimum(whole, CROP_SECONDS)
-        for batch in (each for each in (4, 8, 16) if 2 * each <= len(whole)):
-            random = ResumableBatchSampler(len(whole), batch).order(0)
-            details = {
-                "clips": len(whole),
-                "random and uncropped, %": padding_percent(whole, random, batch),
-                "random, %": padding_percent(cropped, random, batch),
-                "buckets, %": padding_percent(cropped, BucketBatchSampler(cropped, batch).order(0), batch),
-            }
-            saved = details["random, %"] - details["buckets, %"]
-            findings.append(Finding(f"padding saved, {name}, batch {batch}", saved, "points", details=details))
-    return findings
-
-
-def features(size: Size) -> list[Finding]:
-    """Feature extraction: seconds of computation for a second of audio, truncated and whole backbone."""
-    backbones = {"truncated": Backbone(size.layer, config=size.config), "whole": WholeBackbone(size)}
-    audio = _speech(size.seconds[2])
-    runs = {name: partial(FeatureExtractor(each), audio, SAMPLE_RATE) for name, each in backbones.items()}
-    costs = interleave(runs, size.rounds(5))
-    factors = [_real_time(f"features, {name}", each, size.seconds[2]) for name, each in costs.items()]
-    return [*factors, times_as_fast("features, whole backbone to truncated", costs)]
-
-
-def checkpointing(size: Size) -> list[Finding]:
-    """The training step with and without gradient checkpointing: time, and peak memory of fresh processes."""
-    clips = made_clips([size.seconds[0], size.seconds[0] * 5 / 6])
-    kinds = {"plain": False, "checkpointed": True}
-    steps = {name: AdapterStep(_cleaner(size, gradient_checkpointing=kind)) for name, kind in kinds.items()}
-    costs = interleave({name: partial(each, clips) for name, each in steps.items()}, size.rounds(7))
-    peaks = {f"MiB, {name}": peak_memory(_train_once, size, kind)[1] for name, kind in kinds.items()}
-    ratio = peaks["MiB, checkpointed"] / peaks["MiB, plain"]
-    return [
-        times_as_fast("time of a step, checkpointed to plain", costs),
-        Finding(f"peak memory, batch {MEMORY_BATCH}, checkpointed to plain", ratio, "x", details=peaks),
-    ]
 
 
 def restore(size: Size) -> list[Finding]:
@@ -271,25 +193,7 @@ def restore(size: Size) -> list[Finding]:
     return findings
 
 
-def onnx(size: Size) -> list[Finding]:
-    """Restoring by the exported graph in onnxruntime and by torch, one thread each, no resampling and no chunks."""
-    restorer, seconds = _restorer(size), max(1, size.seconds[2] // 4)
-    form, waveform = restorer.onnx_form(), 0.1 * torch.randn(1, seconds * SAMPLE_RATE)
-    with tempfile.TemporaryDirectory() as folder:
-        (difference,) = form.write(Path(folder)).values()
-        session = onnx_session(Path(folder) / "model.onnx")
-    runs: dict[str, Callable[[], object]] = {
-        "onnxruntime": partial(session.run, None, {"waveform": waveform.numpy()}),
-        "torch": torch.inference_mode()(partial(form.graphs[0].net, waveform)),
-    }
-    costs = interleave(runs, size.rounds(3))
-    findings = [_real_time(f"restore {seconds} s, {name}", each, seconds) for name, each in costs.items()]
-    return [*findings, times_as_fast("onnxruntime to torch", costs, **{"largest difference": difference})]
-
-
-BENCHMARKS: dict[str, Callable[[Size], list[Finding]]] = {
-    each.__name__: each for each in (step, blocks, original, buckets, features, checkpointing, restore, onnx)
-}
+BENCHMARKS: dict[str, Callable[[Size], list[Finding]]] = {each.__name__: each for each in (step, original, restore)}
 
 
 def made_clips(seconds: Sequence[float] | np.ndarray) -> list[Tensor]:
@@ -325,11 +229,6 @@ def _restorer(size: Size) -> Restorer:
 
 def _speech(seconds: int) -> np.ndarray:
     return SyntheticSpeech(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(0)
-
-
-def _train_once(size: Size, checkpointed: bool) -> None:
-    """In a fresh process: one step."""
-    AdapterStep(_cleaner(size, gradient_checkpointing=checkpointed))(made_clips([2 * size.seconds[0]] * MEMORY_BATCH))
 
 
 def _restore_once(size: Size, seconds: int) -> None:

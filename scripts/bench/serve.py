@@ -1,4 +1,4 @@
-"""`zoo serve` under load: python -m scripts.bench.serve hifigan|flow|all [--quick].
+"""`zoo serve` under load: python -m scripts.bench.serve hifigan [--quick].
 
 Requests one at a time, then the same ones 20 at once, against one server as its command starts it. Each has an input of
 its own and must get the answer to that one: nothing lost, none twice.
@@ -55,16 +55,6 @@ def hifigan(settings: Settings) -> list[Finding]:
         return found
 
     return _measured("hifigan", settings, ask, check)
-
-
-def flow(settings: Settings) -> list[Finding]:
-    """Four images of the recipe flow/smoke for each request, without animation."""
-
-    def ask(client: httpx.Client, number: int) -> httpx.Response:
-        values = {"count": 4, "seed": number, "animation": False}
-        return client.post("/predict", json=values, headers={"Accept": "image/png"})
-
-    return _measured("flow", settings, ask, lambda number, found: found)
 
 
 def _measured(
@@ -180,4 +170,4 @@ def _no_fit(arguments: list[str]) -> Any:
 
 
 if __name__ == "__main__":
-    command("serve", in_folders({"hifigan": hifigan, "flow": flow}, partial(Settings, _no_fit)))
+    command("serve", in_folders({"hifigan": hifigan}, partial(Settings, _no_fit)))

@@ -7,7 +7,6 @@ ratios of neighbouring runs, by processor time of this process and its ended chi
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import multiprocessing
 import os
@@ -21,9 +20,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar
 
-import docstring_parser
 import lightning as L
 import numpy as np
 import torch
@@ -319,46 +317,6 @@ def command(system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Find
         findings = benchmarks[name](options.quick)
         show(f"{name}: {(benchmarks[name].__doc__ or '').strip()}", findings)
         save(options.output / f"{name}.json", findings, benchmark=name, quick=options.quick)
-
-
-def evidence(gathers: Mapping[str, Callable[..., Sequence[Finding]]]) -> None:
-    """The command line of evidence: gathers it, prints a table; exits with 1 and one line when there is none to be had.
-
-    Args:
-        gathers: functions by subcommand (a single one needs none); their parameters are the command line's: paths
-            without default by place, lists, keywords and what has a default as options, `quick` as a flag.
-    """
-    parser = argparse.ArgumentParser(description="Figures with targets, kept in the (first) run's folder")
-    commands = parser.add_subparsers(dest="command", required=True) if len(gathers) > 1 else None
-    for name, gather in gathers.items():
-        described = docstring_parser.parse(gather.__doc__ or "")
-        chosen = commands.add_parser(name, help=described.short_description) if commands else parser
-        chosen.set_defaults(gather=gather, title=name)
-        _add_options(chosen, gather, {each.arg_name: each.description or "" for each in described.params})
-    options = vars(parser.parse_args())
-    options.pop("command", None)
-    gather, title = options.pop("gather"), options.pop("title")
-    try:
-        show(title, gather(**options))
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
-def _add_options(parser: argparse.ArgumentParser, function: Callable[..., object], texts: Mapping[str, str]) -> None:
-    hints = get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        kinds = [each for each in (*get_args(hints[name]), hints[name]) if each in (Path, int, float)]
-        required = parameter.default is parameter.empty
-        several = get_origin(hints[name]) is Sequence
-        more: dict[str, Any] = {"help": texts.get(name, "").replace("%", "%%")}
-        if name == "quick":
-            parser.add_argument("--quick", action="store_true", help="see that it runs; the figures are no evidence")
-        elif required and not several and parameter.kind is not parameter.KEYWORD_ONLY:
-            parser.add_argument(name, type=kinds[0], **more)
-        else:
-            more |= {"nargs": "+"} if several else {}
-            more |= {"required": True} if required else {"default": parameter.default}
-            parser.add_argument(f"--{name}", type=kinds[0], **more)
 
 
 def train_once(folder: Path, arguments: Sequence[str], quick: bool = False) -> None:

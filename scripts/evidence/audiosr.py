@@ -1,10 +1,11 @@
-"""What super-resolution learns: python -m scripts.evidence.audiosr train|gather --help."""
+"""What super-resolution learns: python -m scripts.evidence.audiosr [FOLDER] writes its clips; see `all.py`."""
 
 from __future__ import annotations
 
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from scripts.bench.tools import Finding, evidence, save, train_once
 from zoo.audio.io import files
 from zoo.audiosr.evaluation.evaluate import (
     CEILING,
@@ -31,7 +31,7 @@ from zoo.common.systems import recipe_root
 FOLDER, NAME, DATA = "evidence", "evidence.json", "data"
 STAGES = ("demo_vae", "demo_vocoder", "demo")
 PARTS = "model.init_args.autoencoder.init_args.source", "model.init_args.vocoder.init_args.source"
-MIN_SI_SDR_DB = 30.0
+LEAST_SI_SDR_DB = 30.0
 KINDS = SPEECH, OTHER = "speech", "noise"  # of clips; their names begin with it
 BANDS = ("lsd_lf", *HF_BANDS)
 SPEECH_FOLDER, NOISE_FOLDER = "ljspeech/wavs", "noise"
@@ -106,16 +106,6 @@ def _write(pieces: Iterable[np.ndarray], stem: Path) -> list[str]:
     return names
 
 
-def clips(output: Path = Path("runs/audiosr/mixed")) -> list[Finding]:
-    """Lay out the clips that the recipes of the demo read; see `lay_out`.
-
-    Args:
-        output: folder to write, which ZOO_MIXED names where it is another one.
-    """
-    counts = {part: len(files.find_audio_files(lay_out(output) / part / "high")) for part in ("train", "valid")}
-    return [Finding(part, count, "clips") for part, count in counts.items()]
-
-
 def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]]:
     """Lay the clips out in `data/` first; then the three trainings, one after the other.
 
@@ -138,62 +128,38 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
         yield folder, arguments
 
 
-def train(root: Path = Path("runs/evidence/audiosr"), seed: int | None = None, quick: bool = False) -> list[Finding]:
-    """Train each stage that is not trained yet, then gather.
-
-    Args:
-        root: folder of the runs.
-        seed: of all stages; the recipes' own when not given.
-    """
-    for run, arguments in plan(root, seed):
-        train_once(run, arguments, quick)
-    return gather(run, quick)
-
-
-def gather(run: Path, quick: bool = False) -> list[Finding]:
+def gather(run: Path, quick: bool = False) -> dict[str, float]:
     """Evaluate a run of `demo` on its validation clips; tables, sounds and images go into its `evidence/`.
 
     Args:
         run: run folder of the diffusion stage.
-        quick: one clip, few steps.
-
-    Returns:
-        The figures.
+        quick: few steps.
 
     Raises:
-        FileNotFoundError: when there is no such run.
         ValueError: when it restores nothing.
     """
-    found = {}
+    evaluations = {}
     for name, sampler in SAMPLERS.items():
         chosen = {**sampler, "init_args": {"steps": 2}} if quick and sampler else sampler
         settings = Settings(keep=2 if name == RECIPE else 0, options={"sampler": chosen} if chosen else {})
-        found[name] = evaluate(run, run / FOLDER / name, settings)
-    means = {name: _means(each.rows) for name, each in found.items()}
-    ours, slow, fast = (means[name] for name in (RECIPE, "ddim", "dpm"))
-    kinds = {kind: _means(row for row in found[RECIPE].rows if row["name"].startswith(kind)) for kind in KINDS}
-    findings = [finding for kind, values in kinds.items() if values for finding in _compared(kind, values)]
-    findings += [
-        Finding("LSD-HF to unprocessed", ours[RESTORED]["lsd_hf"] / ours[UNPROCESSED]["lsd_hf"], "x", at_most=1.0),
-        Finding("SI-SDR of the low band, least", _least(found[RECIPE]), "dB", at_least=MIN_SI_SDR_DB),
-        Finding("LSD of 15 steps of DPM-Solver++ to 100 of DDIM", fast[RESTORED]["lsd"] / slow[RESTORED]["lsd"], "x",
-                at_most=1.05),
-    ]  # fmt: skip
-    save(run / FOLDER / NAME, findings, evidence="demo", means={**means, **kinds})
-    return findings
-
-
-def _compared(kind: str, means: Mapping[str, Mapping[str, float]]) -> list[Finding]:
-    """What is claimed of one kind of clips, of their means by system and measure."""
-    ours, details = means[RESTORED], {system: values["lsd_hf"] for system, values in means.items()}
-    return [
-        Finding(f"{kind}: LSD-HF to shaped noise", ours["lsd_hf"] / means[NOISE]["lsd_hf"], "x", at_most=1.0,
-                details=details),
-        Finding(f"{kind}: LSD to linear interpolation, worst band", max(
-            ours[band] / means[LINEAR][band] for band in BANDS), "x", at_most=1.0),
-        Finding(f"{kind}: LSD-HF", ours["lsd_hf"], ""),
-        Finding(f"{kind}: LSD-HF of the ceiling", means[CEILING]["lsd_hf"], ""),
-    ]  # fmt: skip
+        evaluations[name] = evaluate(run, run / FOLDER / name, settings)
+    means = {name: _means(each.rows) for name, each in evaluations.items()}
+    recipe, slow, fast = (means[name] for name in (RECIPE, "ddim", "dpm"))
+    figures = {
+        "LSD-HF to unprocessed": recipe[RESTORED]["lsd_hf"] / recipe[UNPROCESSED]["lsd_hf"],
+        "SI-SDR of the low band, least": _least(evaluations[RECIPE]),
+        "LSD of 15 steps of DPM-Solver++ to 100 of DDIM": fast[RESTORED]["lsd"] / slow[RESTORED]["lsd"],
+    }
+    for kind in KINDS:
+        values = _means(row for row in evaluations[RECIPE].rows if row["name"].startswith(kind))
+        restored, linear = values[RESTORED], values[LINEAR]
+        figures |= {
+            f"{kind}: LSD-HF to shaped noise": restored["lsd_hf"] / values[NOISE]["lsd_hf"],
+            f"{kind}: LSD to linear interpolation, worst band": max(restored[band] / linear[band] for band in BANDS),
+            f"{kind}: LSD-HF": restored["lsd_hf"],
+            f"{kind}: LSD-HF of the ceiling": values[CEILING]["lsd_hf"],
+        }
+    return figures
 
 
 def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -214,4 +180,4 @@ def _least(evaluation: Evaluation) -> float:
 
 
 if __name__ == "__main__":
-    evidence({"clips": clips, "train": train, "gather": gather})
+    print(lay_out(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/audiosr/mixed")))

@@ -1,4 +1,4 @@
-"""What a distilled diffusion restores in few steps: python -m scripts.evidence.audiosr_distill train|gather --help."""
+"""What a distilled diffusion restores in few steps: figures of one seed's runs; see `all.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.bench.tools import Finding, evidence, save, train_once
 from scripts.evidence import audiosr
 from zoo.audiosr.data.items import Grid
 from zoo.audiosr.diffusion.samplers import DDIM, Sampler, conditioned, row_noise
@@ -37,28 +36,13 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
     yield root / STAGE, [*arguments, f"--model.init_args.teacher.init_args.source={run}"]
 
 
-def train(root: Path = Path("runs/evidence/audiosr"), seed: int | None = None, quick: bool = False) -> list[Finding]:
-    """Train each stage that is not trained yet, then gather.
-
-    Args:
-        root: folder of the runs.
-        seed: of all stages; the recipes' own when not given.
-    """
-    for run, arguments in plan(root, seed):
-        train_once(run, arguments, quick)
-    return gather(run, root / TEACHER, quick)
-
-
-def gather(run: Path, teacher: Path, quick: bool = False) -> list[Finding]:
+def gather(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
     """Compare a student's few steps with many of its teacher, and with as few of its teacher.
 
     Args:
         run: run folder of the student.
         teacher: that of its teacher.
         quick: one clip, few steps.
-
-    Returns:
-        The figures.
     """
     student, steps = _restorer(run), _restorer(run).settings.sampler.steps
     many = 4 if quick else TEACHER_STEPS
@@ -73,14 +57,12 @@ def gather(run: Path, teacher: Path, quick: bool = False) -> list[Finding]:
     way = {name: _distances(each, _restorer(teacher), grid, DDIM(many)) for name, each in
            (("student", student), ("undistilled", _restorer(teacher, steps)))}  # fmt: skip
     means = {name: fmean(each) for name, each in way.items()}
-    findings = [
-        Finding(f"LSD distilled to {TEACHER_STEPS} steps of the teacher", found["student"] / found["teacher"], "x",
-                at_most=MOST, details={**found, "steps": float(steps)}),
-        Finding("distance to the teacher's latents, distilled to undistilled in as few steps",
-                means["student"] / means["undistilled"], "x", at_most=1.0, details=means),
-    ]  # fmt: skip
-    save(run / audiosr.FOLDER / audiosr.NAME, findings, evidence="distill")
-    return findings
+    return {
+        f"LSD distilled to {TEACHER_STEPS} steps of the teacher": found["student"] / found["teacher"],
+        "distance to the teacher's latents, distilled to undistilled in as few steps": (
+            means["student"] / means["undistilled"]
+        ),
+    }
 
 
 def _restorer(run: Path, steps: int | None = None) -> Restorer:
@@ -119,7 +101,3 @@ def _latents(model: Restorer, low: Tensor, sampler: Sampler, seed: int) -> Tenso
     )
     noises = row_noise([seed], condition.shape[1:])
     return sampler.sample(predict, next(noises), model.diffusion, noises)
-
-
-if __name__ == "__main__":
-    evidence({"train": train, "gather": gather})

@@ -1,7 +1,5 @@
 """What makes crowds help: ways to part the agents against one LoRA of their size and compute, on two exact tasks.
 
-    python -m scripts.evidence.crowds 0 1 2
-
 For each seed a tiny backbone learns what is near (sums, and how far it is from one number up to another; copies of
 words); agents then learn another task from 200 examples (differences, reversals). An answer is right when every
 character of it, end included, is the likeliest behind the right ones before it, which is when greedy writing gives it.
@@ -13,8 +11,7 @@ import copy
 import itertools
 import math
 import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -248,15 +245,3 @@ def compare(seed: int, quick: bool = False) -> dict[str, float]:
         best = min(found[f"{task}, {name}: NLL"] for name in EQUAL_COMPUTE)
         found[f"{task}, one LoRA of equal size and compute: NLL"] = best
     return found
-
-
-def main(seeds: Sequence[int]) -> None:
-    """Print the scores of seeds."""
-    rows = [compare(seed) for seed in seeds]
-    for name in rows[0]:
-        print(f"{name:60}", *(f"{row[name]:7.3f}" for row in rows))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main([int(each) for each in sys.argv[1:]] or [0])

@@ -25,11 +25,6 @@ class Curve:
         return self.values[-1]
 
     @property
-    def best(self) -> float:
-        """The smallest."""
-        return min(self.values)
-
-    @property
     def fall(self) -> float:
         """Share of the first value that the last one has lost."""
         return 1 - self.last / self.first

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple, cast
 
-from scripts.bench.tools import Finding
 from scripts.evidence import (
     audiosr,
     audiosr_distill,
@@ -21,12 +20,8 @@ from scripts.evidence import (
     hifigan,
     miipher,
 )
-from zoo.audio.io import files
-from zoo.common.build import build
-from zoo.common.configs import load_recipe, load_yaml
+from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
-from zoo.hifigan.data import Clips, VocoderData
-from zoo.runs.run_folder import find_config
 
 Figures = dict[str, float]
 MEAN, MEDIAN, EACH = "mean", "median", "every seed"
@@ -126,10 +121,6 @@ def _fit(root: Path, name: str, recipe: str, seed: int, **changes: Any) -> Unit:
     return Unit(name, [*arguments, f"--seed_everything={seed}", *(f"--{key}={value}" for key, value in given.items())])
 
 
-def _named(findings: Iterable[Finding]) -> Figures:
-    return {each.name: each.value for each in findings}
-
-
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, shuffled = "compressed_ad/demo", {"data__init_args__shuffle_episodes": "true"}
     return [
@@ -199,28 +190,27 @@ def _plan_lakes(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 
 def _lakes(root: Path, quick: bool) -> Figures:
-    return _named(compressed_ad.gather_lakes([root / "plain"], [root / "mixed"], quick))
+    return compressed_ad.gather_lakes(root / "plain", root / "mixed", quick)
 
 
 def _points(root: Path, quick: bool) -> Figures:
-    return _named(compressed_ad.gather_points([root / "plain"], [root / "mixed"], quick))
+    return compressed_ad.gather_points(root / "plain", root / "mixed", quick)
 
 
 def _rooms(root: Path, quick: bool) -> Figures:
-    return _named(compressed_ad.gather_demo([root / "plain"], [root / "shuffled"], [root / "mixed"], quick))
+    return compressed_ad.gather_demo(root / "plain", root / "shuffled", root / "mixed", quick)
 
 
 def _large_rooms(root: Path, quick: bool) -> Figures:
-    return _named(compressed_ad.gather_demo_9x9([root / "plain"], quick))
+    return compressed_ad.gather_demo_9x9(root / "plain", quick)
 
 
 def _memory(root: Path, quick: bool) -> Figures:
-    arms = [[root / name] for name in ("latents", "none", "sliding")]
-    return _named(compressed_ad.gather_memory(*arms, quick=quick))
+    return compressed_ad.gather_memory(*(root / name for name in ("latents", "none", "sliding")), quick=quick)
 
 
 def _chain(root: Path, quick: bool) -> Figures:
-    return _named(compressed_ad.gather_chain(*([root / name] for name in ("cad", "scratch", "ad")), quick=quick))
+    return compressed_ad.gather_chain(*(root / name for name in ("cad", "scratch", "ad")), quick=quick)
 
 
 def _plan_roll(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -241,8 +231,7 @@ def _plan_roll(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 
 def _roll(root: Path, quick: bool) -> Figures:
-    arms = [[root / name] for name in ("assigned", "transport", "distill")]
-    return _named(flow.gather_swissroll(*arms, quick=quick))
+    return flow.gather_swissroll(*(root / name for name in ("assigned", "transport", "distill")), quick=quick)
 
 
 def _plan_digits(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -250,7 +239,7 @@ def _plan_digits(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 
 def _digits(root: Path, quick: bool) -> Figures:
-    return _named(flow.gather_digits([root / "pooled"], quick=quick))
+    return flow.gather_digits(root / "pooled", quick)
 
 
 def _plan_nets(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -273,35 +262,15 @@ def _nets(root: Path, quick: bool) -> Figures:
     units = json.loads((root / "units.json").read_text(encoding="utf-8"))
     seconds = {f"CPU seconds, {name}": units[name]["cpu_seconds"] for name in flow_nets.RUNS}
     runs = {name: root / name for name in flow_nets.RUNS}
-    return {**_named(flow_nets.gather(**runs, quick=quick)), **seconds}
-
-
-CROWD = ("", "runs", "baseline", "single")  # arms of the crowd's demo that the README speaks of, and their backbone
+    return {**flow_nets.gather(**runs, quick=quick), **seconds}
 
 
 def _plan_crowd(root: Path, seed: int, quick: bool) -> list[Unit]:
-    units = []
-    for group, folder, arguments in ci_llm.plan(root, [seed]):
-        if group in CROWD:
-            units.append(Unit(folder.name, arguments if group else [*arguments, f"--seed_everything={seed}"]))
-    return units
+    return [Unit(folder.name, arguments) for folder, arguments in ci_llm.plan(root, seed)]
 
 
 def _crowd(root: Path, quick: bool) -> Figures:
-    groups: dict[str, list[Path]] = {group: [] for group in CROWD[1:]}
-    for group, folder, _ in ci_llm.plan(root, [int(root.name)]):
-        if group in groups:
-            groups[group].append(folder)
-    ci_llm.gather(**groups, quick=quick)
-    kept = json.loads((groups["runs"][0] / ci_llm.FOLDER / ci_llm.NAME).read_text(encoding="utf-8"))["runs"]
-    rows = {group: [row for row in kept if row["group"] == group] for group in groups}
-    (ours,), (other,) = rows["runs"], rows["baseline"]
-    return {
-        "ensemble": ours["nll_ensemble"],
-        "best agent": ours["nll_best"],
-        "one LoRA": min(row["nll_mean"] for row in rows["single"]),
-        "without diversity": other["nll_ensemble"],
-    }
+    return ci_llm.gather(root, int(root.name), quick)
 
 
 def _plan_crowds(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -317,16 +286,7 @@ def _plan_vocoder(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 
 def _vocoder(root: Path, quick: bool) -> Figures:
-    """With the first held-out clip, which lies beside the run then."""
-    data: VocoderData = build(load_yaml(find_config(root / "run").read_text(encoding="utf-8"))["data"])
-    data.prepare_data()
-    data.setup("fit")
-    held = cast(Clips, data.val_set)
-    index = int(held.indices[0])
-    clip = root / f"{Path(held.corpus.names[index]).stem}.wav"
-    files.write(clip, held.corpus.read(index), data.sample_rate)
-    found = hifigan.gather(root / "run", clip=clip, quick=quick)
-    return {**_named(found), f"{hifigan.METRIC}: at the end": found[0].details["at the end"]}
+    return hifigan.gather(root / "run", quick=quick)
 
 
 def _plan_restorer(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -343,7 +303,7 @@ def _plan_restorer(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 
 def _restorer(root: Path, quick: bool) -> Figures:
-    return _named(miipher.gather(root / "adapter", root / "pretrain", root / "finetune", quick=quick))
+    return miipher.gather(root / "adapter", root / "pretrain", root / "finetune", quick=quick)
 
 
 def _plan_bandwidth(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -352,8 +312,7 @@ def _plan_bandwidth(root: Path, seed: int, quick: bool) -> list[Unit]:
 
 def _bandwidth(root: Path, quick: bool) -> Figures:
     teacher = root / audiosr.STAGES[-1]
-    few = audiosr_distill.gather(root / audiosr_distill.STAGE, teacher, quick)
-    return _named([*audiosr.gather(teacher, quick), *few])
+    return audiosr.gather(teacher, quick) | audiosr_distill.gather(root / audiosr_distill.STAGE, teacher, quick)
 
 
 # in the order in which they are run: the cheap ones first

@@ -1,19 +1,16 @@
-"""What flow matching runs have learned: python -m scripts.evidence.flow digits|swissroll --help."""
+"""What flow matching runs have learned: figures of one seed's runs; see `all.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 import torch
 
-from scripts.bench.tools import Finding, evidence, save
 from zoo.common.configs import load_yaml
-from zoo.flow import rendering
 from zoo.flow.data import points
 from zoo.flow.evaluation.classifier import cached_digits_classifier
 from zoo.flow.evaluation.comparison import QUICK, Comparison, Samples
@@ -111,139 +108,55 @@ def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 
     return _mean(figures)
 
 
-def gather_digits(
-    pooled: Sequence[Path], independent: Sequence[Path] = (), batch: Sequence[Path] = (), quick: bool = False
-) -> list[Finding]:
-    """Evaluate runs of `demo_digits`; the report and a grid of samples go into `evidence/` of the first.
-
-    Args:
-        pooled: runs with noise paired within classes over the epoch, one per split.
-        independent: runs on the same splits, in the same order, with independent noise.
-        batch: the same with noise paired within classes of each batch.
-        quick: few samples.
+def gather_digits(run: Path, quick: bool = False) -> dict[str, float]:
+    """Evaluate a run of `demo_digits` beside controls.
 
     Raises:
-        FileNotFoundError: when a run is missing.
-        ValueError: when the groups differ in size, or a run was trained on something else.
+        ValueError: when the run was trained on something else.
     """
-    for group in (independent, batch):
-        if group and len(group) != len(pooled):
-            raise ValueError(f"expected as many runs in each group, found {len(pooled)} and {len(group)}")
-    rows: list[dict[str, Any]] = []
-    for number, run in enumerate(pooled):
-        digits = digits_of(run, quick=quick)
-        rows.append({"run": str(run), **{f"control {name}": value for name, value in digits.controls().items()}})
-        rows[-1]["held-out accuracy"] = digits.comparison.figures(digits.comparison.reference)["accuracy"]
-        groups = {"pooled": run}
-        groups |= {"independent": independent[number]} if independent else {}
-        groups |= {"batch": batch[number]} if batch else {}
-        for name, path in groups.items():
-            sampler = load_sampler(path)
-            rows[-1][f"{name} 20"] = figures_of(sampler, digits, sampler.solver)
-            rows[-1][f"{name} 5"] = figures_of(sampler, digits, Solver("euler", 5))
-            if name == "pooled":
-                rows[-1]["pooled 20 guidance 2"] = figures_of(sampler, digits, sampler.solver, 2.0)
-    folder = Path(pooled[0]) / "evidence"
-    findings = _claims(rows)
-    for key in (key for key, value in rows[0].items() if isinstance(value, Mapping)):
-        figures = {name: _shown([row[key].get(name) for row in rows]) for name in CONTROLS}
-        name = f"{key}: Fréchet"
-        findings.append(Finding(name, fmean(row[key]["frechet"] for row in rows), "", details=figures))
-    save(
-        folder / "evidence.json", findings, evidence="digits", samples=len(digits.labels), draws=digits.draws, rows=rows
-    )
-    _draw_grid(load_sampler(Path(pooled[0])), folder / "samples.png")
-    return findings
+    digits, sampler = digits_of(run, quick=quick), load_sampler(run)
+    controls = {name: figures["frechet"] for name, figures in digits.controls().items()}
+    samples = figures_of(sampler, digits, sampler.solver)
+    return {
+        "classifier on held-out images, accuracy": digits.comparison.figures(digits.comparison.reference)["accuracy"],
+        "20 NFE: accuracy": samples["accuracy"],
+        "20 NFE: Fréchet to the floor's": samples["frechet"] / controls["real"],
+        "20 NFE: Fréchet to the class Gaussians'": samples["frechet"] / controls["gaussian"],
+        "20 NFE: deviation within classes to real": samples["std_ratio"],
+        "20 NFE: nearest training image, to held-out": samples["nearest_ratio"],
+        "20 NFE, guidance 2: accuracy": figures_of(sampler, digits, sampler.solver, 2.0)["accuracy"],
+        "pooled 20: Fréchet": samples["frechet"],
+        "pooled 5: Fréchet": figures_of(sampler, digits, Solver("euler", 5))["frechet"],
+        **{f"control {name}: Fréchet": value for name, value in controls.items()},
+    }
 
 
-def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    def ratio(first: str, second: str, figure: str = "frechet") -> list[float]:
-        return [row[first][figure] / row[second][figure] for row in rows]
-
-    def plain(name: str, figure: str) -> list[float]:
-        return [row[name][figure] for row in rows]
-
-    found = [
-        _claim("classifier on held-out images, accuracy", [row["held-out accuracy"] for row in rows], at_least=0.985),
-        _claim("20 NFE: accuracy", plain("pooled 20", "accuracy"), at_least=0.985),
-        _claim("20 NFE: Fréchet to the floor's", ratio("pooled 20", "control real"), at_most=1.25),
-        _claim("20 NFE: Fréchet to the class Gaussians'", ratio("pooled 20", "control gaussian"), at_most=0.6),
-        _claim("20 NFE: deviation within classes to real", plain("pooled 20", "std_ratio"), at_least=0.85),
-        _claim("20 NFE: nearest training image, to held-out", plain("pooled 20", "nearest_ratio"), at_least=0.85),
-        _claim("20 NFE, guidance 2: accuracy", plain("pooled 20 guidance 2", "accuracy"), at_least=0.995),
-    ]
-    if "independent 5" in rows[0]:
-        found.append(_claim("Euler 5: Fréchet pooled to independent", ratio("pooled 5", "independent 5"), at_most=0.85))
-        found.append(_claim("20 NFE: Fréchet pooled to independent", ratio("pooled 20", "independent 20")))
-        if "batch 5" in rows[0]:
-            name = "Euler 5: Fréchet per batch to independent"
-            found.append(_claim(name, ratio("batch 5", "independent 5"), at_most=0.9))
-    return found
-
-
-def _claim(name: str, values: Sequence[float], **limits: float) -> Finding:
-    return Finding(name, fmean(values), "", **limits, details={"runs": _shown(values)})
-
-
-def gather_swissroll(
-    assigned: Sequence[Path], transport: Sequence[Path] = (), distilled: Sequence[Path] = (), quick: bool = False
-) -> list[Finding]:
-    """Evaluate runs of `demo_swissroll` by the Chamfer distance of 2048 points; medians over the runs.
-
-    The report and a scatter plot go into `evidence/` of the first run.
+def gather_swissroll(assigned: Path, transport: Path, distilled: Path, quick: bool = False) -> dict[str, float]:
+    """Measure the Chamfer distance of points from three runs of `demo_swissroll` to the set.
 
     Args:
-        assigned: runs of the recipe as it is.
-        transport: runs with minibatch optimal transport.
-        distilled: runs of `demo_swissroll_distill`.
+        assigned: run of the recipe as it is.
+        transport: with minibatch optimal transport.
+        distilled: of `demo_swissroll_distill`.
         quick: few points.
 
     Raises:
-        FileNotFoundError: when a run is missing.
         ValueError: when a run is of something else.
     """
     count = FEW_POINTS if quick else POINTS
     real = points.draw("swiss_roll", count, REFERENCE_SEED)
-    findings = []
-    for name, runs, steps, most in (
-        ("as assigned, Euler 50: Chamfer", assigned, 50, 25.0),
-        ("optimal transport, Euler 50: Chamfer", transport, 50, 15.0),
-        ("distilled, one step: Chamfer", distilled, 1, 40.0),
+    figures = {}
+    for name, run, steps in (
+        ("as assigned, Euler 50", assigned, 50),
+        ("optimal transport, Euler 50", transport, 50),
+        ("distilled, one step", distilled, 1),
     ):
-        values = []
-        for run in runs:
-            sampler = load_sampler(run, Solver("euler", steps), chunk=count)
-            if tuple(sampler.net.sample_shape) != (2,):
-                raise ValueError(f"{run} makes samples of shape {tuple(sampler.net.sample_shape)}, expected points")
-            values.append(chamfer(sampler.sample(None, requests(count, 0, 0, None, EPOCH)[1]), real))
-        if values:
-            findings.append(Finding(name, median(values), "", at_most=most, details={"runs": _shown(values)}))
-    others = [chamfer(points.draw("swiss_roll", count, seed), real) for seed in (2, 3, 4)]
-    details = {"runs": _shown(others)}
-    findings.append(Finding("two samples of the set: Chamfer", median(others), "", details=details))
-    folder = Path(assigned[0]) / "evidence"
-    save(folder / "evidence.json", findings, evidence="swissroll", points=count)
-    sampler = load_sampler(assigned[0], Solver("euler", 50), chunk=count)
-    drawn = sampler.sample(None, requests(count, 0, 0, None, EPOCH)[1])
-    rendering.write_png(folder / "samples.png", rendering.picture(drawn, None, real))
-    return findings
-
-
-def _shown(values: Sequence[float | None]) -> str:
-    return " ".join("-" if value is None else f"{value:.3g}" for value in values)
+        sampler = load_sampler(run, Solver("euler", steps), chunk=count)
+        if tuple(sampler.net.sample_shape) != (2,):
+            raise ValueError(f"{run} makes samples of shape {tuple(sampler.net.sample_shape)}, expected points")
+        figures[f"{name}: Chamfer"] = chamfer(sampler.sample(None, requests(count, 0, 0, None, EPOCH)[1]), real)
+    return figures
 
 
 def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: fmean(each[key] for each in figures) for key in figures[0]}
-
-
-def _draw_grid(sampler: Sampler, path: Path) -> None:
-    """A hundred samples, a class in each row."""
-    labels = [index // 10 + 1 for index in range(100)]
-    _, seeds = requests(len(labels), 0, sampler.net.num_classes, None, EPOCH)
-    images = rendering.to_pixels(sampler.using(Solver("euler", 20), UNGUIDED).sample(labels, seeds))
-    rendering.write_png(path, rendering.enlarged(rendering.grid(images)))
-
-
-if __name__ == "__main__":
-    evidence({"digits": gather_digits, "swissroll": gather_swissroll})

@@ -1,4 +1,4 @@
-"""Transformer against U-Net at equal processor time, and few steps: python -m scripts.evidence.flow_nets --help."""
+"""Transformer against U-Net at equal processor time, and few steps: figures of one seed's runs; see `all.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scripts.bench.tools import Finding, evidence, save
 from scripts.evidence.flow import FEW_SAMPLES, SAMPLES, Digits, digits_of, figures_of
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
@@ -29,6 +28,7 @@ FEW_STEPS = (*(f"{name} {steps}" for name in ("Euler", "MeanFlow") for steps in 
 RUNS = ("digits_unet", "digits_dit", "glyphs_unet", "glyphs_dit", "meanflow", "distilled")
 DRAWS = 2
 JUDGE_EPOCHS = 12  # of 6,200 glyphs
+FLOOR = "Fréchet to the floor's"
 FIGURES = ("accuracy", "std_ratio", "nearest_ratio")
 
 
@@ -80,76 +80,45 @@ def gather(
     meanflow: Path,
     distilled: Path,
     quick: bool = False,
-) -> list[Finding]:
-    """Evaluate one seed's runs; the report goes into `evidence/` of the first.
-
-    Args:
-        digits_unet: run of `demo_digits`.
-        digits_dit: run of `demo_digits_dit`.
-        glyphs_unet: run of `demo_glyphs`.
-        glyphs_dit: run of `demo_glyphs_dit`.
-        meanflow: run of `demo_digits_meanflow`.
-        distilled: run of `demo_digits_distill`.
-        quick: few samples.
+) -> dict[str, float]:
+    """Evaluate runs of the recipes demo_digits, demo_digits_dit, demo_glyphs, ..._dit, ..._meanflow, ..._distill.
 
     Raises:
-        FileNotFoundError: when a run is missing.
         ValueError: when a run was trained on something else.
     """
     digits = digits_of(digits_unet, quick=quick, draws=DRAWS)
     floor = digits.floor()["frechet"]
-    findings: list[Finding] = []
+    values: dict[str, float] = {}
     for name, run in (("U-Net", digits_unet), ("DiT", digits_dit)):
-        findings += _described(f"digits, {name}", figures_of(load_sampler(run), digits, Solver("euler", STEPS)), floor)
-    findings.append(_quotient("digits", findings))
-    findings += _glyphs(glyphs_unet, glyphs_dit, quick)
-    few: list[Finding] = []
-    for name, run, budgets in (
-        ("Euler", digits_dit, FEW),
-        ("MeanFlow", meanflow, FEW),
-        ("distilled", distilled, FEW[:1]),
-    ):
+        values |= _named(f"digits, {name}", figures_of(load_sampler(run), digits, Solver("euler", STEPS)), floor)
+    values |= _glyphs(glyphs_unet, glyphs_dit, quick)
+    for data in ("digits", "glyphs"):
+        dit, unet = (values[f"{data}, {net}: Fréchet to the floor's"] for net in ("DiT", "U-Net"))
+        values[f"{data}: Fréchet DiT to U-Net"] = dit / unet
+    for name, run, budgets in (("Euler", digits_dit, FEW), ("MeanFlow", meanflow, FEW), ("distilled", distilled, (1,))):
         sampler = load_sampler(run)
         for steps in budgets:
-            few += _described(f"{name} {steps}", figures_of(sampler, digits, Solver("euler", steps)), floor)
-    values = {each.name: each.value for each in few}
-    for steps in FEW:
-        ratio = values[f"MeanFlow {steps}: Fréchet to the floor's"] / values[f"Euler {steps}: Fréchet to the floor's"]
-        few.append(Finding(f"{steps} evaluation{'s' * (steps > 1)}: Fréchet MeanFlow to Euler", ratio, ""))
-    one = values["distilled 1: Fréchet to the floor's"]
-    few.append(Finding("1 evaluation: Fréchet distilled to Euler", one / values["Euler 1: Fréchet to the floor's"], ""))
-    few.append(
-        Finding("1 evaluation: Fréchet MeanFlow to distilled", values["MeanFlow 1: Fréchet to the floor's"] / one, "")
-    )
-    findings += few
-    save(Path(digits_unet) / "evidence" / "nets.json", findings, evidence="nets", samples=len(digits.labels))
-    return findings
+            values |= _named(f"{name} {steps}", figures_of(sampler, digits, Solver("euler", steps)), floor)
+    euler, mean_flow = ([values[f"{name} {steps}: {FLOOR}"] for steps in FEW] for name in ("Euler", "MeanFlow"))
+    for steps, slow, fast in zip(FEW, euler, mean_flow, strict=True):
+        values[f"{steps} evaluation{'s' * (steps > 1)}: Fréchet MeanFlow to Euler"] = fast / slow
+    values["1 evaluation: Fréchet distilled to Euler"] = values[f"distilled 1: {FLOOR}"] / euler[0]
+    return values
 
 
-def _glyphs(unet: Path, dit: Path, quick: bool) -> list[Finding]:
-    """Both nets on the glyphs, with the judge's accuracy on held-out ones."""
+def _glyphs(unet: Path, dit: Path, quick: bool) -> dict[str, float]:
+    """Evaluate both nets on the glyphs, and the classifier on held-out ones."""
     shapes, colours = glyphs_of(unet, quick)
-    judge = shapes.comparison.figures(shapes.comparison.reference)["accuracy"]
     floor, colours_floor = shapes.floor()["frechet"], colours.floor()["frechet"]
-    findings: list[Finding] = []
+    values = {"glyphs: held-out images, accuracy": shapes.comparison.figures(shapes.comparison.reference)["accuracy"]}
     for name, run in (("U-Net", unet), ("DiT", dit)):
         sampler = load_sampler(run)
-        findings += _described(f"glyphs, {name}", figures_of(sampler, shapes, Solver("euler", STEPS)), floor)
-        value = figures_of(sampler, colours, Solver("euler", STEPS))["frechet"] / colours_floor
-        findings.append(Finding(f"glyphs, {name}: Fréchet of colours to the floor's", value, ""))
-    return [*findings, _quotient("glyphs", findings), Finding("glyphs: held-out images, accuracy", judge, "")]
+        values |= _named(f"glyphs, {name}", figures_of(sampler, shapes, Solver("euler", STEPS)), floor)
+        frechet = figures_of(sampler, colours, Solver("euler", STEPS))["frechet"]
+        values[f"glyphs, {name}: Fréchet of colours to the floor's"] = frechet / colours_floor
+    return values
 
 
-def _described(name: str, figures: Mapping[str, float], floor: float) -> list[Finding]:
-    found = [Finding(f"{name}: Fréchet to the floor's", figures["frechet"] / floor, "")]
-    return found + [Finding(f"{name}: {figure}", figures[figure], "") for figure in FIGURES]
-
-
-def _quotient(name: str, findings: list[Finding]) -> Finding:
-    values = {each.name: each.value for each in findings}
-    dit, unet = (values[f"{name}, {net}: Fréchet to the floor's"] for net in ("DiT", "U-Net"))
-    return Finding(f"{name}: Fréchet DiT to U-Net", dit / unet, "")
-
-
-if __name__ == "__main__":
-    evidence({"nets": gather})
+def _named(name: str, figures: Mapping[str, float], floor: float) -> dict[str, float]:
+    values = {f"{name}: {FLOOR}": figures["frechet"] / floor}
+    return values | {f"{name}: {figure}": figures[figure] for figure in FIGURES}

@@ -1,15 +1,14 @@
-"""What three Miipher-2 runs have learned: python -m scripts.evidence.miipher ADAPTER_RUN PRETRAIN_RUN FINETUNE_RUN."""
+"""What three Miipher-2 runs have learned: figures of one seed's runs; see `all.py`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from scripts.bench.tools import Finding, evidence, save
 from scripts.evidence.curves import read_curve
 from zoo.audio.evaluation.evaluate import CLEAN, Evaluation, Settings, evaluate
 from zoo.audio.evaluation.metrics import mel_cepstra
@@ -63,8 +62,8 @@ class Timbre(MetricModel):
         return {"timbre": float(torch.cosine_similarity(found, wanted, 0))}
 
 
-def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick: bool = False) -> list[Finding]:
-    """Collect what three runs show, restore held-out clips, and keep everything in `<finetune>/evidence`.
+def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick: bool = False) -> dict[str, float]:
+    """Collect what three runs show, and restore held-out clips into `<finetune>/evidence`.
 
     Args:
         adapter: run of stage 1 (demo_adapter).
@@ -75,38 +74,27 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
 
     Returns:
         Validation loss of the adapted net to the identity's, fall of val/mel_l1 in both trainings of the vocoder, and
-        means with intervals per system and measure: LSD and M-STFT at 16 kHz, levels matched, PESQ, STOI, `Timbre`.
+        means per system and measure: LSD and M-STFT at 16 kHz, levels matched, PESQ, STOI, `Timbre`.
         `clean_features` is the pre-trained vocoder on features of the clean clips, the ceiling of any cleaner with it.
 
     Raises:
-        FileNotFoundError: when a run lacks its config or checkpoint.
         ValueError: when a run logged too little or is of another stage.
     """
     folder = finetune / FOLDER
     with replace_atomically(folder / "trees") as trees:
         write_trees(finetune, pretrain, trees, 1 if quick else draws, quick)
     trees = folder / "trees"
-    found: Evaluation = evaluate(
+    evaluation: Evaluation = evaluate(
         trees / "clean", {name: trees / name for name in (RESTORED, CEILING)}, folder, trees / "degraded",
-        Settings(METRICS, SAMPLE_RATE, match_level=True, models=(Timbre(),)), progress=False,
+        Settings(METRICS, SAMPLE_RATE, match_level=True, models=(Timbre(),)),
     )  # fmt: skip
     rows = read_metrics(adapter)
     identity, adapted = (read_curve(rows, f"val/{key}").last for key in ("identity_loss", "loss"))
-    details = {"without adapters": identity, "adapted": adapted}
-    findings = [Finding("adapter: validation loss to that without adapters", adapted / identity, "x", details=details)]
-    curves = {
-        name: read_curve(read_metrics(run), "val/mel_l1")
-        for name, run in (("pretrain", pretrain), ("finetune", finetune))
-    }
-    for name, curve in curves.items():
-        ends = {"first": curve.first, "last": curve.last}
-        findings.append(Finding(f"{name}: val/mel_l1 less than at first", 100 * curve.fall, "%", details=ends))
-    for row in (row for row in found.summary if row["system"] != CLEAN):  # which is compared with nothing
-        interval = {key: row[key] for key in ("low", "high", "files")}
-        findings.append(Finding(f"{row['system']}, {row['measure']}", row["mean"], "", details=interval))
-    kept = {name: asdict(curve) for name, curve in curves.items()}
-    save(folder / "evidence.json", findings, evidence="demo", curves=kept, summary=found.summary)
-    return findings
+    figures = {"adapter: validation loss to that without adapters": adapted / identity}
+    for name, run in (("pretrain", pretrain), ("finetune", finetune)):
+        figures[f"{name}: val/mel_l1 less than at first"] = 100 * read_curve(read_metrics(run), "val/mel_l1").fall
+    rows = [row for row in evaluation.summary if row["system"] != CLEAN]  # which is compared with nothing
+    return figures | {f"{row['system']}, {row['measure']}": row["mean"] for row in rows}
 
 
 def write_trees(finetune: Path, pretrain: Path, folder: Path, draws: int, quick: bool = False) -> None:
@@ -142,7 +130,3 @@ def _restorer(run: Path) -> Restorer:
     if not isinstance(model, Restorer):
         raise ValueError(f"{run} holds a {type(model).__name__}, expected a run of stage 2 or 3")
     return model
-
-
-if __name__ == "__main__":
-    evidence({"demo": gather})

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from zoo.convert.engine import NO_TRAINING, ConvertedModel, Converter, OriginalFile
 from zoo.convert.network_description import component, count_blocks, fill_description, has_tensor, setting, size_of_axis
-from zoo.convert.settings import SettingsReader, plain, read_settings_file, set_recipe_option
+from zoo.convert.settings import SettingsReader
 from zoo.convert.tensor_names import (
     NameRule,
     NameTable,
-    add_prefix,
-    group_by_component,
-    is_state_dict,
-    select_prefix,
     strip_state_wrappers,
-    strip_wrappers,
 )
 
 LAYER = NameTable(("ff.0.{leaf}", "norm.{leaf}"), ("ff.1.{leaf}", "down.{leaf}"))
@@ -33,25 +26,25 @@ NAMES = NameTable(
 
 
 def test_names_are_read_in_both_directions():
-    theirs = {"head": 1.0, "blocks.1.ff.1.bias": 2.0, "blocks.1.ff.0.bias": 3.0, "gain.7": 4.0, "rest.a.b": 5.0}
-    ours, strangers = NAMES.read({**theirs, "other": 6.0, "blocks.x.ff.0.bias": 7.0})
-    assert ours == {"out": 1.0, "layers.1.down.bias": 2.0, "layers.1.norm.bias": 3.0, "scales.7": 2.0, "a.b": 5.0}
-    assert strangers == ["other", "blocks.x.ff.0.bias"]
-    back = NAMES.write(ours)
-    assert back == theirs
+    original_state = {"head": 1.0, "blocks.1.ff.1.bias": 2.0, "blocks.1.ff.0.bias": 3.0, "gain.7": 4.0, "rest.a.b": 5.0}
+    state, unexpected_keys = NAMES.read({**original_state, "other": 6.0, "blocks.x.ff.0.bias": 7.0})
+    assert state == {"out": 1.0, "layers.1.down.bias": 2.0, "layers.1.norm.bias": 3.0, "scales.7": 2.0, "a.b": 5.0}
+    assert unexpected_keys == ["other", "blocks.x.ff.0.bias"]
+    back = NAMES.write(state)
+    assert back == original_state
     assert list(back) == ["head", "blocks.1.ff.0.bias", "blocks.1.ff.1.bias", "gain.7", "rest.a.b"]
 
 
 def test_two_names_of_one_tensor_are_refused_where_they_differ():
     one, other = torch.ones(2), torch.zeros(2)
-    with pytest.raises(ValueError, match="head and rest"):
+    with pytest.raises(ValueError, match="out here"):
         NAMES.read({"head": one, "rest.out": other})
     assert NAMES.read({"head": one, "rest.out": one.clone()})[0]["out"] is not None
-    with pytest.raises(ValueError, match="module"):
+    with pytest.raises(ValueError, match="a of the file"):
         strip_state_wrappers({"module.a": one, "a": other})
     with pytest.raises(ValueError, match="_orig_mod"):
         strip_state_wrappers({"b": one, "_orig_mod.b": torch.ones(3)})
-    assert list(strip_state_wrappers({"module.a": one, "a": one.clone()})) == ["a"]
+    assert list(strip_state_wrappers({"module.module._orig_mod.a.0": one, "a.0": one.clone()})) == ["a.0"]
 
 
 @pytest.mark.parametrize("value", [2.7, True, "2.5", "two", [2], float("nan"), float("inf")])
@@ -59,37 +52,16 @@ def test_whole_number_is_not_rounded(value):
     settings = SettingsReader({"steps": value}, Path("config.yaml"))
     with pytest.raises(ValueError, match="expected a whole number"):
         settings.number("steps", 1, int)
-    with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
-        setting("heads", 4, int)(OriginalFile("", {}, {"heads": value}))
+    assert SettingsReader({"steps": "2e0"}, Path("config.yaml")).number("steps", 1, int) == 2
 
 
-@pytest.mark.parametrize("value", [2, 2.0, "2", "2e0"])
-def test_whole_number_is_read(value):
-    number = SettingsReader({"steps": value}, Path("config.yaml")).number("steps", 1, int)
-    assert number == 2 and type(number) is int
-
-
-def test_what_is_written_follows_the_table_block_by_block():
-    ours = [f"layers.{block}.{name}.bias" for name in ("down", "norm") for block in (10, 2)]
-    found = list(NAMES.write(dict.fromkeys(ours, 0)))
-    assert found == [f"blocks.{block}.ff.{number}.bias" for block in (2, 10) for number in (0, 1)]
+def test_write_follows_the_order_of_the_table():
+    names = [f"layers.{block}.{name}.bias" for name in ("down", "norm") for block in (10, 2)]
+    assert list(NAMES.write(dict.fromkeys(names, 0))) == [
+        f"blocks.{block}.ff.{number}.bias" for block in (2, 10) for number in (0, 1)
+    ]
     with pytest.raises(ValueError, match="no tensor like layers"):
         NameTable(("a", "b")).write({"layers": 0})
-
-
-def test_parts_of_states():
-    assert (
-        strip_wrappers("module.module._orig_mod.net.0") == "net.0" and strip_wrappers("net.module.0") == "net.module.0"
-    )
-    state = {"a.b": 1, "a.c": 2, "d.b": 3}
-    assert select_prefix(state, "a.") == {"b": 1, "c": 2} and add_prefix({"b": 1}, "a.") == {"a.b": 1}
-    assert group_by_component(state) == {"a": {"b": 1, "c": 2}, "d": {"b": 3}}
-    assert (
-        is_state_dict({"a": torch.ones(1)})
-        and not is_state_dict({})
-        and not is_state_dict({"a": 1})
-        and not is_state_dict([])
-    )
 
 
 def test_descriptions_are_filled_from_tensors_and_settings():
@@ -109,16 +81,6 @@ def test_descriptions_are_filled_from_tensors_and_settings():
         fill_description(table, OriginalFile(""), "a.pt")
 
 
-def test_files_of_settings(tmp_path: Path):
-    path = tmp_path / "config"
-    for text, message in (("[1]", "a table of settings, found list"), ("a: b: c", "neither JSON nor YAML")):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            read_settings_file(path)
-    path.write_text('{"lr": 1e-4}')
-    assert read_settings_file(path) == {"lr": 1e-4}
-
-
 def test_settings_are_taken():
     given = {"a": {"b": 1, "c": None}, "lr": "3e-5", "on": True, "word": False, "left": 2, "pin": 1, "hint": 3}
     settings = SettingsReader(given, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
@@ -135,27 +97,14 @@ def test_settings_are_taken():
             ask()
 
 
-def test_options_of_recipes_and_plain_values():
-    recipe: dict[str, Any] = {"a": {"b": [0, 1]}}
-    set_recipe_option(recipe, "a.b.1", 5)
-    set_recipe_option(recipe, "a.c", 6)
-    assert recipe == {"a": {"b": [0, 5], "c": 6}}
-    assert plain({1: (torch.float32, torch.ones(()).numpy()[()])}) == {"1": ["torch.float32", 1.0]}
-
-
-@dataclass
-class File(OriginalFile):
-    pass
-
-
-class Toy(Converter[File]):
+class Toy(Converter[OriginalFile]):
     system, task, inference, part = "flow", "zoo.flow.FlowTask", "zoo.flow.Sampler", "net"
     formats = "known are toys"
 
     def parse_content(self, content, path):
         if "toy" not in content:
             raise self._unknown(path, content)
-        return File("toy", content["toy"], {"depth": 1})
+        return OriginalFile("toy", content["toy"], {"depth": 1})
 
     def _spec(self, original, path, **options):
         return fill_description(

@@ -9,7 +9,6 @@ import torch
 
 from tests.harness import REPOSITORY
 from zoo.cli.main import main
-from zoo.flow.convert import convert
 from zoo.flow.nets.mlp import ToyNet
 
 GOLDEN = REPOSITORY / "tests" / "golden"
@@ -74,14 +73,3 @@ def test_damaged_original_is_refused(tmp_path: Path, capsys) -> None:
         assert main(list(map(str, args))) == 1
         assert "damaged.pt: damaged, the checksum of" in capsys.readouterr().err
     assert not (tmp_path / "export").exists()
-
-
-def test_reason_of_a_refused_original_is_said(tmp_path: Path) -> None:
-    path, net = tmp_path / "twice.pt", ToyNet(2, (4,))
-    state = {f"network.{key}": value for key, value in net.state_dict().items()}
-    name = next(iter(state))
-    torch.save({**state, f"module.{name}": state[name] + 1}, path)
-    with pytest.raises(ValueError, match=rf"twice\.pt: {name} and module\.{name} .* differ"):
-        convert(path, tmp_path / "export")
-    torch.save({**state, f"module.{name}": state[name].clone()}, path)
-    assert convert(path, tmp_path / "export")["tensors"] == len(state)

@@ -43,7 +43,16 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     study, run = tmp_path / "study", tmp_path / "study" / "trial_0002"
     # the third of the grid is as bad as the first and does not end: only pruning ends it
     tune = ["tune", "flow/smoke", "--search", "trainer.max_steps=choice(20, 100000)", "--sampler", "grid"]
-    tune += ["--search", f"{LR}=choice(1e-9, .01)", "--trials", "3", "--output", study, "--samples.enabled", "false"]
+    tune += [
+        "--search",
+        "model.optimizer.lr=choice(1e-9, .01)",
+        "--trials",
+        "3",
+        "--output",
+        study,
+        "--samples.enabled",
+        "false",
+    ]
     first = start(tune, tmp_path)
     try:
         # with more validations than the others have
@@ -59,10 +68,10 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     other = forked("tune", "flow/smoke", "--search", f"{LR}=log(1e-5, 1)", "--output", study, cwd=tmp_path)
     assert other.returncode == 1 and "another" in other.stderr
 
-    output = good(forked(*tune, "--prune", "--startup", "2", "--warmup", "1", cwd=tmp_path)).stdout
+    output = good(forked(*tune, "--prune", "--startup", "2", cwd=tmp_path)).stdout
     assert "trial_0002: pruned" in output and "the first 3 of the grid's 4" in output
     assert [row["state"] for row in rows(study)] == ["finished", "finished", "pruned"]
-    assert [row[LR] for row in rows(study)] == ["1e-09", "0.01", "1e-09"]
+    assert [row["model.optimizer.lr"] for row in rows(study)] == ["1e-09", "0.01", "1e-09"]
     assert read_curves(run / "metrics.csv")["val/loss"][0] == before
     assert yaml.safe_load((study / "best.yaml").read_text()) == {
         "trainer": {"max_steps": 20}, "model": {"init_args": {"optimizer": {"init_args": {"lr": 0.01}}}},
@@ -75,16 +84,15 @@ def test_a_killed_trial_is_continued_and_pruned(tmp_path: Path) -> None:
     [
         (["model.init_args.optimizr.init_args.lr=log(1e-5, 1)"], "did you mean optimizer"),
         (["data.init_args.batch_size=choice(8, many)"], "batch_size"),
-        ([f"{LR}=log(1e-5, 1)", "--metric", "val/loss", "--sampler", "grid"], "steps"),
+        ([f"{LR}=log(1e-5, 1)", "--sampler", "grid"], "range"),
         ([f"{LR}=log(1e-5, 1)", "--trails", "3"], "did you mean --trials"),
-        ([f"{LR}=log(1e-5, 1)", "--trainer.max_stps", "3"], "did you mean max_steps"),
         ([f"{LR}=log(1e-5, 1)", "--ckpt_path", "last"], "ckpt_path"),
     ],
 )
 def test_mistakes_are_refused_before_any_trial(options: list[str], named: str, tmp_path: Path, capfd) -> None:
     assert main(["tune", "flow/smoke", "--output", str(tmp_path / "study"), "--search", *options]) != 0
     assert named in capfd.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.rglob("trial_*"))
 
 
 @pytest.mark.parametrize(
@@ -95,26 +103,18 @@ def test_a_database_admits_no_package_and_no_other_folder(fit: list[str], folder
     (tmp_path / "evil.py").write_text("open('marker', 'w').close()")
     output = tmp_path / "study"
     output.mkdir()
-    study = optuna.create_study(storage=f"sqlite:///{output}/study.db", study_name="s")
-    config = {"name": "s", "fit": fit, "search": {}, "metric": "val/loss", "direction": "min", "flags": [], "keys": {}}
+    study = optuna.create_study(storage=f"sqlite:///{output}/study.db", study_name="study")
+    config = {"fit": fit, "search": [f"{LR}=log(1e-5, 1)"], "metric": "val/loss", "direction": "min", "keys": {}}
     study.set_user_attr("config", config)
-    study.set_user_attr("output", str(output))
     study.set_user_attr("trials", 1)
     study.enqueue_trial({}, user_attrs={"folder": folder})
-    assert main(["tune", "--output", str(output), "--max_failures", "1"]) == 1
+    assert main(["tune", "--output", str(output)]) == 1
     assert ("--allow-import" in capfd.readouterr().err) == ("evil" in fit)
     assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("marker"))
     assert not (tmp_path / "outside").exists() and not Path("/x").exists()
 
 
-SMOKE = {
-    "flow/smoke": (LR, 20),
-    "hifigan/smoke": ("model.init_args.optimizer_g.init_args.lr", 40),
-    "miipher/smoke_adapter": (LR, 20),
-    "audiosr/smoke": (LR, 20),
-    "ci_llm/smoke": (LR, 20),
-    "compressed_ad/smoke": (LR, 20),
-}
+SMOKE = {"flow/smoke": (LR, 20), "hifigan/smoke": ("model.init_args.optimizer_g.init_args.lr", 40)}
 
 
 @pytest.mark.slow
@@ -146,15 +146,11 @@ def test_of_two_processes_one_is_killed(recipe: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_failures_end_the_study(tmp_path: Path) -> None:
-    tune = ["tune", "flow/smoke", "--search", f"{LR}=choice(-1., -2., .001)", "--sampler", "grid"]
-    failed = zoo(*tune, "--output", "study", "--max_failures", "2", cwd=tmp_path)
-    assert failed.returncode == 1 and "Invalid learning rate: -2.0" in failed.stderr
+    tune = ["tune", "flow/smoke", "--search", f"{LR}=choice(-1., -2., -3., .001)", "--sampler", "grid"]
+    failed = zoo(*tune, "--output", "study", cwd=tmp_path)
+    assert failed.returncode == 1 and "Invalid learning rate: -3.0" in failed.stderr
     good(zoo(*tune, "--output", "study", cwd=tmp_path))
-    assert [row["state"] for row in rows(tmp_path / "study")] == ["failed", "failed", "finished"]
-    unknown = zoo(
-        *tune[:3], f"{LR}=choice(.001)", "--metric=val/los", "--output=other", "--max_failures=1", cwd=tmp_path
-    )
-    assert unknown.returncode == 1 and "val/los" in unknown.stderr
+    assert [row["state"] for row in rows(tmp_path / "study")] == ["failed"] * 3 + ["finished"]
 
 
 @pytest.mark.slow

@@ -28,10 +28,7 @@ EMA_NOTE = "averaged (EMA) weights"
 
 
 class ZooCheckpoint(NamedTuple):
-    """A checkpoint of the zoo: its content, description and tensors.
-
-    `state` holds averaged weights where there are any; `averaged` says so.
-    """
+    """A checkpoint of the zoo; `state` holds averaged weights where there are any, and `averaged` tells so."""
 
     checkpoint: dict[str, Any]
     specs: dict[str, Any]
@@ -41,63 +38,41 @@ class ZooCheckpoint(NamedTuple):
 
 @dataclass
 class OriginalFile:
-    """What a foreign file holds.
+    """The contents of a foreign file."""
 
-    Attributes:
-        layout: which of the project's formats.
-        state: tensors under our names.
-        settings: what the file says of itself, in its own words.
-        training: counts of steps and epochs, as far as present.
-    """
-
-    layout: str
-    state: State = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
+    layout: str  # name of the project's format
+    state: State = field(default_factory=dict)  # tensors under our names
+    settings: dict[str, Any] = field(default_factory=dict)  # the file's own, by its keys
+    training: dict[str, Any] = field(default_factory=dict)  # counts of steps and epochs, as far as present
 
     def component(self, name: str) -> State:
-        """Tensors of one net, under its own names."""
+        """Return the tensors of one net, under its own names."""
         return select_prefix(self.state, f"{name}.")
 
     def notes_on_defaults(self, defaults: Mapping[str, Any]) -> list[str]:
         """Note which settings the file lacks and which defaults stand in for them."""
-        return [
-            f"{key} is not in the file: {value} assumed" for key, value in defaults.items() if key not in self.settings
-        ]
+        missing = defaults.keys() - self.settings.keys()
+        return [f"{key} is not in the file: {defaults[key]} assumed" for key in defaults if key in missing]
 
 
 @dataclass
 class ConvertedModel:
-    """An original in the zoo's names: what a checkpoint or an export of it holds.
+    """An original in the zoo's names: the contents of a checkpoint or an export."""
 
-    Attributes:
-        parts: descriptions of the parts of the Inference.
-        nets: the built ones, with their weights; a checkpoint has the frozen ones as copies beside it.
-        state: tensors of a checkpoint under the task's names; None takes those of `nets`.
-        step: batches trained.
-        epoch: the number of the next epoch, from 0.
-        averaged: averaged (EMA) tensors under the task's names; empty where the original has none.
-        specs: further (or other) entries of its description.
-        facts: for the report, before the count of tensors.
-        notes: what was left out or assumed.
-        name: of the source, for an export's card; None takes the file's.
-        usage: Python lines for that card.
-    """
-
-    parts: dict[str, Any]
-    nets: dict[str, nn.Module]
-    state: State | None = None
-    step: int = 0
-    epoch: int = 0
-    averaged: State = field(default_factory=dict)
-    specs: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    name: str | None = None
-    usage: str = AUDIO_USAGE
+    parts: dict[str, Any]  # descriptions of the components of the Inference
+    nets: dict[str, nn.Module]  # built, with their weights; frozen ones are copied next to a checkpoint
+    state: State | None = None  # tensors of a checkpoint under the task's names; None takes those of `nets`
+    step: int = 0  # batches trained
+    epoch: int = 0  # the next one, from 0
+    averaged: State = field(default_factory=dict)  # averaged (EMA) tensors under the task's names
+    specs: dict[str, Any] = field(default_factory=dict)  # further (or other) entries of its description
+    facts: dict[str, Any] = field(default_factory=dict)  # for the report, before the count of tensors
+    notes: list[str] = field(default_factory=list)  # for the report: what was left out or assumed
+    name: str | None = None  # of the source, for an export's card; None takes the file's
+    usage: str = AUDIO_USAGE  # Python lines for that card
 
     def tensors(self) -> State:
-        """What a checkpoint holds."""
+        """Return the tensors of a checkpoint."""
         if self.state is not None:
             return self.state
         return {f"{name}.{key}": value for name, net in self.nets.items() for key, value in net.state_dict().items()}
@@ -107,25 +82,16 @@ File = TypeVar("File", bound=OriginalFile)
 
 
 class Converter(ABC, Generic[File]):
-    """Reads one project's files and writes them. A subclass fills in what is its own."""
+    """Reads and writes one project's files; `content` is what `load_original` returned for a file."""
 
     system: ClassVar[str]
-    """Name of the system."""
-    task: ClassVar[str]
-    """Public name of the task that trains a converted checkpoint."""
+    task: ClassVar[str]  # public name, as that of the Inference
     inference: ClassVar[str]
-    """Public name of the Inference of a converted checkpoint."""
-    part: ClassVar[str]
-    """Name of the net in the task, and so prefix of its tensors, where a file holds one net."""
-    formats: ClassVar[str]
-    """What files are known, for refusals: "known are ..."."""
+    part: ClassVar[str]  # name of the net in the task, and so prefix of its tensors, where a file holds one net
+    formats: ClassVar[str]  # for refusals: "known are ..."
 
     def is_original(self, path: Path | str, content: Any = None) -> bool:
-        """Whether a path is a file (or folder) of the project.
-
-        Args:
-            content: what `load_original` gave for the file, where it is read already.
-        """
+        """Return whether a path is a file (or folder) of the project."""
         try:
             self.read(Path(path), content=content)
         except (ValueError, OSError):
@@ -133,13 +99,7 @@ class Converter(ABC, Generic[File]):
         return True
 
     def describe(self, path: Path | str, content: Any = None) -> dict[str, Any]:
-        """Summarise the contents of a file of the project.
-
-        Args:
-            content: what `load_original` gave for the file, where it is read already.
-
-        Returns:
-            System, format, and `facts`: nets with their arguments, counts, what the file says of its training.
+        """Summarise a file of the project: system, format, nets with their arguments, counts, training.
 
         Raises:
             FileNotFoundError: when there is no such file.
@@ -150,12 +110,7 @@ class Converter(ABC, Generic[File]):
         return {"system": self.system, "format": original.layout, **self.describe_content(original, path)}
 
     def original_state(self, path: Path | str) -> State:
-        """Tensors of a file of the project under our task's names, for `init_from`.
-
-        Raises:
-            FileNotFoundError: when there is no such file.
-            ValueError: when its layout is not known.
-        """
+        """Read the tensors of a file of the project under our task's names, for `init_from`; see `describe`."""
         return self._task_state(self.read(Path(path)), Path(path))
 
     def convert(self, source: Path | str | nn.Module, target: Path | str, *args: Any, **options: Any) -> dict[str, Any]:
@@ -168,7 +123,7 @@ class Converter(ABC, Generic[File]):
             options: the same by name.
 
         Returns:
-            What was written: source, target, tensors, and notes on what was left out or assumed.
+            The report: source, target, tensors, and notes on what was left out or assumed.
 
         Raises:
             FileNotFoundError: when there is no source.
@@ -198,15 +153,7 @@ class Converter(ABC, Generic[File]):
             raise
 
     def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> File:
-        """Read a file (or folder) of the project without executing anything in it.
-
-        Args:
-            content: what `load_original` gave for the file, where it is read already.
-
-        Raises:
-            FileNotFoundError: when there is no such file.
-            ValueError: when its layout is not known; the message lists a few keys.
-        """
+        """Read a file (or folder) of the project without executing anything in it; see `describe`."""
         if not path.is_file():
             raise FileNotFoundError(f"no file at {path}")
         content = load_original(path) if content is None else content
@@ -219,19 +166,19 @@ class Converter(ABC, Generic[File]):
         return self.read(source)
 
     def parse_content(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> File:
-        """Recognise the layout of a loaded file and bring its tensors under our names."""
+        """Recognise the layout of a loaded file and rename its tensors."""
         raise NotImplementedError
 
     def _unknown(self, path: Path, keys: Iterable[object]) -> ValueError:
-        """The refusal of a layout that is not known."""
+        """Return the error for a layout that is not known."""
         return ValueError(f"{path}: unknown layout with keys {', '.join(map(str, list(keys)[:5]))}; {self.formats}")
 
     def describe_content(self, original: File, path: Path) -> dict[str, Any]:
-        """What `describe` says beyond system and format."""
+        """Return what `describe` adds to system and format."""
         return count_tensors(original.state)
 
     def _task_state(self, original: File, path: Path) -> State:
-        """Tensors of a file under our task's names."""
+        """Return the tensors of a file under our task's names."""
         return add_prefix(original.state, f"{self.part}.")
 
     def _spec(self, original: File, path: Path, **options: Any) -> dict[str, Any]:
@@ -239,19 +186,12 @@ class Converter(ABC, Generic[File]):
         raise NotImplementedError
 
     def build(self, original: File, path: Path, **options: Any) -> Any:
-        """Build the net of a file with its weights, in evaluation mode.
-
-        Raises:
-            ValueError: when its tensors are not a whole net; the message names missing, unexpected and differing ones.
-        """
+        """Build the net of a file with its weights, in evaluation mode; its tensors must be complete."""
         return build_with_weights(self._spec(original, path, **options), original.state, str(path)).eval()
 
     @abstractmethod
     def to_zoo(self, original: File, source: Path, is_checkpoint: bool, *args: Any, **options: Any) -> ConvertedModel:
-        """An original as ours, for a checkpoint or else for an export, which has no training state.
-
-        The source is named in errors; further arguments are those of `convert`.
-        """
+        """Translate an original for a checkpoint, or else for an export, which has no training state."""
 
     def write_zoo(self, original: File, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write an original as a checkpoint (`.ckpt`) or an export folder; returns the report."""
@@ -267,13 +207,10 @@ class Converter(ABC, Generic[File]):
             target.parent.mkdir(parents=True, exist_ok=True)
             frozen.save_copies(modules, records, target.parent)
             _write_checkpoint(target, specs, state, made, records)
-            notes += self.notes_on_copies(
-                {path: target.parent / str(record["folder"]) for path, record in records.items()}
-            )
-            notes.append(NO_TRAINING)
+            copies = {path: target.parent / str(record["folder"]) for path, record in records.items()}
+            notes += [*self.notes_on_copies(copies), NO_TRAINING]
         else:
-            name = made.name if made.name is not None else source.name
-            write_export(target, specs, made.nets, name, made.step or None, made.usage)
+            write_export(target, specs, made.nets, made.name or source.name, made.step or None, made.usage)
         return {**made.facts, "tensors": len(state), "notes": notes}
 
     def notes_on_copies(self, copies: Mapping[str, Path]) -> list[str]:
@@ -281,11 +218,7 @@ class Converter(ABC, Generic[File]):
         return []
 
     def from_zoo(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
-        """Write our checkpoint or run as a file of the project, with averaged weights where it has them.
-
-        Returns:
-            The report: `target` where more than one file was written, tensors, notes.
-        """
+        """Write our checkpoint or run as a file of the project, with averaged weights where it has them."""
         ours = read_zoo_checkpoint(find_checkpoint(source), self.inference)
         net = build_component(ours.specs, self.part)
         net.load_state_dict(select_prefix(ours.state, f"{self.part}."))
@@ -308,9 +241,7 @@ class Converter(ABC, Generic[File]):
 
 
 def load_original(path: Path) -> Any:
-    """Read a file of another project as plain data; see `load_foreign_checkpoint`.
-
-    The tensors of a zip file stay on the disk until they are used; its checksums are compared.
+    """Read a file of another project as plain data; its tensors stay on the disk until they are used.
 
     Raises:
         ValueError: when the file is damaged, or asks to run code.
@@ -325,7 +256,7 @@ def load_original(path: Path) -> Any:
 
 
 def is_zoo_source(source: Path) -> bool:
-    """Whether a path is a run folder or a checkpoint of ours; tensors are not read."""
+    """Return whether a path is a run folder or a checkpoint of ours; tensors are not read."""
     if source.is_dir():
         return is_export(source) or any(source.glob("*.ckpt"))
     try:
@@ -336,7 +267,7 @@ def is_zoo_source(source: Path) -> bool:
 
 
 def count_tensors(state: Mapping[str, Tensor]) -> dict[str, int]:
-    """How many tensors and values there are."""
+    """Count tensors and their values."""
     return {"tensors": len(state), "values": sum(tensor.numel() for tensor in state.values())}
 
 
@@ -344,15 +275,12 @@ def read_zoo_checkpoint(source: Path, inference: str) -> ZooCheckpoint:
     """Read a checkpoint of ours that is to become an original's file.
 
     Raises:
-        ValueError: when it does not name this Inference, or describes no parts.
+        ValueError: when it does not describe this Inference.
     """
     checkpoint = load_checkpoint(source)
-    specs = checkpoint.get("zoo")
-    if not specs or specs.get("inference") != inference:
-        found = specs.get("inference") if specs else "no description of the zoo"
-        raise ValueError(f"{source}: expected a checkpoint for {inference}, found {found}")
-    if not specs.get("components"):
-        raise ValueError(f"{source}: it describes no components")
+    specs = checkpoint.get("zoo") or {}
+    if specs.get("inference") != inference or not specs.get("components"):
+        raise ValueError(f"{source}: expected a checkpoint for {inference}, found {specs.get('inference')}")
     averaged = bool(checkpoint.get("ema"))
     state = {**checkpoint["state_dict"], **(checkpoint["ema"]["shadow"] if averaged else {})}
     return ZooCheckpoint(checkpoint, specs, state, averaged)

@@ -39,11 +39,7 @@ def has_tensor(name: str) -> Leaf:
 
 
 def setting(key: str, default: Any, kind: type[int] | type[float] | None = None) -> Leaf:
-    """Take a setting, or the default where the file is silent.
-
-    Args:
-        kind: int or float, where it must be such a number.
-    """
+    """Take a setting, or the default where the file has none; `kind` checks that it is such a number."""
 
     def read(source: Any) -> Any:
         value = source.settings.get(key, default)
@@ -61,7 +57,7 @@ def fill_description(table: Any, source: Any, path: object) -> Any:
         path: named in errors.
 
     Raises:
-        ValueError: when a tensor is missing or its shape cannot be.
+        ValueError: when a tensor is missing or has a wrong shape.
     """
 
     def fill(entry: Any) -> Any:

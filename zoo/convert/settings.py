@@ -1,4 +1,4 @@
-"""Settings of other projects as recipes of ours: reading their files, taking values, setting them in a recipe."""
+"""Settings of other projects as recipes of ours: reading their files and values, setting them in a recipe."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from zoo.common.configs import load_json, load_yaml
+from zoo.common.configs import load_yaml
+from zoo.common.journal import load_json
 
 Number = TypeVar("Number", int, float)
 
+# Accelerate's `mixed_precision` as `trainer.precision`
 PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
-"""Accelerate's `mixed_precision` as `trainer.precision`."""
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
@@ -28,7 +29,10 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"no configuration at {path}")
     try:
         text = path.read_text(encoding="utf-8")
-        config = _parsed(text)
+        try:
+            config = load_json(text)  # as YAML, 1e-4 would be text
+        except ValueError:
+            config = load_yaml(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: neither JSON nor YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
@@ -36,51 +40,29 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     return config
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return load_json(text)  # as YAML, 1e-4 would be text
-    except ValueError:
-        return load_yaml(text)
-
-
 class SettingRule(NamedTuple):
-    """What a foreign setting is here.
+    """The counterpart of a foreign setting."""
 
-    Args:
-        options: dotted options of the recipe that take its value, separated by spaces.
-        updates: the option that counts optimizer steps where theirs counts the batches of a process.
-        default: theirs; its type is the setting's.
-        least: smallest value.
-        hint: what to do instead, where there is no counterpart.
-    """
-
-    options: str = ""
-    updates: str = ""
-    default: Any = None
-    least: float = 1
-    hint: str = ""
+    options: str = ""  # dotted options of the recipe that take its value, separated by spaces
+    updates: str = ""  # the option that counts optimizer steps where the original counts the batches of a process
+    default: Any = None  # the original's; its type is the setting's
+    least: float = 1  # smallest value
+    hint: str = ""  # what to do instead, where there is no counterpart
 
     def recipe_values(self, value: Any, parts: int) -> dict[str, Any]:
-        """Values by option.
-
-        Args:
-            parts: batches of a process in an optimizer step.
-        """
+        """Return values by option; `parts` batches of a process make an optimizer step."""
         values = dict.fromkeys(self.options.split(), value)
         return values | ({self.updates: math.ceil(int(value) / parts)} if self.updates else {})
 
 
 def untranslated_keys(table: Mapping[str, SettingRule], config: Mapping[Any, Any]) -> list[str]:
-    """Keys of a configuration that a table does not know, or has a hint on instead."""
-    translated = {key for key, rule in table.items() if not rule.hint}
-    return with_hints(
-        [str(key) for key in config if key not in translated],
-        {key: table[key].hint for key in table.keys() - translated},
-    )
+    """List the keys of a configuration that a table does not know, or has a hint on instead."""
+    hints = {key: rule.hint for key, rule in table.items() if rule.hint}
+    return with_hints([str(key) for key in config if key not in table or key in hints], hints)
 
 
 def set_recipe_option(recipe: Any, option: str, value: Any) -> None:
-    """Set a dotted option of a recipe; numbers in it are places in lists."""
+    """Set a dotted option of a recipe; numbers in it are indices of lists."""
     *parents, name = option.split(".")
     for parent in parents:
         recipe = recipe[parent]
@@ -88,7 +70,7 @@ def set_recipe_option(recipe: Any, option: str, value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value with numpy's numbers, devices and tuples turned into what JSON knows."""
+    """Return a value with numpy's numbers, devices and tuples as JSON's types."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -99,11 +81,7 @@ def plain(value: Any) -> Any:
 
 
 def to_number(value: Any, kind: type[Number], name: str) -> Number:
-    """Read a number of a foreign configuration; text such as `3e-5` is one.
-
-    Args:
-        kind: int or float.
-        name: of the setting, for the message.
+    """Read a number of a foreign configuration, also from text such as `3e-5`; `name` is for the message.
 
     Raises:
         ValueError: when it is none, or has a fraction where a whole number is expected.
@@ -121,56 +99,48 @@ class SettingsReader:
     """Values of a configuration by dotted key, and which of them were used.
 
     Args:
-        config: its tables; keys of inner ones follow a dot.
+        config: its tables.
         path: named in errors.
-        implied: keys that say nothing that ours needs to be told.
+        implied: keys that ours does not need.
         hints: what to do instead, for keys without a counterpart.
     """
 
     def __init__(
-        self,
-        config: Mapping[str, Any],
-        path: Path,
-        implied: tuple[str, ...] = (),
-        hints: Mapping[str, str] | None = None,
+        self, config: Mapping[str, Any], path: Path, implied: tuple[str, ...] = (), hints: Mapping[str, str] = {}
     ) -> None:
         self.path = path
         self.values = dict(_flat(config))
         self.used = set(implied)
-        self.hints = hints or {}
+        self.hints = hints
         self.notes: list[str] = []
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key; null counts as not given."""
+        """Return the value of a key; null counts as not given."""
         self.used.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
     def require(self, key: str) -> Any:
-        """The value of a key that must be there."""
+        """Return the value of a key that must be present."""
         value = self.get(key)
         if value is None:
             raise ValueError(f"{self.path} lacks {key}; it has {', '.join(list(self.values)[:6]) or 'nothing'}")
         return value
 
     def number(self, key: str, default: Any, kind: type[int] | type[float] = float) -> Any:
-        """A number, or None where neither the file nor the default says one; YAML reads `3e-5` as text.
-
-        Raises:
-            ValueError: when it is none, or has a fraction where a whole number is expected.
-        """
+        """Read a number by `to_number`; None where neither the file nor the default has one."""
         value = self.get(key, default)
         return None if value is None else to_number(value, kind, f"{self.path}: {key}")
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Read true or false."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise ValueError(f"{self.path}: {key} is true or false, not {value!r}")
         return value
 
     def choice(self, key: str, default: str, known: Mapping[str, Any]) -> Any:
-        """What a word stands for; YAML reads a bare `no` as false."""
+        """Look up what a word stands for; YAML reads a bare `no` as false."""
         value = self.get(key, default)
         word = "no" if value is False else str(value)
         if word not in known:
@@ -178,17 +148,15 @@ class SettingsReader:
         return known[word]
 
     def unused(self, empty: tuple[Any, ...] = (None,)) -> list[str]:
-        """Notes, and unused keys that hold something else than one of `empty`, with their hints."""
-        keys = [key for key, value in self.values.items() if key not in self.used and not _among(value, empty)]
+        """Return notes, and unused keys that hold something else than one of `empty`, with their hints."""
+        ignored = [(type(value), value) for value in empty]
+        unused = [key for key in self.values if key not in self.used]
+        keys = [key for key in unused if (type(self.values[key]), self.values[key]) not in ignored]
         return [*self.notes, *with_hints(keys, self.hints)]
 
 
-def _among(value: Any, known: tuple[Any, ...]) -> bool:
-    return any(type(value) is type(each) and value == each for each in known)
-
-
 def with_hints(keys: list[str], hints: Mapping[str, str]) -> list[str]:
-    """Keys without a counterpart, each with its hint where there is one."""
+    """Return keys without a counterpart, each with its hint where there is one."""
     return [f"{key}: {hints[key]}" if key in hints else key for key in keys]
 
 

@@ -17,23 +17,16 @@ _WRAPPERS = re.compile(r"^(module\.)+")  # of data parallelism; torch.compile pu
 
 
 class NameRule(NamedTuple):
-    """How one name, or all names of a form, are called there and here.
+    """One name, or all names of a form, in the foreign file and in ours.
 
     In a template, a single letter in braces stands for a number, `{rest}` for all that follows, and another word for
-    one part between dots. Both templates have the same fields.
-
-    Args:
-        original: template of the name in the foreign file; of its beginning, where there is a nested table.
-        zoo: template of our name, likewise.
-        nested: table for what follows.
-        read: makes our tensor of theirs.
-        write: makes their tensor of ours.
+    one component between dots. Both templates have the same fields.
     """
 
-    original: str
+    original: str  # template; of the beginning of the name, where there is a nested table
     zoo: str
-    nested: NameTable | None = None
-    read: Callable[[Any], Any] | None = None
+    nested: NameTable | None = None  # for the rest of the name
+    read: Callable[[Any], Any] | None = None  # converts the original's tensor to ours
     write: Callable[[Any], Any] | None = None
 
 
@@ -60,14 +53,7 @@ class NameTable:
         }
 
     def find(self, name: str, side: str) -> NameMatch | None:
-        """Translate a name.
-
-        Args:
-            side: whose it is, "original" or "zoo".
-
-        Returns:
-            What it is on the other side, or None where no rule fits.
-        """
+        """Translate a name of a side, "original" or "zoo", to the other; None where no rule fits."""
         other = "zoo" if side == "original" else "original"
         for number, (rule, pattern) in enumerate(zip(self.rules, self._patterns[side], strict=True)):
             match = pattern.fullmatch(name)
@@ -84,33 +70,29 @@ class NameTable:
         return None
 
     def read(self, state: Mapping[str, Value]) -> tuple[dict[str, Value], list[str]]:
-        """Rename what a foreign file holds, in its order.
+        """Rename the tensors of a foreign file, in its order.
 
         Returns:
-            The same under our names, and the names that no rule knows.
+            The same under our names, and the names that no rule fits.
 
         Raises:
             ValueError: when two different tensors of the file have one name here.
         """
         renamed: dict[str, Value] = {}
-        sources: dict[str, str] = {}
         unexpected_keys = []
         for key, value in state.items():
             match = self.find(key, "original")
             if match is None:
                 unexpected_keys.append(key)
             else:
-                first = sources.setdefault(match.name, key)
-                if first != key and not equal_values(state[first], value):
-                    raise ValueError(f"{first} and {key} of the file are both {match.name} here, and differ")
-                renamed[match.name] = match.rule.read(value) if match.rule.read else value
+                add_tensor(renamed, match.name, match.rule.read(value) if match.rule.read else value, key)
         return renamed, unexpected_keys
 
     def write(self, state: Mapping[str, Value]) -> dict[str, Value]:
-        """Rename what is ours, in the order of the table.
+        """Rename our tensors, in the order of the table.
 
         Raises:
-            ValueError: when the foreign format has no place for a tensor.
+            ValueError: when the foreign format has no such tensor.
         """
         entries = []
         for key, value in state.items():
@@ -131,30 +113,20 @@ def _pattern(template: str, is_beginning: bool) -> re.Pattern[str]:
 
 
 def strip_wrappers(name: str) -> str:
-    """A tensor's name without what data parallelism and compilation put before it."""
+    """Return a tensor's name without the prefixes of data parallelism and compilation."""
     return _WRAPPERS.sub("", str(name).replace("_orig_mod.", ""))
 
 
 def strip_state_wrappers(state: Mapping[str, Value]) -> dict[str, Value]:
-    """Tensors by their names without what data parallelism and compilation put before them.
-
-    Raises:
-        ValueError: when two different tensors end with one name.
-    """
-    sources: dict[str, str] = {}
+    """Strip the names of tensors; ValueError when two different ones get one name."""
+    stripped: dict[str, Value] = {}
     for key, value in state.items():
-        first = sources.setdefault(strip_wrappers(key), key)
-        if not equal_values(state[first], value):
-            raise ValueError(f"{first} and {key} of the file have one name without their wrappers, and differ")
-    return {name: state[key] for name, key in sources.items()}
+        add_tensor(stripped, strip_wrappers(key), value, key)
+    return stripped
 
 
 def add_tensor(state: dict[str, Value], name: str, value: Value, key: str) -> None:
-    """Put a tensor of a file under its name here.
-
-    Args:
-        state: by our names; added to.
-        key: its name in the file.
+    """Add a tensor, called `key` in its file, to a state under our name.
 
     Raises:
         ValueError: when another tensor of the file has that name here, and differs.
@@ -164,14 +136,14 @@ def add_tensor(state: dict[str, Value], name: str, value: Value, key: str) -> No
 
 
 def equal_values(one: Any, other: Any) -> bool:
-    """Whether two values of a state are the same, bit by bit where they are tensors."""
+    """Return whether two values of a state are the same, bit by bit where they are tensors."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one is other or (one.dtype == other.dtype and torch.equal(one, other))
-    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
+    return one is other or (type(one) is type(other) and one == other)
 
 
 def select_prefix(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
-    """What lies below a prefix, without it."""
+    """Select the names with a prefix, and remove it."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
@@ -181,7 +153,7 @@ def add_prefix(state: Mapping[str, Value], prefix: str) -> dict[str, Value]:
 
 
 def group_by_component(state: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
-    """Sort by the first part of the names, and take it off them."""
+    """Group by the first component of the names, and remove it."""
     parts: dict[str, dict[str, Value]] = {}
     for key, value in state.items():
         first, _, rest = key.partition(".")
@@ -190,5 +162,5 @@ def group_by_component(state: Mapping[str, Value]) -> dict[str, dict[str, Value]
 
 
 def is_state_dict(value: Any) -> TypeGuard[State]:
-    """Whether a value is a table of tensors, and not empty."""
+    """Return whether a value is a table of tensors, and not empty."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(entry, Tensor) for entry in value.values())

@@ -20,24 +20,15 @@ HEADS = ["trainer.precision", "s per step", "memory", "loss", "difference of los
 
 
 class Measurement(L.Callback):
-    """Notes the losses of a training, and the gradients of its first optimizer step.
-
-    Attributes:
-        losses: of each batch, the sum of all that is back-propagated.
-        gradient: of the first optimizer step, (weights,), float32 on the CPU; a GAN begins with its discriminators.
-    """
+    """Notes the loss of each backward pass, and the gradients of the first optimizer step, (weights,)."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.gradient = torch.empty(0)
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Begin the sum of a batch."""
-        self.losses.append(0.0)
-
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        """Add a loss."""
-        self.losses[-1] += float(unscaled(trainer, loss))
+        """Note a loss."""
+        self.losses.append(float(unscaled(trainer, loss)))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         """Store the first gradients."""
@@ -51,6 +42,7 @@ def find_precision(*fit: str, steps: int = 4) -> int:
 
     Each precision trains the same batches with the same random numbers, on one device: float32, bfloat16, and on CUDA
     also float16. Differences are relative to float32: of the mean loss, and of the first optimizer step's gradients.
+    Memory is the peak on CUDA, elsewhere that of weights, gradients, optimizers and activations.
 
     Args:
         *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
@@ -69,19 +61,16 @@ def find_precision(*fit: str, steps: int = 4) -> int:
             rows.append([name, "", "out of memory", "", "", ""])
             continue
         exact = exact or measurement
-        values = [f"{seconds:.4g}", f"{memory / 2**30:.3g} GiB", f"{fmean(measurement.losses):.5g}"]
-        rows.append([name, *values, *compare_precisions(measurement, exact)])
+        loss, exact_loss = fmean(measurement.losses), fmean(exact.losses)
+        gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
+        differences = [f"{abs(loss / exact_loss - 1):.2%}", f"{gradients:.2%}"]
+        rows.append([name, f"{seconds:.4g}", f"{memory / 2**30:.3g} GiB", f"{loss:.5g}", *differences])
     print_table(terminal_table(HEADS, rows, left=HEADS[:1]))
     return 0
 
 
 def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple[Measurement, float, int]:
-    """Train some steps in a precision.
-
-    Returns:
-        Losses and gradients, seconds a step, and bytes: the peak on CUDA, elsewhere of weights, gradients, optimizers
-        and activations.
-    """
+    """Train some steps in a precision; returns losses and gradients, seconds a step, and bytes."""
     with trial(fit, precision=precision, **ENDLESS) as cli:
         measurement, cost = Measurement(), StepCost(steps * cli.trainer.accumulate_grad_batches)
         cli.trainer.callbacks += [measurement, cost]  # type: ignore[attr-defined]
@@ -92,9 +81,3 @@ def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple
         memory = cost.weight_bytes + cost.frozen_bytes + cost.gradient_bytes + cost.optimizer_bytes
         memory = peak_memory_bytes(device) if device.type == "cuda" else memory + cost.activation_bytes
         return measurement, cost.step_seconds, memory
-
-
-def compare_precisions(measurement: Measurement, exact: Measurement) -> tuple[str, str]:
-    """Return how far the mean loss and the first gradients lie from those of float32, relative to them."""
-    gradients = float((measurement.gradient - exact.gradient).norm() / exact.gradient.norm())
-    return f"{abs(fmean(measurement.losses) / fmean(exact.losses) - 1):.2%}", f"{gradients:.2%}"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scripts.bench.audiosr_sizes import AUTOENCODERS, GLOBAL_ENCODERS, UNETS
+from tests.audiosr.nets.sizes import AUTOENCODERS, GLOBAL_ENCODERS, UNETS
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet

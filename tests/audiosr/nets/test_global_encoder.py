@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scripts.bench.audiosr_sizes import GLOBAL_ENCODERS
+from tests.audiosr.nets.sizes import GLOBAL_ENCODERS
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 
 TINY = {"n_mels": 32, "channels": 8, "heads": 2, "layers": 1, "context_channels": 6, "positions": 5}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.bench.audiosr_sizes import UNETS
+from tests.audiosr.nets.sizes import UNETS
 from zoo.audiosr.nets.unet import SpatialTransformer, UNet
 
 TINY = {

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from scripts.bench.audiosr_sizes import AUTOENCODERS
+from tests.audiosr.nets.sizes import AUTOENCODERS
 from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
 
 

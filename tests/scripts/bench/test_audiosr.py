@@ -18,7 +18,7 @@ from scripts.bench.tools import Cost, Settings, cost_of
 from zoo.audio.io import files
 from zoo.cli.trainer import ZooCLI
 
-COUNTS = {"step": 3, "latents": 2, "shared": 1, "samplers": 1, "restore": 3, "onnx": 1}
+COUNTS = {"step": 3, "samplers": 1, "restore": 3}
 
 
 def no_processes(function: Callable[..., object], *args: Any) -> tuple[float, float]:
@@ -36,8 +36,7 @@ def without_trainer(fit: Any, other: Callable[[], object], rounds: int, warmup: 
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(benchmark, "MIDDLE", {})
     monkeypatch.setattr(benchmark, "CROP_SAMPLES", 10240)
-    for module in (benchmark, tools):
-        monkeypatch.setattr(module, "peak_memory", no_processes)
+    monkeypatch.setattr(tools, "peak_memory", no_processes)
     monkeypatch.setattr(benchmark, "interleave_with_trainer", without_trainer)
     monkeypatch.setattr(tools, "write_long", lambda path, minutes, sample_rate: write_second(path))
     return Settings(partial(ZooCLI, "fit"), tmp_path, quick=True)
@@ -47,9 +46,7 @@ def write_second(path: Path) -> None:
     files.write(path, np.zeros(16000, dtype=np.float32), 16000)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "onnx" else ()) for name in COUNTS]
-)
+@pytest.mark.parametrize("name", COUNTS)
 def test_reports_figures(name: str, settings: Settings) -> None:
     findings = benchmark.BENCHMARKS[name](settings)
     assert len(findings) == len({each.name for each in findings}) == COUNTS[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.crowd import Crowd, Mode
 from zoo.cli.trainer import ZooCLI
 
-TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0], "drafted": [], "shared_trunk": []}
+TARGETS = {"decoding": [3.0], "training": [1.2], "peft": [2.0]}
 
 
 def tiny(
@@ -50,28 +49,6 @@ def test_reports_figures_with_targets(name: str, settings: Settings) -> None:
         assert each.details.get("share of equal tokens", 1.0) == 1.0
         assert each.details.get("share of equal texts", 1.0) == 1.0
         assert each.details.get("difference of the first loss", 0.0) < 1e-5
-
-
-def test_padding_is_told_of_a_file(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "gsm8k"
-    folder.mkdir()
-    lines = [{"question": "how many? " * (1 + number % 7), "answer": f"#### {number}"} for number in range(160)]
-    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    monkeypatch.setenv("ZOO_DATA", str(tmp_path))
-    buckets, budget, losses = benchmark.padding(settings)
-    assert (buckets.at_most, budget.at_most, losses.at_most) == (10.0, 10.0, 1e-5)
-    assert buckets.value < buckets.details["random batches, %"] < buckets.details["fixed 512, %"]
-    assert losses.passed and losses.details["texts"] >= 3
-    monkeypatch.setenv("ZOO_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setenv("ZOO_SHARED", str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="no folder gsm8k"):
-        benchmark.padding(settings)
-
-
-@pytest.mark.shared
-def test_padding_of_the_real_file_is_small(shared: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZOO_DATA", str(shared / "data"))
-    assert all(each.passed for each in benchmark.padding(settings))
 
 
 def test_others_write_the_same_text() -> None:

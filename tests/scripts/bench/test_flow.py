@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +10,13 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scripts.bench import flow as benchmark
-from scripts.bench import flow_torchcfm
-from scripts.bench.flow import PlainStep, RunSettings, Timed
-from scripts.bench.flow_torchcfm import ExampleStep
-from scripts.bench.tools import Cost
+from scripts.bench.flow import PlainStep
+from scripts.bench.tools import Settings
 from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.items import Items, StoredValues
-from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.unet import UNet
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.guidance import Guidance, velocity_field
@@ -33,9 +29,8 @@ from zoo.training.schedules import WarmupConstant
 DETAILS = {
     "step": {"by wall time, x", "trainer, cpu ms", "other, cpu ms", "rounds"},
     "guidance": {"by wall time, x", "joint, cpu ms", "two passes, cpu ms", "rounds"},
-    "coupling": {"a batch, ms", "by wall time, ms", "items", "batch size", "rounds"},
 }
-COUNTS = {"step": 3, "guidance": 3, "coupling": 3}
+COUNTS = {"step": 3, "guidance": 3}
 TARGETS = {"step": [1.0, 0.97, 0.97]}
 
 
@@ -73,12 +68,12 @@ def build_plain(task: FlowTask) -> PlainStep:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> RunSettings:
-    return RunSettings(partial(build_fit, tmp_path), tmp_path, quick=True)
+def settings(tmp_path: Path) -> Settings:
+    return Settings(partial(build_fit, tmp_path), tmp_path, quick=True)
 
 
 @pytest.mark.parametrize("name", DETAILS)
-def test_reports_figures_and_circumstances(name: str, settings: RunSettings) -> None:
+def test_reports_figures_and_circumstances(name: str, settings: Settings) -> None:
     findings = benchmark.BENCHMARKS[name](settings)
     assert all(np.isfinite(each.value) for each in findings)
     assert DETAILS[name] <= {key for each in findings for key in each.details}
@@ -86,9 +81,9 @@ def test_reports_figures_and_circumstances(name: str, settings: RunSettings) -> 
     assert len({each.name for each in findings}) == len(findings) == COUNTS[name]
 
 
-def test_the_recipe_is_measured_without_validation_and_checkpoints(settings: RunSettings) -> None:
+def test_the_recipe_is_measured_without_validation_and_checkpoints(settings: Settings) -> None:
     asked: list[str] = []
-    benchmark.fit_of(RunSettings(asked.extend, settings.folder), ["--more"])  # type: ignore[arg-type]
+    benchmark.fit_of(Settings(asked.extend, settings.folder), ["--more"])  # type: ignore[arg-type]
     assert Path(asked[0].removeprefix("--config=")).is_file()
     assert {"--trainer.limit_val_batches=0", "--more"} <= set(asked)
 
@@ -135,69 +130,3 @@ def test_both_ways_of_guiding_agree() -> None:
     with torch.no_grad():
         torch.testing.assert_close(joint(0.4, x), benchmark.two_passes(task, label)(0.4, x))
         assert not torch.allclose(joint(0.4, x), velocity_field(task.net, task.path, label)(0.4, x))
-
-
-def test_each_run_pairs_another_epoch() -> None:
-    data = Squares(4, PooledTransport())
-    data.setup("fit")
-    assert isinstance(data.train_set, Items)
-    epochs = benchmark._Epochs(data.train_set, data.train_batches(0, 1))
-    found = []
-    for number in range(2):
-        epochs()
-        found.append(data.train_set._paired)
-        assert found[-1][0] == number
-    assert found[0][1] != found[1][1]
-
-
-def judge(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
-    return {"frechet": float(samples.std()), "accuracy": 1.0, "std_ratio": 1.0, "nearest": 3.0}
-
-
-def test_solvers_judge_a_run(settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="then --run with its folder"):
-        benchmark.solvers(settings)
-    task = build_task().eval()
-    digits = SimpleNamespace(comparison=judge, labels=[1] * 15 + [2] * 15)
-    monkeypatch.setattr(benchmark, "digits_of", lambda run: digits)
-    monkeypatch.setattr(benchmark, "load_sampler", lambda run: Sampler(task.net, task.path))
-    findings = benchmark.solvers(RunSettings(settings.build_fit, settings.folder, quick=True, run=Path("a_run")))
-    names = [each.name for each in findings]
-    assert "Fréchet, heun2, at most 20 NFE" in names and "Fréchet, dopri5, tolerance 1e-02" in names
-    assert len(set(names)) == len(names) == 2 * 3 + 2 * 2 + 2 + 1  # a step of midpoint, Heun and RK4 needs 2, 2, 4
-    assert set(findings[0].details) == {"NFE", "accuracy", "std_ratio", "cpu ms a sample"}
-    assert all(each.details["cpu ms a sample"] > 0 for each in findings)
-
-
-def test_time_of_samples_leaves_their_judging_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 3.0, 10.0, 11.0, 20.0])
-    monkeypatch.setattr(benchmark, "read_clocks", lambda: Cost(0.0, next(clock)))
-    timed = Timed(judge)
-    samples = torch.randn(2, 1, 4, 4)
-    assert [timed(samples, None)["cpu ms a sample"] for _ in range(2)] == [1500.0, 500.0]
-
-
-class Matcher:
-    """What torchcfm's `ConditionalFlowMatcher(sigma=0)` gives, at fixed times."""
-
-    def sample_location_and_conditional_flow(self, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        t = torch.linspace(0, 1, len(x0))
-        return t, x0 + t[:, None, None, None] * (x1 - x0), x1 - x0
-
-
-def test_the_example_loop_trains_and_averages_as_torchcfm_does() -> None:
-    task = build_task()
-    images = torch.randn(10, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    example = ExampleStep(task, images, torch.arange(10) % 2 + 1, 4, 1.0, 0.9, matcher=Matcher())
-    before = {name: value.clone() for name, value in example.net.state_dict().items()}
-    example()
-    after = example.net.state_dict()
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-    for name, value in example.averaged.state_dict().items():
-        torch.testing.assert_close(value, 0.9 * before[name] + 0.1 * after[name])
-
-
-def test_the_example_loop_needs_its_package(settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchcfm", None)
-    with pytest.raises(ValueError, match="pip install --no-deps torchcfm POT"):
-        flow_torchcfm.step(settings)

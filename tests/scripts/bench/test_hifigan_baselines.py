@@ -3,16 +3,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 from scripts.bench import hifigan as benchmark
 from scripts.bench import hifigan_baselines as baselines
 from scripts.bench.tools import interleave_with_trainer
 from zoo.audio.analysis.mel import LogMel
-from zoo.audio.io import files
 from zoo.hifigan.data import VocoderData
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
@@ -60,28 +57,3 @@ def test_plain_loops_train_like_the_task(tmp_path, step):
     expected = torch.nn.utils.parameters_to_vector(task.generator.parameters())
     assert (found - before).abs().max() > 1e-3
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("f_max", [8000.0, None])
-def test_filterbank_is_the_front_ends(f_max):
-    expected = LogMel(f_max=f_max).mel_basis.numpy()
-    np.testing.assert_allclose(baselines.slaney_filterbank(22050, 1024, 80, 0.0, f_max), expected, atol=1e-6)
-
-
-def test_items_of_the_original_hold_crop_and_both_mels(tmp_path):
-    audio = np.random.default_rng(0).uniform(-0.5, 0.5, 20000).astype(np.float32)
-    paths = [tmp_path / "long.wav", tmp_path / "short.wav"]
-    files.write(paths[0], audio, 22050)
-    files.write(paths[1], audio[:3000], 22050)
-    mel, crop, names, loss_mel = default_collate([baselines.OriginalClips(paths)[index] for index in (0, 1)])
-    assert crop.shape == (2, 8192)
-    assert list(names) == ["long.wav", "short.wav"]
-    assert float(crop[1].abs().max()) == pytest.approx(0.95, abs=1e-4)
-    torch.testing.assert_close(mel, LogMel()(crop), rtol=0, atol=1e-3)
-    torch.testing.assert_close(loss_mel, LogMel(f_max=None)(crop), rtol=0, atol=1e-3)
-
-
-def test_another_sample_rate_is_refused(tmp_path):
-    files.write(tmp_path / "a.wav", np.ones(100, np.float32) / 2, 8000)
-    with pytest.raises(ValueError, match="8000 Hz, expected 22050"):
-        baselines.OriginalClips([tmp_path / "a.wav"])[0]

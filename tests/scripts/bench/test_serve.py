@@ -16,6 +16,6 @@ from tests.harness import environment
 @pytest.mark.slow
 def test_requests_at_once_get_their_own_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    findings = benchmark.flow(Settings(benchmark._no_fit, tmp_path, quick=True))
+    findings = benchmark.hifigan(Settings(benchmark._no_fit, tmp_path, quick=True))
     assert [finding.passed for finding in findings[:2]] == [True, True]
     assert all(finding.value > 0 for finding in findings[2:])

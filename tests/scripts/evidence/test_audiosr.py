@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scripts.bench.tools import evidence
 from scripts.evidence import audiosr
 from zoo.audio.io import files
 
 
-def test_quick_trains_every_stage_and_restores_one_clip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained: list[tuple[str, bool]] = []
+def test_clips_are_compared_by_kind_and_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: dict[str, audiosr.Settings] = {}
-
-    def train(folder: Path, arguments: list[str], quick: bool) -> None:
-        assert f"--trainer.default_root_dir={folder}" in arguments
-        trained.append((folder.name, quick))
 
     def evaluate(run: Path, output: Path, settings: audiosr.Settings) -> Any:
         evaluated[output.name] = settings
@@ -39,28 +29,15 @@ def test_quick_trains_every_stage_and_restores_one_clip(
         ]  # fmt: skip
         return SimpleNamespace(rows=rows)
 
-    monkeypatch.setattr(audiosr, "train_once", train)
-    monkeypatch.setattr(audiosr, "lay_out", lambda folder: folder)
     monkeypatch.setattr(audiosr, "evaluate", evaluate)
-    monkeypatch.setattr(sys, "argv", ["audiosr.py", "train", "--root", str(tmp_path), "--seed", "3", "--quick"])
-    evidence({"train": audiosr.train, "gather": audiosr.gather})
-    assert trained == [(stage, True) for stage in audiosr.STAGES]
+    figures = audiosr.gather(tmp_path / "demo", quick=True)
     assert evaluated.keys() == audiosr.SAMPLERS.keys()
     assert evaluated.pop(audiosr.RECIPE).options == {}
     assert {settings.options["sampler"]["init_args"]["steps"] for settings in evaluated.values()} == {2}
-    kept = json.loads((tmp_path / "demo" / "evidence" / "evidence.json").read_text())
-    values = {each["name"]: (each["value"], each["passed"]) for each in kept["findings"]}
-    assert values["speech: LSD-HF to shaped noise"] == (pytest.approx(1 / 3), True)
-    assert values["noise: LSD-HF to shaped noise"] == (0.5, True)
-    assert values["speech: LSD to linear interpolation, worst band"] == (1.0, True)
-    assert values["SI-SDR of the low band, least"] == (31.0, True)
-    assert values["noise: LSD-HF of the ceiling"][0] == 6.0 and "LSD-HF" in capsys.readouterr().out
-
-
-def test_a_training_that_fails_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["audiosr.py", "gather", str(tmp_path / "nothing")])
-    with pytest.raises(SystemExit, match=r"^error: .*nothing"):
-        evidence({"train": audiosr.train, "gather": audiosr.gather})
+    assert figures["speech: LSD-HF to shaped noise"] == pytest.approx(1 / 3)
+    assert figures["noise: LSD-HF to shaped noise"] == 0.5
+    assert figures["speech: LSD to linear interpolation, worst band"] == 1.0
+    assert figures["SI-SDR of the low band, least"] == 31.0 and figures["noise: LSD-HF of the ceiling"] == 6.0
 
 
 def test_clips_are_cut_by_recording_and_by_time(tmp_path: Path) -> None:
