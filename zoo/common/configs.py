@@ -1,7 +1,4 @@
-"""Read YAML, JSON and text of users, merge recipes, and limit what a config of somebody else may name.
-
-A config named on the command line is the user's own and may name any path. One that comes with a run may be anybody's.
-"""
+"""Read YAML, JSON and text of users, merge recipes, and limit what a config that came with a run may name."""
 
 from __future__ import annotations
 
@@ -150,11 +147,7 @@ def _is_same_class(old: str, new: str) -> bool:
 
 
 def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
-    """Read a recipe or a run's config and resolve its interpolations; ValueError where it names what it may not.
-
-    Args:
-        from_run: it came with a run and was not named by the user: see `check_config_paths`.
-    """
+    """Read a config and resolve its interpolations; `from_run` where the user did not name it: check its paths."""
     from omegaconf import OmegaConf  # only now: help does not wait for it
     from omegaconf.errors import OmegaConfBaseException
 
@@ -189,12 +182,9 @@ def _read_variable(name: str, default: Any = ...) -> Any:
 
 
 def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
-    """Refuse a config that came with a run and names paths outside of it, or addresses, with ValueError.
+    """Refuse paths outside of `folder` and addresses in a config that came with a run, with ValueError.
 
-    Args:
-        config: plain values, the run's with those of the command line.
-        folder: of the run.
-        args: the command line; what it names itself may lie anywhere.
+    What the command line, `args`, names itself may lie anywhere.
     """
     options = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
     if config.get("ckpt_path") is not None and "ckpt_path" not in options:
