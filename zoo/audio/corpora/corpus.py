@@ -29,21 +29,17 @@ class Corpus(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """File names."""
-        ...
 
     @property
     def lengths(self) -> np.ndarray:
         """Samples per clip (N,)."""
-        ...
 
     @property
     def peaks(self) -> np.ndarray:
         """Largest absolute sample per clip (N,)."""
-        ...
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
-        ...
 
 
 class MemoryCorpus:
