@@ -212,7 +212,7 @@ MERGED = [
     ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"class_path": "A", "init_args": {"y": 2}}},
      {"a": {"class_path": "A", "init_args": {"x": 1, "y": 2}}}),
     ({"a": {"class_path": "p.A", "init_args": {"x": 1}}}, {"a": {"class_path": "p.B"}}, {"a": {"class_path": "p.B"}}),
-    ({"a": {"model_type": "llama", "x": 1}}, {"a": {"model_type": "gpt2"}}, {"a": {"model_type": "gpt2"}}),
+    ({"a": {"model_type": "llama", "x": 1}}, {"a": {"model_type": "gpt2"}}, {"a": {"model_type": "gpt2"}})
 ]  # fmt: skip
 
 
@@ -233,8 +233,7 @@ def test_recipe_extends_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "extends",
-    ["top", "other", "nowhere", "flow/nowhere", "../top", "/etc/passwd", "base.yaml", {"a": 1}, None],
+    "extends", ["top", "other", "nowhere", "flow/nowhere", "../top", "/etc/passwd", "base.yaml", {"a": 1}, None]
 )
 def test_recipe_extends_recipes_only(extends, tmp_path):
     top = write(tmp_path / "top.yaml", extends=extends)
@@ -246,10 +245,7 @@ def test_recipe_extends_recipes_only(extends, tmp_path):
 def test_options_win_over_files_and_files_over_files_before_them(tmp_path):
     first = write(tmp_path / "a.yaml", data={"class_path": "zoo.flow.PointData", "init_args": {"batch_size": 2}})
     second = write(tmp_path / "b.yaml", init_args={"batch_size": "${seed_everything}"})
-    for args, size in (
-        (["--data", second, "-c", first], 2),
-        (["-c", first, "--data", second], "${seed_everything}"),
-    ):
+    for args, size in ((["--data", second, "-c", first], 2), (["-c", first, "--data", second], "${seed_everything}")):
         config, *options = compose_arguments(["--data.init_args.batch_size=5", *map(str, args), "--loggers", "[]"])
         assert yaml.safe_load(config.removeprefix("--config="))["data"]["init_args"] == {"batch_size": size}
         assert options == ["--data.init_args.batch_size=5", "--loggers=[]"]

@@ -118,8 +118,8 @@ LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"],
     "accelerate": [
         "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no",
-        "--dynamo_backend=no", "--main_process_port=29534",
-    ],
+        "--dynamo_backend=no", "--main_process_port=29534"
+    ]
 }  # fmt: skip
 
 

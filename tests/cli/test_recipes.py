@@ -250,13 +250,7 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
         (["predict", "--ckpt_path", "nowhere", "--input", ".", "--output", "out"], "nowhere"),
         (["fit", "--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["convert", "hifigan", "nowhere", "there"], "nowhere"),
-        (["convert", "nosuch", "a", "b"], "nosuch"),
-        (["nonsense"], "no command 'nonsense'"),
-        (["predict", "hifigan/smoke", "--input", ".", "--output", "out"], "takes no recipe"),
-        (["predict", "--input", ".", "--output", "out"], "needs --ckpt_path"),
         (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
-        (["fit", "--config", str(VOCODER), "--trainer.max_step", "2"], "unknown key trainer.max_step"),
     ],
 )
 def test_wrong_calls_get_one_line(

@@ -35,12 +35,7 @@ def test_converts_and_prints_the_report(package, tmp_path, capsys):
     assert main([*call, "--allow_partial", "false"]) == 0
     assert (tmp_path / "b.txt").read_text() == "WEIGHTS"
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:]]
-    assert lines == [
-        ["direction", "original -> ours"],
-        ["tensors", "3"],
-        ["missing", "none"],
-        ["unexpected", "a.b, c"],
-    ]
+    assert lines == [["direction", "original -> ours"], ["tensors", "3"], ["missing", "none"], ["unexpected", "a.b, c"]]
 
 
 @pytest.mark.parametrize(

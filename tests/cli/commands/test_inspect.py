@@ -43,17 +43,17 @@ HEADER: dict[str, Any] = {
 EXPORT: dict[str, Any] = {
     "zoo": "0.1.0", "format": 2, "task": "zoo.hifigan.HiFiGANTask", "inference": "zoo.hifigan.Vocoder", "options": {},
     "components": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
-    "source": "runs/a/step_00000040.ckpt", "step": 40, "frozen": {"net.backbone": RECORD},
+    "source": "runs/a/step_00000040.ckpt", "step": 40, "frozen": {"net.backbone": RECORD}
 }  # fmt: skip
 ADAPTER: dict[str, Any] = {
     "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "someone/model", "revision": None, "r": 2,
     "lora_alpha": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "layers_to_transform": [0], "bias": "none",
     "layers_pattern": "layers", "rank_pattern": {}, "alpha_pattern": {"q_proj": 8}, "use_rslora": False,
-    "auto_mapping": None, "megatron_core": "megatron.core", "init_lora_weights": True, "exclude_modules": None,
+    "auto_mapping": None, "megatron_core": "megatron.core", "init_lora_weights": True, "exclude_modules": None
 }  # fmt: skip
 ODD_VALUES = [
     None, True, 3, -1, 2**70, 1e308, math.nan, "", "x", "\x1b[31m", "two\nlines", "\ud800", "a\0b", "../" * 9,
-    "9" * 5000, [], {}, [[]], [None], {"": None}, {"a": {"b": [1]}},
+    "9" * 5000, [], {}, [[]], [None], {"": None}, {"a": {"b": [1]}}
 ]  # fmt: skip
 
 Inspect = Callable[[Path], tuple[int, str]]
@@ -186,7 +186,7 @@ def mutate(content: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "content",
     [{"zoo": {}}, {**CHECKPOINT, "frozen": 3}, {**CHECKPOINT, "frozen": {"net": 3}}, {"zoo": {}, "state_dict": 3},
-     {**CHECKPOINT, "optimizer_states": 3}, {"zoo": 3}, {}],
+     {**CHECKPOINT, "optimizer_states": 3}, {"zoo": 3}, {}]
 )  # fmt: skip
 def test_wrong_description_of_a_checkpoint(content: Any, tmp_path: Path, inspect: Inspect) -> None:
     save_checkpoint(content, tmp_path / "step_00000001.ckpt")
