@@ -5,15 +5,9 @@ import yaml
 from omegaconf.basecontainer import BaseContainer
 
 from tests.harness import REPOSITORY
-from zoo.common import configs
-from zoo.common.configs import (
-    check_config_paths,
-    load_json,
-    load_run_config,
-    load_yaml,
-    read_lines,
-    restrict_resolvers,
-)
+from zoo.common import journal
+from zoo.common.configs import check_config_paths, load_run_config, load_yaml, restrict_resolvers
+from zoo.common.journal import load_json, read_lines
 
 
 def test_no_resolver_but_ours_is_left() -> None:
@@ -135,7 +129,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("[" * 200_000, "{"):
         with pytest.raises(ValueError):
             load_json(text)
-    monkeypatch.setattr(configs, "MAX_JSON", 5)
+    monkeypatch.setattr(journal, "MAX_JSON", 5)
     with pytest.raises(ValueError, match="at most 5"):
         load_json("[1, 2]")
 

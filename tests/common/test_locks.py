@@ -14,7 +14,8 @@ import pytest
 from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
 from zoo.cli.main import main
 from zoo.cli.resume import choose_run_folder
-from zoo.common.locks import LOCK_NAME, is_rank_zero, lock_folder
+from zoo.common.atomic_files import LOCK_NAME
+from zoo.common.locks import is_rank_zero, lock_folder
 
 HOLD = """
 import os, sys, time

@@ -128,7 +128,7 @@ class CrowdTask(SingleOptimizerTask):
         if term is None or not term.enabled or "directions" in batch:
             return batch
         dims = self.crowd.backbone.dim if term.needs_hidden else self.crowd.backbone.vocab_size
-        directions = term.directions(dims, self.crowd.count, self.steps_trained)
+        directions = term.directions(dims, self.crowd.count, self.global_step)
         return batch if directions is None else {**batch, "directions": directions}
 
     def prepare_evaluation_batch(self, batch: Batch) -> Batch:
@@ -146,7 +146,7 @@ class CrowdTask(SingleOptimizerTask):
         """
         batch = self.prepare_training_batch(batch)
         normaliser, share = self._portion(batch["labels"])
-        objective = Objective(batch, self.diversity, self.steps_trained, normaliser, share, self.loss_shift)
+        objective = Objective(batch, self.diversity, self.global_step, normaliser, share, self.loss_shift)
         result = objective.of(self.crowd, self._grad_scale())
         terms = {"loss": result.total, "task_loss": result.losses.mean()}
         terms |= {f"loss_agent_{k}": value for k, value in enumerate(result.losses)}

@@ -64,11 +64,6 @@ def choose_run_folder(command: str, config: Mapping[str, Any], recipe: str) -> t
 
     A resumed run continues in its folder, unless it starts from an older checkpoint than the newest there.
 
-    Args:
-        command: fit, validate or test.
-        config: with the keys `ckpt_path` and `trainer.default_root_dir`.
-        recipe: name of a new run's parent folder.
-
     Raises:
         ValueError: when a fresh run would write into the folder of another.
     """

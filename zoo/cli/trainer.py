@@ -297,16 +297,7 @@ def plain_init_args(config: Namespace) -> dict[str, Any]:
 
 
 def run(command: str, args: list[str], source_run: Path | None = None) -> int:
-    """Run one of the three commands.
-
-    Args:
-        command: fit, validate or test.
-        args: its arguments.
-        source_run: the run that a config among them came with; that of `--ckpt_path` is known without.
-
-    Returns:
-        The exit code.
-    """
+    """Run one of the three commands; returns the exit code. For `source_run` see `ZooCLI`."""
     filter_warnings()
     configure_logging()
     with contextlib.ExitStack() as lock_stack:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY_MARK = ".tmp-"
+LOCK_NAME = ".zoo.lock"  # of a folder that a command writes into
 REPLACED_MARK = ".replaced"
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 

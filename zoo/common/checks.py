@@ -6,7 +6,7 @@ Each raises a ValueError that names the argument, what is expected and what was 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +15,45 @@ log = logging.getLogger(__name__)
 MAX_SHOWN = 5  # files named in a message
 
 
+def _check(values: Mapping[str, Any], is_valid: Callable[[Any], bool], expected: str) -> None:
+    for name, value in values.items():
+        if not is_valid(value):
+            raise ValueError(f"{name} {expected}, not {value!r}")
+
+
 def check_at_least(least: float, **values: Any) -> None:
     """Refuse values below `least`, and what is no number."""
-    for name, value in values.items():
-        if not value >= least:
-            raise ValueError(f"{name} is at least {least:g}, not {value!r}")
+    _check(values, lambda value: value >= least, f"is at least {least:g}")
 
 
 def check_positive(**values: Any) -> None:
     """Refuse values that are not above 0."""
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} is positive, not {value!r}")
+    _check(values, lambda value: value > 0, "is positive")
 
 
 def check_above(bound: float, **values: Any) -> None:
     """Refuse values that are not above `bound`."""
-    for name, value in values.items():
-        if not value > bound:
-            raise ValueError(f"{name} is above {bound:g}, not {value!r}")
+    _check(values, lambda value: value > bound, f"is above {bound:g}")
 
 
 def check_below(bound: float, **values: Any) -> None:
     """Refuse values that are not below `bound`."""
-    for name, value in values.items():
-        if not value < bound:
-            raise ValueError(f"{name} is below {bound:g}, not {value!r}")
+    _check(values, lambda value: value < bound, f"is below {bound:g}")
 
 
 def check_between(low: float, high: float, **values: Any) -> None:
     """Refuse values outside of `low` to `high`, neither included."""
-    for name, value in values.items():
-        if not low < value < high:
-            raise ValueError(f"{name} lies between {low:g} and {high:g}, not {value!r}")
+    _check(values, lambda value: low < value < high, f"lies between {low:g} and {high:g}")
 
 
 def check_within(low: float, high: float, **values: Any) -> None:
     """Refuse values outside of `low` to `high`, both included."""
-    for name, value in values.items():
-        if not low <= value <= high:
-            raise ValueError(f"{name} is {low:g} to {high:g}, not {value!r}")
+    _check(values, lambda value: low <= value <= high, f"is {low:g} to {high:g}")
 
 
 def check_one_of(choices: Collection[Any], **values: Any) -> None:
     """Refuse values that are not among `choices`."""
-    for name, value in values.items():
-        if value not in choices:
-            raise ValueError(f"{name} is one of {', '.join(map(str, choices))}, not {value!r}")
+    _check(values, lambda value: value in choices, f"is one of {', '.join(map(str, choices))}")
 
 
 def find_data_folder(
@@ -98,8 +90,7 @@ def check_unreadable_share(
     Args:
         causes: what is wrong with each bad file, with its name.
         count: files in all.
-        what: what the message calls the bad ones.
-        shown: bad files that the message names.
+        what: what the message calls the bad ones, of which it names so many as `shown`.
         option: the option that sets the share; None where there is none.
     """
     if len(causes) > max_share * count:

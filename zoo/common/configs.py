@@ -1,11 +1,7 @@
-"""Read YAML, JSON and text of users, merge recipes, and limit what a config of somebody else may name.
-
-A config named on the command line is the user's own and may name any path. One that comes with a run may be anybody's.
-"""
+"""Read YAML, JSON and text of users, merge recipes, and limit what a config that came with a run may name."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +13,6 @@ import yaml
 from zoo.common.systems import recipe_paths
 
 MAX_YAML = 2**20  # characters of a YAML file, which takes seconds to read
-MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 # Arguments of Lightning's callbacks, loggers, profilers and strategies, and of our data, that are written to.
 FOLDERS = {"cache", "default_root_dir", "dir", "dirpath", "log_dir", "nvme_path", "root_dir", "save_dir", "sub_dir"}
 ADDRESS_SUFFIXES = ("_location", "_uri", "_url")  # of argument names whose values are addresses, also without "://"
@@ -90,32 +85,6 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=PlainDumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
-def load_json(text: str | bytes) -> Any:
-    """Read JSON; ValueError where it is none, too long or too deep."""
-    if len(text) > MAX_JSON:
-        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("lists and tables nest too deeply") from error
-
-
-def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""Yield the lines of a UTF-8 file without their ends, `\n` or `\r\n`, and byte order mark; else ValueError."""
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
-            yield text.removesuffix("\n").removesuffix("\r")
-
-
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Read all lines of a UTF-8 file, see `iterate_lines`."""
-    return list(iterate_lines(path))
-
-
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a recipe, a config or a section as it stands; ConfigFileError where it is no mapping."""
     if not path.is_file():
@@ -178,11 +147,7 @@ def _is_same_class(old: str, new: str) -> bool:
 
 
 def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
-    """Read a recipe or a run's config and resolve its interpolations; ValueError where it names what it may not.
-
-    Args:
-        from_run: it came with a run and was not named by the user: see `check_config_paths`.
-    """
+    """Read a config and resolve its interpolations; `from_run` where the user did not name it: check its paths."""
     from omegaconf import OmegaConf  # only now: help does not wait for it
     from omegaconf.errors import OmegaConfBaseException
 
@@ -217,12 +182,9 @@ def _read_variable(name: str, default: Any = ...) -> Any:
 
 
 def check_config_paths(config: Mapping[str, Any], folder: Path, args: Sequence[str] = ()) -> None:
-    """Refuse a config that came with a run and names paths outside of it, or addresses, with ValueError.
+    """Refuse paths outside of `folder` and addresses in a config that came with a run, with ValueError.
 
-    Args:
-        config: plain values, the run's with those of the command line.
-        folder: of the run.
-        args: the command line; what it names itself may lie anywhere.
+    What the command line, `args`, names itself may lie anywhere.
     """
     options = {argument.partition("=")[0].removeprefix("--").replace(".init_args", "") for argument in args}
     if config.get("ckpt_path") is not None and "ckpt_path" not in options:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo.common.atomic_files import TEMPORARY_MARK, delete_temporary_files, write_atomic
-from zoo.common.locks import LOCK_NAME
+from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK, delete_temporary_files, write_atomic
 
-MAX_SHOWN = 60  # characters of a value in a message
+MAX_JSON = 2**24  # characters, of which two can make an object of 64 bytes
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
@@ -73,6 +73,27 @@ class Journal:
         write_atomic(self.path, lambda file: file.write(content))
 
 
+def load_json(text: str | bytes) -> Any:
+    """Read JSON; ValueError where it is none, too long or too deep."""
+    if len(text) > MAX_JSON:
+        raise ValueError(f"{len(text)} characters of JSON, at most {MAX_JSON} are read")
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("lists and tables nest too deeply") from error
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Read the lines of a UTF-8 file without their ends, LF or CR LF alone; ValueError names one that is no UTF-8."""
+    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
 def json_line(row: Any) -> bytes:
     """Format a row as a line of JSON; values of numpy and torch become plain ones, what JSON has not becomes text."""
     text = json.dumps(row, default=lambda value: value.item() if hasattr(value, "item") else str(value))
@@ -117,7 +138,7 @@ def begin_output(
     if path.is_file():
         old, new = _flatten(json.loads(path.read_text(encoding="utf-8"))), _flatten(settings)
         changes = [
-            f"{key} {_shorten(old.get(key))} (now {_shorten(new.get(key))})"
+            f"{key} {old.get(key)!r:.60} (now {new.get(key)!r:.60})"
             for key in {**old, **new}
             if old.get(key) != new.get(key) and key not in notes
         ]
@@ -139,8 +160,3 @@ def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

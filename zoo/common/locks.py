@@ -1,13 +1,12 @@
-"""One writer a folder: a run folder or an output folder is locked while a command writes into it.
+"""One writer a folder: it is locked while a command writes into it.
 
-The lock is the kernel's (flock, by `filelock`): it goes with the process that holds it. A file system without flock
-gets filelock's marker file instead; that of a dead process on another host has to be deleted by hand.
+The lock is the kernel's (flock): it goes with its process. A file system without flock gets filelock's marker file
+instead; that of a dead process on another host has to be deleted by hand.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -15,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.environment import process_rank
 
-LOCK_NAME = ".zoo.lock"
-LOCK_INFO_NAME = ".zoo.lock.json"
+LOCK_INFO_NAME = ".zoo.lock.txt"
 # Lightning sets only these for the processes that it starts itself.
 _LOCAL_RANKS = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 
@@ -52,12 +51,14 @@ def lock_folder(folder: Path, command: str, timeout_seconds: float = 1.0) -> Ite
     try:
         lock.acquire()
     except Timeout as error:
+        owner = info.read_text(encoding="utf-8") if info.is_file() else "another process"
         raise ValueError(
-            f"{folder} is being written by {_describe_owner(info)}: wait for it or stop it, or choose another folder"
+            f"{folder} is being written by {owner}: wait for it or stop it, or choose another folder"
         ) from error
     try:
-        owner = {"command": command, "host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
-        info.write_text(json.dumps(owner), encoding="utf-8")
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        owner = f"`zoo {command}` (process {os.getpid()} on host {socket.gethostname()}, since {since})"
+        info.write_text(owner, encoding="utf-8")
         yield
     finally:
         # while it is locked: one who waits for it finds that its file is gone, and makes a new one
@@ -84,21 +85,10 @@ def is_locked(folder: Path) -> bool:
         return isinstance(error, Timeout)
 
 
-def _describe_owner(info: Path) -> str:
-    try:
-        owner = json.loads(info.read_text(encoding="utf-8"))
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["since"]))
-        return f"`zoo {owner['command']}` (process {owner['pid']} on host {owner['host']}, since {since})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
-
-
 def writes_into(*parameters: str, positional: bool = True, shared: bool = False) -> Callable[[Function], Function]:
     """Mark a tool's function: the command line locks the folders that these arguments name while it runs.
 
-    Args:
-        positional: whether the command takes its required arguments by position; else as options.
-        shared: whether several processes divide the work among them; else the first one does it.
+    Its required arguments are `positional` or options; several processes share its work, or the first one does it.
     """
 
     def mark(function: Function) -> Function:
@@ -111,12 +101,7 @@ def writes_into(*parameters: str, positional: bool = True, shared: bool = False)
 
 @contextlib.contextmanager
 def lock_arguments(function: Callable[..., object], values: Mapping[str, Any], command: str) -> Iterator[None]:
-    """Lock what a tool's function is marked to write into; see `locked`.
-
-    Raises:
-        ValueError: when another process writes there.
-        OSError: when a folder cannot be written.
-    """
+    """Lock what a tool's function is marked to write into; arguments and errors as those of `lock_folder`."""
     with contextlib.ExitStack() as stack:
         for parameter in getattr(function, "writes_into", ()):
             stack.enter_context(lock_folder(Path(values[parameter]), command))

@@ -49,9 +49,6 @@ def register_components(package: str, modules: Mapping[str, str]) -> tuple[Calla
     Args:
         package: its dotted name, `__name__` in its `__init__.py`.
         modules: module below the package ("" for the package itself) -> names of its classes, separated by spaces.
-
-    Returns:
-        `__getattr__` and `__all__` of the package: a name is imported on its first use.
     """
     paths: dict[str, str] = {}
     for module, names in modules.items():

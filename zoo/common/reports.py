@@ -69,11 +69,9 @@ def write_figure(path: Path, figure: Figure) -> None:
 
 
 def encode_gif(images: np.ndarray, fps: float) -> bytes:
-    """Encode an animation that repeats and rests on its last image.
+    """Encode images, (N, H, W) or (N, H, W, C) with C of 1 or 3, uint8, as an animation that rests on the last one.
 
-    Args:
-        images: (N, H, W) or (N, H, W, C) with C of 1 or 3, uint8.
-        fps: images per second; GIF counts in steps of 10 ms, 30 becomes 33.
+    GIF counts in steps of 10 ms: 30 images per second become 33.
     """
     from PIL import Image
 
@@ -131,13 +129,7 @@ def terminal_table(
     whole: Collection[str] = (),
     **options: Any,
 ) -> Table:
-    """Make a table for a rich console.
-
-    Args:
-        left: columns aligned on the left; the others are on the right.
-        whole: columns whose cells are not broken into lines.
-        **options: of `rich.table.Table`.
-    """
+    """Make a table for a rich console; columns in `left` are aligned there, cells of `whole` are not broken."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", **options)

@@ -89,8 +89,11 @@ def _scalar(dtype: Any, raw: bytes) -> Any:
 
 # What a file may call, by name, beside what torch allows; none of it runs code, opens a file or imports.
 _BUILDERS: dict[str, Callable[..., Any]] = {
-    **{f"numpy.{core}.multiarray._reconstruct": _Array for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
+    **{
+        f"numpy.{core}.multiarray.{name}": builder
+        for core in ("core", "_core")
+        for name, builder in (("_reconstruct", _Array), ("scalar", _scalar))
+    },
     **{
         f"{module}.{name}": PureWindowsPath if name.endswith("WindowsPath") else PurePosixPath
         for module in ("pathlib", "pathlib._local")  # the second since Python 3.13
@@ -137,7 +140,7 @@ def load_foreign_checkpoint(path: Path | str, mmap: bool = False) -> Any:
 
 
 def _pickled_globals(path: Path, is_zip: bool) -> set[str]:
-    """List the dotted names of the classes and functions that a file names."""
+    """List the classes and functions that a file names."""
     try:
         if is_zip:
             check_archive(path, compressed=False)

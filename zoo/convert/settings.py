@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from zoo.common.configs import load_json, load_yaml
+from zoo.common.configs import load_yaml
+from zoo.common.journal import load_json
 
 Number = TypeVar("Number", int, float)
 

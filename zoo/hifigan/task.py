@@ -13,8 +13,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.tensors import promote_to_float32
-from zoo.hifigan.nets.base import WaveformGenerator
-from zoo.hifigan.nets.encodec import EncodecFeatures
+from zoo.hifigan.nets.base import BandwidthFeatures, WaveformGenerator
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable
@@ -51,7 +50,7 @@ class HiFiGANTask(GANTask):
         optimizer_d: OptimizerCallable,
         loss_mel: LogMel,
         *,
-        mel: LogMel | EncodecFeatures | None = None,
+        mel: LogMel | BandwidthFeatures | None = None,
         sample_rate: int = 22050,
         media_items: int = 3,
         multi_mel: MultiScaleMel | None = None,
@@ -75,7 +74,7 @@ class HiFiGANTask(GANTask):
         condition: tuple[Tensor, ...] = ()
         if "features" in batch:
             features = batch["features"]
-        elif isinstance(self.mel, EncodecFeatures):
+        elif isinstance(self.mel, BandwidthFeatures):
             number = self._bandwidth(self.mel)
             features, condition = self.mel(audio, number), (torch.tensor(number, device=audio.device),)
         elif self.mel is not None:
@@ -86,7 +85,7 @@ class HiFiGANTask(GANTask):
         samples = min(fake.shape[-1], audio.shape[-1])
         return fake[..., :samples], audio[:, None, :samples]
 
-    def _bandwidth(self, codec: EncodecFeatures) -> int:
+    def _bandwidth(self, codec: BandwidthFeatures) -> int:
         """Number of the bandwidth of a batch."""
         if self.training:
             return int(torch.randint(len(codec.bandwidths), ()))
@@ -148,7 +147,7 @@ def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
 
 
 def _check(
-    generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | EncodecFeatures | None, sample_rate: int
+    generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | BandwidthFeatures | None, sample_rate: int
 ) -> None:
     for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):
         if front_end is not None and front_end.sample_rate != sample_rate:
@@ -162,6 +161,6 @@ def _check(
         )
     if mel.n_mels != generator.in_channels:
         raise ValueError(f"model.generator.in_channels is {generator.in_channels}, model.mel.n_mels is {mel.n_mels}")
-    bandwidths = len(mel.bandwidths) if isinstance(mel, EncodecFeatures) else 0
+    bandwidths = len(mel.bandwidths) if isinstance(mel, BandwidthFeatures) else 0
     if (generator.conditions or 0) != bandwidths:
         raise ValueError(f"model.generator.conditions is {generator.conditions}, model.mel has {bandwidths} bandwidths")

@@ -191,7 +191,7 @@ class VocoderTask(HiFiGANTask):
     def on_train_start(self) -> None:
         """Solve for the generator's shortcut where a run begins; every process does so from the same items."""
         super().on_train_start()
-        if self.least_squares and not self.steps_trained:
+        if self.least_squares and not self.global_step:
             generator = cast(MagnitudeVocos, self.generator)
             generator.fit_shortcut((self.features(batch), batch["audio"]) for batch in self._first_batches())
 

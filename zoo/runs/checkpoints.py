@@ -66,17 +66,15 @@ def load_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: the file is corrupt, is not a checkpoint, has an older format, or holds pickled objects.
+        ValueError: the file is corrupt, is no checkpoint, has an older format, or holds pickled objects.
     """
     import torch
 
     from zoo.runs.model_description import check_weights, validate_description, validate_records
 
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; a checkpoint is one file")
     if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}")
+        raise FileNotFoundError(f"{path}: no such file; a checkpoint is one file (*.ckpt)")
     try:
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except (MemoryError, OSError):

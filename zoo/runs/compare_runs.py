@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.runs import run_info
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME
 from zoo.runs.run_info import Points, RunInfo
@@ -23,22 +23,14 @@ _DEFAULT_METRICS = 8
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Several runs next to each other.
-
-    Args:
-        names: of the runs, all different.
-        config: per key that differs, a value for each run; None where a run has no such key.
-        curves: per run, (step, value) by metric.
-        highest: metrics of which more is better, as a run's config says that monitors them; of others less is.
-        shared: metrics that all runs have.
-    """
+    """Several runs next to each other."""
 
     runs: list[RunInfo]
-    names: list[str]
-    config: dict[str, list[Any]]
-    curves: list[dict[str, Points]]
-    highest: frozenset[str]
-    shared: list[str]
+    names: list[str]  # all different
+    config: dict[str, list[Any]]  # per key that differs, a value for each run; None where a run has no such key
+    curves: list[dict[str, Points]]  # per run, (step, value) by metric
+    highest: frozenset[str]  # metrics of which a run's config says that more is better; of others less is
+    shared: list[str]  # metrics that all runs have
 
     def best(self, metric: str) -> list[float]:
         """Return the lowest value of each run, or the highest."""

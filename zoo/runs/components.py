@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo import __version__
 from zoo.common import registry
 from zoo.common.build import build
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
 from zoo.runs.frozen import FROZEN_FOLDER, FrozenModule
@@ -25,33 +25,20 @@ CONFIG_NAME = "config.json"
 
 
 class Components(NamedTuple):
-    """What can be loaded of a run, checkpoint or export.
+    """What can be loaded of a run, checkpoint or export."""
 
-    Attributes:
-        description: `inference`, `components`, `options`, `frozen` and `step`.
-        state: tensors by `<component>.<name>`.
-        fused: names of the components whose norms are folded.
-    """
-
-    description: dict[str, Any]
-    state: dict[str, Tensor]
-    fused: list[str]
+    description: dict[str, Any]  # `inference`, `components`, `options`, `frozen` and `step`
+    state: dict[str, Tensor]  # by `<component>.<name>`
+    fused: list[str]  # names of the components whose norms are folded
 
 
 class SavedNet(NamedTuple):
-    """A net of a run, checkpoint or export, with averaged weights where that has them.
+    """A net of a run, checkpoint or export, with averaged weights where that has them."""
 
-    Attributes:
-        spec: `class_path` and `init_args`.
-        state: its tensors.
-        fused: whether its norms are folded.
-        records: of the frozen modules of the whole system, see `zoo.runs.frozen`.
-    """
-
-    spec: dict[str, Any]
+    spec: dict[str, Any]  # `class_path` and `init_args`
     state: dict[str, Tensor]
-    fused: bool
-    records: dict[str, Any]
+    fused: bool  # whether its norms are folded
+    records: dict[str, Any]  # of the frozen modules of the whole system, see `zoo.runs.frozen`
 
 
 def is_export(path: Path) -> bool:

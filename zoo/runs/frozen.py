@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from zoo.common.atomic_files import replace_atomically
 from zoo.common.tensors import state_digest
-from zoo.runs.pretrained_files import check_pretrained, check_settings
 
 FROZEN_FOLDER = "frozen"
 _HASH_DIGITS = 16  # of a copy's name
-_ALIGNMENT = 64  # bytes, to which torch aligns what it allocates
 _FSDP_LEVEL = "_fsdp_wrapped_module."
 
 Records = Mapping[str, Mapping[str, Any]]
@@ -100,86 +98,6 @@ def suppress_loading_messages() -> Iterator[None]:
         messages.set_verbosity(verbosity)
         if bars:
             messages.enable_progress_bar()
-
-
-def _from_pretrained(cls: Any, source: str, revision: str | None, **options: Any) -> Any:
-    """Call a class's `from_pretrained`; errors as those of `load_pretrained`."""
-    check_pretrained(source, revision)
-    try:
-        with suppress_loading_messages():
-            return cls.from_pretrained(source, revision=revision, trust_remote_code=False, **options)
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise FileNotFoundError(
-            f"model {source}: neither a local folder nor available from the hub ({reason}); without network, "
-            "copy its folder to this machine and name that"
-        ) from error
-
-
-def load_pretrained(model: Any, source: str, revision: str | None, **options: Any) -> Any:
-    """Load a model of transformers, each tensor in separate memory.
-
-    The header of a file decides where its tensors begin, and the kernels of a CPU sum in an order that depends on it: a
-    resumed run, which reads its copy, would differ from the run that read the source.
-
-    Args:
-        model: class with `from_pretrained`.
-        options: of `from_pretrained`.
-
-    Raises:
-        FileNotFoundError: the source cannot be read.
-        ValueError: its files would make transformers download or run code.
-    """
-    loaded = _from_pretrained(model, source, revision, **options)
-    for tensor in (*loaded.parameters(), *loaded.buffers()):
-        if tensor.data_ptr() % _ALIGNMENT:
-            tensor.data = tensor.data.clone()
-    return loaded
-
-
-def load_config(source: str, revision: str | None = None) -> Any:
-    """Load the configuration of a model of transformers; errors as those of `load_pretrained`."""
-    from transformers import AutoConfig
-
-    return _from_pretrained(AutoConfig, source, revision)
-
-
-def load_tokenizer(source: str, revision: str | None = None) -> Any:
-    """Load the tokenizer of a model of transformers; errors as those of `load_pretrained`."""
-    from transformers import AutoTokenizer
-
-    return _from_pretrained(AutoTokenizer, source, revision)
-
-
-def build_config(settings: Mapping[str, Any]) -> Any:
-    """Build a configuration of transformers from `model_type` and its other settings.
-
-    Raises:
-        ValueError: the settings would make transformers download code, or the type is unknown.
-    """
-    from transformers import AutoConfig
-
-    check_settings(settings, "config")
-    return AutoConfig.for_model(**{"model_type": "", **settings})
-
-
-def find_backbone(source: str) -> str:
-    """Resolve a source in transformers' layout: a hub id or folder is itself, a folder of runs its newest `backbone/`.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no backbone.
-    """
-    folder = Path(source)
-    if not folder.is_dir():
-        if source.startswith((".", "/", "runs/")):
-            raise FileNotFoundError(f"backbone: no folder {source}; a demo_backbone recipe trains one")
-        return source
-    if (folder / "config.json").is_file():
-        return source
-    newest = max(folder.rglob("backbone/config.json"), key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
-        raise FileNotFoundError(f"backbone: neither {source} nor a run below it holds config.json")
-    return str(newest.parent)
 
 
 def frozen_modules(components: Mapping[str, nn.Module]) -> dict[str, FrozenModule]:

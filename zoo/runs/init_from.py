@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.registry import package_of
 from zoo.runs import frozen
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
@@ -94,13 +94,12 @@ def _read_source(
     state = {_rename(key, paths): value for key, value in state.items()}
     state = _drop_pretrained(path, state, backbones)
     if not any(_compare(key, model_state, state) == "matched" for key in state):
-        raise ValueError(f"init_from {path}: no tensor matches; {_explain_mismatch(state, model_state)}")
+        names = ", ".join(f"{key} {tuple(value.shape)}" for key, value in list(state.items())[:3])
+        raise ValueError(f"init_from {path}: no tensor matches in name and shape; it holds {names}, …")
     for key in earlier.keys() & state.keys():
         in_backbone = any(key.startswith(f"{model_path}.") for model_path in paths.values())
         if in_backbone and not torch.equal(earlier[key], state[key].to(earlier[key])):
-            raise ValueError(
-                f"init_from {path}: its {key} differs from that of an earlier path; train one from the other"
-            )
+            raise ValueError(f"init_from {path}: its {key} differs from that of an earlier path")
     return state
 
 
@@ -116,12 +115,6 @@ def _unfold_weight_norm(state: State, model_state: State) -> State:
             axes = [axis for axis, size in enumerate(expected.shape) if size == 1]
             result |= {length: torch.linalg.vector_norm(folded, dim=axes, keepdim=True), direction: result.pop(weight)}
     return result
-
-
-def _explain_mismatch(state: State, model_state: State) -> str:
-    for key in state.keys() & model_state.keys():
-        return f"{key} is {tuple(state[key].shape)} there and {tuple(model_state[key].shape)} here"
-    return f"it holds {', '.join(list(state)[:3])}, …"
 
 
 def _match_backbones(path: Path, records: frozen.Records, backbones: dict[str, Any]) -> dict[str, str]:

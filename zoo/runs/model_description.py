@@ -71,14 +71,13 @@ def validate_records(records: Any) -> dict[str, dict[str, Any]]:
 
 
 def _check_specs(node: Any, path: str) -> None:
-    """Refuse a key or a `class_path` that is no text, and `init_args` that are no mapping."""
+    """Refuse keys that are no text, and a `class_path` or `init_args` of another type."""
     if isinstance(node, Mapping):
-        if not all(isinstance(key, str) for key in node):
-            raise ValueError(f"its description: {path} has a key that is no text")
-        if "class_path" in node and not isinstance(node["class_path"], str):
+        arguments = node.get("init_args") if "class_path" in node else None
+        if not all(isinstance(key, str) for key in node) or not isinstance(arguments or {}, Mapping):
+            raise ValueError(f"its description: {path} is {node!r:.60}, expected a mapping with init_args by name")
+        if not isinstance(node.get("class_path", ""), str):
             raise ValueError(f"its description: {path}.class_path is no name of a component")
-        if "class_path" in node and not isinstance(node.get("init_args") or {}, Mapping):
-            raise ValueError(f"its description: {path}.init_args are no mapping of arguments")
         for key, value in node.items():
             _check_specs(value, f"{path}.{key}")
     elif isinstance(node, list | tuple):

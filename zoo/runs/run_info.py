@@ -22,8 +22,9 @@ from typing import Any
 
 import yaml
 
+from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.configs import load_yaml
-from zoo.common.locks import LOCK_NAME, is_locked
+from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, is_valid_checkpoint, parse_score, parse_step
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME, MEDIA_NAME
 
@@ -53,37 +54,22 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Summary of a run.
-
-    Args:
-        name: its folder below the root.
-        recipe: `<system>/<recipe>`, "?" where it is unknown.
-        state: "running", "finished", "stopped" (by a signal), "failed", "killed", "corrupt" (its newest checkpoint), or
-            "empty" (no batch trained).
-        step: batches trained.
-        total: batches to train; None where epochs are counted, or nothing limits the run.
-        epoch: the one begun last, from 1.
-        epochs: to train; None where batches are counted.
-        monitor: the metric that decides which checkpoints are best.
-        mode: "min" or "max".
-        best: value of that metric.
-        best_step: batches trained when it was reached.
-        changed: time of the last change, seconds since 1970.
-    """
+    """Summary of a run."""
 
     folder: Path
-    name: str
-    recipe: str
+    name: str  # its folder below the root
+    recipe: str  # `<system>/<recipe>`, "?" where it is unknown
+    # "running", "finished", "stopped" (by a signal), "failed", "killed", "corrupt" (its newest checkpoint), "empty"
     state: str
-    step: int
-    total: int | None
-    epoch: int
-    epochs: int | None
-    monitor: str | None
-    mode: str
-    best: float | None
-    best_step: int | None
-    changed: float
+    step: int  # batches trained
+    total: int | None  # batches to train; None where epochs are counted, or nothing limits the run
+    epoch: int  # the one begun last, from 1
+    epochs: int | None  # to train; None where batches are counted
+    monitor: str | None  # the metric that decides which checkpoints are best
+    mode: str  # "min" or "max"
+    best: float | None  # value of that metric
+    best_step: int | None  # batches trained when it was reached
+    changed: float  # time of the last change, seconds since 1970
 
     @property
     def short_name(self) -> str:

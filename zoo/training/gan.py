@@ -61,7 +61,7 @@ DEFAULT_STEP = GANStep()
 
 
 class _Chunk(NamedTuple):
-    """A part of a batch: generated and real waveforms (b, 1, T), its items, its share of the full batch."""
+    """Generated and real waveforms (b, 1, T) of a part of a batch, its items, its share of the batch."""
 
     fake: Tensor
     real: Tensor
@@ -78,8 +78,8 @@ class GANTask(ZooTask):
 
     Args:
         generator: the net; the optimizer gets its trainable parameters.
-        discriminators: by name; the names are their prefixes in checkpoints, the order is the optimizer's order. None:
-            the reconstruction terms alone train the generator, and `optimizer_d` is not built.
+        discriminators: by name, their prefix in checkpoints, in the optimizer's order. With none the reconstruction
+            terms alone train the generator, and `optimizer_d` is not built.
         optimizer_g: builds the generator's optimizer from its parameters.
         optimizer_d: builds the discriminators' optimizer.
         loss_weights: a weight for each term: `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of every discriminator and
@@ -136,20 +136,11 @@ class GANTask(ZooTask):
         return True
 
     def generate(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Generate audio for a batch, or for a chunk of one.
-
-        Returns:
-            Generated and real waveforms, each (B, 1, T), -1 to 1.
-        """
+        """Generate audio for a batch or a chunk of one; return generated and real waveforms (B, 1, T), -1 to 1."""
         raise NotImplementedError(f"{type(self).__name__} defines no generate()")
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Any) -> dict[str, Tensor]:
-        """Compare generated with real audio; called without autocast.
-
-        Args:
-            fake: generated waveforms (B, 1, T), float32.
-            real: real waveforms (B, 1, T), float32.
-            batch: what they were generated from.
+        """Compare generated with real waveforms (B, 1, T), float32, without autocast.
 
         Returns:
             Means over the batch by the keys of `loss_weights` (`g/mel`); a key of weight 0 may be left out.
@@ -186,7 +177,7 @@ class GANTask(ZooTask):
         """Step the discriminators, then the generator, then the schedules."""
         optimizers = self.optimizers()
         opt_g, *rest = cast(list[LightningOptimizer], optimizers if isinstance(optimizers, list) else [optimizers])
-        adversarial = bool(rest) and self.steps_trained >= self.discriminator_start
+        adversarial = bool(rest) and self.global_step >= self.discriminator_start
         chunks = self._generate_chunks(batch)
         logs: dict[str, Tensor] = {}
         for opt_d in rest:
@@ -331,14 +322,10 @@ class GANTask(ZooTask):
 
 
 def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discriminator_start: int) -> list[str]:
-    """Check the loss weights of a GAN.
-
-    Args:
-        names: of the discriminators; each needs `d/<name>`, `g/adv_<name>` and `g/fm_<name>`.
-        discriminator_start: number of steps trained without adversarial terms.
+    """Check that the discriminators have `d/<name>`, `g/adv_<name>` and `g/fm_<name>`, and the first step has a term.
 
     Returns:
-        The other keys, those of reconstruction terms; the first step checks that the task has them.
+        The other keys, those of reconstruction terms.
 
     Raises:
         ValueError: naming the key that is missing or unknown.

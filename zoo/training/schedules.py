@@ -1,8 +1,4 @@
-"""Learning-rate schedules in closed form: a factor on the base rate as a function of the step.
-
-One `step()` is one step. The factor depends on the number of the step alone, so a resume, or a callback that changes
-the rate, does not shift the curve.
-"""
+"""Learning-rate schedules in closed form, which a resume or a changed rate does not shift; scaling of rates."""
 
 from __future__ import annotations
 
@@ -127,7 +123,7 @@ class WarmupCosine(WarmupLinear):
 
 
 class StageCosine(_ClosedForm):
-    """In each stage of a curriculum a linear rise from `min_factor` to the base rate, then half a cosine back to it.
+    """In each stage a linear rise from `min_factor` to the base rate, then half a cosine back to it.
 
     Args:
         optimizer: the rates of its groups are the base rates.
@@ -196,11 +192,7 @@ def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
 
 
 def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:
-    """Let one kernel step all weights of an Adam on the CPU; a recipe's own `fused` or `foreach` stays.
-
-    The choice is part of the optimizer's state, so a resumed run steps as it began. A strategy that shards weights
-    chooses for itself.
-    """
+    """Let one kernel step all weights of an Adam on the CPU, unless the recipe or a strategy with shards chooses."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     on_cpu = all(weight.device.type == "cpu" and weight.is_floating_point() for weight in weights)
     if on_cpu and isinstance(optimizer, Adam) and (trainer is None or not is_sharded(trainer)):

@@ -29,11 +29,7 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 class WeightedMeans:
-    """Sums of values and their weights by key, reduced over ranks at the end.
-
-    Ranks may hold different numbers of items, or none: the keys are gathered with the sums, so no collective call
-    depends on the items of a rank.
-    """
+    """Sums of values and their weights by key, reduced over ranks, which may hold different numbers of items."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -72,8 +68,7 @@ class ZooTask(CheckpointedTask):
     """Base of all systems' LightningModules; subclasses implement `training_step` and `evaluate`.
 
     A task receives built nets and optimizer callables, and defines none. It names the class of its inference and the
-    modules that this needs; see `CheckpointedTask` for what a checkpoint holds and `zoo.runs.frozen` for modules whose
-    weights stay out of it.
+    modules that this needs.
 
     Args:
         compile: compile the inference modules in place.
@@ -126,11 +121,6 @@ class ZooTask(CheckpointedTask):
         """Whether a step may leave trained parameters without gradients, which DDP must then find."""
         return False
 
-    @property
-    def steps_trained(self) -> int:
-        """Steps trained so far, resumed ones included."""
-        return self.global_step
-
     def log_terms(
         self,
         stage: str,
@@ -148,21 +138,16 @@ class ZooTask(CheckpointedTask):
         if stage == "train" and self._trainer is not None and not self._trainer._logger_connector.should_update_logs:
             return  # Lightning would collect and never write them, which takes time
         values: Mapping[str, Any] = {f"{stage}/{key}": value.detach() for key, value in terms.items()}
-        if self._trainer is not None and self.trainer.world_size > 1 and not self._accumulates():
+        loop = None if self._trainer is None else self.trainer.fit_loop.epoch_loop
+        accumulates = self.automatic_optimization and loop is not None and loop._should_accumulate()
+        if loop is not None and self.trainer.world_size > 1 and not accumulates:
             means = WeightedMeans()
             means.add(values, float((batch_size or 1) if weight is None else weight))
             values = means.compute()
         self.log_dict(values, batch_size=batch_size, on_step=True, on_epoch=False)
 
-    def _accumulates(self) -> bool:
-        """Whether further batches belong to this step; Lightning writes what the last of them logs."""
-        return self.automatic_optimization and self.trainer.fit_loop.epoch_loop._should_accumulate()
-
     def prepare_training_batch(self, batch: Any) -> Any:
-        """Add what the host samples and computes for a training batch, while the batch is on the CPU.
-
-        The step then makes no tensors on the CPU and asks the device for no values. A prepared batch is returned as is.
-        """
+        """Add what the host samples for a training batch, while that is on the CPU; return a prepared batch as is."""
         return batch
 
     def prepare_evaluation_batch(self, batch: Any) -> Any:
@@ -174,15 +159,7 @@ class ZooTask(CheckpointedTask):
         return self.prepare_training_batch(batch) if self.trainer.training else self.prepare_evaluation_batch(batch)
 
     def evaluate(self, batch: Any, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
-        """Evaluate one batch.
-
-        Args:
-            batch: a batch of the validation or test loader.
-            stage: "val" or "test".
-
-        Returns:
-            Mean values by metric name, and the number of items they are the mean of.
-        """
+        """Evaluate one batch of the stage "val" or "test"; return means by metric name and their number of items."""
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate()")
 
     def log_samples(self, batches: list[Any], last: bool) -> None:
@@ -202,10 +179,7 @@ class ZooTask(CheckpointedTask):
 
     @property
     def can_sample_on_rank_zero(self) -> bool:
-        """Whether this process may sample without the others: the first one, if its weights are complete.
-
-        For samples whose length differs between ranks. A pass through shards (FSDP) needs all ranks.
-        """
+        """Whether this process may sample without the others: a pass through shards (FSDP) needs all ranks."""
         return self.trainer.is_global_zero and not is_sharded(self.trainer)
 
     def should_log_media(self, stage: str, batch_idx: int) -> bool:
@@ -330,7 +304,7 @@ class SingleOptimizerTask(ZooTask):
         super().backward(loss * (window / left) if left < window else loss, *args, **kwargs)
 
     def configure_optimizers(self) -> Any:
-        """Build the optimizer and the schedule, which Lightning steps with it."""
+        """Build the optimizer and its schedule."""
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
         if not trainable:
             raise ValueError(f"{type(self).__name__}: no parameter trains; unfreeze a module")

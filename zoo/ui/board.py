@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zoo.common.atomic_files import TEMPORARY_MARK
-from zoo.common.locks import LOCK_INFO_NAME, LOCK_NAME, is_locked
+from zoo.common.atomic_files import LOCK_NAME, TEMPORARY_MARK
+from zoo.common.locks import LOCK_INFO_NAME, is_locked
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME
 from zoo.runs.run_info import RunInfo, read_run
 from zoo.ui.curves import Metrics

@@ -12,6 +12,7 @@ from toy_wing.nets import Gain
 from toy_wing.task import GainTask
 
 from tests.harness import TOY_FIT, bests, callback, fingerprint, forked, forked_ranks, good, newest, record
+from tests.training.callbacks.parts import make_trainer
 from zoo.runs.checkpoints import find_checkpoints, load_checkpoint, parse_step
 from zoo.training.callbacks.checkpoint import Checkpoints
 
@@ -29,10 +30,7 @@ class SignalAfter(L.Callback):
 
 def fit(folder: Path, *callbacks: L.Callback, **settings) -> L.Trainer:
     task = GainTask(Gain(), functools.partial(torch.optim.SGD, lr=0.1))
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        default_root_dir=folder, callbacks=[*callbacks], **settings,
-    )  # fmt: skip
+    trainer = make_trainer(*callbacks, default_root_dir=folder, enable_checkpointing=True, **settings)
     trainer.fit(task, PairData(items=40, batch_size=2))
     return trainer
 

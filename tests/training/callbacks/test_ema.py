@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.training.callbacks.ema import EMA
 from zoo.training.callbacks.guard import LossGuard
 
@@ -42,16 +43,9 @@ def data(count=6):
     return DataLoader(x, batch_size=4)
 
 
-def make_trainer(callbacks, **settings):
-    return L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
-        **{"max_epochs": 1, "limit_val_batches": 0, "enable_checkpointing": False, **settings},
-    )  # fmt: skip
-
-
 def train(*callbacks, task=None, loader=None, ckpt_path=None, **settings):
     task = task or Task()
-    trainer = make_trainer(list(callbacks), **settings)
+    trainer = make_trainer(*callbacks, **{"max_epochs": 1, "limit_val_batches": 0, **settings})
     trainer.fit(task, loader or data(), data(1), ckpt_path=ckpt_path)
     return trainer, task
 
@@ -107,7 +101,7 @@ def test_resume_is_exact(tmp_path):
     train(resumed, max_epochs=2, ckpt_path=tmp_path / "a.ckpt")
     assert equal(resumed.shadow, ema.shadow) and resumed.updates == ema.updates == 12
     task = Task()
-    make_trainer([tested]).test(task, data(1), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    make_trainer(tested).test(task, data(1), ckpt_path=tmp_path / "a.ckpt", verbose=False)
     assert torch.equal(task.seen[0], saved["shadow"]["net.0.weight"])
     with pytest.raises(ValueError, match=r"other weights than modules .*net\.0\.bias"):
         train(EMA(["other"]), max_epochs=2, ckpt_path=tmp_path / "a.ckpt")

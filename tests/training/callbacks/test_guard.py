@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from toy_wing.data import PairData
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.training.adversarial import Discriminator
 from zoo.training.callbacks.checkpoint import Checkpoints
@@ -21,7 +22,6 @@ from zoo.training.gan import GANStep, GANTask
 from zoo.training.task import ZooTask
 
 NAN = float("nan")
-SILENT = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 class Task(L.LightningModule):
@@ -85,20 +85,18 @@ def batches(count=12, width=2, **changes):
 
 def fit(task, guard, made, ckpt_path=None, **settings):
     watch = Watch()
-    callbacks = [guard, watch] if guard else [watch]
-    trainer = L.Trainer(**SILENT, enable_checkpointing=False, callbacks=callbacks, **{"max_epochs": 1, **settings})
+    trainer = make_trainer(*([guard] if guard else []), watch, **{"max_epochs": 1, **settings})
     trainer.fit(task, DataLoader(made, batch_size=None), ckpt_path=ckpt_path)
     return trainer, watch.states
 
 
 def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
+    """Whether nested dictionaries and lists hold the same values."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return a == b
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @pytest.mark.parametrize(
@@ -203,11 +201,10 @@ class Validated(ZooTask):
 
 
 def validate(folder, callback, max_steps, ckpt_path=None):
-    trainer = L.Trainer(
-        **SILENT, num_sanity_val_steps=0, default_root_dir=folder, val_check_interval=3, check_val_every_n_epoch=None,
-        use_distributed_sampler=False, max_steps=max_steps,
-        callbacks=[callback, Checkpoints(every_n_steps=1, every_minutes=None, keep_last=100)],
-    )  # fmt: skip
+    settings = {"num_sanity_val_steps": 0, "val_check_interval": 3, "check_val_every_n_epoch": None}
+    settings |= {"default_root_dir": folder, "use_distributed_sampler": False, "enable_checkpointing": True}
+    checkpoints = Checkpoints(every_n_steps=1, every_minutes=None, keep_last=100)
+    trainer = make_trainer(callback, checkpoints, max_steps=max_steps, **settings)
     trainer.fit(task := Validated(), PairData(items=8, batch_size=2), ckpt_path=ckpt_path)
     return trainer, task
 

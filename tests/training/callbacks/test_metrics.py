@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.runs.metrics_csv import MetricsCSV, read_metrics
 from zoo.training.callbacks.metrics import TrainingMetrics, count_items, learning_rates
 from zoo.training.callbacks.train_log import LOGGERS, TrainLog
@@ -18,18 +19,9 @@ from zoo.training.callbacks.train_log import LOGGERS, TrainLog
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize(
-    ("batch", "items"),
-    [
-        (torch.zeros(3, 2), 3),
-        ({"name": ["a", "b"], "audio": torch.zeros(4, 1, 8)}, 4),
-        (([], [torch.zeros(5)]), 5),
-        (["a", "b"], 2),
-        (None, 1),
-    ],
-)
-def test_items_are_counted(batch, items):
-    assert count_items(batch) == items
+def test_items_are_counted():
+    batches = torch.zeros(3, 2), {"name": ["a", "b"], "audio": torch.zeros(4, 1)}, ([], [torch.zeros(5)]), ["a"], None
+    assert [count_items(batch) for batch in batches] == [3, 4, 5, 1, 1]
 
 
 def test_learning_rates_are_named():
@@ -82,11 +74,8 @@ class Toy(L.LightningModule):
 
 
 def fit(folder, module, callback, item_seconds=0.0, **settings):
-    trainer = L.Trainer(
-        default_root_dir=folder, logger=MetricsCSV(folder), log_every_n_steps=2, max_epochs=1, accelerator="cpu",
-        callbacks=[callback], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        **settings,
-    )  # fmt: skip
+    settings |= {"default_root_dir": folder, "logger": MetricsCSV(folder), "log_every_n_steps": 2, "max_epochs": 1}
+    trainer = make_trainer(callback, **settings)
     trainer.fit(module, DataLoader(Slow(item_seconds), batch_size=2), DataLoader([1]))
     return read_metrics(folder) if (folder / "metrics.csv").is_file() else []
 

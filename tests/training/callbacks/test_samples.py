@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.training.callbacks.media import log_table
 from zoo.training.callbacks.samples import Samples
 from zoo.training.resume import RNGState
@@ -48,12 +49,8 @@ class Toy(ZooTask):
 def train(folder, samples, task=None, **settings):
     """Train 8 steps in epochs of 4, validated after every second one."""
     task = task or Toy()
-    trainer = L.Trainer(
-        default_root_dir=folder, accelerator="cpu", logger=False, callbacks=[RNGState(), samples],
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        **{"max_steps": 8, "val_check_interval": 2, "check_val_every_n_epoch": None, "devices": 1,
-           "num_sanity_val_steps": 0, **settings},
-    )  # fmt: skip
+    periods = {"max_steps": 8, "val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+    trainer = make_trainer(RNGState(), samples, default_root_dir=folder, **{"devices": 1, **periods, **settings})
     L.seed_everything(3)
     loader = DataLoader(torch.ones(10, 1), batch_size=3)
     trainer.fit(task, loader, loader)
@@ -62,37 +59,25 @@ def train(folder, samples, task=None, **settings):
 
 def test_first_items_with_one_seed(tmp_path):
     calls = train(tmp_path, Samples(items=4, every_n_validations=1)).calls
-    assert [(step, sizes, last) for step, sizes, last, _ in calls] == [(n, [3, 3], n == 8) for n in (2, 4, 6, 8)]
-    assert len({number for *_, number in calls}) == 1
+    assert [sizes for _, sizes, *_ in calls] == [[3, 3]] * 4 and len({number for *_, number in calls}) == 1
 
 
 @pytest.mark.parametrize(
-    ("samples", "settings", "steps"),
+    ("every", "settings", "steps", "last"),
     [
-        ({"every_n_validations": 1000}, {}, [2, 8]),
-        ({"every_n_validations": 2}, {}, [2, 6, 8]),
-        ({"every_n_validations": 1}, {"num_sanity_val_steps": 2}, [2, 4, 6, 8]),
-        ({"every_n_validations": 1}, {"num_sanity_val_steps": -1}, [0, 2, 4, 6, 8]),
-        ({"enabled": False}, {}, []),
+        (1000, {}, [2, 8], 8),
+        (2, {}, [2, 6, 8], 8),
+        (1, {"max_steps": 7, "num_sanity_val_steps": 2}, [2, 4, 6], 6),  # no validation at the 7th
+        (1, {"max_steps": 4, "num_sanity_val_steps": -1}, [0, 2, 4], 4),
+        (1, {"max_steps": 4, "accumulate_grad_batches": 2}, [1, 2, 3, 4], 4),
+        (1, {"max_steps": 9, "val_check_interval": None, "check_val_every_n_epoch": 2}, [8], 8),
+        (1, {**EPOCHS, "max_epochs": 2, "val_check_interval": None}, [4, 8], 8),
+        (9, {**EPOCHS, "max_epochs": 3, "val_check_interval": 2}, [2, 12], 12),
     ],
 )
-def test_first_and_last_validation_have_samples(tmp_path, samples, settings, steps):
-    assert [step for step, *_ in train(tmp_path, Samples(**samples), **settings).calls] == steps
-
-
-@pytest.mark.parametrize(
-    ("settings", "last"),
-    [
-        ({"max_steps": 7}, [6]),  # no validation at the 7th
-        ({**EPOCHS, "max_epochs": 2, "val_check_interval": None}, [8]),
-        ({**EPOCHS, "max_epochs": 3, "val_check_interval": 2}, [12]),
-        ({"max_steps": 9, "val_check_interval": None, "check_val_every_n_epoch": 2}, [8]),
-        ({"max_steps": 4, "accumulate_grad_batches": 2}, [4]),
-    ],
-)
-def test_last_validation_is_known(tmp_path, settings, last):
-    calls = train(tmp_path, Samples(every_n_validations=1), **settings).calls
-    assert [step for step, _, is_last, _ in calls if is_last] == last
+def test_first_and_last_validation_have_samples(tmp_path, every, settings, steps, last):
+    calls = train(tmp_path, Samples(every_n_validations=every), **settings).calls
+    assert [(step, is_last) for step, _, is_last, _ in calls] == [(step, step == last) for step in steps]
 
 
 def test_samples_change_no_weight(tmp_path, caplog):

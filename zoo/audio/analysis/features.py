@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from zoo.common.atomic_files import replace_atomically
-from zoo.common.safe_load import load_foreign_checkpoint
 
 FEATURE_SUFFIXES = (".npy", ".pt")
 MAX_FRAME_DIFFERENCE = 1  # front ends round the number of frames differently
@@ -22,7 +22,7 @@ def load_features(path: Path) -> np.ndarray:
         if path.suffix.lower() == ".npy":
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
-            array = load_foreign_checkpoint(path, mmap=True).numpy()
+            array = torch.load(path, map_location="cpu", weights_only=True, mmap=True).numpy()
     except Exception as error:  # numpy and torch raise many types on damaged files and pickled objects
         raise ValueError(f"{path}: not an array or tensor without pickled objects ({error})") from error
     array = array[0] if array.ndim == 3 and len(array) == 1 else array

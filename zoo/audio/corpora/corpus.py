@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io import files
-from zoo.common.configs import read_lines
+from zoo.common.journal import read_lines
 
 CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, of normalized training clips
@@ -29,21 +29,17 @@ class Corpus(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """File names."""
-        ...
 
     @property
     def lengths(self) -> np.ndarray:
         """Samples per clip (N,)."""
-        ...
 
     @property
     def peaks(self) -> np.ndarray:
         """Largest absolute sample per clip (N,)."""
-        ...
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Samples (T,) float32."""
-        ...
 
 
 class MemoryCorpus:

@@ -17,7 +17,7 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.nets.agents import LINEAR_LAYERS, PEFT_PREFIX, Agents, fits, matching
 from zoo.ci_llm.nets.backbone import ALL_LINEAR
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.convert.engine import OriginalFile
 

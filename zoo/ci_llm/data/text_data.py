@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zoo.common.configs import iterate_lines, load_json
+from zoo.common.journal import load_json, read_lines
 
 TABLES = (".parquet", ".arrow", ".feather")
 PARTS = (".jsonl", *TABLES)  # in a folder of one split; Hugging Face's have .json files that are no data
@@ -114,7 +114,7 @@ def _text(row: Any, field: str, where: str) -> str:
 
 def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Line numbers, from 1, and contents of a file of JSON lines; a line that is none is named."""
-    for number, line in enumerate(iterate_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         try:
             if line.strip():
                 yield number, load_json(line)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.common.checks import check_at_least
-from zoo.runs.frozen import load_tokenizer
+from zoo.runs.pretrained_files import load_tokenizer
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 SPECIAL = (PAD, BOS, EOS)  # numbers 0, 1 and 2

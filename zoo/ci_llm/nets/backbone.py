@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from zoo.blocks import keep_masks_on_the_device
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, build_config, find_backbone, load_pretrained, suppress_loading_messages
+from zoo.runs.frozen import FrozenModule, suppress_loading_messages
+from zoo.runs.pretrained_files import build_config, find_backbone, load_pretrained
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+import shlex
 import shutil
 import sys
-from typing import Any, Literal
+from typing import Literal
 
-from zoo.cli.help_text import OPTIONS, TRAINER_COMMANDS, align_rows
+from zoo.cli.help_text import TRAINER_COMMANDS, align_rows
 from zoo.cli.tools import find_tools
 from zoo.common.systems import OVERRIDES, first_comment, list_systems, recipe_paths
-
-RUNS: Any = {
-    "bash": '_zoo_runs() { compgen -W last -- "$1"; compgen -d -- "${1:-runs/}"; }',
-    "zsh": "_zoo_runs() { _alternative 'names:name:(last)' 'runs:run:_path_files -/' }",
-}
-COMPLETE_RUN = {"bash": "_zoo_runs", "zsh": "_zoo_runs", "tcsh": "d"}
 
 
 def list_recipes() -> None:
@@ -34,37 +28,15 @@ def list_recipes() -> None:
             print(line[:columns])
 
 
-def print_completion(shell: Literal["bash", "zsh", "tcsh"]) -> None:
+def print_completion(shell: Literal["bash", "zsh"]) -> None:
     """Print a shell's completion script: completion bash.
 
-    It completes commands, recipes and runs: eval "$(zoo completion bash)".
+    It completes commands, recipes and paths: eval "$(zoo completion bash)".
 
     Args:
         shell: whose script.
     """
-    import shtab
-
-    print(shtab.complete(build_parser(), shell, preamble=RUNS))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Build a parser of all commands for completion alone: recipes, and runs or folders after a tool."""
-    parser = argparse.ArgumentParser(prog="zoo")
-    commands = parser.add_subparsers()
-    names = list(recipe_paths())
-    for command, title in TRAINER_COMMANDS.items():
-        sub = commands.add_parser(command, help=title.partition(":")[0])
-        sub.add_argument("recipe", nargs="*", choices=names)
-        for name in (text.split()[0] for text, _ in OPTIONS[command] if text.startswith("--") and "help" not in text):
-            option: Any = sub.add_argument(name)
-            if option.dest in ("ckpt_path", "init_from"):
-                option.complete = COMPLETE_RUN
-    groups: dict[str, Any] = {}
-    for name, tool in find_tools().items():
-        head, _, system = name.partition(" ")
-        if system and head not in groups:
-            groups[head] = commands.add_parser(head, help=f"{head} a run, by system").add_subparsers()
-        sub = (groups[head] if system else commands).add_parser(system or head, help=tool.summary)
-        path: Any = sub.add_argument("path", nargs="*")
-        path.complete = COMPLETE_RUN
-    return parser
+    if shell == "zsh":
+        print("autoload -U +X bashcompinit && bashcompinit")
+    words = dict.fromkeys(" ".join([*TRAINER_COMMANDS, *find_tools(), *recipe_paths(), "last"]).split())
+    print(f"complete -o default -W {shlex.quote(' '.join(words))} zoo")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from zoo.common.configs import read_lines
+from zoo.common.journal import read_lines
 from zoo.common.safe_load import check_archive
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.flow.data.images import checksum
 from zoo.flow.evaluation.extractors import Classifier, resized, with_channels

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.configs import read_lines
+from zoo.common.journal import read_lines
 
 REQUEST_KEYS = {"label", "seed", "count"}
 GIVEN_KEYS = ("prompt", "image", "mask")

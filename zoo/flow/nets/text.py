@@ -11,14 +11,8 @@ from torch import Tensor
 
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import (
-    FrozenModule,
-    build_config,
-    load_config,
-    load_pretrained,
-    load_tokenizer,
-    suppress_loading_messages,
-)
+from zoo.runs.frozen import FrozenModule, suppress_loading_messages
+from zoo.runs.pretrained_files import build_config, load_config, load_pretrained, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

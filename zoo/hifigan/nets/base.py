@@ -18,6 +18,22 @@ EDGE_KERNEL = 7
 PaddingMode = Literal["zeros", "reflect", "replicate"]
 
 
+class BandwidthFeatures(nn.Module):
+    """Base of front ends whose features depend on a bandwidth, such as `EncodecFeatures`: audio (B, T) to (B, C, F).
+
+    Attributes:
+        bandwidths: in kbit/s; their order numbers the generator's conditions.
+        sample_rate: in Hz.
+        hop_length: samples per frame.
+        n_mels: channels of a frame.
+    """
+
+    bandwidths: tuple[float, ...]
+    sample_rate: int
+    hop_length: int
+    n_mels: int
+
+
 class WaveformGenerator(nn.Module):
     """Base of all generators.
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from zoo.common.checks import check_within
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, build_config, load_pretrained
+from zoo.hifigan.nets.base import BandwidthFeatures
+from zoo.runs.frozen import FrozenModule
+from zoo.runs.pretrained_files import build_config, load_pretrained
 
 
-class EncodecFeatures(FrozenModule):
+class EncodecFeatures(FrozenModule, BandwidthFeatures):
     """A frozen EnCodec, of which encoder and codebooks are used: audio to embedded codes.
 
     In a Vocoder's and a task's place of a mel. The norms of `Vocos(conditions=...)` adapt to the bandwidth's number.

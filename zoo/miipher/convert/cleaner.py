@@ -18,7 +18,7 @@ from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, bloc
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
-from zoo.runs.frozen import load_config
+from zoo.runs.pretrained_files import load_config
 
 Attachment = Literal["auto", "parallel"]
 

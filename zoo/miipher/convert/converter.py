@@ -34,8 +34,8 @@ from zoo.miipher.nets.cleaner import Cleaner, check_fit
 from zoo.miipher.nets.families import MelFamily
 from zoo.runs.components import component_state, is_export, read_components
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
-from zoo.runs.frozen import load_config
 from zoo.runs.load import build_components
+from zoo.runs.pretrained_files import load_config
 
 README = """# Miipher-2
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.safe_load import to_plain_values
 from zoo.convert.engine import OriginalFile, load_original
 from zoo.convert.tensor_names import (

@@ -13,14 +13,8 @@ from zoo.blocks import keep_masks_on_the_device
 from zoo.common.checks import check_one_of, check_within
 from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid
-from zoo.runs.frozen import (
-    FrozenModule,
-    build_config,
-    find_backbone,
-    load_config,
-    load_pretrained,
-    suppress_loading_messages,
-)
+from zoo.runs.frozen import FrozenModule, suppress_loading_messages
+from zoo.runs.pretrained_files import build_config, find_backbone, load_config, load_pretrained
 
 FamilyName = Literal[
     "auto", "hubert", "wavlm", "wav2vec2", "wav2vec2-bert", "gemma3n_audio", "wavlm_as_hubert", "mel_hubert"

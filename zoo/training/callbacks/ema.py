@@ -52,7 +52,6 @@ class EMA(L.Callback):
         self.warm_up = warm_up
         self.shadow: dict[str, Tensor] = {}
         self.updates = 0
-        self._step = 0
         self._swapped = False
         self._owners: dict[str, tuple[nn.Module, str]] = {}  # module and attribute of each tensor
 
@@ -66,17 +65,12 @@ class EMA(L.Callback):
                 names = ", ".join(child for child, _ in pl_module.named_children())
                 raise ValueError(f"EMA: {type(pl_module).__name__} has no module {name!r}, only {names}") from error
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start counting at the step that the run resumes from."""
-        self._step = trainer.global_step
-
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Update, unless a guard skipped this batch or it only accumulated gradients."""
         steps = trainer.global_step - self.start_step
-        stepped = trainer.global_step != self._step
-        self._step = trainer.global_step
+        accumulates = trainer.fit_loop.epoch_loop._should_accumulate()
         skipped = any(getattr(callback, "skipped", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if stepped and steps > 0 and steps % self.every_n_steps == 0 and not skipped:
+        if steps > 0 and steps % self.every_n_steps == 0 and not accumulates and not skipped:
             self._update(self._model_tensors(pl_module))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -57,16 +57,8 @@ class TrainingMetrics(L.Callback):
         self._rates: dict[str, float] = {}
         self._started = 0.0
         self._ended: float | None = None
-        self._reset()
-
-    def _reset(self) -> None:
         self._samples = 0
         self._working = self._waiting = 0.0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start counting."""
-        self._reset()
-        self._ended = None
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave this pause out."""
@@ -110,7 +102,8 @@ class TrainingMetrics(L.Callback):
         if elapsed > 0:
             values["train/samples_per_sec"] = self._samples / elapsed
             values["train/data_wait"] = self._waiting / elapsed
-            self._reset()
+            self._samples = 0
+            self._working = self._waiting = 0.0
         pl_module.log_dict(values)
 
 

@@ -134,7 +134,8 @@ class DeepSpeed(DeepSpeedStrategy):
         for group, shard, weights in self._groups():
             state = self._zero.optimizer.state.get(shard, {})
             self._link(shard, [weight for _, weight in weights])
-            groups.append({**group, "params": [index for index, _ in weights]})
+            settings = {key: value for key, value in group.items() if key != "params"}
+            groups.append({**settings, "params": [index for index, _ in weights]})
             for index, weight in weights if state else ():
                 states[index] = {
                     key: safe_get_full_optimizer_state(weight, key).cpu().clone()

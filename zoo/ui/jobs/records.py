@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.ui.places import RECORD_NAME
 
 _LARGEST = 2**20  # bytes

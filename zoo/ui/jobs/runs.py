@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.runs.run_info import path_size
 from zoo.ui.places import Places
 

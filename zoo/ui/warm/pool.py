@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import psutil
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.common.registry import allowed_packages
 from zoo.runs.inference.forms import FILE_FIELDS, FILE_OUTPUTS, InputField, Output, read_form
 from zoo.ui.jobs.commands import child_environment

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from zoo.common.configs import load_json
+from zoo.common.journal import load_json
 from zoo.runs.inference.forms import FILE_FIELDS, read_form
 
 REPORT_SECONDS = 0.2  # between two lines of progress

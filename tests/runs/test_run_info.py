@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import environment
-from tests.run_folders import CONFIG, INTERRUPTED, ROWS, make
+from tests.run_folders import INTERRUPTED, ROWS, make
 from zoo.common.locks import lock_folder
 from zoo.runs import run_info
 from zoo.runs.checkpoints import save_checkpoint
@@ -24,6 +24,8 @@ def test_a_finished_run(tmp_path):
     assert (run.name, run.short_name, run.recipe) == ("flow/smoke/20260101-100000", "20260101-100000", "flow/smoke")
     assert (run.state, run.step, run.total, run.epochs) == ("finished", 10, 10, None)
     assert (run.monitor, run.best, run.best_step) == ("val/loss", 0.5, 10)
+    run = run_info.read_run(make(tmp_path / "a", steps=-1, epochs=5), tmp_path)
+    assert (run.total, run.epoch, run.epochs) == (None, 1, 5)
 
 
 def test_states(tmp_path):
@@ -51,20 +53,6 @@ def test_best_comes_from_names_then_from_the_record(tmp_path):
         save_checkpoint({}, folder / name)
     run = run_info.read_run(folder, tmp_path)
     assert (run.best, run.best_step) == (0.91, 3)
-
-
-def test_epochs_where_no_steps_are_counted(tmp_path):
-    run = run_info.read_run(make(tmp_path / "a", steps=-1, epochs=5), tmp_path)
-    assert (run.total, run.epoch, run.epochs) == (None, 1, 5)
-
-
-def test_recipe_of_older_runs_follows_from_the_path(tmp_path):
-    text = CONFIG.replace("# recipe: {recipe}\n", "")
-    for name in ("hifigan/demo/1", "mine"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.yaml").write_text(text)
-    recipes = {run.name: run.recipe for run in run_info.list_runs(tmp_path)}
-    assert recipes == {"hifigan/demo/1": "hifigan/demo", "mine": "?"}
 
 
 @pytest.mark.parametrize("config", ["", "\0\xff", "trainer: [", "trainer:\n  max_steps: many\ncheckpoints: 3\n", "- a"])
