@@ -86,7 +86,7 @@ def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick:
     trees = folder / "trees"
     evaluation: Evaluation = evaluate(
         trees / "clean", {name: trees / name for name in (RESTORED, CEILING)}, folder, trees / "degraded",
-        Settings(METRICS, SAMPLE_RATE, match_level=True, models=(Timbre(),)), progress=False,
+        Settings(METRICS, SAMPLE_RATE, match_level=True, models=(Timbre(),)),
     )  # fmt: skip
     rows = read_metrics(adapter)
     identity, adapted = (read_curve(rows, f"val/{key}").last for key in ("identity_loss", "loss"))

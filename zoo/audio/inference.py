@@ -43,10 +43,8 @@ def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
             "pass audio.T where the channels are the last axis"
         )
     if array.dtype.kind not in "iuf" or (array.dtype.kind != "f" and array.dtype.name not in _FULL_SCALE):
-        raise ValueError(
-            f"expected audio of floats or of {', '.join(_FULL_SCALE)}, found {array.dtype}; convert it to float32, "
-            "-1 to 1"
-        )
+        kinds = ", ".join(_FULL_SCALE)
+        raise ValueError(f"expected audio of floats or of {kinds}, found {array.dtype}; convert it to float32, -1 to 1")
     if not sample_rate > 0:
         raise ValueError(f"expected a sample rate in Hz above 0, found {sample_rate}")
     if array.dtype.kind != "f":

@@ -39,13 +39,6 @@ def test_pieces_become_one_file_or_none(tmp_path: Path) -> None:
     assert not (tmp_path / "b.npy").exists()
 
 
-@pytest.mark.parametrize("pieces", [[(3, 2)], [(3, 2), (3, 2)], [(2, 3)], []])
-def test_pieces_must_add_up_to_the_shape(tmp_path: Path, pieces: list[tuple[int, int]]) -> None:
-    with pytest.raises(ValueError, match=r"a\.npy: expected features \(3, 3\)"):
-        write_features(tmp_path / "a.npy", (3, 3), "<f4", map(np.zeros, pieces))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_features_must_be_finite(tmp_path: Path, value: float) -> None:
     features = np.zeros((2, 8), np.float16)

@@ -34,12 +34,3 @@ def test_pauses_do_not_count():
     voice = sine(2, 16000, level=0.1)
     pauses = np.concatenate([voice, np.zeros(160000)])
     assert abs(measured(pauses[None], 16000)[0] - measured(voice[None], 16000)[0]) < 0.4
-
-
-def test_silence_short_clips_and_low_rates():
-    assert measured(np.zeros((1, 16000)), 16000)[0] == -np.inf
-    assert measured(np.zeros((1, 1)), 16000)[0] == -np.inf
-    np.testing.assert_allclose(measured(sine(0.15, 16000)[None], 16000), [-3.01], atol=0.5)
-    np.testing.assert_allclose(measured(sine(2, 16000, level=1e-5)[None], 16000), [-103.01], atol=0.1)
-    with pytest.raises(ValueError, match="sample_rate is at least 8000"):
-        LoudnessMeter(4000, 1)

@@ -55,12 +55,6 @@ def test_any_length_rate_and_level(samples, rate, codec, level):
     assert np.abs(coded).max() <= 3 * level + 2e-3
 
 
-@pytest.mark.parametrize(("codec", "low", "high"), [("mp3", 8, 128), ("vorbis", 0, 10), ("opus", 6, 64)])
-def test_a_higher_setting_is_nearer_to_the_original(speech, codec, low, high):
-    errors = [np.square(codecs.encode_decode(speech, 16000, codec, setting) - speech).mean() for setting in (low, high)]
-    assert errors[1] < 0.5 * errors[0]
-
-
 @pytest.mark.parametrize(
     ("codec", "setting", "message"),
     [

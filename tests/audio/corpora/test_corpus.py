@@ -66,14 +66,6 @@ def test_list_finds_files_inside_outside_and_behind_links(tmp_path: Path) -> Non
     assert corpus_files(tmp_path / "alias", (str(tmp_path / "list"), None)) == [tmp_path / "alias/b/1.wav"]
 
 
-@pytest.mark.parametrize("lines", ["a/1|text\u2028b|x\na/2\n", '{"path": "a/1.wav"}\r\n{"path": "a/2.wav"}\r\n'])
-def test_list_with_mark_and_separators(tmp_path: Path, lines: str) -> None:
-    write_clips(tmp_path / "root", "a/1.wav", "a/2.wav", "b/1.wav")
-    (tmp_path / "list").write_bytes(f"\ufeff{lines}".encode())
-    paths = corpus_files(tmp_path / "root", (str(tmp_path / "list"), None))
-    assert paths == [tmp_path / "root/a/1.wav", tmp_path / "root/a/2.wav"]
-
-
 @pytest.mark.parametrize("line", [b"caf\xe9", b'{"file": "a/1"}', b'{"path": '])
 def test_faulty_list_is_named_with_its_line(tmp_path: Path, line: bytes) -> None:
     write_clips(tmp_path / "root", "a/1.wav")

@@ -19,7 +19,7 @@ def corpus(tmp_path):
 
 
 def run(corpus, tmp_path, **options):
-    return prepare("ljspeech", [corpus], tmp_path / "out", tmp_path / "cache", 16000, progress=False, **options)
+    return prepare("ljspeech", [corpus], tmp_path / "out", tmp_path / "cache", 16000, **options)
 
 
 def test_ljspeech_gets_manifest_lists_and_cache(corpus, tmp_path):
@@ -49,10 +49,9 @@ def test_missing_and_bad_files_warn_or_fail(corpus, tmp_path, caplog):
 
 
 def test_script_reports_and_fails_with_one_line(corpus, tmp_path, repository):
-    command = [sys.executable, str(repository / "scripts" / "prepare_ljspeech.py"), str(corpus)]
-    command += ["--output", str(tmp_path / "out"), "--sample-rate", "16000"]
+    command = [sys.executable, str(repository / "scripts" / "prepare_ljspeech.py"), str(corpus), "--strict"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "utterances: 20" in done.stdout
+    assert "utterances: 20" in done.stdout and (corpus / "val.txt").is_file()
     (corpus / "wavs" / "SP002-0002.wav").write_bytes(b"")
-    failed = subprocess.run([*command, "--strict"], capture_output=True, text=True, cwd=tmp_path)
+    failed = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert failed.returncode == 1 and "error: " in failed.stderr and "Traceback" not in failed.stderr

@@ -42,7 +42,7 @@ def trees(root, count=4):
 
 def run(paths, output, settings=FAST, **options):
     restored = {"restored": paths["restored"]}
-    return evaluate(paths["clean"], restored, output, paths["degraded"], settings, progress=False, **options)
+    return evaluate(paths["clean"], restored, output, paths["degraded"], settings, **options)
 
 
 def computed(monkeypatch):
@@ -57,100 +57,6 @@ def computed(monkeypatch):
     return calls
 
 
-def test_report_shows_the_gain(tmp_path):
-    result = run(trees(tmp_path), tmp_path / "out")
-    assert not result.failed_rows and len(result.rows) == 8
-    by_measure = {(row["system"], row["measure"]): row for row in result.summary}
-    # A third of the noise is 9.54 dB less.
-    assert by_measure["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
-    assert by_measure["restored", "lsd"]["gain_low"] > 0 and math.isnan(by_measure["degraded", "lsd"]["gain"])
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "per_file.csv",
-        "per_file.jsonl",
-        "summary.csv",
-        "summary.json",
-        "report.md",
-        "boxplots.png",
-    }
-    content = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert content["sample_rates"] == {"si_sdr": RATE, "lsd": RATE} and content["failed"] == []
-    assert [row["gain"] for row in content["summary"] if row["system"] == "degraded"] == [None, None]
-    head, *lines = (tmp_path / "out" / "per_file.csv").read_text().splitlines()
-    assert head == "name,system,status,reason,seconds,length_difference_seconds,level_db,si_sdr,lsd"
-    assert lines[0].startswith("s0/0,degraded,done,,0.5,0,")
-    assert (tmp_path / "out" / "boxplots.png").read_bytes().startswith(b"\x89PNG")
-    assert "| restored | 4 |" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_workers_give_the_same(tmp_path):
-    paths = trees(tmp_path, 2)
-    alone, many = run(paths, tmp_path / "0"), run(paths, tmp_path / "2", workers=1)
-    assert alone.rows == many.rows
-    assert (tmp_path / "0" / "per_file.csv").read_bytes() == (tmp_path / "2" / "per_file.csv").read_bytes()
-
-
-def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
-    paths, output = trees(tmp_path), tmp_path / "out"
-    first = run(paths, output)
-    calls = computed(monkeypatch)
-    report = (output / "report.md").read_text()
-    again = run(paths, output)
-    assert calls == [] and (output / "report.md").read_text() == report
-    assert [row["key"] for row in again.rows] == [row["key"] for row in first.rows]
-
-    table = output / "per_file.jsonl"
-    table.write_bytes(table.read_bytes()[:-8])  # as a kill leaves it: the last row is torn
-    run(paths, output)
-    assert calls == [("restored", "s1/3")]
-
-    calls.clear()
-    path = paths["restored"] / "s0" / "0.wav"
-    os.utime(path, (time.time() + 10,) * 2)
-    files.write(paths["clean"] / "s9" / "extra.wav", VOICES.utterance(0), RATE)
-    result = run(paths, output)
-    assert calls == [("restored", "s0/0")] and result.unpaired == 1
-
-    calls.clear()
-    run(paths, output, Settings(("lsd",), RATE))
-    assert len(calls) == 8
-
-
-def test_bad_files_are_named(tmp_path):
-    paths, output = trees(tmp_path, 6), tmp_path / "out"
-    broken = paths["restored"]
-    (broken / "s0" / "0.wav").write_bytes(b"no audio")
-    (broken / "s1" / "1.wav").unlink()
-    files.write(broken / "s0" / "2.wav", VOICES.utterance(2)[: RATE // 3], RATE)
-    files.write(broken / "s5" / "stray.wav", VOICES.utterance(2), RATE)
-    result = run(paths, output)
-    reasons = {(row["system"], row["name"]): row["reason"] for row in result.failed_rows}
-    assert set(reasons) == {
-        ("restored", "s0/0"),
-        ("restored", "s1/1"),
-        ("restored", "s0/2"),
-        ("restored", "s5/stray"),
-        ("degraded", "s5/stray"),
-    }
-    assert "no restored file" in reasons["restored", "s1/1"] and "-0.167 s" in reasons["restored", "s0/2"]
-    assert "no clean file" in reasons["restored", "s5/stray"] and "0.wav" in reasons["restored", "s0/0"]
-    assert "5 of 14 rows failed" in (output / "report.md").read_text()
-    assert {row["name"] for row in json.loads((output / "summary.json").read_text())["failed"]} >= {"s0/0", "s1/1"}
-
-    files.write(broken / "s0" / "0.wav", VOICES.utterance(0), RATE)
-    assert len(run(paths, output).failed_rows) == 4
-
-
-def test_undefined_values_are_counted(tmp_path):
-    paths = trees(tmp_path, 3)
-    length = len(VOICES.utterance(0))
-    files.write(paths["clean"] / "s0" / "0.flac", np.zeros(length), RATE)
-    result = run(paths, tmp_path / "out")
-    assert not result.failed_rows and math.isnan(result.rows[0]["si_sdr"])
-    assert {row["count"] for row in result.summary} == {2} and {row["files"] for row in result.summary} == {3}
-    assert "(n=2)" in (tmp_path / "out" / "report.md").read_text()
-    assert ",nan," in (tmp_path / "out" / "per_file.csv").read_text()
-
-
 def test_models_score_the_clean_files_too(tmp_path):
     settings = Settings(("lsd",), RATE, models=(Words(),))
     result = run(trees(tmp_path, 2), tmp_path / "out", settings, texts={"s0/0": "four", "1": "letters"})
@@ -158,22 +64,6 @@ def test_models_score_the_clean_files_too(tmp_path):
     clean = {row["measure"]: row for row in result.summary if row["system"] == "clean"}
     assert clean["letters"]["mean"] == 5.5 and clean["lsd"]["count"] == 0
     assert result.rows[0]["system"] == "clean" and "lsd" not in result.rows[0]
-
-
-def test_wrong_trees(tmp_path):
-    paths = trees(tmp_path, 2)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        run(paths | {"degraded": tmp_path / "nowhere"}, tmp_path / "out")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty: no file ends in \.wav"):
-        run(paths | {"restored": tmp_path / "empty"}, tmp_path / "out")
-    with pytest.raises(ValueError, match="no file has a clean counterpart"):
-        run(paths | {"clean": tmp_path / "clean" / "s0"}, tmp_path / "out")
-    with pytest.raises(ValueError, match="none called clean or degraded"):
-        evaluate(paths["clean"], {"clean": paths["restored"]}, tmp_path / "out", settings=FAST)
-    files.write(paths["clean"] / "s0" / "0.wav", VOICES.utterance(0), RATE)
-    with pytest.raises(ValueError, match="have one name"):
-        run(paths, tmp_path / "out")
 
 
 def test_read_transcripts(tmp_path):
@@ -185,3 +75,57 @@ def test_read_transcripts(tmp_path):
     path.write_text("no separator\n")
     with pytest.raises(ValueError, match="texts:1: expected"):
         read_transcripts(path)
+
+
+def test_wrong_folders_are_named(tmp_path):
+    paths = trees(tmp_path, 2)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run(paths | {"degraded": tmp_path / "nowhere"}, tmp_path / "out")
+    with pytest.raises(ValueError, match="no file has a clean counterpart"):
+        run(paths | {"clean": tmp_path / "clean" / "s0"}, tmp_path / "out")
+    files.write(paths["clean"] / "s0" / "0.wav", VOICES.utterance(0), RATE)
+    with pytest.raises(ValueError, match="have one name"):
+        run(paths, tmp_path / "out")
+
+
+def test_report_shows_the_gain(tmp_path):
+    result = run(trees(tmp_path), tmp_path / "out")
+    assert not result.failed_rows and len(result.rows) == 8
+    by_measure = {(row["system"], row["measure"]): row for row in result.summary}
+    # A third of the noise is 9.54 dB less.
+    assert by_measure["restored", "si_sdr"]["gain"] == pytest.approx(20 * math.log10(3), abs=0.05)
+    content = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert content["sample_rates"] == {"si_sdr": RATE, "lsd": RATE} and content["failed"] == []
+    head, *lines = (tmp_path / "out" / "per_file.csv").read_text().splitlines()
+    assert head.startswith("name,system,status,reason,seconds,length_difference_seconds,level_db,si_sdr,lsd")
+    assert lines[0].startswith("s0/0,degraded,done,,0.5,0,")
+    assert (tmp_path / "out" / "boxplots.png").read_bytes().startswith(b"\x89PNG")
+    assert "| restored | 4 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_second_run_does_what_is_missing(tmp_path, monkeypatch):
+    paths, output = trees(tmp_path), tmp_path / "out"
+    run(paths, output)
+    calls = computed(monkeypatch)
+    report = (output / "report.md").read_text()
+    run(paths, output, workers=0)
+    assert calls == [] and (output / "report.md").read_text() == report
+    os.utime(paths["restored"] / "s0" / "0.wav", (time.time() + 10,) * 2)
+    files.write(paths["clean"] / "s9" / "extra.wav", VOICES.utterance(0), RATE)
+    assert run(paths, output).unpaired == 1 and calls == [("restored", "s0/0")]
+    calls.clear()
+    run(paths, output, Settings(("lsd",), RATE))
+    assert len(calls) == 8
+
+
+def test_bad_files_are_named(tmp_path):
+    paths, output = trees(tmp_path, 6), tmp_path / "out"
+    broken = paths["restored"]
+    (broken / "s0" / "0.wav").write_bytes(b"no audio")
+    (broken / "s1" / "1.wav").unlink()
+    files.write(broken / "s0" / "2.wav", VOICES.utterance(2)[: RATE // 3], RATE)
+    reasons = {row["name"]: row["reason"] for row in run(paths, output).failed_rows}
+    assert "0.wav" in reasons["s0/0"] and "no restored file" in reasons["s1/1"] and "-0.167 s" in reasons["s0/2"]
+    assert "3 of 12 rows failed" in (output / "report.md").read_text()
+    files.write(broken / "s0" / "0.wav", VOICES.utterance(0), RATE)
+    assert len(run(paths, output).failed_rows) == 2

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.audio.io.chunking import Chunker, crossfade, match_length, split_windows
+from zoo.audio.io.chunking import Chunker, match_length, split_windows
 
 UNIT, REACH = 4, 3  # samples per unit, units that the stand-in net sees on each side
 
@@ -49,13 +49,6 @@ def test_a_net_that_sees_no_further_than_the_context_gives_the_whole(samples, ov
         np.testing.assert_allclose(result, run_full(signal), atol=1e-5)
 
 
-def test_chunks_are_batched_with_their_valid_lengths():
-    net = Smooth()
-    run_chunks(Chunker(window=10, overlap=4, unit_samples=UNIT, batch=4), noise(2, 107), net)
-    assert net.shapes == [(4, 40)] * 2  # two channels of 0-10, 6-16, 12-22 and 17-27
-    assert net.valid == [40] * 6 + [39] * 2
-
-
 def test_spans_end_with_the_signal_and_share_the_overlap():
     chunker = Chunker(window=10, overlap=4, unit_samples=UNIT)
     assert chunker.spans(40) == [(0, 10)]
@@ -63,13 +56,6 @@ def test_spans_end_with_the_signal_and_share_the_overlap():
     assert chunker.spans(4 * 22) == [(0, 10), (6, 16), (12, 22)]
     assert chunker.spans(4 * 22, shift=3) == [(0, 7), (3, 13), (9, 19), (12, 22)]
     assert chunker.spans(1) == [(0, 1)]
-
-
-def test_equal_signals_stay_equal_and_others_meet_half_way():
-    signal = noise(2, 101)
-    assert np.array_equal(crossfade(signal, signal.copy()), signal)
-    ramp = crossfade(np.ones(100, np.float32), np.zeros(100, np.float32))
-    np.testing.assert_allclose(ramp, (np.arange(100, 0, -1) - 0.5) / 100, atol=1e-7)
 
 
 def test_cut_pads_the_end_and_fit_gives_the_length():
@@ -94,11 +80,3 @@ def test_a_stream_of_unknown_length_is_cut_on_the_same_grid(units, pieces):
     np.testing.assert_array_equal(result, run_chunks(Chunker(20, 6, UNIT, 2, False), signal, reference))
     assert net.shapes == reference.shapes
     np.testing.assert_allclose(result, run_full(signal), atol=1e-5)
-
-
-def test_an_endless_window_computes_the_whole_at_once():
-    net = Smooth()
-    chunker = Chunker(2**60, 0, UNIT, fades=False)
-    (result,) = chunker.process_stream(np.split(noise(1, 400), 4, axis=1), lambda window: net(window, []))
-    assert net.shapes == [(1, 400)] and result.shape == (1, 200)
-    assert list(chunker.process_stream([], lambda window: window)) == []

@@ -53,11 +53,3 @@ def test_kernel_made_in_inference_mode_still_trains():
     x = torch.randn(1, 500, requires_grad=True)
     resample(x, 22050, 16000).square().sum().backward()
     assert x.grad.abs().sum() > 0
-
-
-def test_float32_under_autocast():
-    x = torch.randn(1, 500)
-    expected = resample(x, 22050, 16000)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(resample(x, 22050, 16000), expected)
-    assert resample(x.half(), 22050, 16000).dtype == torch.float16

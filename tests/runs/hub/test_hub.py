@@ -159,6 +159,7 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path, monke
     assert {path.name for path in (tmp_path / "cache" / "models--bad--beside" / "snapshots").rglob("*.*")} == {*good}
 
     net = config["components"]["net"]
+    record = {"class": "", "source": None, "revision": None, "folder": "../../../etc", "sha256": "0" * 64}
     refused = {
         "system": ({**config, "inference": "os.system"}, "os.system"),
         "eval": (
@@ -166,7 +167,7 @@ def test_unsafe_models_are_refused(run: Path, online: Hub, tmp_path: Path, monke
             "eval",
         ),
         "deep": ({**config, "options": {"solver": [{"class_path": "subprocess.Popen"}]}}, "Popen"),
-        "outside": ({**config, "frozen": {"net": {"folder": "../../../etc", "source": None}}}, "frozen"),
+        "outside": ({**config, "frozen": {"net": record}}, "not in frozen/"),
         "other": ({"model_type": "llama"}, "another project's"),
     }
     for name, (bad, message) in refused.items():

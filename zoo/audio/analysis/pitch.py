@@ -39,14 +39,11 @@ class PitchTrack:
 
 @torch.no_grad()
 def track_pitch(x: Tensor, sample_rate: int) -> PitchTrack:
-    """Track the pitch of speech or single notes, 50 to 550 Hz, in frames of 10 ms.
+    """Track the pitch of speech or single notes, 50 to 550 Hz, in T // hop + 1 frames of 10 ms.
 
     Args:
         x: audio (T,) or (B, T), float, in [-1, 1].
         sample_rate: in Hz, > 2200.
-
-    Returns:
-        The track with F = T // hop + 1 frames.
 
     Source: Talkin, "A robust algorithm for pitch tracking" (1995), equation 3 for the correlation; Boersma, "Accurate
     short-term analysis of the fundamental frequency" (1993), section 3, steps 4 to 6 for candidates and path.

@@ -16,14 +16,9 @@ _LEAST_MEL = 1e-5
 
 
 def stft_magnitude(x: Tensor, n_fft: int, hop_length: int, win_length: int) -> Tensor:
-    """Magnitude of the centred, Hann-windowed STFT in float32, with a floor that keeps its gradient finite.
+    """Magnitude (..., n_fft // 2 + 1, T // hop_length + 1) of the centred, Hann-windowed STFT of audio (..., T).
 
-    Args:
-        x: audio (..., T), float; zero-padded on the right where it is too short to be reflected at its ends.
-        n_fft: in samples, as `hop_length` and `win_length`.
-
-    Returns:
-        Magnitudes (..., n_fft // 2 + 1, F) float32, F = T // hop_length + 1.
+    In float32, with a floor that keeps its gradient finite; audio too short to be reflected is zero-padded.
     """
     with torch.autocast(x.device.type, enabled=False):
         flat = x.reshape(-1, x.shape[-1]).float()

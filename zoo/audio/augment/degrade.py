@@ -43,9 +43,8 @@ class DegradationRanges:
         drive: lowest and highest peak over the clipping limit, >= 1.
         cutoff_hz: lowest and highest limit of the band; what lies above half the sample rate is not drawn.
         packet_loss: lowest and highest share of 20 ms packets lost, 0..0.99.
-        codecs: settings by codec, drawn evenly among codecs and then among settings
-            (`zoo.audio.augment.codecs.encode_decode`); an empty list means the codec's usual one. None: MP3,
-            Vorbis, Opus, A-law, mu-law.
+        codecs: settings by codec, drawn evenly among codecs and then among settings (see `encode_decode`); an empty
+            list means the codec's usual one. None: MP3, Vorbis, Opus, A-law, mu-law.
     """
 
     snr_db: Range = (-5.0, 30.0)
@@ -171,9 +170,6 @@ class Degrader:
             sample_rate: of the speech, the noises and the responses, in Hz.
             noises: noise clips, for the step `noise`. Silent crops are passed over.
             rirs: room impulse responses (N,) float32 with their delay, for the step `reverb`.
-
-        Raises:
-            ValueError: audio that is not (T,) and finite, or noises or responses that are missing or unusable.
         """
         audio = np.array(clean, dtype=np.float32)
         if audio.ndim != 1 or len(audio) == 0 or not np.isfinite(audio).all():

@@ -79,10 +79,9 @@ def clip(speech: np.ndarray, drive: float, soft: bool) -> np.ndarray:
 
 
 def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -> np.ndarray:
-    """Limit the band without a delay.
+    """Limit the band without a delay to a cutoff below sample_rate / 2.
 
     Args:
-        cutoff_hz: 0 < cutoff_hz < sample_rate / 2.
         how: `filter`, the magnitude of a Butterworth filter of order 8 at zero phase; or `resample`, down to
             2 * cutoff_hz and back.
     """
@@ -99,7 +98,7 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
 
 
 def sample_packet_losses(packets: int, rate: float, burst_packets: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw which packets of a line get lost, (packets,) bool, by a two-state Markov chain.
+    """Sample which packets of a line get lost, (packets,) bool, by a two-state Markov chain.
 
     Args:
         rate: share of packets lost in the long run, 0 <= rate < 1.
@@ -118,11 +117,7 @@ def sample_packet_losses(packets: int, rate: float, burst_packets: float, rng: n
 
 
 def drop_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: Fill) -> np.ndarray:
-    """Replace packets of 20 ms where `lost` (ceil(T / packet),) is true.
-
-    Args:
-        fill: `zero`, or `repeat` for the last packet that arrived (zeros before the first).
-    """
+    """Replace packets of 20 ms where `lost` (ceil(T / packet),) is true, by zeros or the last packet that arrived."""
     size = packet_samples(sample_rate)
     packets = match_length(speech, len(lost) * size).reshape(len(lost), size)
     if fill == "zero":

@@ -19,7 +19,7 @@ SYNTHETIC_RIRS = 32
 TRAINING_SHARE = 0.8  # of every noise file, from its beginning; validation takes the rest
 _SOUND_SPEED = 343.0  # m/s, air at 20 degrees Celsius
 _WALL_METRES = 0.5  # least distance of source and microphone from a wall
-_LEAST_METRES = 0.3  # between source and microphone: nearer than a headset the direct sound hides the room
+_MIN_METRES = 0.3  # between source and microphone: nearer than a headset the direct sound hides the room
 _IMAGES = 3  # image rooms per direction and axis
 _MIXING_SECONDS = 0.03  # from here on reflections are dense enough to be drawn as noise
 _TAPS = 16  # of the windowed sinc on each side of a reflection
@@ -75,7 +75,10 @@ def synthesize_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndar
 def _shoebox(sample_rate: int, rng: np.random.Generator) -> np.ndarray:
     room = rng.uniform([2.0, 2.0, 2.0], [10.0, 10.0, 5.0])
     rt60 = rng.uniform(0.2, 0.5)
-    source, microphone = _places(room, rng)
+    while True:
+        source, microphone = rng.uniform(_WALL_METRES, room - _WALL_METRES, (2, 3))
+        if np.linalg.norm(source - microphone) >= _MIN_METRES:
+            break
     metres, reflections = _images(room, source, microphone)
     arrivals = metres / _SOUND_SPEED
     mixing = arrivals.min() + _MIXING_SECONDS
@@ -88,13 +91,6 @@ def _shoebox(sample_rate: int, rng: np.random.Generator) -> np.ndarray:
         scipy.signal.butter(2, _HIGHPASS_HZ, "highpass", fs=sample_rate, output="sos"), response
     )
     return (response / np.abs(response).max()).astype(np.float32)
-
-
-def _places(room: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    while True:
-        source, microphone = rng.uniform(_WALL_METRES, room - _WALL_METRES, (2, 3))
-        if np.linalg.norm(source - microphone) >= _LEAST_METRES:
-            return source, microphone
 
 
 def _images(room: np.ndarray, source: np.ndarray, microphone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -159,10 +155,7 @@ class SyntheticNoise(MemoryCorpus):
 
 
 def load_noises(folder: Path | None, cache: Path, sample_rate: int, training: bool) -> Corpus:
-    """Load noise for training or for validation, which share no sample; made in code when there is no folder.
-
-    The cache of the folder must have been built.
-    """
+    """Load noise for training or for validation, which share no sample, from a folder's cache or made in code."""
     if folder is None:
         return SyntheticNoise(SYNTHETIC_NOISES, sample_rate, seed=int(not training))
     full = CorpusCache(cache_dir(cache, folder, sample_rate))

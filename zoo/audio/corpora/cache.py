@@ -57,8 +57,8 @@ class CorpusCache:
             raise FileNotFoundError(f"{self.folder}: no corpus cache here (meta.json is missing); build it first")
         meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         if meta.get("version") != VERSION:
-            found = meta.get("version")
-            raise ValueError(f"{self.folder}: expected cache version {VERSION}, found {found}; build it anew")
+            version = meta.get("version")
+            raise ValueError(f"{self.folder}: expected cache version {VERSION}, found {version}; build it anew")
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
         self.unreadable: dict[str, str] = meta["unreadable"]
@@ -72,9 +72,7 @@ class CorpusCache:
         weakref.finalize(self, os.close, self._audio).atexit = False
         expected = int(self.offsets[-1] + self.lengths[-1]) if len(self.lengths) == meta["files"] else -1
         if os.fstat(self._audio).st_size // 2 != expected:
-            raise ValueError(
-                f"{self.folder}: damaged, audio.i16 has not the {expected} samples of its index; delete it"
-            )
+            raise ValueError(f"{self.folder}: damaged, audio.i16 lacks samples of its index; delete the folder")
 
     def __reduce__(self) -> tuple[type[CorpusCache], tuple[Path]]:
         return CorpusCache, (self.folder,)
@@ -90,10 +88,8 @@ class CorpusCache:
 
     def read(self, index: int, start: int = 0, samples: int = -1) -> np.ndarray:
         """Read a file of the corpus, or a part of it cut like a slice, (T,) float32 in [-1, 1), a copy."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.folder}: file {index} of a corpus of {len(self)}")
         length = int(self.lengths[index])
-        if not 0 <= start < length or samples < -1:
+        if index < 0 or not 0 <= start < length or samples < -1:
             raise ValueError(f"{self.names[index]}: cannot read {samples} samples from {start} on, it has {length}")
         count = length - start if samples == -1 else min(samples, length - start)
         content = _read_at(self._audio, 2 * count, 2 * (int(self.offsets[index]) + start))
@@ -114,7 +110,6 @@ def build_cache(
     files: Sequence[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
     sample_rate: int,
-    progress: bool = True,
     max_bad_share: float = 0.1,
     channels: Channels = "mono",
     root: str | os.PathLike[str] | None = None,
@@ -152,7 +147,7 @@ def build_cache(
             return cache
         partial.mkdir(exist_ok=True)
         try:
-            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share, progress)
+            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share)
             _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -199,7 +194,6 @@ def _decode_files(
     sample_rate: int,
     channels: Channels,
     max_bad_share: float,
-    progress: bool,
 ) -> list[Row]:
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
     audio, journal = partial / "audio.i16", Journal(partial / JOURNAL_NAME)
@@ -214,7 +208,7 @@ def _decode_files(
     with audio.open("r+b") as handle:
         handle.truncate(2 * samples)
         handle.seek(0, os.SEEK_END)
-        for path in track(paths[len(rows) :], description="corpus cache", disable=not progress):
+        for path in track(paths[len(rows) :], description="corpus cache"):
             try:
                 decoded = read_channels(path, sample_rate, channels)
                 content, peak, exponent = to_int16(decoded.reshape(-1))

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -117,31 +117,31 @@ def _warn_of_missing(root: Path, missing: list[str]) -> None:
 
 
 def _read_libritts(root: Path, with_text: bool) -> list[Utterance]:
-    utterances = []
-    texts: dict[Path, dict[str, str]] = {}
-    for folder in (root / split for split in LIBRITTS_SPLITS if (root / split).is_dir()):
-        for path in files.find_audio_files(folder):
-            if len(path.relative_to(folder).parts) < 3:  # not below <split>/<speaker>/<chapter>
-                continue
-            speaker, chapter = path.relative_to(folder).parts[:2]
-            lines = folder / speaker / chapter / f"{speaker}_{chapter}.trans.tsv"
-            if lines not in texts:
-                texts[lines] = read_texts(lines, "\t") if with_text and lines.is_file() else {}
-            name = _safe(f"{speaker}/{chapter}/{path.stem}")
-            utterances.append(Utterance(path, speaker, texts[lines].get(path.stem, ""), name, "en"))
+    chapters = [folder for split in LIBRITTS_SPLITS for folder in (root / split).glob("*/*") if folder.is_dir()]
+    utterances: list[Utterance] = []
+    for folder in chapters:
+        speaker, chapter = folder.parts[-2:]
+        lines = folder / f"{speaker}_{chapter}.trans.tsv"
+        utterances += _read_folder(folder, lines if with_text else None, "\t", speaker, chapter, "en")
     return utterances
 
 
 def _read_jvs(root: Path, with_text: bool) -> list[Utterance]:
-    utterances = []
+    utterances: list[Utterance] = []
     for folder in root.glob(_JVS_FOLDERS):
-        lines = folder.with_name("transcripts_utf8.txt")
-        texts = read_texts(lines, ":") if with_text and lines.is_file() else {}
         speaker, subset = folder.parts[-3:-1]
-        for path in files.find_audio_files(folder):
-            name = _safe(f"{speaker}/{subset}/{path.stem}")
-            utterances.append(Utterance(path, speaker, texts.get(path.stem, ""), name, "ja"))
+        lines = folder.with_name("transcripts_utf8.txt") if with_text else None
+        utterances += _read_folder(folder, lines, ":", speaker, subset, "ja")
     return utterances
+
+
+def _read_folder(
+    folder: Path, lines: Path | None, separator: str, speaker: str, group: str, language: str
+) -> Iterator[Utterance]:
+    texts = read_texts(lines, separator) if lines is not None and lines.is_file() else {}
+    for path in files.find_audio_files(folder):
+        name = _safe(f"{speaker}/{group}/{path.stem}")
+        yield Utterance(path, speaker, texts.get(path.stem, ""), name, language)
 
 
 def _read_fleurs(root: Path, with_text: bool) -> list[Utterance]:

@@ -29,7 +29,6 @@ def prepare(
     cache: Path = Path(CACHES),
     sample_rate: int = 22050,
     strict: bool = False,
-    progress: bool = True,
 ) -> dict[str, Any]:
     """Unpack a corpus if need be, check its files, and write `manifest.jsonl`.
 
@@ -44,14 +43,10 @@ def prepare(
         output: folder that archives are unpacked into, and of what is written; the corpus folder when None.
         cache: folder of all corpus caches.
         sample_rate: of LJSpeech's cache in Hz.
-        strict: raise for damaged files instead of leaving them out with a warning.
+        strict: raise a ValueError for damaged files instead of leaving them out with a warning.
 
     Returns:
         Facts: corpus (its folder), utterances, speakers, languages, hours, without_text, bad.
-
-    Raises:
-        FileNotFoundError: a source is missing or has not the layout.
-        ValueError: archives without `output`, several folders, a cut archive, or no valid audio.
     """
     source = _extract_sources(sources, output)
     root = find_corpus_root(source, kind) or source
@@ -59,10 +54,10 @@ def prepare(
         for archive in sorted(root.glob("data/*/audio/*.tar.gz")):
             extract_archive(archive, archive.with_name(archive.name.removesuffix(".tar.gz")))
     utterances = list_utterances(root, kind)
-    rows = _check_files(utterances, root, strict, progress)
+    rows = _check_files(utterances, root, strict)
     output = source if output is None else output
     if kind == "ljspeech":
-        rows = _build_cache_and_lists(rows, root, output, cache_dir(cache, root, sample_rate), sample_rate, progress)
+        rows = _build_cache_and_lists(rows, root, output, cache_dir(cache, root, sample_rate), sample_rate)
     _write_lines(output / MANIFEST_NAME, (json.dumps(row, ensure_ascii=False) for row in rows))
     return {
         "corpus": str(root),
@@ -76,10 +71,10 @@ def prepare(
 
 
 def _build_cache_and_lists(
-    rows: list[dict[str, Any]], root: Path, output: Path, folder: Path, sample_rate: int, progress: bool
+    rows: list[dict[str, Any]], root: Path, output: Path, folder: Path, sample_rate: int
 ) -> list[dict[str, Any]]:
     """Build the cache and write the lists of a corpus; returns the rows that can be decoded."""
-    cache = build_cache(files.find_audio_files(root), folder, sample_rate, progress, root=root)
+    cache = build_cache(files.find_audio_files(root), folder, sample_rate, root=root)
     rows = [row for row in rows if row["path"] not in cache.unreadable]
     for name, part in zip(("train", "val"), split_rows([row for row in rows if row["text"]]), strict=True):
         _write_lines(output / f"{name}.txt", (f"{row['id']}|{row['text']}" for row in part))
@@ -106,11 +101,11 @@ def _extract_sources(sources: Sequence[Path], output: Path | None) -> Path:
     return output
 
 
-def _check_files(utterances: Sequence[Utterance], root: Path, strict: bool, progress: bool) -> list[dict[str, Any]]:
+def _check_files(utterances: Sequence[Utterance], root: Path, strict: bool) -> list[dict[str, Any]]:
     """Make the rows of the manifest; damaged files are left out with a warning, or raise a ValueError."""
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
-    for utterance in track(utterances, description="checking", disable=not progress):
+    for utterance in track(utterances, description="checking"):
         try:
             info = files.info(utterance.path)
         except files.AudioFileError as error:

@@ -92,6 +92,7 @@ class _Plan:
         self.f0[:] = base * 2 ** ((accents + declination + jitter) / 12)
 
 
+@dataclass(frozen=True)
 class SyntheticSpeech:
     """Utterances that exercise speech models without any file: equal arguments give equal samples.
 
@@ -101,28 +102,19 @@ class SyntheticSpeech:
         seconds: shortest and longest utterance.
     """
 
-    def __init__(
-        self,
-        sample_rate: int = 22050,
-        speakers: int = 4,
-        seed: int = 0,
-        seconds: tuple[float, float] = (1.5, 4.0),
-    ) -> None:
-        check_at_least(8000, sample_rate=sample_rate)
-        check_at_least(1, speakers=speakers)
-        check_within(0.1, seconds[1], shortest_seconds=seconds[0])
-        self.sample_rate = sample_rate
-        self.speakers = speakers
-        self.seed = seed
-        self.seconds = seconds[0], seconds[1]
+    sample_rate: int = 22050
+    speakers: int = 4
+    seed: int = 0
+    seconds: tuple[float, float] = (1.5, 4.0)
 
-    def speaker(self, index: int) -> int:
-        """Number of the voice of an utterance."""
-        return index % self.speakers
+    def __post_init__(self) -> None:
+        check_at_least(8000, sample_rate=self.sample_rate)
+        check_at_least(1, speakers=self.speakers)
+        check_within(0.1, self.seconds[1], shortest_seconds=self.seconds[0])
 
     def utterance(self, index: int) -> np.ndarray:
         """Render one utterance: (T,) float32 with a peak between 0.4 and 0.9; the last 64 of a process are kept."""
-        return _rendered(self.sample_rate, self.speakers, self.seed, self.seconds, index).copy()
+        return _render(self, index).copy()
 
     def _render(self, index: int) -> np.ndarray:
         rng, plan = self._plan(index)
@@ -145,8 +137,9 @@ class SyntheticSpeech:
         return np.where(plan.voicing > 0.1, plan.f0, 0.0)[:: round(0.01 / _FRAME_SECONDS)].astype(np.float32)
 
     def _voice(self, index: int) -> _Speaker:
-        rng = np.random.default_rng([self.seed, 1, self.speaker(index)])
-        height = (self.speaker(index) / self.speakers + rng.uniform(0, 0.5 / self.speakers)) % 1
+        number = index % self.speakers
+        rng = np.random.default_rng([self.seed, 1, number])
+        height = (number / self.speakers + rng.uniform(0, 0.5 / self.speakers)) % 1
         return _Speaker(90 * 2.5**height, 1 + 0.2 * height, rng.uniform(0.02, 0.08), rng.uniform(0.85, 1.15))
 
     def _plan(self, index: int) -> tuple[np.random.Generator, _Plan]:
@@ -208,8 +201,8 @@ class SyntheticSpeech:
 
 
 @functools.lru_cache(maxsize=64)
-def _rendered(sample_rate: int, speakers: int, seed: int, seconds: tuple[float, float], index: int) -> np.ndarray:
-    return SyntheticSpeech(sample_rate, speakers, seed, seconds)._render(index)
+def _render(speech: SyntheticSpeech, index: int) -> np.ndarray:
+    return speech._render(index)
 
 
 class EmbeddedCorpus(MemoryCorpus):
@@ -239,8 +232,8 @@ def write_synthetic_corpus(
     corpus = SyntheticSpeech(sample_rate, speakers, seed, seconds)
     paths, lines, folder = [], [], Path(folder)
     for index in range(utterances):
-        name = f"SP{corpus.speaker(index) + 1:03d}-{index + 1:04d}"
-        text = f"Utterance {index + 1} of speaker {corpus.speaker(index) + 1}."
+        name = f"SP{index % speakers + 1:03d}-{index + 1:04d}"
+        text = f"Utterance {index + 1} of speaker {index % speakers + 1}."
         paths.append(folder / "wavs" / f"{name}.wav")
         lines.append(f"{name}|{text}|{text}\n")
         files.write(paths[-1], corpus.utterance(index), sample_rate)

@@ -56,7 +56,7 @@ class DNSMOS(MetricModel):
 
 
 def cut_windows(audio: np.ndarray, sample_rate: int) -> list[np.ndarray]:
-    """Windows (144160,) at starts a second apart, as many as the published script takes."""
+    """Cut windows (144160,) at starts a second apart, as many as the published script takes."""
     size = int(_WINDOW_SECONDS * sample_rate)
     while len(audio) < size:
         audio = np.concatenate([audio, audio])

@@ -21,7 +21,7 @@ from zoo.audio.evaluation.asr import ASR
 from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 from zoo.audio.evaluation.models import MetricModel, MOSPredictor
-from zoo.audio.evaluation.similarity import SpeakerSimilarity, SSLDistance
+from zoo.audio.evaluation.similarity import SpeakerSimilarity
 from zoo.audio.evaluation.summary import MetricColumn, failure_lines, plot_boxes, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
@@ -51,7 +51,6 @@ class EvaluationModels:
         speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
         dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
         mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
-        ssl_model: hub id or folder of a transformers speech encoder, for the distance to the degraded files.
         device: torch device of the transformers models.
     """
 
@@ -60,7 +59,6 @@ class EvaluationModels:
     speaker_model: str | None = None
     dnsmos: Path | None = None
     mos_model: Path | None = None
-    ssl_model: str | None = None
     device: str = "cpu"
 
     def build(self) -> tuple[MetricModel, ...]:
@@ -72,8 +70,6 @@ class EvaluationModels:
             models.append(DNSMOS(self.dnsmos))
         if self.mos_model:
             models.append(MOSPredictor(self.mos_model))
-        if self.ssl_model:
-            models.append(SSLDistance(self.ssl_model, device=self.device))
         if self.asr_model:
             models.append(ASR(self.asr_model, self.asr_language, self.device))
         return tuple(models)
@@ -114,7 +110,6 @@ class EvaluationItem(NamedTuple):
     system: str
     clean: Path | None
     restored: Path | None
-    degraded: Path | None
     text: str | None
     key: str
 
@@ -141,7 +136,6 @@ def evaluate(
     settings: Settings | None = None,
     texts: Mapping[str, str] | None = None,
     workers: int = 0,
-    progress: bool = True,
 ) -> Evaluation:
     """Measure restored (and degraded) files against clean ones and write tables and plots.
 
@@ -153,21 +147,14 @@ def evaluate(
         restored: folders by the names of their systems.
         settings: what to measure; all available metrics when None.
         texts: reference texts by relative path without suffix, or by name alone where it is unique; for models.
-
-    Raises:
-        FileNotFoundError: a folder is missing.
-        ValueError: a folder has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
-        ImportError: a metric's or model's package is missing.
     """
     settings = settings or Settings(available_metrics())
     check_names(settings.metrics)
     if not restored or {CLEAN, DEGRADED} & restored.keys():
         raise ValueError(f"restored: expected named folders, none called {CLEAN} or {DEGRADED}, got {list(restored)}")
-    if degraded is None and any(model.reference == DEGRADED for model in settings.models):
-        raise ValueError("--models.ssl_model compares with what was restored: name that folder with --degraded")
     systems = {**({DEGRADED: degraded} if degraded is not None else {}), **restored}
     items, unpaired = _list_items(clean, systems, settings, texts or {})
-    rows = _measure_missing(items, output, settings, workers, progress)
+    rows = _measure_missing(items, output, settings, workers)
     names = [*([CLEAN] if settings.models else []), *systems]
     done = [row for row in rows if row["status"] == "done"]
     summary = summarize(done, names, list(settings.columns), DEGRADED if degraded else None)
@@ -198,16 +185,14 @@ def _write_report(output: Path, evaluation: Evaluation, settings: Settings, box_
     write_report(output, content, indent=2)
 
 
-def _measure_missing(
-    items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int, progress: bool
-) -> list[Row]:
+def _measure_missing(items: Sequence[EvaluationItem], output: Path, settings: Settings, workers: int) -> list[Row]:
     """Compute the rows that the journal lacks; returns all of them."""
     journal = Journal(output / JOURNAL_NAME)
     done = journal.open({item.key for item in items})
     missing = [item for item in items if item.key not in done]
     log.info("%d of %d rows are computed already", len(done), len(items))
     rows = map_in_processes(partial(measure, settings=settings), missing, workers)
-    for row in track(rows, "evaluate", len(missing), disable=not progress):
+    for row in track(rows, "evaluate", len(missing)):
         journal.add(row)
     return journal.close(item.key for item in items)
 
@@ -258,13 +243,11 @@ def _list_items(
         raise ValueError(f"no file has a clean counterpart of its relative path below {clean}: {examples}, ...")
     if settings.models:  # the ceiling of what needs no reference
         folders = {CLEAN: {name: originals[name] for name in paired}, **folders}
-    needs_degraded = any(model.reference == DEGRADED for model in settings.models)
     items, unique = [], unique_stems(originals)
     for system, paths_by_name in folders.items():
         for name in paired if system == CLEAN else names:
             text = texts.get(name, texts.get(Path(name).name) if Path(name).name in unique else None)
-            degraded = folders[DEGRADED].get(name) if needs_degraded else None
-            paths = originals.get(name), paths_by_name.get(name), degraded
+            paths = originals.get(name), paths_by_name.get(name)
             stats = [path.stat() for path in paths if path is not None]
             facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
             key = hashlib.sha256(repr((zoo.__version__, name, system, facts, text, settings)).encode()).hexdigest()
@@ -305,10 +288,7 @@ def _compute_values(item: EvaluationItem, settings: Settings) -> Row:
             )
         row |= compute_metrics(pair, settings.metrics, settings.sample_rate, settings.match_level)
     for model in settings.models:
-        reference = None
-        if item.system != model.reference:
-            path = item.clean if model.reference == CLEAN else item.degraded
-            reference = None if path is None else resample_array(*_read_mono(path), model.sample_rate)
+        reference = None if item.system == CLEAN else resample_array(clean, clean_rate, model.sample_rate)
         row |= model(resample_array(restored, rate, model.sample_rate), reference, item.text)
     return row
 

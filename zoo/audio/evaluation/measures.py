@@ -33,7 +33,7 @@ class Metric:
     """Compares a signal with the clean one.
 
     Attributes:
-        measures: what it gives, in the order of `compute`.
+        measures: columns, in the order of `compute`.
         sample_rate: at which it is taken, in Hz; None is the evaluation's.
         compute: maps restored (T,), clean (T,) float32 and their rate to values; NaN is undefined.
         package: of the extra `metrics` that it needs, "" for none.
@@ -78,16 +78,11 @@ class AudioPair:
 def compute_metrics(
     pair: AudioPair, names: Sequence[str], sample_rate: int, match_level: bool = False
 ) -> dict[str, float]:
-    """Take measures of a pair.
+    """Take measures of a pair; NaN where undefined, such as of silent or too short clips.
 
     Args:
         sample_rate: in Hz, of the metrics without a rate of their own.
         match_level: bring the signal to the RMS level of the clean one for the metrics that follow the level.
-
-    Returns:
-        Values by the names of the measures; NaN where undefined: all where the clean signal is silent; SI-SDR, PESQ and
-        STOI where the other is; PESQ and STOI of clips too short or without speech; the pitch error without common
-        voiced frames.
     """
     gain = 10 ** (-pair.level_db / 20) if match_level and math.isfinite(pair.level_db) else 1.0
     values: dict[str, float] = {}

@@ -21,9 +21,8 @@ MCD_SCALE = 10 / math.log(10) * math.sqrt(2)  # dB
 
 def _check_shapes(prediction: Tensor, target: Tensor) -> None:
     if prediction.shape != target.shape or prediction.dim() not in (1, 2):
-        raise ValueError(
-            f"expected two signals (T,) or (B, T) of equal shape, got {tuple(prediction.shape)}, {tuple(target.shape)}"
-        )
+        shapes = f"{tuple(prediction.shape)}, {tuple(target.shape)}"
+        raise ValueError(f"expected two signals (T,) or (B, T) of equal shape, got {shapes}")
 
 
 def _log_power_difference(prediction: Tensor, target: Tensor) -> Tensor:

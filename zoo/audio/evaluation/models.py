@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,13 +20,12 @@ _MAX_SECONDS = 30.0  # longer audio is scored in equal segments: attention is qu
 
 @dataclass(frozen=True)
 class MetricModel(ABC):
-    """Scores recordings at a sample rate in Hz, against their clean or degraded counterparts.
+    """Scores recordings at a sample rate in Hz.
 
     Fields are plain values; models are loaded by `load` and stay out of pickles.
     """
 
     sample_rate: ClassVar[int] = 16000
-    reference: ClassVar[Literal["clean", "degraded"]] = "clean"
     measures: ClassVar[tuple[MetricColumn, ...]]
 
     @cached_property
@@ -44,7 +43,7 @@ class MetricModel(ABC):
 
         Args:
             restored: audio (T,) float32 at `sample_rate`.
-            reference: its counterpart (T',) float32, or None where there is none.
+            reference: its clean counterpart (T',) float32, or None where there is none.
             text: what is said, or None where that is unknown.
 
         Returns:

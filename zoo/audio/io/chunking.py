@@ -85,10 +85,8 @@ class Chunker:
             Pieces (C, ..., m); together (C, ..., units(samples) * scale).
         """
         spans = self.spans(samples, shift)
-        results = self._compute_batches(blocks, spans, samples, compute)
-        yield from self._join_chunks(
-            (span, span == spans[-1], chunk) for span, chunk in zip(spans, results, strict=True)
-        )
+        chunks = zip(spans, self._compute_batches(blocks, spans, samples, compute), strict=True)
+        yield from self._join_chunks((span, span == spans[-1], chunk) for span, chunk in chunks)
 
     def process_stream(
         self, blocks: Iterable[np.ndarray], compute: Callable[[np.ndarray], np.ndarray]
@@ -144,21 +142,15 @@ class Chunker:
         for _, group in groupby(windows, key=lambda item: item[0][1] - item[0][0]):
             while some := list(islice(group, self.batch)):
                 rows = np.concatenate([window for _, window in some])
-                ends = [
-                    (start * self.unit_samples, min(stop * self.unit_samples, samples)) for (start, stop), _ in some
-                ]
-                valid = [end - start for (start, end), (_, window) in zip(ends, some, strict=True) for _ in window]
+                unit = self.unit_samples
+                valid = [min(stop * unit, samples) - start * unit for (start, stop), window in some for _ in window]
                 batches = range(0, len(rows), self.batch)
                 result = np.concatenate([compute(rows[i : i + self.batch], valid[i : i + self.batch]) for i in batches])
                 yield from result.reshape(len(some), -1, *result.shape[1:])
 
 
 def split_windows(blocks: Iterable[np.ndarray], spans: Sequence[Span], unit_samples: int = 1) -> Iterator[np.ndarray]:
-    """Cut a stream of pieces (..., n) into overlapping windows, which are zero beyond its end.
-
-    Args:
-        spans: (start, stop) of the windows in units; neither decreases.
-    """
+    """Cut a stream of pieces (..., n) into windows of rising (start, stop) in units, zero beyond its end."""
     source = iter(blocks)
     buffer = next(source, None)
     if buffer is None:

@@ -43,9 +43,7 @@ def _resampler(source_rate: int, target_rate: int, device: torch.device) -> nn.M
 
 
 def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:
-    """Resample (..., T) on the tensor's device, differentiably; in float32 also under autocast, of the same dtype.
-
-    The filter is built once per pair of rates and device.
+    """Resample (..., T) on its device, differentiably; in float32 also under autocast, of the same dtype.
 
     Source: J. O. Smith, "Digital Audio Resampling", windowed-sinc interpolation.
     """

@@ -101,6 +101,8 @@ def push(
 
 def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluations: Sequence[Path]) -> str:
     """Write the folder for a push; arguments and errors as those of `push`. Returns the title of the commit."""
+    from huggingface_hub import ModelCard
+
     description, _, _ = read_components(path)
     model, step = load(path), description.get("step")
     source, usage = description.get("source") or path.name, model.usage.replace("PATH_OF_THIS_FOLDER", str(name))
@@ -113,48 +115,26 @@ def write_package(folder: Path, path: Path, name: HubName, licence: str, evaluat
     if config:
         (folder / "training.yaml").write_text(dump_yaml(config), encoding="utf-8")
     results = [("this run", _format_metrics(run, step)), *map(_format_evaluation, evaluations)]
-    sections = {
-        "Training": f"Recipe `{recipe}`, all settings: `training.yaml`." if recipe else "",
-        "Results": "\n\n".join(f"Of {source}:\n\n{table}" for source, table in results if table),
-        "Samples": copy_samples(run, folder, f"{endpoint()}/{name.repo}/resolve/{name.revision or 'main'}"),
-    }
-    system = package_of(type(model)).rpartition(".")[2]
-    extend_card(folder / "README.md", system, licence, config, description.get("frozen", {}), sections)
-    return f"{recipe or system}{f', {step} steps' if step else ''}"
-
-
-def extend_card(
-    path: Path,
-    system: str,
-    licence: str,
-    config: Mapping[str, Any],
-    records: Mapping[str, Any],
-    sections: Mapping[str, str],
-) -> None:
-    """Add metadata, sections, licences and the paper to the card of an export.
-
-    Args:
-        path: of the card.
-        licence: of the weights.
-        config: of the run, empty when there is none.
-        records: of its frozen modules.
-        sections: markdown by title.
-    """
-    from huggingface_hub import ModelCard
-
-    initial = config.get("init_from") or []
+    records, initial = description.get("frozen", {}), config.get("init_from") or []
     models = [record["source"] for record in records.values() if record["source"] and not record["folder"]]
     models += [each for each in ([initial] if isinstance(initial, str) else initial) if each.startswith("hf://")]
     data = [str(value) for key, value in run_info.flatten_config(config).items() if key.startswith("data.")]
     terms = [each for pattern, each in LICENCES.items() if re.search(pattern, "\n".join([*data, *models]).lower())]
+    system = package_of(type(model)).rpartition(".")[2]
     task, paper = SYSTEMS.get(system, (None, ""))
-    card = ModelCard.load(path)
+    sections = {
+        "Training": f"Recipe `{recipe}`, all settings: `training.yaml`." if recipe else "",
+        "Results": "\n\n".join(f"Of {title}:\n\n{table}" for title, table in results if table),
+        "Samples": copy_samples(run, folder, f"{endpoint()}/{name.repo}/resolve/{name.revision or 'main'}"),
+        "Licences": "\n".join(f"- {each}" for each in (f"Weights: {licence}", *terms)),
+        "Paper": paper,
+    }
+    card = ModelCard.load(folder / "README.md")
     card.data.license, card.data.pipeline_tag = licence, task
     card.data.base_model = [each.removeprefix("hf://").partition("@")[0] for each in dict.fromkeys(models)] or None
-    licences = "\n".join(f"- {each}" for each in (f"Weights: {licence}", *terms))
-    for title, text in {**sections, "Licences": licences, "Paper": paper}.items():
-        card.text += f"\n## {title}\n\n{text}\n" if text else ""
-    card.save(path)
+    card.text += "".join(f"\n## {title}\n\n{text}\n" for title, text in sections.items() if text)
+    card.save(folder / "README.md")
+    return f"{recipe or system}{f', {step} steps' if step else ''}"
 
 
 def _format_metrics(run: Path, step: int | None) -> str:

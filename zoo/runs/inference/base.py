@@ -39,10 +39,9 @@ def _format_value(value: Any) -> Any:
 
 
 class Inference(ABC):
-    """A system ready to use on arrays and files.
+    """A system ready to use on arrays and files, without state between calls.
 
     A subclass takes its modules (nets, front ends) as constructor arguments and keeps each under the argument's name.
-    It holds no state between calls, so one object serves many files.
 
     Attributes:
         input_suffixes: of the files that it reads, lower case with the dot.
@@ -88,11 +87,7 @@ class Inference(ABC):
     def answer_batch(
         self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
     ) -> list[list[Output] | Exception]:
-        """Compute several forms, values and folder each, one by one unless a system batches them.
-
-        Returns:
-            The results of each, equal to those of `answer` but for rounding, or the error of its input.
-        """
+        """Compute several forms, values and folder each: the results of `answer`, or the error of a form's input."""
         return [attempt(self.answer, values, folder, progress) for values, folder in requests]
 
     def dry_run(self) -> str:

@@ -112,19 +112,15 @@ def _annotate(field: InputField) -> tuple[Any, dict[str, Any]]:
 
     low, high = field.bounds
     choice: Any = cast(Any, Literal)[field.allowed] if field.allowed else str
-    match field.kind:
-        case "audio" | "file":
-            return Annotated[Path, AfterValidator(lambda path: _check_suffix(path, field.allowed))], {}
-        case "text":
-            return str, {"max_length": int(high or MAX_TEXT), "pattern": r"\S" if field.required else None}
-        case "choice":
-            return choice, {}
-        case "choices":
-            return tuple[choice, ...], {"min_length": int(low or 0), "max_length": int(high or len(field.allowed))}
-        case "bool":
-            return bool, {}
-        case _:
-            return int if field.kind == "int" else float, {"ge": low, "le": high}
+    if field.kind in FILE_FIELDS:
+        return Annotated[Path, AfterValidator(lambda path: _check_suffix(path, field.allowed))], {}
+    if field.kind == "text":
+        return str, {"max_length": int(high or MAX_TEXT), "pattern": r"\S" if field.required else None}
+    if field.kind == "choices":
+        return tuple[choice, ...], {"min_length": int(low or 0), "max_length": int(high or len(field.allowed))}
+    if field.kind in ("int", "float"):
+        return int if field.kind == "int" else float, {"ge": low, "le": high}
+    return bool if field.kind == "bool" else choice, {}
 
 
 def _check_suffix(path: Path, suffixes: Sequence[str]) -> Path:
@@ -134,10 +130,7 @@ def _check_suffix(path: Path, suffixes: Sequence[str]) -> Path:
 
 
 def read_form(fields: Sequence[InputField], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the values of a form by `form_model`.
-
-    Args:
-        values: by the fields' names.
+    """Validate the values of a form, by the fields' names.
 
     Returns:
         A value for each field: int, float, bool, str, `Path` of a file, a tuple of several choices, or None.
