@@ -33,6 +33,7 @@ WITHOUT_IMPORT = {
     "pytest-timeout": "`timeout` of pytest's settings",
     "pytest-xdist": "`pytest -n 2`",
     "ruff": "a linter",
+    "tensorboard": "Lightning's TensorBoardLogger imports it",
     "types-pyyaml": "mypy reads it",
 }
 # Distribution that is imported and not declared -> the declared one whose interface it belongs to.

@@ -38,13 +38,6 @@ def count_calls(monkeypatch, fail_at=None, error=KeyboardInterrupt):
     return lambda: count
 
 
-def test_folder_is_replaced(tmp_path):
-    for text in ("old", "new"):
-        write(tmp_path / "folder", text)
-        assert (tmp_path / "folder/file").read_text() == text
-        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
 @pytest.mark.parametrize("step", range(1, 9))
 def test_interrupt_at_any_step_leaves_old_or_new(step, tmp_path, monkeypatch):
     path = tmp_path / "folder"
@@ -73,14 +66,6 @@ def test_killed_swap_gives_the_old_folder_back(recover, tmp_path):
     recover(path)
     assert (path / "file").read_text() in ("old", "newer")
     assert [each.name for each in tmp_path.iterdir()] == ["folder[1]"]
-
-
-def test_killed_removal_of_the_old_folder_is_completed(tmp_path):
-    path = tmp_path / "folder"
-    write(path, "old")
-    shutil.copytree(path, replaced_path(path))
-    delete_temporary_files(tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
 def test_file_system_without_sync_of_folders_does_not_fail_a_write(tmp_path, monkeypatch):

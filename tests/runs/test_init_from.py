@@ -5,6 +5,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from torch import nn
 from toy_wing.backbone import Scale, Scaled
 from toy_wing.nets import Gain
@@ -136,3 +137,14 @@ def test_folders_of_no_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="neither a run, nor an export"):
         init_from(task, tmp_path / "empty")
+
+
+def test_export_of_an_older_format_gives_its_weights(tmp_path: Path) -> None:
+    source, task = Task(), Task()
+    config = {"zoo": "0.2.0", "inference": "zoo.old.Name", "parts": {"net": {}}, "frozen": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    assert init_from(task, tmp_path) == {"net": {"matched": 2}, "head": {"matched": 2}}
+    assert torch.equal(task.net.weight, source.net.weight)
+    with pytest.raises(ValueError, match="--init_from"):
+        load(tmp_path)

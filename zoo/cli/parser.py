@@ -91,11 +91,7 @@ def use_public_names(config: Any) -> None:
 def explain_build(error: Exception) -> Exception:
     """Turn what went wrong while a config's objects were built into one line that names the class.
 
-    Args:
-        error: what was raised; jsonargparse wraps what a constructor says in pages about types.
-
-    Returns:
-        What to raise: the constructor's own error for a missing file or package, a ConfigError otherwise.
+    A missing file or package keeps its error. (jsonargparse wraps what a constructor says in pages about types.)
     """
     cause = error.__cause__ if isinstance(error, ValueError) and isinstance(error.__cause__, Exception) else error
     if isinstance(cause, OSError | ImportError):
@@ -108,13 +104,7 @@ def explain_build(error: Exception) -> Exception:
 
 
 class _Entry(NamedTuple):
-    """A key of a file or an option.
-
-    Args:
-        origin: "recipe.yaml: ", "" for an option.
-        key: as it is written there.
-        value: that it sets.
-    """
+    """A key with its value as a file or an option writes it; the origin is "recipe.yaml: ", or "" for an option."""
 
     origin: str
     key: str

@@ -118,7 +118,7 @@ class LrRangeTest(L.Callback):
         self._stepped = False
 
     def rate(self, step: int) -> float:
-        """Return the rate of a step of the first swept optimizer."""
+        """Return the rate of a step of the first optimizer."""
         return self.low * (self.high / self.low) ** (min(step, self.steps - 1) / (self.steps - 1))
 
     def ratios(self) -> dict[str, float]:

@@ -46,17 +46,6 @@ def test_noise_and_silence_are_unvoiced():
     assert not track_pitch(1e-4 * harmonics(120.0, [1.0]), RATE).voiced.any()
 
 
-def test_noise_lowers_periodicity_and_a_batch_equals_its_items():
-    clean = harmonics(150.0, [1, 0.5, 0.3])
-    noisy = clean + 0.15 * torch.randn(len(clean), generator=torch.Generator().manual_seed(0))
-    both = track_pitch(torch.stack([clean, noisy]), RATE)
-    assert both.periodicity[1, 5:-5].mean() < both.periodicity[0, 5:-5].mean() - 0.05
-    for index, x in enumerate((clean, noisy)):
-        single = track_pitch(x, RATE)
-        assert torch.equal(single.voiced, both.voiced[index])
-        assert torch.allclose(single.f0, both.f0[index], atol=1e-2)
-
-
 def test_follows_the_true_contour_of_synthetic_speech():
     corpus = SyntheticSpeech(RATE, speakers=4, seed=1, seconds=(1.5, 1.5))
     for index in range(4):

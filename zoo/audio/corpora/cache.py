@@ -57,8 +57,8 @@ class CorpusCache:
             raise FileNotFoundError(f"{self.folder}: no corpus cache here (meta.json is missing); build it first")
         meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
         if meta.get("version") != VERSION:
-            found = meta.get("version")
-            raise ValueError(f"{self.folder}: expected cache version {VERSION}, found {found}; build it anew")
+            version = meta.get("version")
+            raise ValueError(f"{self.folder}: expected cache version {VERSION}, found {version}; build it anew")
         self.key: str = meta["key"]
         self.sample_rate: int = meta["sample_rate"]
         self.unreadable: dict[str, str] = meta["unreadable"]

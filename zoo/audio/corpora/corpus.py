@@ -145,15 +145,10 @@ def read_file_list(path: Path) -> list[str]:
 
 
 def match_entries(entries: Sequence[str], names: Sequence[str], source: Path) -> list[int]:
-    """Find the clip that each entry of a list names.
+    """Find the clip that each entry of a list names, by number.
 
-    An entry is the path of a clip relative to the corpus' root, with or without its suffix. Where no clip has that
-    path, it may be the end of one (`LJ001-0001` of `wavs/LJ001-0001.wav`), if of one clip alone.
-
-    Args:
-        entries: paths, POSIX.
-        names: paths of the clips relative to the root, POSIX.
-        source: of the entries, for the message.
+    An entry is the path of a clip relative to the corpus' root, POSIX, with or without its suffix. Where no clip has
+    that path, it may be the end of one (`LJ001-0001` of `wavs/LJ001-0001.wav`), if of one clip alone.
 
     Raises:
         FileNotFoundError: no clip has the path of an entry.
@@ -215,10 +210,6 @@ def match_companions(names: Sequence[str], others: Sequence[str]) -> list[list[i
 
     They have the same path without suffix. Where none has, it is the file of the same stem, if neither tree has a
     second one of that stem.
-
-    Args:
-        names: paths of the clips relative to their root, POSIX.
-        others: paths of the other files relative to theirs.
     """
     groups: dict[str, list[int]] = {}
     for number, other in enumerate(others):

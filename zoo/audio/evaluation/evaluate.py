@@ -147,11 +147,6 @@ def evaluate(
         restored: folders by the names of their systems.
         settings: what to measure; all available metrics when None.
         texts: reference texts by relative path without suffix, or by name alone where it is unique; for models.
-
-    Raises:
-        FileNotFoundError: a folder is missing.
-        ValueError: a folder has no audio, or two files with one name; a name of a system is reserved; unknown metrics.
-        ImportError: a metric's or model's package is missing.
     """
     settings = settings or Settings(available_metrics())
     check_names(settings.metrics)

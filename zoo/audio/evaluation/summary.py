@@ -49,9 +49,8 @@ def summarize(
         baseline: system that gains are relative to, or None.
 
     Returns:
-        Rows with system, measure, unit, better ("higher" or "lower"), files (of the system), count (defined values),
-        mean, low, high (95 % interval), std, median, and gain, gain_low, gain_high: the mean paired improvement over
-        the baseline on the files defined in both, positive is better.
+        Rows with mean, 95 % interval (low, high), std and median of the defined values, and gain, gain_low, gain_high:
+        the mean paired improvement over the baseline on the files defined in both, positive is better.
     """
     summary: list[Row] = []
     for system in systems:
@@ -99,10 +98,6 @@ def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> s
     Args:
         summary: from `summarize`.
         kind: "mean", or "gain" for the gains over the baseline, in rows that have one.
-
-    Returns:
-        The table. An arrow tells what is better (of gains positive is); where not every file has a value, their number
-        follows.
     """
     low, high = ("low", "high") if kind == "mean" else ("gain_low", "gain_high")
     lines: dict[str, list[str]] = {}
@@ -118,40 +113,21 @@ def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> s
     return markdown_table(["system", "files", *heads.values()], rows)
 
 
-def failure_lines(failed: Sequence[Mapping[str, Any]], total: int, shown: int = 20, rest: str = "") -> list[str]:
-    """List the first rows that failed in markdown; nothing where none did.
-
-    Args:
-        failed: rows with `system`, `name` and `reason`.
-        total: rows in all.
-        shown: of those that failed.
-        rest: file that holds the others, for a last line.
-    """
-    if not failed:
+def failure_lines(failed_rows: Sequence[Mapping[str, Any]], total: int, limit: int = 20, rest: str = "") -> list[str]:
+    """List the first rows that failed in markdown, and the file that holds the rest; nothing where none did."""
+    if not failed_rows:
         return []
-    lines = [f"{len(failed)} of {total} rows failed:", ""]
-    lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed[:shown]]
-    return lines + ([f"- ... all in {rest}"] if rest and len(failed) > shown else [])
+    lines = [f"{len(failed_rows)} of {total} rows failed:", ""]
+    lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed_rows[:limit]]
+    return lines + ([f"- ... all in {rest}"] if rest and len(failed_rows) > limit else [])
 
 
 def plot_boxes(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[MetricColumn]) -> Figure:
-    """Plot a panel per measure with a box per system (quartiles; whiskers to 1.5 times their distance).
-
-    Args:
-        rows: as for `summarize`.
-        systems: in the order of the boxes; a system without a value has none.
-        measures: in the order of the panels; a measure without any value has none.
-    """
+    """Plot a panel per measure with a box per system (quartiles; whiskers to 1.5 times their distance)."""
     panels = []
     for measure in measures:
-        boxes = {
-            system: [
-                row[measure.name]
-                for row in rows
-                if row["system"] == system and math.isfinite(row.get(measure.name, math.nan))
-            ]
-            for system in systems
-        }
+        defined = [row for row in rows if math.isfinite(row.get(measure.name, math.nan))]
+        boxes = {system: [row[measure.name] for row in defined if row["system"] == system] for system in systems}
         if any(boxes.values()):
             panels.append((measure, {system: box for system, box in boxes.items() if box}))
     figure, grid = subplot_grid(len(panels), *BOX_PLOT_INCHES)

@@ -223,11 +223,7 @@ def find_audio_files(path: str | os.PathLike[str], suffixes: Sequence[str] = AUD
     Hidden files are ignored; links to files are followed, links to folders are not.
 
     Args:
-        suffixes: lower case with the dot.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: the one file has another suffix.
+        suffixes: lower case with the dot; another one of the one file is a ValueError.
     """
     path = Path(path)
     if not path.exists():

@@ -40,9 +40,6 @@ def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs"
 
     Returns:
         0, or 1 when something essential fails.
-
-    Raises:
-        FileNotFoundError: there is no such recipe.
     """
     if config is not None and not config.is_file():
         raise FileNotFoundError(f"{config}: no such recipe; `zoo list` names them")

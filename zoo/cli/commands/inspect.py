@@ -28,10 +28,6 @@ def main(path: Path) -> int:
 
     Returns:
         0, or 1 when the file (or every checkpoint of the folder) is corrupt.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: the file is of no supported kind, or its description makes no sense.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
@@ -116,7 +112,7 @@ def inspect_safetensors(path: Path) -> int:
             "inference": config["inference"],
             "version": config["zoo"],
             "source": config.get("source"),
-            "step": "unknown" if config.get("step") is None else f"{config['step']} batches",
+            "step": f"{config.get('step')} batches",
             "weight norm folded in": ", ".join(config.get("fused", [])) or "none",
             **describe_frozen(config.get("frozen", {}), path.parent),
         }
@@ -146,11 +142,10 @@ def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> d
     """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
     from zoo.runs.frozen import describe_record
 
-    facts = {}
+    facts = {f"frozen {path}": describe_record(record) for path, record in records.items()}
     for path, record in records.items():
-        copy = record["folder"]
-        location = "" if copy is None else f", copy in {copy}" + ("" if (folder / copy).is_dir() else ": MISSING")
-        facts[f"frozen {path}"] = describe_record(record) + location
+        if record["folder"] is not None and not (folder / record["folder"]).is_dir():
+            facts[f"frozen {path}"] += f", its copy {record['folder']} is MISSING"
     return facts
 
 
