@@ -6,8 +6,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from zoo.training.callbacks.ema import EMA
-from zoo.training.callbacks.summary import describe_run
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.task import SingleOptimizerTask
 
@@ -84,20 +82,3 @@ def test_step_is_that_of_one_large_batch(items, accumulate, limit):
     assert fit.global_step == steps
     torch.testing.assert_close(task.net.weight, net.weight)
     torch.testing.assert_close(task.net.bias, net.bias)
-
-
-@pytest.mark.parametrize(("items", "accumulate", "said"), [(16, 4, "16 = "), (64, 4, "32 = "), (64, 1, "8")])
-def test_first_lines_name_the_true_batch(items, accumulate, said):
-    fit, task = trainer(accumulate), Task()
-    fit.fit(task, Data(items, 8))
-    assert describe_run(fit, task)["effective batch"].startswith(said)
-
-
-@pytest.mark.parametrize(("start", "every"), [(0, 1), (1, 2), (0, 2), (3, 1)])
-@pytest.mark.parametrize("accumulate", [1, 2, 3])
-def test_averages_count_optimizer_steps(start, every, accumulate):
-    ema = EMA(["net"], decay=0.5, start_step=start, every_n_steps=every)
-    fit = trainer(accumulate, epochs=2, callbacks=[ema])
-    fit.fit(Task(), Data(48, 8))
-    steps = fit.global_step
-    assert ema.updates == sum(1 for step in range(1, steps + 1) if step > start and (step - start) % every == 0) > 0

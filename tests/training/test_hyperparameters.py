@@ -120,13 +120,6 @@ def test_new_rate_takes_effect(schedule):
     assert train(weight, *built, TOTAL - DONE) == pytest.approx(expected)
 
 
-def test_rate_without_schedule_takes_effect():
-    weight = torch.nn.Parameter(torch.ones(3))
-    checkpoint = {"optimizer_states": [Adam([weight], lr=0.1).state_dict()], "lr_schedulers": []}
-    assert apply_hyperparameters(checkpoint, [Adam([weight], lr=0.01)], []) == "lr 0.01 (was 0.1)"
-    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
-
-
 def test_other_options_take_effect_and_the_kernel_stays():
     weight, *built = build(partial(AdamW, fused=True), OTHERS["constant"])
     train(weight, *built, DONE)

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 
 from tests.conftest import reference_folder
 from zoo.training.schedules import LrScaling, StageCosine, WarmupConstant, WarmupCosine, WarmupLinear
-from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
+from zoo.training.task import SingleOptimizerTask
 
 
 def curve(build, steps, lr=2.0):
@@ -112,23 +111,6 @@ def test_state_is_plain_and_restores_the_curve():
 def test_out_of_range_arguments_are_named(build, key):
     with pytest.raises(ValueError, match=key):
         curve(build, 1)
-
-
-def test_recipe_can_name_optimizer_and_schedule():
-    parser = ArgumentParser()
-    parser.add_argument("--optimizer", type=OptimizerCallable)
-    parser.add_argument("--scheduler", type=SchedulerCallable)
-    arguments = {"warmup_steps": 1, "total_steps": 10, "min_factor": 0.1}
-    parsed = parser.parse_object(
-        {
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1.0}},
-            "scheduler": {"class_path": "zoo.training.WarmupCosine", "init_args": arguments},
-        }
-    )
-    built = parser.instantiate(parsed)
-    optimizer = built.optimizer([torch.nn.Parameter(torch.zeros(1))])
-    assert isinstance(built.scheduler(optimizer), WarmupCosine)
-    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def make_trainer(batch_size, world=1, accumulated=1):

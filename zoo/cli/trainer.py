@@ -58,6 +58,7 @@ from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
 DEFAULT_SEED = 1234
+STRATEGIES = "expected auto, ddp, zoo.training.FSDP or zoo.training.DeepSpeed (recipes trainer/fsdp, trainer/deepspeed)"
 POSITIVE = {  # numbers that Lightning and the loaders divide by
     "accumulate_grad_batches", "batch_size", "check_val_every_n_epoch", "every_n_steps", "val_check_interval",
 }  # fmt: skip
@@ -86,10 +87,7 @@ def check_values(config: Mapping[str, Any]) -> None:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
     strategy = config["trainer"]["strategy"]
     if isinstance(strategy, str) and strategy != "auto" and not strategy.lower().startswith("ddp"):
-        raise WrongNameError(
-            f"trainer.strategy is {strategy}; expected auto, ddp or a class: zoo.training.FSDP, zoo.training.DeepSpeed "
-            "(recipes trainer/fsdp, trainer/deepspeed)"
-        )
+        raise WrongNameError(f"trainer.strategy is {strategy}; {STRATEGIES}")
     seed = config["seed_everything"]
     if seed is not None and not 0 <= seed < 2**32:
         raise WrongNameError(f"seed_everything is {seed}; expected 0 to {2**32 - 1}")
@@ -230,7 +228,8 @@ class ZooCLI(LightningCLI):
     def _explain_refusal(self, message: str, args: Any) -> str:
         keys = list(self.parser.get_defaults().keys())
         groups = {group: [key.split(".")[1] for key in keys if key.startswith(f"{group}.")] for group in GROUPS}
-        return explain_refusal(message, args, groups)
+        reason = explain_refusal(message, args, groups)
+        return f"{reason}; {STRATEGIES}" if "trainer.strategy" in reason else reason
 
     def before_instantiate_classes(self) -> None:
         """Decide on checkpoint and run folder before anything is built."""

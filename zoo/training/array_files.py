@@ -48,16 +48,10 @@ def write_array_files(
 
 
 class MappedArrays:
-    """Rows of array files, each mapped when it is first read, in every process itself.
+    """Rows of array files, each mapped when it is first read; missing, corrupt or other files are errors.
 
     Args:
-        stem: of the file names.
-        file_rows: rows of a file; the last may have fewer.
         row: type of a row with named fields; any type when None.
-
-    Raises:
-        FileNotFoundError: when files are missing.
-        ValueError: when a file that is read is corrupt or holds rows of another type.
     """
 
     def __init__(self, stem: Path, count: int, file_rows: int, row: np.dtype[Any] | None = None) -> None:

@@ -88,11 +88,7 @@ class ZooDataModule(L.LightningDataModule):
         return self.loader(self.train_set, batch_sampler=batches, collate_fn=self.collate)
 
     def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:
-        """Build a process's training batches: by length where `lengths` is set, at random otherwise.
-
-        Raises:
-            ValueError: when the number of `lengths` is not that of the training items.
-        """
+        """Build a process's training batches: by length where `lengths` is set, at random otherwise."""
         size = len(self.train_set)  # type: ignore[arg-type]
         if self.lengths is None:
             return ResumableBatchSampler(size, self.batch_size, self.seed, rank, world, self.drop_last)

@@ -37,10 +37,8 @@ def apply_hyperparameters(
         names: of the optimizers, for messages.
 
     Returns:
-        The differences from the checkpoint, in one line; None without any.
-
-    Raises:
-        ValueError: when the checkpoint is of another optimizer class, other weights or another number of schedules.
+        The differences from the checkpoint, in one line; None without any. Another class, other weights or another
+        number of schedules are a ValueError.
     """
     saved_groups = [state["param_groups"] for state in checkpoint["optimizer_states"]]
     saved_schedules = checkpoint["lr_schedulers"]

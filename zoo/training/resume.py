@@ -34,16 +34,8 @@ class ResumableBatchSampler(Sampler[list[Key]]):
     """Batches of (epoch, index) keys whose order depends on the seed and the epoch alone.
 
     A global batch is `batch_size * world` neighbours in the epoch's permutation. Rank r takes every world-th of them
-    from the r-th on, so two ranks with half the batch see what one rank with the full batch sees.
-
-    Args:
-        size: number of items.
-        batch_size: items per batch and rank.
-        drop_last: drop an incomplete last global batch; otherwise it is filled up to a multiple of `world` from the
-            epoch's beginning, so that every rank takes as many steps.
-
-    Raises:
-        ValueError: when an epoch would hold no batch.
+    from the r-th on, so two ranks with half the batch see what one rank with the full batch sees. An incomplete last
+    one is dropped (`drop_last`), or filled up to a multiple of `world` from the epoch's beginning.
     """
 
     def __init__(
@@ -106,12 +98,7 @@ class BucketBatchSampler(ResumableBatchSampler):
 
     Args:
         lengths: of the items (N,), in any unit; may be memory-mapped.
-        batch_size: items per batch and rank.
-        drop_last: drop an incomplete last global batch, see `ResumableBatchSampler`.
         pool_batches: global batches in a pool; more of them mean less padding and less random batches.
-
-    Raises:
-        ValueError: when an epoch would hold no batch, or a pool none.
     """
 
     def __init__(
@@ -161,15 +148,7 @@ class EvaluationSampler(Sampler[int]):
 
 
 def describe_data_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe how the data of a resumed run differs from that of the interrupted one, and what that means.
-
-    Args:
-        before: batch_size, processes, accumulated_batches, seed, items and contents, as the checkpoint records them.
-        now: the same of this run.
-
-    Returns:
-        The changes and whether the run is still the same, in one line; None without changes.
-    """
+    """Describe in one line how the data facts of a resumed run differ from the checkpoint's; None without changes."""
     changed = [key for key in now if key in before and before[key] != now[key]]
     if not changed:
         return None

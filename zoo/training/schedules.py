@@ -36,14 +36,7 @@ class _ClosedForm(LRScheduler):
 
 
 class WarmupConstant(_ClosedForm):
-    """Linear warm-up, then the base rate.
-
-    Step s (from 0) of the warm-up trains with (s + 1) / (warmup_steps + 1) of the base rate.
-
-    Args:
-        optimizer: the rates of its groups are the base rates.
-        warmup_steps: length of the warm-up; 0 for none.
-    """
+    """Linear warm-up, then the base rate: step s (from 0) trains with (s + 1) / (warmup_steps + 1) of it."""
 
     start_at_zero = False
 
@@ -67,14 +60,9 @@ class WarmupLinear(WarmupConstant):
     """Linear warm-up, then a straight line down to `min_factor`, which stays.
 
     Args:
-        optimizer: the rates of its groups are the base rates.
-        warmup_steps: length of the warm-up.
         total_steps: steps until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
         min_factor: last factor, in [0, 1].
         start_at_zero: step s of the warm-up trains with s / warmup_steps of the base rate, the first with zero.
-
-    Raises:
-        ValueError: when a number is out of its range.
     """
 
     total_steps: int | None
@@ -118,7 +106,7 @@ class WarmupCosine(WarmupLinear):
     """
 
     def remaining(self, progress: float) -> float:
-        """Return the share of the decay that is left at a share `progress` in [0, 1] of the time."""
+        """Return the share of the decay that is left."""
         return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
@@ -126,16 +114,11 @@ class StageCosine(_ClosedForm):
     """In each stage a linear rise from `min_factor` to the base rate, then half a cosine back to it.
 
     Args:
-        optimizer: the rates of its groups are the base rates.
         starts: first step of each stage, rising from 0.
         total_steps: steps until the last stage ends; null for `trainer.max_steps`.
         warmup_steps: length of the first stage's rise.
         stage_warmup_steps: length of the rise in each later stage.
         min_factor: factor at the beginning and at the end of a stage, in [0, 1].
-
-    Raises:
-        ValueError: when the stages do not rise from 0, a stage is not longer than its rise, or the factor is out of
-            its range.
     """
 
     def __init__(
@@ -178,11 +161,7 @@ class StageCosine(_ClosedForm):
 
 
 def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
-    """Let a schedule without a length end with the training.
-
-    Raises:
-        ValueError: when the training has no number of steps either.
-    """
+    """Let a schedule without a length end with the training."""
     if getattr(scheduler, "total_steps", 0) is not None:
         return
     if trainer.max_steps < 0:
@@ -234,11 +213,7 @@ class LrScaling:
         return (effective / self.batch_size) ** EXPONENTS[self.rule]
 
     def scale(self, optimizer: Optimizer, trainer: L.Trainer) -> None:
-        """Multiply the rates of an optimizer, before its schedule reads them.
-
-        Raises:
-            ValueError: when the data has no batch size.
-        """
+        """Multiply the rates of an optimizer, before its schedule reads them."""
         data: Any = getattr(trainer, "datamodule", None)
         if getattr(data, "batch_size", None) is None:
             raise ValueError("lr_scaling needs data with a batch_size: set model.init_args.lr_scaling to null")

@@ -16,20 +16,10 @@ WARM_UP_STEPS = 2  # the first allocates; activations are counted in the second
 
 
 class StepCost(L.Callback):
-    """Measures the cost of a few steps, then ends the run.
+    """Measures the cost of a few steps after two others, then ends the run.
 
-    Activations are the storages that autograd saves for the backward pass, at their peak within one step, without the
-    weights. A module with gradient checkpointing is counted without what it recomputes.
-
-    Args:
-        steps: to time, after two others.
-
-    Attributes:
-        weight_bytes, gradient_bytes: of the trained weights, and of their gradients.
-        frozen_bytes: of the other weights and the buffers.
-        optimizer_bytes: of the optimizers' states.
-        activation_bytes: of one step on one device.
-        durations: seconds of each step so far.
+    `frozen_bytes` are those of frozen weights and buffers; `activation_bytes` of the storages that autograd saves for
+    the backward pass, without the weights, at their peak within one step.
     """
 
     def __init__(self, steps: int) -> None:
@@ -55,7 +45,7 @@ class StepCost(L.Callback):
         self._last_time = time.perf_counter()
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Record the wait, and begin to count activations in the last warm-up step."""
+        """Record the wait; count activations in the last warm-up step."""
         self._waits.append(self._measure(pl_module.device))
         if len(self.durations) == WARM_UP_STEPS - 1:
             self._counter = ActivationCounter(pl_module.parameters())

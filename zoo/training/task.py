@@ -103,11 +103,7 @@ class ZooTask(CheckpointedTask):
         return tuple(name for name in shared if name not in self.inference_modules)
 
     def inference(self, **changes: Any) -> Any:
-        """Return the object that turns arrays or files into results, built from this task's modules.
-
-        Args:
-            changes: options that replace the task's; with any, the object is a new one.
-        """
+        """Return the inference object built from this task's modules; changed options build a new one."""
         if changes or self._inference is None:
             arguments = {key: getattr(self, key) for key in (*self.inference_modules, *self.inference_options)}
             inference = get_class(self.inference_class)(**{**arguments, **changes})
@@ -165,9 +161,7 @@ class ZooTask(CheckpointedTask):
     def log_samples(self, batches: list[Any], last: bool) -> None:
         """Write samples of a validation by `write_media`; called by the callback `Samples` on every rank.
 
-        Args:
-            batches: the first of the validation, on the device, that together hold `samples.items` items.
-            last: whether this validation is the last of the fit.
+        `batches` are the first of the validation, on the device; `last` says whether it is the last of the fit.
         """
 
     @property
@@ -203,11 +197,7 @@ class ZooTask(CheckpointedTask):
         self.sample_settings.write(self, kind, name, *content)
 
     def setup(self, stage: str) -> None:
-        """Configure DDP; put frozen modules in eval mode, hash and copy them before precision changes their weights.
-
-        Raises:
-            ValueError: when a weight that is not saved would be trained.
-        """
+        """Configure DDP; put frozen modules in eval mode, hash and copy them before precision changes their weights."""
         super().setup(stage)
         if isinstance(self.trainer.strategy, DDPStrategy):
             settings = self.trainer.strategy._ddp_kwargs

@@ -22,17 +22,13 @@ BUCKET = 50_000_000  # largest number of values that are reduced together: 200 M
 class DeepSpeed(DeepSpeedStrategy):
     """Lightning's strategy that also runs on CPUs, and reads and writes ordinary checkpoint files.
 
-    A run resumes under DDP and on another number of processes. A weight without a gradient takes a step with a zero
-    gradient.
+    A run resumes under DDP and on another number of processes. A weight without a gradient takes a zero gradient.
 
     Args:
         stage: 1 shards optimizer states, 2 also gradients.
         autocast: dtype of DeepSpeed's autocast, for `trainer.precision: 32-true`; weights and inputs stay float32.
         process_group_backend: "nccl" or "gloo"; by default the device's own.
         timeout: after which a process that waits for another gives up.
-
-    Raises:
-        ValueError: in `setup`, when the task, its optimizer or the trainer's settings do not work with DeepSpeed.
     """
 
     hides_gradients = True
