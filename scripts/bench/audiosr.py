@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from scripts.bench.tools import (
     in_folders,
     interleave,
     interleave_with_trainer,
-    long_to_short,
     median,
     times_as_fast,
 )
@@ -112,15 +110,7 @@ def restore(settings: Settings) -> list[Finding]:
         details = {"by wall time": cost.wall / seconds, "seconds": seconds}
         name = f"real-time factor, DPM-Solver++ 15, guidance {scale:g}"
         findings.append(Finding(name, cost.cpu / seconds, "", details=details))
-    return [*findings, long_to_short(restore_tiny, settings.folder, settings.few(60, 2), 16000)]
-
-
-def restore_tiny(source: Path, target: Path) -> None:
-    """Restore a file with the nets of the smoke recipe and one step of the sampler; in a fresh process."""
-    restorer = Restorer(
-        **_parts(_smoke()), sampler=DPMSolver(1), guidance_scale=1.0, chunk_seconds=5.12, overlap_seconds=0.16
-    )
-    restorer.process_file(source, target)
+    return findings
 
 
 def middle_parts() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Benchmarks of vocoders: python -m scripts.bench.hifigan overhead|order|streaming|inference|all."""
+"""Benchmarks of vocoders: python -m scripts.bench.hifigan overhead|order|inference|all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,20 +22,16 @@ from scripts.bench.tools import (
     in_folders,
     interleave,
     interleave_with_trainer,
-    long_to_short,
     median,
     onnx_session,
     ratios,
     times_as_fast,
 )
-from zoo.audio.analysis.mel import LogMel
-from zoo.audio.corpora.synthetic import SyntheticSpeech
-from zoo.audio.io import files
 from zoo.common.build import build
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
 from zoo.hifigan.data import VocoderData
-from zoo.hifigan.inference import Vocoder, export_onnx
+from zoo.hifigan.inference import export_onnx
 from zoo.hifigan.nets.generator import Generator
 
 SAMPLE_RATE = 22050
@@ -75,14 +70,6 @@ def order(settings: Settings) -> list[Finding]:
     return [times_as_fast("default step, V3, batch 2: times as fast", costs, at_least=1.4)]
 
 
-def streaming(settings: Settings) -> list[Finding]:
-    """Streamed against whole-file output, and memory of a long against a short file."""
-    findings = []
-    for name, seconds in {"V3": settings.few(30, 8), "V1": settings.few(10, 8)}.items():
-        findings += _exactness(settings.folder, name, seconds)
-    return [*findings, long_to_short(_vocode, settings.folder, settings.few(60, 3), SAMPLE_RATE)]
-
-
 def inference(settings: Settings) -> list[Finding]:
     """Seconds of computation for a second of audio: V1, V2, V3 in torch (folded weights) and onnxruntime."""
     findings = []
@@ -99,7 +86,7 @@ def inference(settings: Settings) -> list[Finding]:
 
 
 BENCHMARKS: dict[str, Callable[[Settings], list[Finding]]] = {
-    each.__name__: each for each in (overhead, order, streaming, inference)
+    each.__name__: each for each in (overhead, order, inference)
 }
 
 # every step is logged, which no recipe of full size asks for: the overhead is an upper bound
@@ -149,35 +136,6 @@ def _generator(recipe: str, **options: Any) -> Any:
     torch.manual_seed(0)
     spec = config["model"]["init_args"]["generator"]
     return build({**spec, "init_args": spec["init_args"] | options}).eval().remove_weight_norm_()
-
-
-def _exactness(folder: Path, name: str, seconds: int) -> list[Finding]:
-    vocoder = Vocoder(_generator(VARIANTS[name]), LogMel(SAMPLE_RATE))
-    length = seconds * SAMPLE_RATE // HOP_SAMPLES * HOP_SAMPLES
-    source, target = folder / f"{name}.wav", folder / f"{name}-out.wav"
-    files.write(source, SyntheticSpeech(SAMPLE_RATE, seconds=(seconds, seconds)).utterance(0)[:length], SAMPLE_RATE)
-    audio = files.read_mono(source)
-    with torch.inference_mode():
-        padded = torch.nn.functional.pad(torch.from_numpy(audio), (0, -len(audio) % HOP_SAMPLES))
-        whole = vocoder.generator(vocoder.front_end(padded[None]))[0, 0, : len(audio)].numpy()
-    streamed = vocoder(audio, SAMPLE_RATE)
-    vocoder.process_file(source, target)
-    # the file holds 16-bit samples: what exceeds their rounding is a difference of the computation
-    rounding = 0.5 / 32768
-    written = float(np.abs(files.read_mono(target).astype(np.float64) - whole).max()) - rounding
-    details = {
-        "of the written file beyond rounding": max(written, 0.0),
-        "peak of the output": float(np.abs(whole).max()),
-    }
-    value = max(float(np.abs(streamed - whole).max()), written)
-    return [Finding(f"streamed to whole output, {name}, {seconds} s", value, "", at_most=1e-6, details=details)]
-
-
-def _vocode(source: Path, target: Path) -> None:
-    """In a fresh process: vocode a file with the nets of the smoke recipe."""
-    config = load_recipe(recipe_root() / "hifigan" / "smoke.yaml")
-    spec = config["model"]["init_args"]["mel"]["init_args"] | {"sample_rate": SAMPLE_RATE}
-    Vocoder(_generator("smoke"), LogMel(**spec)).process_file(source, target)
 
 
 def _runners(

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import lightning as L
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -227,37 +226,6 @@ def _peaks(function: Callable[..., object], args: Sequence[Any]) -> tuple[float,
     before = _peak_mib()
     function(*args)
     return before, _peak_mib()
-
-
-def long_to_short(process: Callable[[Path, Path], object], folder: Path, minutes: int, sample_rate: int) -> Finding:
-    """Peak memory of processing a long file against one of a minute, each in a fresh process.
-
-    Args:
-        process: takes source and target; importable by name.
-        folder: for the files.
-        minutes: of the long file.
-        sample_rate: of both.
-    """
-    peaks = {}
-    for count in (1, minutes):
-        write_long(folder / f"{count}.wav", count, sample_rate)
-        peaks[count] = peak_memory(process, folder / f"{count}.wav", folder / f"{count}-out.wav")
-    (idle, short), (_, long) = peaks.values()
-    details = {"MiB, 1 min": short, f"MiB, {minutes} min": long, "MiB of the imports alone": idle}
-    return Finding(f"peak memory, {minutes} min to 1 min", long / short, "x", at_most=1.3, details=details)
-
-
-def write_long(path: Path, minutes: int, sample_rate: int) -> None:
-    """Write a wav of so many minutes, block by block."""
-    from zoo.audio.corpora.synthetic import SyntheticSpeech
-    from zoo.audio.io import files
-
-    block = np.concatenate([SyntheticSpeech(sample_rate).utterance(index) for index in range(4)])
-    left = minutes * 60 * sample_rate
-    with files.AudioWriter(path, sample_rate, 1) as writer:
-        while left > 0:
-            writer.write(block[:left])
-            left -= len(block)
 
 
 def _peak_mib() -> float:

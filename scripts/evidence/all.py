@@ -291,7 +291,7 @@ def _section(demo: Demo, content: Mapping[str, Any]) -> list[str]:
     done = {seed: each for seed, each in found.items() if each}
     dates = sorted({each["date"] for each in done.values()})
     at_least = "at least " if any(each["resumed"] for each in done.values()) else ""
-    lines = [f"Before: {demo.says}. {_progress(found)}.", ""]
+    lines = [f"{_progress(found)}.", ""]
     if demo.redrawn:
         lines[0] += (
             f" Its recipe was changed after seeds of a date had been seen, so that those of "

@@ -44,19 +44,23 @@ class Demo(NamedTuple):
 
     Attributes:
         name: `<system>/<demo>`.
-        says: the figures before, of the README and the manuals.
         plan: units of a seed in a folder, in the order in which they need each other; few steps when quick.
-        figures: of a seed's finished units, by name.
+        gather: figures of a seed's finished units, by name.
+        runs: units whose folders `gather` takes; the seed's folder without any.
         data: folders below ZOO_DATA that it learns from.
         redrawn: how often its recipe was changed in sight of its seeds' figures, which then need others.
     """
 
     name: str
-    says: str
     plan: Callable[[Path, int, bool], Iterable[Unit]]
-    figures: Callable[[Path, bool], Figures]
+    gather: Callable[..., Figures]
+    runs: tuple[str, ...] = ("",)
     data: tuple[str, ...] = ()
     redrawn: int = 0
+
+    def figures(self, root: Path, quick: bool) -> Figures:
+        """Return the figures of a seed's folder."""
+        return self.gather(*(root / name for name in self.runs), quick=quick)
 
     @property
     def system(self) -> str:
@@ -189,30 +193,6 @@ def _plan_lakes(root: Path, seed: int, quick: bool) -> list[Unit]:
     ]
 
 
-def _lakes(root: Path, quick: bool) -> Figures:
-    return compressed_ad.gather_lakes(root / "plain", root / "mixed", quick)
-
-
-def _points(root: Path, quick: bool) -> Figures:
-    return compressed_ad.gather_points(root / "plain", root / "mixed", quick)
-
-
-def _rooms(root: Path, quick: bool) -> Figures:
-    return compressed_ad.gather_demo(root / "plain", root / "shuffled", root / "mixed", quick)
-
-
-def _large_rooms(root: Path, quick: bool) -> Figures:
-    return compressed_ad.gather_demo_9x9(root / "plain", quick)
-
-
-def _memory(root: Path, quick: bool) -> Figures:
-    return compressed_ad.gather_memory(*(root / name for name in ("latents", "none", "sliding")), quick=quick)
-
-
-def _chain(root: Path, quick: bool) -> Figures:
-    return compressed_ad.gather_chain(*(root / name for name in ("cad", "scratch", "ad")), quick=quick)
-
-
 def _plan_roll(root: Path, seed: int, quick: bool) -> list[Unit]:
     recipe, key = "flow/demo_swissroll", "data__init_args__root"
     pairs = ["--chunk=2048", f"--count={600 if quick else 20000}"]
@@ -230,16 +210,8 @@ def _plan_roll(root: Path, seed: int, quick: bool) -> list[Unit]:
     ]
 
 
-def _roll(root: Path, quick: bool) -> Figures:
-    return flow.gather_swissroll(*(root / name for name in ("assigned", "transport", "distill")), quick=quick)
-
-
 def _plan_digits(root: Path, seed: int, quick: bool) -> list[Unit]:
     return [_fit(root, "pooled", "flow/demo_digits", seed)]
-
-
-def _digits(root: Path, quick: bool) -> Figures:
-    return flow.gather_digits(root / "pooled", quick)
 
 
 def _plan_nets(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -285,10 +257,6 @@ def _plan_vocoder(root: Path, seed: int, quick: bool) -> list[Unit]:
     return [_fit(root, "run", "hifigan/demo", seed, data__init_args__seed=seed)]
 
 
-def _vocoder(root: Path, quick: bool) -> Figures:
-    return hifigan.gather(root / "run", quick=quick)
-
-
 def _plan_restorer(root: Path, seed: int, quick: bool) -> list[Unit]:
     seeded = {"data__init_args__seed": seed}
     encoder = "model__init_args__encoder__init_args"
@@ -300,10 +268,6 @@ def _plan_restorer(root: Path, seed: int, quick: bool) -> list[Unit]:
         _fit(root, "pretrain", "miipher/demo_pretrain", seed, **seeded, **source),
         _fit(root, "finetune", "miipher/demo_finetune", seed, **seeded, **cleaner, init_from=both),
     ]
-
-
-def _restorer(root: Path, quick: bool) -> Figures:
-    return miipher.gather(root / "adapter", root / "pretrain", root / "finetune", quick=quick)
 
 
 def _plan_bandwidth(root: Path, seed: int, quick: bool) -> list[Unit]:
@@ -319,35 +283,21 @@ def _bandwidth(root: Path, quick: bool) -> Figures:
 DEMOS = {
     demo.name: demo
     for demo in (
-        Demo("compressed_ad/demo", "tenth episode 5.82, 6.73, 4.73 without exploration", _plan_rooms, _rooms),
-        Demo("flow/swissroll", "Chamfer 19.8 as assigned, 8.0 with transport, 31 in one step", _plan_roll, _roll),
-        Demo(
-            "flow/digits", "by Euler: 99.4 % in their class, Fréchet 1.27 times the floor's", _plan_digits, _digits,
-            redrawn=2,
-        ),
-        Demo(
-            "flow/nets",
-            "Fréchet to Euler's: MeanFlow 1.10, 1.05, 0.79 in 1 step, 1.88, 1.74, 1.55 in 2, distilled .55, .67, .46",
-            _plan_nets, _nets, redrawn=2,
-        ),
-        Demo("ci_llm/demo", "NLL: ensemble 0.393, best agent 0.405, one LoRA of its size 0.422", _plan_crowd, _crowd),
-        Demo("ci_llm/crowds", "one LoRA of equal size and compute better than every crowd, nets undertrained",
-             _plan_crowds, _crowds, redrawn=1),
-        Demo("compressed_ad/demo_memory", "latents to none: 2.8 times, after the gap 3.4 times", _plan_memory, _memory),
-        Demo("compressed_ad/demo_chain", "CAD to AD in the tenth episode 1.19, one learner a goal, 300 batches",
-             _plan_chain, _chain, redrawn=1),
-        Demo("compressed_ad/demo_points", "tenth episode 0.75 of the way to the best", _plan_points, _points),
-        Demo("compressed_ad/demo_lakes", "new: FrozenLake of gymnasium, Q-learning's histories", _plan_lakes, _lakes),
-        Demo("hifigan/demo", "val/mel_l1 from 2.13 to 0.56, 74 % less", _plan_vocoder, _vocoder, ("ljspeech",)),
-        Demo(
-            "miipher/demo", "seed 0: features 45 % nearer, LSD 1.53 restored, 2.04 degraded, ceiling 1.28",
-            _plan_restorer, _restorer, ("ljspeech", "noise", "rir"), redrawn=2,
-        ),
-        Demo("compressed_ad/demo_9x9", "from 0.37 to 8.32 in 16 episodes (one seed)", _plan_large_rooms, _large_rooms),
-        Demo(
-            "audiosr/demo", "LSD above the cut-off to shaped noise: speech 0.923, 0.995, 1.02, noise 0.999, 1.06, 1.00",
-            _plan_bandwidth, _bandwidth, ("ljspeech", "noise"), redrawn=2,
-        ),
+        Demo("compressed_ad/demo", _plan_rooms, compressed_ad.gather_demo, ("plain", "shuffled", "mixed")),
+        Demo("flow/swissroll", _plan_roll, flow.gather_swissroll, ("assigned", "transport", "distill")),
+        Demo("flow/digits", _plan_digits, flow.gather_digits, ("pooled",), redrawn=2),
+        Demo("flow/nets", _plan_nets, _nets, redrawn=2),
+        Demo("ci_llm/demo", _plan_crowd, _crowd),
+        Demo("ci_llm/crowds", _plan_crowds, _crowds, redrawn=1),
+        Demo("compressed_ad/demo_memory", _plan_memory, compressed_ad.gather_memory, ("latents", "none", "sliding")),
+        Demo("compressed_ad/demo_chain", _plan_chain, compressed_ad.gather_chain, ("cad", "scratch", "ad"), redrawn=1),
+        Demo("compressed_ad/demo_points", _plan_points, compressed_ad.gather_points, ("plain", "mixed")),
+        Demo("compressed_ad/demo_lakes", _plan_lakes, compressed_ad.gather_lakes, ("plain", "mixed")),
+        Demo("hifigan/demo", _plan_vocoder, hifigan.gather, ("run",), ("ljspeech",)),
+        Demo("miipher/demo", _plan_restorer, miipher.gather, ("adapter", "pretrain", "finetune"),
+             ("ljspeech", "noise", "rir"), redrawn=2),
+        Demo("compressed_ad/demo_9x9", _plan_large_rooms, compressed_ad.gather_demo_9x9, ("plain",)),
+        Demo("audiosr/demo", _plan_bandwidth, _bandwidth, data=("ljspeech", "noise"), redrawn=2),
     )
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of node processes on this machine, on ports of its own, in a folder of its own."""
+"""A Ray cluster of node processes on this machine, with separate ports and a separate folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RayCluster:
     Args:
         folder: of its files; short, as socket paths are limited.
         ports: the first of those that it may use; the head has this one.
-        variables: of nodes and of whoever talks to them.
+        variables: of nodes and their clients.
     """
 
     folder: Path
@@ -55,10 +55,10 @@ class RayCluster:
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *options]
         path, end = self.folder / f"node{len(self.nodes)}.log", time.monotonic() + SECONDS
         self.nodes.append(self._spawn(ray, path))
-        while "Ray runtime started" not in (said := path.read_text(errors="replace")):
-            assert time.monotonic() < end, said
+        while "Ray runtime started" not in (log := path.read_text(errors="replace")):
+            assert time.monotonic() < end, log
             if self.nodes[-1].poll() is not None:  # Ray gives itself half a minute, which a loaded machine may not keep
-                assert "timed out during startup" in said, said
+                assert "timed out during startup" in log, log
                 self.nodes[-1] = self._spawn(ray, path)
             time.sleep(0.1)
 
@@ -78,12 +78,12 @@ class RayCluster:
 
     def actors(self) -> list[psutil.Process]:
         """The processes that compute."""
-        found = []
+        processes = []
         for node in self.nodes:
             with contextlib.suppress(psutil.Error):
                 children = psutil.Process(node.pid).children(recursive=True)
-                found += [each for each in children if each.cmdline()[:1] and "PredictWorker" in each.cmdline()[0]]
-        return found
+                processes += [each for each in children if each.cmdline()[:1] and "PredictWorker" in each.cmdline()[0]]
+        return processes
 
 
 def available() -> bool:
@@ -96,18 +96,18 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[RayCluster]:
     """Start a cluster of two nodes, and end all of it.
 
     Args:
-        variables: of the nodes besides the tests' own.
+        variables: of the nodes besides the tests' settings.
     """
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    own |= {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000"}
-    made = RayCluster(folder, _free_ports(), environment(**own, **variables))
+    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    settings |= {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000"}
+    cluster = RayCluster(folder, _free_ports(), environment(**settings, **variables))
     try:
-        made.start_node()
-        made.start_node()
-        yield made
+        cluster.start_node()
+        cluster.start_node()
+        yield cluster
     finally:
-        for number in range(len(made.nodes)):
-            made.kill_node(number)
+        for number in range(len(cluster.nodes)):
+            cluster.kill_node(number)
         for process in psutil.process_iter(["cmdline"]):  # what a node that did not come up left
             if str(folder) in " ".join(process.info["cmdline"] or ()):
                 with contextlib.suppress(psutil.Error):
@@ -115,7 +115,7 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[RayCluster]:
 
 
 def _free_ports() -> int:
-    """The first of some ports that nobody listens at now."""
+    """The first of some free ports."""
     while True:
         first = random.randrange(_FIRST, _LAST - 10 * _WIDTH)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", first)):

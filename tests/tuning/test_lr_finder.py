@@ -111,22 +111,6 @@ def test_a_test_is_deterministic_and_leaves_its_run_alone(tmp_path, monkeypatch,
     assert float(rows(Path("third"))[0]["loss"]) < float(rows(Path("first"))[0]["loss"])  # trained weights
 
 
-@pytest.mark.parametrize(
-    ("args", "key"),
-    [
-        ([], "recipe"),
-        (["flow/smoke", "--min_lrr=1"], "--min_lr"),
-        (["flow/smoke", "--min_lr=1e-3", "--max_lr=1e-4"], "max_lr"),
-        (["--ckpt_path=nowhere"], "nowhere"),
-    ],
-)
-def test_wrong_options_are_refused(args, key, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["find-lr", *args]) != 0
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "error:" in error and key in error and not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", SMOKES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_smoke_recipe_is_tested(recipe, tmp_path, monkeypatch):

@@ -126,15 +126,15 @@ def terminal_table(
     rows: Iterable[Sequence[str]],
     title: str | None = None,
     left: Collection[str] = (),
-    whole: Collection[str] = (),
+    no_wrap: Collection[str] = (),
     **options: Any,
 ) -> Table:
-    """Make a table for a rich console; columns in `left` are aligned there, cells of `whole` are not broken."""
+    """Make a table for a rich console; columns in `left` are aligned there, cells of `no_wrap` stay in one line."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", **options)
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=name in whole)
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name in no_wrap)
     for row in rows:
         table.add_row(*row)
     return table

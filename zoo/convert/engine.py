@@ -196,22 +196,22 @@ class Converter(ABC, Generic[File]):
     def write_zoo(self, original: File, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write an original as a checkpoint (`.ckpt`) or an export folder; returns the report."""
         is_checkpoint = target.suffix == ".ckpt"
-        made = self.to_zoo(original, source, is_checkpoint, *args, **options)
+        model = self.to_zoo(original, source, is_checkpoint, *args, **options)
         names = {"version": zoo.__version__, "system": self.system, "task": self.task, "inference": self.inference}
-        specs = {**names, "format": FORMAT, "components": made.parts, **made.specs}
-        state, notes = made.tensors(), list(made.notes)
+        specs = {**names, "format": FORMAT, "components": model.parts, **model.specs}
+        state, notes = model.tensors(), list(model.notes)
         if is_checkpoint:
-            modules = frozen.frozen_modules(made.nets)
+            modules = frozen.frozen_modules(model.nets)
             records, left_out = frozen.frozen_records(modules), frozen.frozen_keys(modules)
             state = {key: value for key, value in state.items() if key not in left_out}
             target.parent.mkdir(parents=True, exist_ok=True)
             frozen.save_copies(modules, records, target.parent)
-            _write_checkpoint(target, specs, state, made, records)
+            _write_checkpoint(target, specs, state, model, records)
             copies = {path: target.parent / str(record["folder"]) for path, record in records.items()}
             notes += [*self.notes_on_copies(copies), NO_TRAINING]
         else:
-            write_export(target, specs, made.nets, made.name or source.name, made.step or None, made.usage)
-        return {**made.facts, "tensors": len(state), "notes": notes}
+            write_export(target, specs, model.nets, model.name or source.name, model.step or None, model.usage)
+        return {**model.facts, "tensors": len(state), "notes": notes}
 
     def notes_on_copies(self, copies: Mapping[str, Path]) -> list[str]:
         """Note where the frozen nets of a checkpoint were copied, by their names; no notes by default."""
@@ -287,20 +287,20 @@ def read_zoo_checkpoint(source: Path, inference: str) -> ZooCheckpoint:
 
 
 def _write_checkpoint(
-    target: Path, specs: dict[str, Any], state: State, made: ConvertedModel, records: Mapping[str, Any]
+    target: Path, specs: dict[str, Any], state: State, model: ConvertedModel, records: Mapping[str, Any]
 ) -> None:
     """Write a checkpoint of weights, without optimizers; `records` are those of its frozen nets."""
     checkpoint: dict[str, Any] = {
         "state_dict": state,
         "optimizer_states": [],
         "lr_schedulers": [],
-        "epoch": made.epoch,
-        "global_step": made.step,
+        "epoch": model.epoch,
+        "global_step": model.step,
         "pytorch-lightning_version": version("lightning"),
         "zoo": specs,
     }
     if records:
         checkpoint["frozen"] = records
-    if made.averaged:
-        checkpoint["ema"] = {"shadow": made.averaged, "updates": max(made.step, 1)}
+    if model.averaged:
+        checkpoint["ema"] = {"shadow": model.averaged, "updates": max(model.step, 1)}
     save_checkpoint(checkpoint, target)

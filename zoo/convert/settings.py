@@ -139,13 +139,13 @@ class SettingsReader:
             raise ValueError(f"{self.path}: {key} is true or false, not {value!r}")
         return value
 
-    def choice(self, key: str, default: str, known: Mapping[str, Any]) -> Any:
+    def choice(self, key: str, default: str, choices: Mapping[str, Any]) -> Any:
         """Look up what a word stands for; YAML reads a bare `no` as false."""
         value = self.get(key, default)
         word = "no" if value is False else str(value)
-        if word not in known:
-            raise ValueError(f"{self.path}: {key} is one of {', '.join(known)}, not {word!r}")
-        return known[word]
+        if word not in choices:
+            raise ValueError(f"{self.path}: {key} is one of {', '.join(choices)}, not {word!r}")
+        return choices[word]
 
     def unused(self, empty: tuple[Any, ...] = (None,)) -> list[str]:
         """Return notes, and unused keys that hold something else than one of `empty`, with their hints."""

@@ -1,7 +1,4 @@
-"""`zoo find-batch`: the largest batch that trains, and the smallest that is as fast.
-
-Every size is tried by training some steps in a process of its own, which may run out of memory alone.
-"""
+"""`zoo find-batch`: the largest batch that trains; each is tried in a process, which may run out of memory alone."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ from zoo.training import errors
 from zoo.training.step_cost import StepCost
 
 GIB = 2**30
-FAST = 0.95  # of the best throughput
 KEYS = ("token_budget", "batch_size")  # of data.init_args; the first that the recipe sets
 OUT_OF_MEMORY = "out of memory"
 ALLOCATORS = ("bad_alloc", "bad alloc", "could not create a memory", "can't start new thread")
@@ -35,28 +31,19 @@ ALLOCATORS = ("bad_alloc", "bad alloc", "could not create a memory", "can't star
 
 @dataclass(frozen=True)
 class BatchTrial:
-    """The result of a batch size.
+    """The result of a batch size."""
 
-    Args:
-        key: of data.init_args that is the size of a batch.
-        memory: bytes that may be used.
-        error: why it does not train; empty when it does.
-        peak: bytes of the training process, on CUDA of the device.
-        rate: items or tokens a second; 0 when it does not train.
-        items: of the training set; None where it is not known or a batch is not counted in items.
-    """
-
-    key: str = ""
+    key: str = ""  # of data.init_args that is the size of a batch
     size: int = 0
-    memory: int = 0
-    error: str = ""
-    peak: int = 0
-    rate: float = 0.0
-    items: int | None = None
+    memory: int = 0  # bytes that may be used
+    error: str = ""  # why it does not train
+    peak: int = 0  # bytes of the training process, on CUDA of the device
+    rate: float = 0.0  # items or tokens a second
+    items: int | None = None  # of the training set; None where a batch is not counted in items
 
 
 def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3) -> int:
-    """Find the largest batch that trains, and the smallest as fast: zoo find-batch RECIPE [options of fit].
+    """Find the largest batch that trains, and the throughput of each: zoo find-batch RECIPE [options of fit].
 
     Each size trains some steps, in a process of its own, with all optimizers, on one device, with the longest items
     where items differ. The size is doubled from the recipe's until memory or items end, or halved until it trains.
@@ -190,15 +177,12 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
 
 
 def _print_result(trials: dict[int, BatchTrial], recipe: BatchTrial, largest: int) -> None:
-    unit = "token" if recipe.key == "token_budget" else "item"
     rows = []
     for size, each in sorted(trials.items()):
         rows.append((str(size), f"{each.peak / GIB:.2f} GiB" if each.peak else "", f"{each.rate:.4g}", each.error))
-    print_table(terminal_table([recipe.key, "peak memory", f"{unit}s per s", ""], rows, left=[""]))
-    best = max(each.rate for each in trials.values())
-    smallest = min(size for size, each in trials.items() if each.rate >= FAST * best)
+    unit = "tokens" if recipe.key == "token_budget" else "items"
+    print_table(terminal_table([recipe.key, "peak memory", f"{unit} per s", ""], rows, left=[""]))
     print(f"largest that trains within {recipe.memory / GIB:.2f} GiB: {largest}")
-    print(f"smallest of these within {1 - FAST:.0%} of the best throughput: {smallest}")
     if largest != recipe.size:
         print(f"the recipe's rates are for {recipe.key} {recipe.size}: `zoo find-lr` with the new one, or lr_scaling")
     print(f"--data.init_args.{recipe.key}={largest}")

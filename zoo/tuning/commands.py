@@ -11,7 +11,7 @@ COMMANDS = {
     ),
     "find-batch": (
         "zoo.tuning.batch_finder:find_batch",
-        "Find the largest batch that trains, and the smallest as fast: zoo find-batch RECIPE [options of fit].",
+        "Find the largest batch that trains, and the throughput of each: zoo find-batch RECIPE [options of fit].",
     ),
     "find-precision": (
         "zoo.tuning.precision_finder:find_precision",

@@ -96,14 +96,10 @@ def recipe_rates(cli: Any) -> dict[str, float]:
 
 
 class LrRangeTest(L.Callback):
-    """Sets the rates of each step, notes the losses they lead to, and ends the training.
+    """Sets the rates of each step, from `low` to `high`, notes the losses they lead to, and ends the training.
 
-    Args:
-        low: rate of the first step of the first optimizer, in units of the recipe's.
-        high: of the last step; one more is trained, for the loss that it leads to.
-        steps: whose rates are tested.
-        recipe_rates: by optimizer, as the recipe writes them; a task may scale them with its batch.
-        loss_key: key of the loss; that of a GAN's first reconstruction term, or the total.
+    Rates are of the first optimizer, in the units of `recipe_rates`, which a task may scale with its batch.
+    One more step than `steps` is trained, for the loss that the last rate leads to.
     """
 
     def __init__(
@@ -118,7 +114,7 @@ class LrRangeTest(L.Callback):
         self._stepped = False
 
     def rate(self, step: int) -> float:
-        """Return the rate of a step of the first swept optimizer."""
+        """Return the rate of a step of the first optimizer."""
         return self.low * (self.high / self.low) ** (min(step, self.steps - 1) / (self.steps - 1))
 
     def ratios(self) -> dict[str, float]:
@@ -190,12 +186,12 @@ def smooth(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def suggest_lr(rates: np.ndarray, smoothed: np.ndarray, losses: np.ndarray) -> tuple[float, float] | None:
-    """Read the rates off a curve: where the smoothed loss falls fastest, and a tenth of where it is lowest.
+    """Return the rates where the smoothed loss falls fastest and a tenth of where it is lowest; None where it does not.
 
     Args:
         rates: smoothed, rising, (steps,).
         smoothed: the loss at them, (steps,).
-        losses: as measured, (steps,); None is returned where the fall does not exceed their noise.
+        losses: as measured, (steps,), whose noise the fall has to exceed.
     """
     lowest = int(np.argmin(smoothed))
     first = min(lowest, len(smoothed) // 10)  # the average of the few before is noise
@@ -211,7 +207,7 @@ def suggest_lr(rates: np.ndarray, smoothed: np.ndarray, losses: np.ndarray) -> t
 
 
 def _table(test: LrRangeTest, curve: Mapping[str, np.ndarray]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Make a row for each tested rate: the rates of all optimizers, the loss, smoothed with its rate, losses."""
+    """Make a row for each tested rate: columns and rows."""
     rows = []
     for step, rate in enumerate(curve["tested"]):
         row = {f"lr_{name}": ratio * rate for name, ratio in test.ratios().items()}

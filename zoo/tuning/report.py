@@ -24,21 +24,13 @@ STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "RUNNING": "open", "FAIL":
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """What all processes on a study share; stored with the study.
+    """What all processes on a study share; stored with the study."""
 
-    Args:
-        fit: recipe, fragments and flags of `zoo fit`.
-        search: the values of `--search`.
-        metric: logged key that is optimised.
-        direction: "min" or "max".
-        keys: the recipe's full key by each searched key, in which `init_args` may be left out.
-    """
-
-    fit: list[str]
-    search: list[str]
-    metric: str
-    direction: str
-    keys: dict[str, str]
+    fit: list[str]  # recipe, fragments and flags of `zoo fit`
+    search: list[str]  # the values of `--search`
+    metric: str  # logged key that is optimised
+    direction: str  # "min" or "max"
+    keys: dict[str, str]  # the recipe's full key by each searched key, in which `init_args` may be left out
 
 
 def planned_trials(study: Study) -> list[FrozenTrial]:

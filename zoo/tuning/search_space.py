@@ -27,11 +27,7 @@ _KEY = re.compile(r"\w+(\.\w+)*")
 
 
 def parse_search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
-    """Read texts `KEY=KIND(...)` as distributions by key.
-
-    Raises:
-        ValueError: naming what cannot be read, or a key that stands twice.
-    """
+    """Read texts `KEY=KIND(...)` as distributions by key; ValueError names what cannot be read."""
     space: dict[str, BaseDistribution] = {}
     for text in texts:
         key, _, value = (word.strip() for word in text.removeprefix("--").partition("="))
@@ -72,11 +68,7 @@ def _parse_distribution(text: str) -> BaseDistribution:
 
 
 def suggest(trial: Trial, space: Mapping[str, BaseDistribution]) -> list[str]:
-    """Let the study's sampler choose a value of each key; values that the trial already has stay.
-
-    Returns:
-        The options of `zoo fit` that set them.
-    """
+    """Let the study's sampler choose a value of each key; return the options of `zoo fit` that set them."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     for key, each in space.items():
@@ -106,11 +98,7 @@ def limit_flags(key: str, distribution: Any) -> list[str]:
 
 
 def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List every combination of choices, as Optuna stores them.
-
-    Raises:
-        ValueError: for a range.
-    """
+    """List every combination of choices, as Optuna stores them; ValueError for a range."""
     ranges = [key for key, each in space.items() if not hasattr(each, "choices")]
     if ranges:
         raise ValueError(f"--sampler grid: {ranges[0]} is a range; use choice(...)")

@@ -15,8 +15,6 @@ from zoo.audio.augment.effects import (
     sample_packet_losses,
 )
 
-RATES = [8000, 16000, 22050, 44100]
-
 
 def white(samples, seed=0, peak=0.5):
     return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)

@@ -49,15 +49,6 @@ def test_a_net_that_sees_no_further_than_the_context_gives_the_whole(samples, ov
         np.testing.assert_allclose(result, run_full(signal), atol=1e-5)
 
 
-def test_spans_end_with_the_signal_and_share_the_overlap():
-    chunker = Chunker(window=10, overlap=4, unit_samples=UNIT)
-    assert chunker.spans(40) == [(0, 10)]
-    assert chunker.spans(41) == [(0, 10), (1, 11)]
-    assert chunker.spans(4 * 22) == [(0, 10), (6, 16), (12, 22)]
-    assert chunker.spans(4 * 22, shift=3) == [(0, 7), (3, 13), (9, 19), (12, 22)]
-    assert chunker.spans(1) == [(0, 1)]
-
-
 def test_cut_pads_the_end_and_fit_gives_the_length():
     signal = noise(2, 10)
     windows = list(split_windows(np.array_split(signal, 3, axis=1), [(0, 4), (3, 7), (8, 12)]))

@@ -50,7 +50,7 @@ class Hub(ThreadingHTTPServer):
     Attributes:
         lfs: hashes of contents that came by LFS.
         requests: "METHOD path" of each, and `bodies` of uploads by hash: how often they came whole.
-        hold: while set, an upload stops half way, and `held` tells that one does.
+        hold: while set, an upload stops half way, and `held` is set when one does.
         asked_by: values of the header Authorization.
     """
 
@@ -76,8 +76,8 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
-        found = self.repos[repo]
-        return {path: self.contents[key] for path, key in found.commits[found.find(revision) or ""].items()}
+        model = self.repos[repo]
+        return {path: self.contents[key] for path, key in model.commits[model.find(revision) or ""].items()}
 
     def put(self, repo: str, files: dict[str, bytes], lfs: tuple[str, ...] = (".safetensors", ".bin")) -> str:
         """A repository as anybody may have filled it."""
@@ -90,6 +90,10 @@ class Hub(ThreadingHTTPServer):
         if lfs:
             self.lfs.add(key)
         return key
+
+
+class RefusedError(Exception):
+    """A code of the hub and an HTTP status."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -110,19 +114,19 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def missing(self, code: str, status: int = 404) -> None:
-        self.answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
-
     def handle_one(self) -> None:
         url = urlsplit(self.path)
         self.server.requests.append(f"{self.command} {url.path}")
         self.server.asked_by.add(self.headers.get("Authorization"))
         for method, pattern, do in ROUTES:
-            found = re.fullmatch(pattern, url.path)
-            if found and self.command in method:
-                parts = {key: unquote(value) for key, value in found.groupdict().items()}
+            match = re.fullmatch(pattern, url.path)
+            if match and self.command in method:
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    do(self, **parts)
+                    try:
+                        do(self, **{key: unquote(value) for key, value in match.groupdict().items()})
+                    except RefusedError as error:
+                        code, status = error.args
+                        self.answer({"error": code}, status, X_Error_Code=code, X_Error_Message=code)
                 return
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.answer({"error": f"this server has no {self.command} {url.path}"}, 501)
@@ -139,25 +143,22 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def allowed(self, repo: str, write: bool = False) -> Repo | None:
-        known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-        found = self.server.repos.get(repo)
-        if write and not known:
+    def find_repo(self, repo: str, write: bool = False) -> Repo:
+        is_authorized = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        if write and not is_authorized:
             self.body()
-            self.answer({"error": "Invalid user token."}, 401)
-            return None
-        if found is None or (found.private and not known):
-            self.missing("RepoNotFound", 404 if known else 401)
-            return None
-        return found
+            raise RefusedError("InvalidToken", 401)
+        model = self.server.repos.get(repo)
+        if model is None or (model.private and not is_authorized):
+            raise RefusedError("RepoNotFound", 404 if is_authorized else 401)
+        return model
 
-    def find_commit(self, repo: str, revision: str) -> tuple[Repo, str] | None:
-        if (found := self.allowed(repo)) is None:
-            return None
-        if (commit := found.find(revision)) is None:
-            self.missing("RevisionNotFound")
-            return None
-        return found, commit
+    def find_files(self, repo: str, revision: str) -> tuple[str, dict[str, str]]:
+        """The commit of a revision, and its files."""
+        model = self.find_repo(repo)
+        if (commit := model.find(revision)) is None:
+            raise RefusedError("RevisionNotFound", 404)
+        return commit, dict(sorted(model.commits[commit].items()))
 
     def describe(self, key: str, oid: str) -> dict[str, object]:
         size = len(self.server.contents[key])
@@ -165,26 +166,24 @@ class Handler(BaseHTTPRequestHandler):
         return {"size": size, **lfs}
 
     def info(self, repo: str, revision: str = "main") -> None:
-        if match := self.find_commit(repo, revision):
-            found, commit = match
-            files = sorted(found.commits[commit].items())
-            siblings = [{"rfilename": path, "blobId": key[:40], **self.describe(key, "sha256")} for path, key in files]
-            self.answer({"id": repo, "sha": commit, "private": found.private, "siblings": siblings, "tags": []})
+        commit, files = self.find_files(repo, revision)
+        siblings = [
+            {"rfilename": path, "blobId": key[:40], **self.describe(key, "sha256")} for path, key in files.items()
+        ]
+        private = self.server.repos[repo].private
+        self.answer({"id": repo, "sha": commit, "private": private, "siblings": siblings, "tags": []})
 
     def tree(self, repo: str, revision: str) -> None:
-        if match := self.find_commit(repo, revision):
-            found, commit = match
-            files = sorted(found.commits[commit].items())
-            self.answer(
-                [{"type": "file", "path": path, "oid": key[:40], **self.describe(key, "oid")} for path, key in files]
-            )
+        _, files = self.find_files(repo, revision)
+        rows = [
+            {"type": "file", "path": path, "oid": key[:40]} | self.describe(key, "oid") for path, key in files.items()
+        ]
+        self.answer(rows)
 
     def resolve(self, repo: str, revision: str, path: str) -> None:
-        if (match := self.find_commit(repo, revision)) is None:
-            return
-        found, commit = match
-        if (key := found.commits[commit].get(path)) is None:
-            return self.missing("EntryNotFound")
+        commit, files = self.find_files(repo, revision)
+        if (key := files.get(path)) is None:
+            raise RefusedError("EntryNotFound", 404)
         content = self.server.contents[key]
         headers = {"X_Repo_Commit": commit, "ETag": f'"{key}"', "Accept_Ranges": "bytes"}
         if key in self.server.lfs:
@@ -199,51 +198,50 @@ class Handler(BaseHTTPRequestHandler):
     def create(self) -> None:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self.body()
-            return self.answer({"error": "Invalid user token."}, 401)
-        wanted = json.loads(self.body())
-        repo = f"{wanted['organization']}/{wanted['name']}"
+            raise RefusedError("InvalidToken", 401)
+        request = json.loads(self.body())
+        repo = f"{request['organization']}/{request['name']}"
         url = {"url": f"{self.server.address}/{repo}"}
         if repo in self.server.repos:
             return self.answer({**url, "error": "You already created this model repo"}, 409)
-        private = wanted.get("visibility") == "private" or wanted.get("private") is True
+        private = request.get("visibility") == "private" or request.get("private") is True
         self.server.repos[repo] = Repo(private)
         self.server.repos[repo].commit("main", {".gitattributes": self.server.keep(b"*.safetensors lfs\n", False)}, "")
         self.answer(url)
 
     def branch(self, repo: str, branch: str) -> None:
-        if (found := self.allowed(repo, write=True)) is None:
-            return
+        model = self.find_repo(repo, write=True)
         self.body()
-        if branch in found.branches:
+        if branch in model.branches:
             return self.answer({"error": "Reference already exists"}, 409)
-        found.branches[branch] = found.branches["main"]
+        model.branches[branch] = model.branches["main"]
         self.answer({})
 
     def validate(self) -> None:
         front = json.loads(self.body())["content"].split("---")
-        good = len(front) > 2 and "library_name: zoo" in front[1]
-        self.answer({"errors": [] if good else [{"message": "no metadata"}], "warnings": []}, 200 if good else 400)
+        is_valid = len(front) > 2 and "library_name: zoo" in front[1]
+        self.answer(
+            {"errors": [] if is_valid else [{"message": "no metadata"}], "warnings": []}, 200 if is_valid else 400
+        )
 
     def preupload(self, repo: str, revision: str) -> None:
-        if (found := self.allowed(repo, write=True)) is None:
-            return
-        there = found.commits[found.find(revision) or ""]
+        model = self.find_repo(repo, write=True)
+        current = model.commits[model.find(revision) or ""]
         rows = []
         for file in json.loads(self.body())["files"]:
             mode = "lfs" if file["path"].endswith((".safetensors", ".onnx", ".wav", ".png")) else "regular"
             row = {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
-            rows.append({**row, **({"oid": there[file["path"]]} if file["path"] in there else {})})
+            rows.append({**row, **({"oid": current[file["path"]]} if file["path"] in current else {})})
         self.answer({"files": rows})
 
     def batch(self, repo: str) -> None:
-        if self.allowed(repo, write=True) is None:
-            return
+        self.find_repo(repo, write=True)
         rows = []
         for each in json.loads(self.body())["objects"]:
             row = {"oid": each["oid"], "size": each["size"]}
             if each["oid"] not in self.server.contents:
-                place = f"{self.server.address}/lfs/{each['oid']}"
-                row["actions"] = {"upload": {"href": place}, "verify": {"href": f"{place}/verify"}}
+                url = f"{self.server.address}/lfs/{each['oid']}"
+                row["actions"] = {"upload": {"href": url}, "verify": {"href": f"{url}/verify"}}
             rows.append(row)
         self.answer({"transfer": "basic", "objects": rows})
 
@@ -264,14 +262,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({})
 
     def verify(self, oid: str) -> None:
-        wanted = json.loads(self.body())
-        good = len(self.server.contents.get(wanted["oid"], b"")) == wanted["size"]
-        self.answer({}, 200 if good else 404)
+        request = json.loads(self.body())
+        is_valid = len(self.server.contents.get(request["oid"], b"")) == request["size"]
+        self.answer({}, 200 if is_valid else 404)
 
     def commit(self, repo: str, revision: str) -> None:
-        if (found := self.allowed(repo, write=True)) is None:
-            return
-        files = dict(found.commits[found.find(revision) or ""])
+        model = self.find_repo(repo, write=True)
+        files = dict(model.commits[model.find(revision) or ""])
         message = ""
         for line in self.body().splitlines():
             item = json.loads(line)
@@ -286,7 +283,7 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = value["oid"]
             elif item["key"] == "deletedFile":
                 files.pop(value["path"], None)
-        oid = found.commit(revision, files, message)
+        oid = model.commit(revision, files, message)
         self.answer({"success": True, "commitOid": oid, "commitUrl": f"{self.server.address}/{repo}/commit/{oid}"})
 
 

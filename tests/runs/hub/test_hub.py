@@ -1,4 +1,4 @@
-"""Runs of all systems go to a hub and come back; what is wrong with a hub is said in one line."""
+"""Pushing runs of all systems to a hub and loading them; errors of a hub are one line."""
 
 import json
 import subprocess
@@ -46,15 +46,15 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
 def test_push_and_load_are_equal(recipe: str, online: Hub, tmp_path: Path) -> None:
     folder = fit(recipe, tmp_path / "run", "--trainer.val_check_interval=1")
     assert main(["push", str(folder), "me/model"]) == 0
-    own, theirs = load(folder), load("hf://me/model")
-    assert type(own) is type(theirs)
+    local, pushed = load(folder), load("hf://me/model")
+    assert type(local) is type(pushed)
     for name, part in load(tmp_path / "run").modules().items():
         if hasattr(part, "remove_weight_norm_"):
             part.remove_weight_norm_()  # type: ignore[operator]
-        given, taken = part.state_dict(), theirs.modules()[name].state_dict()
-        assert given.keys() == taken.keys()
-        assert all(torch.equal(given[key], taken[key]) for key in given)
-    assert theirs.dry_run()
+        expected, state = part.state_dict(), pushed.modules()[name].state_dict()
+        assert expected.keys() == state.keys()
+        assert all(torch.equal(expected[key], state[key]) for key in expected)
+    assert pushed.dry_run()
     begun = fit(recipe, tmp_path / "begun", "--init_from=hf://me/model", "--init_from_min_matched=0.5")
     commit = online.repos["me/model"].branches["main"]
     assert yaml.safe_load((begun / "config.yaml").read_text())["init_from"] == f"hf://me/model@{commit}"
@@ -92,9 +92,9 @@ def test_branches_private_models_and_names_in_tools(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["push", str(run), "hf://me/mine", "--private", "--revision", "v2"]) == 0
-    found = online.repos["me/mine"]
-    assert found.private and len(found.commits[found.branches["main"]]) == 1  # what a hub puts there itself
-    name = f"hf://me/mine@{found.branches['v2']}"
+    model = online.repos["me/mine"]
+    assert model.private and len(model.commits[model.branches["main"]]) == 1  # what a hub puts there itself
+    name = f"hf://me/mine@{model.branches['v2']}"
     assert name in capsys.readouterr().out
     assert main(["export", "hf://me/mine@v2", "exported"]) == 0
     assert (tmp_path / "exported" / "model.safetensors").read_bytes() == online.files("me/mine", "v2")[
@@ -104,8 +104,8 @@ def test_branches_private_models_and_names_in_tools(
     source = load(name).write_example(tmp_path / "request")
     assert main(["predict", "--ckpt_path", name, "--input", str(source), "--output", "out"]) == 0
     assert (tmp_path / "out" / "request.png").is_file()
-    asked = len(online.requests)
-    assert main(["inspect", name]) == 0 and len(online.requests) == asked  # a commit does not change
+    request_count = len(online.requests)
+    assert main(["inspect", name]) == 0 and len(online.requests) == request_count  # a commit does not change
     assert load(name)([1], seeds=[3]).shape == load(run)([1], seeds=[3]).shape
     capsys.readouterr()
 
@@ -141,8 +141,8 @@ def test_killed_upload_is_resumed(run: Path, online: Hub) -> None:
     sent = list(online.bodies)
     assert main(["push", str(run), "me/killed"]) == 0
     assert online.bodies == [*sent, lost]  # what was there is not sent again
-    whole, killed = online.files("me/whole"), online.files("me/killed")
-    assert {path: content.replace(b"killed", b"whole") for path, content in killed.items()} == whole
+    complete, killed = online.files("me/whole"), online.files("me/killed")
+    assert {path: content.replace(b"killed", b"whole") for path, content in killed.items()} == complete
 
 
 def good_model(run: Path, online: Hub) -> dict[str, bytes]:
@@ -192,15 +192,15 @@ def test_errors_are_one_line_without_token(
     good_model(run, online)
     monkeypatch.setenv("ZOO_TRACEBACK", "1")
     secret = "hf_AnotherSecretThatNobodyMaySee"
-    said = ""
+    output = ""
 
     def fails(*args: str) -> str:
-        nonlocal said
+        nonlocal output
         capfd.readouterr()
         assert main(list(args)) == 1
-        told = capfd.readouterr()
-        said += told.out + told.err
-        return next(line for line in told.err.splitlines() if line.startswith("zoo: error:"))
+        captured = capfd.readouterr()
+        output += captured.out + captured.err
+        return next(line for line in captured.err.splitlines() if line.startswith("zoo: error:"))
 
     monkeypatch.setenv("HF_TOKEN", secret)
     assert "(401)" in fails("push", str(run), "me/new")
@@ -219,7 +219,7 @@ def test_errors_are_one_line_without_token(
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     assert "hf auth login" in fails("push", str(run), "me/good")
     assert {secret, f"Bearer {secret}"} & {str(each) for each in online.asked_by}  # it was really used
-    assert TOKEN not in said and secret not in said and "password@" not in said.replace(line, "")
+    assert TOKEN not in output and secret not in output and "password@" not in output.replace(line, "")
 
 
 def test_names() -> None:

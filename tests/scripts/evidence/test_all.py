@@ -140,7 +140,7 @@ def test_a_killed_training_goes_on_and_a_finished_one_is_left_alone(
     killed = [*toy, f"--trainer.default_root_dir={folder}", *callback("KillAt", step=13)]
     assert subprocess.run([sys.executable, "-m", "zoo", *killed], check=False).returncode == -9
     unit = Unit("toy", [*toy, f"--trainer.default_root_dir={folder}"])
-    demo = Demo("toy/demo", "", lambda *_: [unit], lambda *_: {"steps": float(read_run(folder, folder).step)})
+    demo = Demo("toy/demo", lambda *_: [unit], lambda *_, **__: {"steps": float(read_run(folder, folder).step)})
     monkeypatch.setitem(evidence.DEMOS, "toy/demo", demo)
     evidence.run_seed("toy/demo", tmp_path / "7", 7)
     found = json.loads((tmp_path / "7" / evidence.RESULT).read_text())
@@ -170,7 +170,7 @@ def test_a_seed_that_stands_beside_the_page_is_not_trained_again_in_another_chec
         return {"steps": 1.5}
 
     more: list[str] = []
-    monkeypatch.setattr(evidence, "DEMOS", {"toy/demo": Demo("toy/demo", "", plan, figures, redrawn=1)})
+    monkeypatch.setattr(evidence, "DEMOS", {"toy/demo": Demo("toy/demo", plan, figures, redrawn=1)})
     monkeypatch.setattr(evidence, "CLAIMS", [Claim("toy/demo", "steps", "steps", EACH, at_least=1.0)])
     monkeypatch.setattr(evidence, "_run_unit", lambda *_: None)
     (seed,) = evidence.seeds_of("2026-01-02", 1, redrawn=1)

@@ -117,11 +117,7 @@ def predict_files(
         precision: 32-true, bf16-mixed or 16-mixed.
 
     Returns:
-        Counts and times of this process, see `Results.finish`.
-
-    Raises:
-        ValueError: when the folder has results of other settings.
-        OSError: when the disk is full.
+        Counts and times of this process, see `Results.finish`. Errors are those of `open_results` and `process`.
     """
     share = files[rank::world_size]
     results = open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite)
@@ -161,7 +157,7 @@ class Results:
         facts: Mapping[str, Any] = {}
         error = None
         try:
-            row |= describe_input(file.source)
+            row |= describe_input(file.source, former={})
             facts = self._compute(inference, file, row)
         except (torch.AcceleratorError, MemoryError):
             raise
@@ -229,7 +225,7 @@ class Results:
 
 
 def open_results(output: Path, settings: Mapping[str, Any], part: str, overwrite: bool = False) -> Results:
-    """Begin or resume one part of a folder of results; see `predict_files`."""
+    """Begin or resume one part of a folder of results; ValueError when the folder has results of other settings."""
     path, settings = output / SETTINGS_NAME, {**settings, "zoo": __version__}
     previous = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if overwrite and "checkpoint" in previous and {**settings, "zoo": previous.get("zoo")} != previous:
@@ -272,12 +268,11 @@ def summarize(rows: Sequence[Row], **counts: int) -> Row:
     return summary
 
 
-def describe_input(source: str, former: Mapping[str, Any] | None = None) -> Row:
+def describe_input(source: str, former: Row) -> Row:
     """Return size, modification time and sha256 of a file; `former` is an earlier row, whose sha256 may still hold."""
     stat = os.stat(source)
     row = {"source": source, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    is_same = former is not None and all(former.get(key) == value for key, value in row.items())
-    return {**row, "sha256": former["sha256"] if former is not None and is_same else file_digest(Path(source))}
+    return {**row, "sha256": former["sha256"] if row.items() <= former.items() else file_digest(Path(source))}
 
 
 def content_digest(path: Path) -> str:

@@ -37,8 +37,7 @@ from zoo.runs.load import load
 
 log = logging.getLogger(__name__)
 
-MAX_CHUNK_FILES = 64
-CHUNKS_PER_WORKER = 4  # at least, so that all workers end together
+CHUNK_FILES = 16
 
 
 class PredictWorker:
@@ -95,7 +94,6 @@ def predict_with_ray(
         workers: actors at a time; None for as many as the cluster has room for.
 
     Raises:
-        ImportError: Ray is not installed.
         OSError: the cluster does not answer, the disk is full, or a node cannot load the model.
     """
     results = open_results(output, settings, "ray", overwrite)
@@ -104,13 +102,12 @@ def predict_with_ray(
     results.skipped = len(files) - len(pending)
     resources = connect(address)
     exit_on_sigterm()  # Ray's own handler leaves with 15
-    size = max(1, min(len(pending) // (CHUNKS_PER_WORKER * (workers or int(resources["CPU"]))), MAX_CHUNK_FILES))
-    part = f"ray{time.time_ns()}"
-    chunks = [json.dumps([f"{part}.{i}", pending[i : i + size]]) for i in range(0, len(pending), size)]
-    gpu = model["device"] in ("auto", "cuda") and resources.get("GPU", 0) > 0
-    device = model["device"].replace("auto", "cuda" if gpu else "cpu")
+    part, starts = f"ray{time.time_ns()}", range(0, len(pending), CHUNK_FILES)
+    chunks = [json.dumps([f"{part}.{start}", pending[start : start + CHUNK_FILES]]) for start in starts]
+    device = model["device"].replace("auto", "cuda" if resources.get("GPU") else "cpu")
     arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
-    for outcome in track(run_actors(chunks, arguments, workers, gpu) if chunks else (), "predict", len(chunks)):
+    outcomes = run_actors(chunks, arguments, workers, device == "cuda") if chunks else ()
+    for outcome in track(outcomes, "predict", len(chunks)):
         if outcome["error"]:
             raise OSError(outcome["error"])
         results.processed += outcome["rows"]
