@@ -36,7 +36,11 @@ class _ClosedForm(LRScheduler):
 
 
 class WarmupConstant(_ClosedForm):
-    """Linear warm-up, then the base rate: step s (from 0) trains with (s + 1) / (warmup_steps + 1) of it."""
+    """Linear warm-up, then the base rate: step s (from 0) trains with (s + 1) / (warmup_steps + 1) of it.
+
+    Args:
+        warmup_steps: steps of the rise; 0 for none.
+    """
 
     start_at_zero = False
 
@@ -60,6 +64,7 @@ class WarmupLinear(WarmupConstant):
     """Linear warm-up, then a straight line down to `min_factor`, which stays.
 
     Args:
+        warmup_steps: steps of the rise; 0 for none.
         total_steps: steps until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
         min_factor: last factor, in [0, 1].
         start_at_zero: step s of the warm-up trains with s / warmup_steps of the base rate, the first with zero.

@@ -29,6 +29,10 @@ FOREIGN = {  # by package; put together when it is imported, or handed on, so th
         "weight_decay": "share of a weight that is taken off at each step, times the learning rate",
         "fused": "whether one kernel steps all weights at once, instead of several for each",
     },
+    "torch.amp": {
+        "init_scale": "first factor on the loss",
+        "growth_interval": "steps without overflow after which the factor doubles",
+    },
     "lightning.pytorch.strategies": {
         "broadcast_buffers": "whether process 0 sends its buffers, such as running means, to all others each pass",
     },
