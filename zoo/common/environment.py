@@ -55,9 +55,11 @@ def list_devices() -> list[Device]:
 
 
 def local_device(device: str) -> torch.device:
-    """Return the device of that name; `cuda` is each process's own where several were started."""
+    """Return the device of that name; `cuda` is each process's own where several were started, `auto` a GPU if any."""
     import torch
 
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if device != "cuda":
         return torch.device(device)
     rank = int(next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0"))

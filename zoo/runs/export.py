@@ -89,18 +89,8 @@ def write_export(
     modules = frozen.frozen_modules(components)
     specs, records = make_portable(description["components"], frozen.frozen_records(modules))
     weights = collect_weights(components, frozen.frozen_keys(modules))
-    config = {
-        "zoo": __version__,
-        "format": FORMAT,
-        "inference": description["inference"],
-        "task": description.get("task"),
-        "components": specs,
-        "options": description.get("options", {}),
-        "frozen": records,
-        "fused": fused,
-        "source": source,
-        "step": step,
-    }
+    description = {**description, "components": specs, "frozen": records}
+    config = export_config(description, fused=fused, source=source, step=step)
     card = format_card(config, usage, sum(tensor.numel() for tensor in weights.values()))
     with replace_atomically(folder) as temporary:
         temporary.mkdir()
@@ -109,6 +99,20 @@ def write_export(
         (temporary / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
         (temporary / "README.md").write_text(card, encoding="utf-8")
         return onnx.write(temporary) if onnx else {}
+
+
+def export_config(description: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """Build the content of an export's config.json from the description of its components and facts for the card."""
+    return {
+        "zoo": __version__,
+        "format": FORMAT,
+        "inference": description["inference"],
+        "task": description.get("task"),
+        "components": description["components"],
+        "options": description.get("options", {}),
+        "frozen": description["frozen"],
+        **facts,
+    }
 
 
 def collect_weights(components: dict[str, nn.Module], excluded: set[str]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import mimetypes
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,10 +50,6 @@ def create_app(
     fields = model.fields()
     request_model = form_model(fields)
 
-    def check_token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
-        if credentials is None or not secrets.compare_digest(credentials.credentials.encode(), token.encode()):
-            raise HTTPException(401, "expected the header Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
-
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker = asyncio.create_task(batcher.run())
@@ -63,15 +59,9 @@ def create_app(
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=max_upload_mib * 2**20)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    schema = request_model.model_json_schema()
-    schema["properties"] |= {
-        field.name: {"type": "string", "format": "binary", "title": field.label}
-        for field in fields
-        if field.kind in FILE_FIELDS
-    }
-    body = {"content": {kind: {"schema": schema} for kind in (JSON, FORM)}}
+    authorized = [Depends(token_check(token))]
 
-    @app.post("/predict", dependencies=[Depends(check_token)], openapi_extra={"requestBody": body})
+    @app.post("/predict", dependencies=authorized, openapi_extra={"requestBody": describe_body(request_model, fields)})
     async def predict(request: Request) -> Response:
         """Compute a result; with Accept: audio/*, image/* or application/octet-stream its first such file."""
         folder = Path(tempfile.mkdtemp(prefix="zoo-serve-"))
@@ -90,11 +80,32 @@ def create_app(
     async def healthz() -> dict[str, str]:
         return {"status": "ready"}
 
-    @app.get("/metrics", dependencies=[Depends(check_token)])
+    @app.get("/metrics", dependencies=authorized)
     async def prometheus() -> Response:
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def token_check(token: str) -> Callable[..., None]:
+    """Return a dependency that refuses requests without the token by 401."""
+
+    def check(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if credentials is None or not secrets.compare_digest(credentials.credentials.encode(), token.encode()):
+            raise HTTPException(401, "expected the header Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+    return check
+
+
+def describe_body(request_model: type[pydantic.BaseModel], fields: Sequence[InputField]) -> dict[str, Any]:
+    """Describe the body of a request, JSON or a form, for the OpenAPI document."""
+    schema = request_model.model_json_schema()
+    schema["properties"] |= {
+        field.name: {"type": "string", "format": "binary", "title": field.label}
+        for field in fields
+        if field.kind in FILE_FIELDS
+    }
+    return {"content": {kind: {"schema": schema} for kind in (JSON, FORM)}}
 
 
 def create_metrics(batcher: MicroBatcher) -> tuple[CollectorRegistry, Histogram]:

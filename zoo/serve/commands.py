@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from zoo.common.checks import check_at_least, check_within
+from zoo.common.environment import local_device
 
 COMMANDS = {
     "serve": (
@@ -59,13 +60,12 @@ def main(
     if host in ANY_ADDRESS and not allowed_hosts:
         raise ValueError(f"--host {host}: name what clients write in the address with --allowed_hosts '[my.machine]'")
     token = read_token(token_env)
-    import torch
     import uvicorn
 
     from zoo.runs.load import load
     from zoo.serve.app import create_app
 
-    model = load(run, ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    model = load(run, local_device(device))
     hosts = [*LOOPBACK, host, *(allowed_hosts or ())]
     limits = (max_batch, max_wait_ms, max_queue, max_upload_mib, timeout_seconds)
     app = create_app(model, token, hosts, f"zoo {run}", *limits)

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -98,15 +99,22 @@ def main(
         starts = study.user_attrs.get("starts", 0)
         study.set_user_attr("starts", starts + 1)  # two processes must not sample the same values
         queue_trials(study, trials, grid_points(parse_search_space(config.search)) if sampler == "grid" else None)
-    samplers = {"tpe": partial(optuna.samplers.TPESampler, constant_liar=True)}
-    study.sampler = samplers.get(sampler, optuna.samplers.RandomSampler)(seed=starts)
+    tpe = partial(optuna.samplers.TPESampler, constant_liar=True)
+    study.sampler = (tpe if sampler == "tpe" else optuna.samplers.RandomSampler)(seed=starts)
     study.pruner = optuna.pruners.MedianPruner(startup, n_warmup_steps=2) if prune else optuna.pruners.NopPruner()
+    with raise_on_sigterm():
+        run_study(study, config, folder)
+    return 0 if find_best(study) else 1
+
+
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raise SystemExit(143) on SIGTERM, so that the trial under way is ended."""
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        run_study(study, config, folder)
+        yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return 0 if find_best(study) else 1
 
 
 def open_study(

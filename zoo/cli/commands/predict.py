@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from zoo.cli.log_filters import configure_logging
 from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
 from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
@@ -47,8 +45,7 @@ def main(
 ) -> Row:
     """Run a checkpoint on files: predict --ckpt_path RUN --input PATH --output DIR.
 
-    The same call again computes what is missing, failed or changed. `--model.KEY VALUE` sets an option of the system's
-    inference, such as a chunk length.
+    The same call again computes what is missing, failed or changed.
 
     Args:
         *model_options: `--model.KEY VALUE`, any option of the system's inference, such as a chunk length.
@@ -86,8 +83,6 @@ def main(
         model = {"path": str(path.absolute()), "device": device, "allow_import": registry.allowed_packages(), **options}
         return predict_with_ray(model, files, output, settings, overwrite, precision, ray_address, ray_workers)
     exit_on_sigterm()
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     inference = build_inference(path, components, local_device(device), **options)
     show_progress = verbosity() != "quiet"
     return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision, show_progress)
