@@ -39,11 +39,6 @@ def freeze(module: nn.Module, groups: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that train, by name."""
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-
-
 def _matches(name: str, group: str) -> bool:
     return name.startswith(f"{group}.") or fnmatchcase(name, group)
 
