@@ -66,7 +66,7 @@ def make(length: int = 9) -> HistoryData:
 def test_compressor_decoder_and_embedding_train_alone(decoder: str, linear: bool) -> None:
     task = build(build_policy(decoder, linear))
     task.training_step(next(iter(make().train_dataloader())), 0).backward()
-    trained = {name for name, each in task.policy.named_parameters() if each.requires_grad}
+    trained = {name: each for name, each in task.policy.named_parameters() if each.requires_grad}
     assert {name.split(".")[0] for name in trained} == {"compressor", "decoder", "embedding"}
     assert {name for name in trained if name.startswith("embedding")} <= {
         "embedding.context.weight",
