@@ -264,7 +264,8 @@ def summarize(rows: Sequence[Row], **counts: int) -> Row:
     summary["seconds"] = round(sum(row["seconds"] for row in done), 3)
     audio_seconds = sum(float(row.get("audio_seconds", 0)) for row in done)
     if audio_seconds:
-        summary |= {"audio_seconds": round(audio_seconds, 3), "real_time_factor": summary["seconds"] / audio_seconds}
+        factor = round(summary["seconds"] / audio_seconds, 4)
+        summary |= {"audio_seconds": round(audio_seconds, 3), "real_time_factor": factor}
     return summary
 
 
