@@ -129,24 +129,6 @@ def test_dp_falls_back_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureF
     assert not any("module." in key for key in model.state_dict())
 
 
-def test_compile_that_fails_falls_back_with_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_compiler(*args: object, **kwargs: object) -> object:
-        def call(*args: object, **kwargs: object) -> None:
-            raise RuntimeError("no C++ compiler")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", no_compiler)
-    model = task(compile=True)
-    names = set(model.state_dict())
-    with caplog.at_level(logging.WARNING):
-        trainer(tmp_path, max_steps=2).fit(model, datamodule=Data())
-    assert caplog.text.count("UNet is not compiled: RuntimeError: no C++ compiler") == 1
-    assert set(model.state_dict()) == names
-
-
 def test_remainder_of_an_accumulation_is_stepped_at_the_epochs_end(tmp_path: Path) -> None:
     run = trainer(tmp_path, max_epochs=2, max_steps=-1, accumulate_grad_batches=2)
     run.fit(task(), datamodule=Data())  # 3 batches an epoch

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.browser
 SERVER = """
 import sys, types, yaml
 from pathlib import Path
-from zoo.common.configs import safe_load
+from zoo.common.configs import load_recipe
 from zoo.ui.forms.values import merged
 from zoo.ui.jobs.commands import Commands
 from zoo.ui.jobs import trainings
@@ -39,7 +39,7 @@ import time
 def parse(self, configs, changes):
     config = {"samples": {"items": 4, "seed": 0}, "trainer": {"devices": "auto"}}
     for file in configs:
-        config = merged(config, safe_load(file.read_text()))
+        config = merged(config, load_recipe(file))
     time.sleep(0.3 if changes else 0.8)
     return yaml.safe_dump(merged(config, changes))
 
@@ -54,13 +54,13 @@ sys.exit(main(sys.argv[1:]))
 STAND_IN = """
 import sys
 from pathlib import Path
-from zoo.common.configs import safe_load
+from zoo.common.configs import load_recipe
 from zoo.ui.forms.values import merged
 import yaml
 args, config = sys.argv[1:], {}
 for flag, file in zip(args, args[1:]):
     if flag == "--config":
-        config = merged(config, safe_load(Path(file).read_text()))
+        config = merged(config, load_recipe(Path(file)))
 folder = next(Path(a.partition("=")[2]) for a in args if a.startswith("--trainer.default_root_dir="))
 (folder / "config.yaml").write_text("# recipe: " + "/".join(folder.parts[-3:-1]) + "\\n" + yaml.safe_dump(config))
 """

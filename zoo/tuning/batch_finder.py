@@ -21,6 +21,7 @@ from zoo.common.environment import free_memory_bytes, peak_memory_bytes
 from zoo.common.registry import allow_packages, allowed_packages
 from zoo.common.reports import print_table, terminal_table
 from zoo.training import errors
+from zoo.training.callbacks.loggers import RunInfoLogger
 from zoo.training.step_cost import StepCost
 
 GIB = 2**30
@@ -131,8 +132,9 @@ def train_batches(
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}".lower()
         is_memory = isinstance(error, MemoryError) or any(each in text for each in (*errors.OUT_OF_MEMORY, *ALLOCATORS))
-        message = (errors.explain_error(error, {}) if isinstance(error, Exception) else "see above") or error or text
-        result = replace(result, error=OUT_OF_MEMORY if is_memory else " ".join(str(message).split()))
+        explained = errors.explain_error(error, {}) if isinstance(error, Exception) else "see above"
+        message = OUT_OF_MEMORY if is_memory else " ".join(str(explained or error or text).split()) or text
+        result = replace(result, error=message)
     results.send(result)
 
 
@@ -164,7 +166,8 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
 
         data.train_batches = longest_batches
     cost = StepCost(steps * trainer.accumulate_grad_batches)
-    trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, Checkpoint)), cost]
+    writers = (Checkpoint, RunInfoLogger)
+    trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, writers)), cost]
     trainer.loggers = []
     train(cli)
     items = None

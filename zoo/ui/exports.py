@@ -178,8 +178,9 @@ def offers_onnx(task: str) -> bool:
     system = rest.partition(".")[0]
     if root != "zoo" or not system.isidentifier() or not importlib.util.find_spec("onnx"):
         return False
-    folder = Path(zoo.__file__).parent / system / "inference"
-    return any(re.search(r"^    def onnx_form\(", path.read_text(), re.MULTILINE) for path in folder.rglob("*.py"))
+    folder = Path(zoo.__file__).parent / system
+    paths = [folder / "inference.py", *folder.glob("inference/*.py")]
+    return any(re.search(r"^    def onnx_form\(", path.read_text(), re.MULTILINE) for path in paths if path.is_file())
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -272,7 +272,7 @@ def test_a_soft_filter_does_not_lower_the_ceiling(monkeypatch):
     ("options", "words"),
     [
         ({"overlap_seconds": 0.01}, "overlap_seconds 0.01"),
-        ({"overlap_seconds": 0.6}, "at most half a chunk"),
+        ({"overlap_seconds": 0.6}, "at most half of the chunk"),
         ({"cutoff_hz": -1.0}, "cutoff_hz"),
         ({"guidance_scale": -1.0}, "guidance_scale"),
     ],

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused():
         Restorer(backbone(pad=False), vocoder(32), 8000)
     with pytest.raises(ValueError, match="stereo is one of channels, mix"):
         Restorer(encoder, generator, 8000, stereo="left")
-    with pytest.raises(ValueError, match="at most half a chunk"):
+    with pytest.raises(ValueError, match="at most half of the chunk"):
         Restorer(encoder, generator, 8000, chunk_seconds=3.0)
     for bad in (np.zeros((1, 1, 5)), np.zeros(0), np.full(5, np.nan)):
         with pytest.raises(ValueError, match="expected finite audio"):
