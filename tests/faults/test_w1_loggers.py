@@ -33,7 +33,8 @@ def test_offline_wandb_without_account_keeps_its_run_over_a_kill(whole: Path, tm
     assert_same(run, whole)
     assert any((run / "tensorboard").iterdir())
     records = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
-    assert [path.name for path in records] == [f"run-{run_id}.wandb"] * 2
+    # W&B's own process may be killed before it made the file of the first part
+    assert {path.name for path in records} == {f"run-{run_id}.wandb"}
 
 
 @pytest.mark.parametrize("calls", [0, 3])
