@@ -153,8 +153,10 @@ def descriptions(kind: str) -> list[Case]:
     for name in ("subprocess.Popen", f"{DECOY}.Thing", "zoo.flow.inference.sampler.Path", "", 3, None):
         cases.append(described(kind, f"inference {name}", "inference", value=lambda place, name=name: name))
     cases.append(described(kind, "a list", "components", value=lambda place: [NODES["os.system"](place)]))
-    allowed = lambda place: ["subprocess", DECOY]  # noqa: E731
-    return [*cases, described(kind, "permission in the file", "allow_import", value=allowed, refused=False)]
+    cases.append(
+        described(kind, "permission in the file", "allow_import", value=lambda _: ["subprocess", DECOY], refused=False)
+    )
+    return cases
 
 
 def recipes(kind: str) -> list[Case]:

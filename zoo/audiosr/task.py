@@ -63,7 +63,6 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
 log = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
-TARGET = "target"  # moments of the targets, in batches that bring latents
 
 VALIDATION_TIMES = 8
 VALIDATION_STEPS = 8  # of the sampler, where the recipe names none
@@ -233,7 +232,7 @@ class DiffusionTask(SingleOptimizerTask):
         batch = self.prepare_training_batch(batch)
         drawn = batch["draws"]
         encoded = self._encoded(batch)
-        target, scale = encoded[TARGET], self.net.latent_scale
+        target, scale = encoded["target"], self.net.latent_scale
         condition = torch.where(drawn.kept[:, None, None, None], encoded["condition"], UNCONDITIONAL) * scale
         terms = self._compare(
             sample_latents(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
@@ -317,8 +316,6 @@ class DiffusionTask(SingleOptimizerTask):
 
     def _latent_shape(self, batch: Batch) -> Sequence[int]:
         """Shape of an item's latents."""
-        if TARGET in batch:
-            return split(batch[TARGET])[0].shape[1:]
         multiple, factor = self.autoencoder.factor * self.net.unet.factor, self.autoencoder.factor
         frames = self.features.frames(batch["high"].shape[-1]) // multiple * multiple
         return self.autoencoder.latent_channels, frames // factor, self.features.n_mels // factor
@@ -341,7 +338,7 @@ class DiffusionTask(SingleOptimizerTask):
         """Moments of the targets, latents of the conditions and, for a global encoder, its log-mels."""
         high, low = self._mels(batch)
         condition = split(self._moments(low, self.condition_autoencoder))[0]
-        encoded = {TARGET: self._moments(high), "condition": condition}
+        encoded = {"target": self._moments(high), "condition": condition}
         clip = self._full_audio(high, low)
         return encoded if clip is None else {**encoded, "clip": clip}
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
@@ -168,3 +171,13 @@ def verbosity() -> Verbosity:
     word: Any = os.environ.get(VERBOSITY_VARIABLE) or "normal"
     check_one_of(get_args(Verbosity), **{VERBOSITY_VARIABLE: word})
     return cast(Verbosity, word)
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Raise SystemExit(143) on SIGTERM, so that what is under way can clean up; the former handler comes back."""
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -219,14 +219,16 @@ class Converter(ABC, Generic[File]):
 
     def from_zoo(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
         """Write our checkpoint or run as a file of the project, with averaged weights where it has them."""
-        ours = read_zoo_checkpoint(find_checkpoint(source), self.inference)
-        net = build_component(ours.specs, self.part)
-        net.load_state_dict(select_prefix(ours.state, f"{self.part}."))
-        notes = [EMA_NOTE] if ours.averaged else []
-        self.to_original(net, target, **self.extra_arguments(ours, net, source, notes))
+        checkpoint = read_zoo_checkpoint(find_checkpoint(source), self.inference)
+        net = build_component(checkpoint.specs, self.part)
+        net.load_state_dict(select_prefix(checkpoint.state, f"{self.part}."))
+        notes = [EMA_NOTE] if checkpoint.averaged else []
+        self.to_original(net, target, **self.extra_arguments(checkpoint, net, source, notes))
         return {"tensors": len(net.state_dict()), "notes": notes}
 
-    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(
+        self, checkpoint: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]
+    ) -> dict[str, Any]:
         """Return further options of `to_original`, from our checkpoint; may refuse it, and add notes."""
         return {}
 

@@ -69,12 +69,12 @@ def set_recipe_option(recipe: Any, option: str, value: Any) -> None:
     recipe[int(name) if isinstance(recipe, list) else name] = value
 
 
-def plain(value: Any) -> Any:
+def to_plain_value(value: Any) -> Any:
     """Return a value with numpy's numbers, devices and tuples as JSON's types."""
     if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): to_plain_value(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [to_plain_value(entry) for entry in value]
     if hasattr(value, "dtype") and hasattr(value, "item"):
         return value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -24,7 +24,7 @@ from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.inference.forms import InputField
-from zoo.runs.onnx_export import OnnxExport, OnnxGraph, write_onnx
+from zoo.runs.onnx_export import OnnxGraph, write_onnx
 
 CHUNK_FRAMES = 256  # new frames per step (3 s at 22.05 kHz); the context adds 30 or so
 _ONNX_SHAPES = ((2, 16), (1, 37), (3, 20))  # (batch, frames)
@@ -175,9 +175,9 @@ class Vocoder(AudioInference):
         audio = self.from_mel(np.zeros((self.generator.in_channels, 8), np.float32))
         return f"8 frames to {len(audio)} samples at {self.sample_rate} Hz"
 
-    def onnx_form(self) -> OnnxExport:
-        """The generator, from frames to audio."""
-        return OnnxExport([generator_graph(self._synthesiser)])
+    def onnx_graph(self) -> OnnxGraph:
+        """Return the generator, from frames to audio; see `generator_graph`."""
+        return generator_graph(self._synthesiser)
 
     def _mel_blocks(self, source: Path) -> Iterator[np.ndarray]:
         """A mel file in pieces (1, n_mels, n)."""
@@ -252,22 +252,22 @@ class Vocoder(AudioInference):
         yield from Chunker(window, overlap, hop, fades=False).process_stream(blocks, compute)
 
 
-def generator_graph(generator: WaveformGenerator, name: str = "model") -> OnnxGraph:
-    """A generator with folded weight norm, `frames` (B, C, F) to `audio` (B, 1, T) of any batch size and length.
+def generator_graph(generator: WaveformGenerator) -> OnnxGraph:
+    """Describe a generator without weight norm as a graph: `frames` (B, C, F) to `audio` (B, 1, T), any B and F.
 
     Args:
         generator: left as it is; a fused copy is taken.
 
     Raises:
-        ValueError: when the generator has no ONNX form.
+        ValueError: when the generator has no ONNX export.
     """
     if isinstance(generator, MagnitudeVocos):
         kind = type(generator).__name__
-        raise ValueError(f"{kind} has no ONNX form: Griffin-Lim computes on complex numbers, ONNX has none")
+        raise ValueError(f"{kind} has no ONNX export: Griffin-Lim computes on complex numbers, ONNX has none")
     fused = copy.deepcopy(generator).cpu().float().eval().remove_weight_norm_()
     random = torch.Generator().manual_seed(0)
     examples = [(torch.randn(batch, fused.in_channels, frames, generator=random),) for batch, frames in _ONNX_SHAPES]
-    return OnnxGraph(fused, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples, name)
+    return OnnxGraph(fused, {"frames": {0: "batch", 2: "time"}}, ["audio"], examples)
 
 
 def export_onnx(generator: WaveformGenerator, path: Path | str) -> float:

@@ -15,7 +15,7 @@ from zoo.common.atomic_files import replace_atomically
 from zoo.runs import frozen
 from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export
 from zoo.runs.model_description import FORMAT
-from zoo.runs.onnx_export import OnnxExport
+from zoo.runs.onnx_export import ONNX_NAME, OnnxGraph, write_onnx
 
 CALL_USAGE = """import zoo
 
@@ -56,8 +56,8 @@ def write_export(
     source: str,
     step: int | None = None,
     usage: str = AUDIO_USAGE,
-    onnx: OnnxExport | None = None,
-) -> dict[str, float]:
+    onnx: OnnxGraph | None = None,
+) -> float | None:
     """Write an export; the folder appears only when it is complete.
 
     Weights of frozen modules that the hub has are left out, those of local ones go into `frozen/`.
@@ -71,10 +71,10 @@ def write_export(
         source: where the weights come from, for the card.
         step: batches trained, for the card.
         usage: Python lines, for the card.
-        onnx: graphs to write into the folder as well.
+        onnx: graph to write into the folder as well, as model.onnx.
 
     Returns:
-        Largest difference of `onnx` from torch, by file.
+        Largest difference of `onnx` from torch; None without it.
 
     Raises:
         ValueError: the folder holds something else than an export.
@@ -98,7 +98,7 @@ def write_export(
         (temporary / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
         (temporary / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
         (temporary / "README.md").write_text(card, encoding="utf-8")
-        return onnx.write(temporary) if onnx else {}
+        return write_onnx(onnx, temporary / ONNX_NAME) if onnx else None
 
 
 def export_config(description: dict[str, Any], **facts: Any) -> dict[str, Any]:

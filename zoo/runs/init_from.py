@@ -123,12 +123,12 @@ def _match_backbones(path: Path, records: frozen.Records, backbones: dict[str, A
     A backbone may have another path in this task, `encoder` instead of `encoder.backbone`. Two match when they have the
     same last name, or when each side has only one.
     """
-    own = [name for name, module in backbones.items() if module.is_frozen]
+    names = [name for name, module in backbones.items() if module.is_frozen]
     paths = {}
     for source_path, record in records.items():
-        matches = [name for name in own if name.rpartition(".")[2] == source_path.rpartition(".")[2]]
-        if len(own) == len(records) == 1:
-            matches = own
+        matches = [name for name in names if name.rpartition(".")[2] == source_path.rpartition(".")[2]]
+        if len(names) == len(records) == 1:
+            matches = names
         for name in matches:
             frozen.verify_frozen_weights(backbones, {name: record}, f"init_from {path}")
         if len(matches) == 1:

@@ -1,10 +1,10 @@
-"""Nets as ONNX files, compared with torch before they appear."""
+"""A net as an ONNX file, compared with torch before it appears."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from zoo.common.atomic_files import replace_atomically
 
+ONNX_NAME = "model.onnx"  # in an export
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -25,28 +26,12 @@ class OnnxGraph:
         inputs: names of its inputs, each with its variable axes: their names, or multiples such as `8 * Dim("n")`.
         outputs: names of its outputs.
         examples: inputs; the first one traces the net, the others, of other sizes, compare it with torch.
-        name: of the file, without its suffix.
     """
 
     net: nn.Module
     inputs: Mapping[str, Mapping[int, Any]]
     outputs: Sequence[str]
     examples: Sequence[tuple[Tensor, ...]]
-    name: str = "model"
-
-
-@dataclass(frozen=True)
-class OnnxExport:
-    """A system in ONNX: its graphs, and contents of companion files by names that begin with onnx_."""
-
-    graphs: Sequence[OnnxGraph]
-    extra_files: Mapping[str, bytes] = field(default_factory=dict)
-
-    def write(self, folder: Path) -> dict[str, float]:
-        """Write all files; return the largest difference from torch by file, see `write_onnx`."""
-        for name, content in self.extra_files.items():
-            (folder / name).write_bytes(content)
-        return {f"{graph.name}.onnx": write_onnx(graph, folder / f"{graph.name}.onnx") for graph in self.graphs}
 
 
 def check_onnx_packages() -> None:

@@ -334,7 +334,7 @@ def trained_seconds(folder: Path) -> float | None:
     ]
     if not marks:
         return None
-    marks.append((_last_change(folder), len(text)))  # a run that goes on or was killed logs values, no lines
+    marks.append((_last_change(folder), len(text)))  # a run that still trains or was killed logs values, no lines
     parts = (after - before for (before, start), (after, end) in pairwise(marks) if not _ENDS.search(text, start, end))
     return sum(max(seconds, 0.0) for seconds in parts)
 

@@ -149,7 +149,7 @@ async def read_values(
 
 
 def _check_files(values: dict[str, list[Any]], files: Sequence[str]) -> None:
-    """Refuse a path in the place of an uploaded file, which would be read here, and a file in the place of a value."""
+    """Refuse a path where a file is to be uploaded, which would be read here, and a file where a value is expected."""
     for name, entries in values.items():
         if any(isinstance(each, UploadFile) != (name in files) for each in entries):
             message = f"expected a file, sent as {FORM}" if name in files else "expected a value, not a file"

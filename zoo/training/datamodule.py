@@ -41,6 +41,7 @@ class ZooDataModule(L.LightningDataModule):
     test_set: Dataset[Any] | None = None
     lengths: Sequence[int] | np.ndarray | None = None
     file_facts: Sequence[Any] = ()
+    longest_first = False  # every batch as large as the largest one, to measure its memory
 
     def __init__(self, batch_size: int, num_workers: int = 0, seed: int = 1234, drop_last: bool = True) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class ZooDataModule(L.LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
     def loader(self, dataset: Dataset[Any], **kwargs: Any) -> DataLoader[Any]:
-        """Build a DataLoader with a generator of its own and workers that ignore stop signals."""
+        """Build a DataLoader with a separate generator and workers that ignore stop signals."""
         return DataLoader(
             dataset,
             num_workers=self.num_workers,
@@ -85,6 +86,8 @@ class ZooDataModule(L.LightningDataModule):
             return self.loader(self.train_set, batch_size=self.batch_size, drop_last=self.drop_last)
         batches = self.train_batches(*self._rank_and_world())
         batches.resume_at(*self._position)
+        if self.longest_first:
+            batches.use_longest_items()
         return self.loader(self.train_set, batch_sampler=batches, collate_fn=self.collate)
 
     def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:

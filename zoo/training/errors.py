@@ -105,10 +105,10 @@ def is_connection_lost(exception: BaseException) -> bool:
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its causes; torch and worker processes wrap errors."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     error: BaseException | None = exception
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 

@@ -115,9 +115,12 @@ class BucketBatchSampler(ResumableBatchSampler):
         check_at_least(1, pool_batches=pool_batches)
         self.lengths = np.asarray(lengths)
         self.pool_batches = pool_batches
+        self._longest_first = False
 
     def epoch_order(self, epoch: int) -> np.ndarray:
         """Return all indices (N,), global batch after global batch."""
+        if self._longest_first:
+            return np.argsort(-self.lengths, kind="stable")
         order = super().epoch_order(epoch)
         full = self.batch_size * self.world
         end, pool = self.size // full * full, full * self.pool_batches
@@ -130,8 +133,7 @@ class BucketBatchSampler(ResumableBatchSampler):
 
     def use_longest_items(self) -> None:
         """Begin each epoch with the longest items."""
-        order = np.argsort(-self.lengths, kind="stable")
-        self.epoch_order = lambda epoch: order  # type: ignore[method-assign]
+        self._longest_first = True
 
 
 class EvaluationSampler(Sampler[int]):

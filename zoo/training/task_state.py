@@ -1,4 +1,4 @@
-"""The contents of a task's checkpoint: descriptions of its modules, and records in the place of frozen weights."""
+"""The contents of a task's checkpoint: descriptions of its modules, and records instead of frozen weights."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class BatchTrial:
 def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3) -> int:
     """Find the largest batch that trains, and the throughput of each: zoo find-batch RECIPE [options of fit].
 
-    Each size trains some steps, in a process of its own, with all optimizers, on one device, with the longest items
+    Each size trains some steps, in a separate process, with all optimizers, on one device, with the longest items
     where items differ. The size is doubled from the recipe's until memory or items end, or halved until it trains.
 
     Args:
@@ -157,14 +157,7 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
     data, trainer = cli.datamodule, cli.trainer
     if hasattr(cli.model, "discriminator_start"):  # its memory is the run's from there on
         cli.model.discriminator_start = 0
-    if train_batches := getattr(data, "train_batches", None):
-
-        def longest_batches(rank: int, world: int) -> Any:
-            batches = train_batches(rank, world)
-            batches.use_longest_items()
-            return batches
-
-        data.train_batches = longest_batches
+    data.longest_first = True  # of a ZooDataModule
     cost = StepCost(steps * trainer.accumulate_grad_batches)
     writers = (Checkpoint, RunInfoLogger)
     trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, writers)), cost]

@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from zoo.common.checks import check_at_least
-from zoo.common.environment import verbosity
+from zoo.common.environment import exit_on_sigterm, verbosity
 from zoo.common.locks import lock_folder
 from zoo.common.registry import allowed_packages
 from zoo.runs.run_folder import CSV_NAME
@@ -102,19 +101,9 @@ def main(
     tpe = partial(optuna.samplers.TPESampler, constant_liar=True)
     study.sampler = (tpe if sampler == "tpe" else optuna.samplers.RandomSampler)(seed=starts)
     study.pruner = optuna.pruners.MedianPruner(startup, n_warmup_steps=2) if prune else optuna.pruners.NopPruner()
-    with raise_on_sigterm():
+    with exit_on_sigterm():  # so that the trial under way is ended
         run_study(study, config, folder)
     return 0 if find_best(study) else 1
-
-
-@contextmanager
-def raise_on_sigterm() -> Iterator[None]:
-    """Raise SystemExit(143) on SIGTERM, so that the trial under way is ended."""
-    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def open_study(
@@ -135,12 +124,12 @@ def open_study(
     except Exception as error:  # of SQLAlchemy and its drivers
         raise ValueError(f"--storage {re.sub('//.*@', '//…@', url or '')}: {str(error).splitlines()[0]}") from error
     name = folder.as_posix() if url else "study"
-    given = {"fit": list(fit), "search": search, "metric": metric, "direction": direction}
+    requested = {"fit": list(fit), "search": search, "metric": metric, "direction": direction}
     names = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage) if name in names else None
     if study and "config" in study.user_attrs:
         config = StudyConfig(**study.user_attrs["config"])
-        for key, value in given.items():
+        for key, value in requested.items():
             if value and value != getattr(config, key):
                 raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
         return study, config

@@ -180,7 +180,7 @@ def offers_onnx(task: str) -> bool:
         return False
     folder = Path(zoo.__file__).parent / system
     paths = [folder / "inference.py", *folder.glob("inference/*.py")]
-    return any(re.search(r"^    def onnx_form\(", path.read_text(), re.MULTILINE) for path in paths if path.is_file())
+    return any(re.search(r"^    def onnx_graph\(", path.read_text(), re.MULTILINE) for path in paths if path.is_file())
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -48,7 +48,7 @@ def test_a_vocoder_has_one_of_its_bandwidths(codec, tmp_path):
     np.testing.assert_allclose(high.from_mel(features[0].numpy())[:3001], wanted, atol=1e-6)
     pieces = np.concatenate(list(high.stream(np.split(features[0].numpy(), [30], 1))))
     np.testing.assert_allclose(pieces[:3001], wanted, atol=1e-6)
-    assert high.onnx_form().graphs
+    assert high.onnx_graph().examples
 
 
 def test_what_does_not_fit_is_refused(codec):

@@ -51,8 +51,8 @@ def test_magnitudes_of_features_depend_on_their_context_alone():
     pieces = np.concatenate(list(vocoder.stream(np.split(x[0].numpy(), [5, 90], 1))))
     with torch.no_grad():
         np.testing.assert_allclose(pieces, net(x)[0, 0].numpy(), atol=1e-4)
-    with pytest.raises(ValueError, match="no ONNX form"):
-        vocoder.onnx_form()
+    with pytest.raises(ValueError, match="no ONNX export"):
+        vocoder.onnx_graph()
     with pytest.raises(ValueError, match="steps 3 must divide hop_length 32"):
         magnitudes(steps=3)
     with pytest.raises(ValueError, match="even 0 < hop_length"):

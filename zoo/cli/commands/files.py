@@ -97,24 +97,23 @@ def export(path: Path, output: Path, ema: bool = True, onnx: bool = False) -> No
         path: run folder or checkpoint.
         output: folder to write; appears only when complete.
         ema: export the averaged weights where the checkpoint holds them.
-        onnx: also as ONNX, compared with torch (needs the extra `export`): model.onnx of a vocoder or of Miipher-2,
-            encoder.onnx, denoiser.onnx and so on of AudioSR.
+        onnx: also as model.onnx, compared with torch (needs the extra `export`); of a vocoder or of Miipher-2.
     """
     from zoo.runs.components import read_components
     from zoo.runs.export import write_export
     from zoo.runs.load import load
-    from zoo.runs.onnx_export import check_onnx_packages
+    from zoo.runs.onnx_export import ONNX_NAME, check_onnx_packages
 
     if onnx:
         check_onnx_packages()
     specs, _, _ = read_components(path, ema)
     model = load(path, ema=ema)
-    form = model.onnx_form() if onnx else None  # refused before anything is written
+    graph = model.onnx_graph() if onnx else None  # refused before anything is written
     source, step = specs.get("source") or path.name, specs.get("step")
-    differences = write_export(output, specs, model.modules(), source, step, model.usage, form)
+    difference = write_export(output, specs, model.modules(), source, step, model.usage, graph)
     print(f"wrote {output}")
-    for name, difference in differences.items():
-        print(f"wrote {output / name}: largest difference from torch {difference:.1e}")
+    if difference is not None:
+        print(f"wrote {output / ONNX_NAME}: largest difference from torch {difference:.1e}")
 
 
 def push(

@@ -130,8 +130,8 @@ def comparison_tables(comparison: comparing.RunComparison, metrics: Sequence[str
 
 def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table without lines; only its longest kinds of cells, recipes and values, are broken."""
-    whole = ("run", "state", "step", "age")
-    print_table(terminal_table(columns, rows, left=columns, no_wrap=whole, box=None, pad_edge=False))
+    unbroken = ("run", "state", "step", "age")
+    print_table(terminal_table(columns, rows, left=columns, no_wrap=unbroken, box=None, pad_edge=False))
 
 
 def format_steps(run: run_info.RunInfo) -> str:

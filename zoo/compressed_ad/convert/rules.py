@@ -26,7 +26,7 @@ from zoo.convert.network_description import (
     setting,
     size_of_axis,
 )
-from zoo.convert.settings import plain, read_settings_file, to_number
+from zoo.convert.settings import read_settings_file, to_number, to_plain_value
 from zoo.convert.tensor_names import NameTable, strip_state_wrappers
 from zoo.runs.load import build_component
 
@@ -269,7 +269,7 @@ class PolicyConverter(Converter[PolicyFile]):
         if strangers:
             raise ValueError(f"{path}: {len(strangers)} tensors belong to no {kind} model: {', '.join(strangers[:4])}")
         found = content.get("config", {}) if tensors is not content else {}
-        known = plain(found) if isinstance(found, Mapping) else {}
+        known = to_plain_value(found) if isinstance(found, Mapping) else {}
         training = {key: content[key] for key in TRAINING if tensors is not content and key in content}
         return PolicyFile(kind, renamed, known, training)
 
@@ -324,11 +324,13 @@ class PolicyConverter(Converter[PolicyFile]):
             notes=original.notes_on_defaults({**HEADS[original.layout], "env": "darkroom"}),
         )
 
-    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(
+        self, checkpoint: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]
+    ) -> dict[str, Any]:
         """Return options of `to_original`; see `Converter.extra_arguments`."""
-        env = build_component(ours.specs, "env")
-        settings = {"env": env.name, "horizon": env.horizon, **(ours.specs.get("original_config") or {})}
-        return {"settings": settings, "step": int(ours.checkpoint.get("global_step", 0))}
+        env = build_component(checkpoint.specs, "env")
+        settings = {"env": env.name, "horizon": env.horizon, **(checkpoint.specs.get("original_config") or {})}
+        return {"settings": settings, "step": int(checkpoint.checkpoint.get("global_step", 0))}
 
     def to_original(
         self,

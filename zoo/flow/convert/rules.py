@@ -161,13 +161,17 @@ class FlowConverter(Converter[FlowFile]):
             notes=notes,
         )
 
-    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(
+        self, checkpoint: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]
+    ) -> dict[str, Any]:
         """Return options of `to_original`; see `Converter.extra_arguments`."""
-        parts = ours.specs["components"]
+        parts = checkpoint.specs["components"]
         path = parts["path"]
         if not path["class_path"].endswith(".ConditionalOT") or parts.get("prediction", "velocity") != "velocity":
             raise ValueError(f"{source}: the original knows velocities on the path ConditionalOT only, not {path}")
-        recorded = {key: value for key, value in (ours.specs.get("original_config") or {}).items() if key in SETTINGS}
+        recorded = {
+            key: value for key, value in (checkpoint.specs.get("original_config") or {}).items() if key in SETTINGS
+        }
         return {"settings": {**recorded, "sigma_min": path["init_args"]["sigma_min"]}}
 
     def to_original(self, module: nn.Module, path: Path | str, settings: Mapping[str, Any] | None = None) -> None:

@@ -118,13 +118,15 @@ class VocosConverter(Converter[OriginalFile]):
                     build_with_weights(spec, tensors, str(source))
         return converted
 
-    def extra_arguments(self, ours: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]) -> dict[str, Any]:
+    def extra_arguments(
+        self, checkpoint: ZooCheckpoint, net: nn.Module, source: Path, notes: list[str]
+    ) -> dict[str, Any]:
         """Return options of `to_original`; see `Converter.extra_arguments`."""
         if not isinstance(net, Vocos):
             raise ValueError(f"{source} is no Vocos")
         return {
-            "mel": build_component(ours.specs, "mel"),
-            "arguments": ours.specs["components"]["generator"]["init_args"],
+            "mel": build_component(checkpoint.specs, "mel"),
+            "arguments": checkpoint.specs["components"]["generator"]["init_args"],
         }
 
     def to_original(

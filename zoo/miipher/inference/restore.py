@@ -20,14 +20,14 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
 from zoo.common.checks import check_one_of
 from zoo.hifigan.nets.base import WaveformGenerator
-from zoo.miipher.inference.onnx_form import onnx_form
+from zoo.miipher.inference.onnx_graph import restoration_graph
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
 from zoo.runs.components import read_components
 from zoo.runs.export import write_export
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.runs.load import load
-from zoo.runs.onnx_export import OnnxExport
+from zoo.runs.onnx_export import OnnxGraph
 
 Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
@@ -170,9 +170,9 @@ class Restorer(_Encoding):
             "gain": gains.tolist(),
         }
 
-    def onnx_form(self) -> OnnxExport:
-        """Encoder and vocoder as one graph; see `zoo.miipher.inference.onnx_form`."""
-        return onnx_form(self.encoder, self.generator)
+    def onnx_graph(self) -> OnnxGraph:
+        """Return encoder and vocoder as one graph; see `restoration_graph`."""
+        return restoration_graph(self.encoder, self.generator)
 
     def fields(self) -> tuple[InputField, ...]:
         """A recording, and what becomes of its channels and its level."""

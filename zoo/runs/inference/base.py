@@ -13,7 +13,7 @@ from torch import nn
 from zoo.common.reports import replace_non_finite
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.runs.onnx_export import OnnxExport
+from zoo.runs.onnx_export import OnnxGraph
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> Any:
@@ -103,8 +103,8 @@ class Inference(ABC):
         """Python lines that load the system and call it once, for a model card."""
         return CALL_USAGE
 
-    def onnx_form(self) -> OnnxExport:
-        """Return the nets as ONNX graphs. ValueError: this system has no ONNX export."""
+    def onnx_graph(self) -> OnnxGraph:
+        """Return the nets as one graph for ONNX. ValueError: this system has no ONNX export."""
         raise ValueError(f"{type(self).__name__} has no ONNX export")
 
     def modules(self) -> dict[str, nn.Module]:

@@ -13,8 +13,6 @@ import json
 import logging
 import os
 import shutil
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -295,8 +293,3 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context of a precision: 32-true, bf16-mixed or 16-mixed."""
     dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "32-true")
-
-
-def exit_on_sigterm() -> None:
-    """Leave with 143 on SIGTERM, so that the file under way does not count as one that killed its process."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -21,6 +21,7 @@ from rich.progress import track
 
 from zoo import __version__
 from zoo.common.atomic_files import delete_temporary_files
+from zoo.common.environment import exit_on_sigterm
 from zoo.common.journal import json_line
 from zoo.common.reports import Row
 from zoo.runs.inference.base import Inference
@@ -28,7 +29,6 @@ from zoo.runs.inference.predict import (
     InputFile,
     Results,
     autocast,
-    exit_on_sigterm,
     open_results,
     part_path,
     read_manifest,
@@ -101,19 +101,19 @@ def predict_with_ray(
     pending = [file for file in files if not results.is_done(file)]
     results.skipped = len(files) - len(pending)
     resources = connect(address)
-    exit_on_sigterm()  # Ray's own handler leaves with 15
     part, starts = f"ray{time.time_ns()}", range(0, len(pending), CHUNK_FILES)
     chunks = [json.dumps([f"{part}.{start}", pending[start : start + CHUNK_FILES]]) for start in starts]
     device = model["device"].replace("auto", "cuda" if resources.get("GPU") else "cpu")
     arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
     outcomes = run_actors(chunks, arguments, workers, device == "cuda") if chunks else ()
-    for outcome in track(outcomes, "predict", len(chunks)):
-        if outcome["error"]:
-            raise OSError(outcome["error"])
-        results.processed += outcome["rows"]
-        for row in outcome["rows"]:
-            if row["error"]:
-                log.warning("%s failed: %s", row["source"], row["error"])
+    with exit_on_sigterm():  # Ray's own handler leaves with 15
+        for outcome in track(outcomes, "predict", len(chunks)):
+            if outcome["error"]:
+                raise OSError(outcome["error"])
+            results.processed += outcome["rows"]
+            for row in outcome["rows"]:
+                if row["error"]:
+                    log.warning("%s failed: %s", row["source"], row["error"])
     return results.finish(files)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
 from zoo.common.reports import csv_table, encode_gif, markdown_table, new_figure, to_numpy
-from zoo.runs.run_folder import run_folder
+from zoo.runs.run_folder import MEDIA_NAME, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,9 +49,9 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
     if samples.size == 0 or samples.shape[-1:] != (samples.size,):
         raise ValueError(f"log_audio({name!r}): expected audio of shape (T,), T >= 1, found {tuple(samples.shape)}")
     samples = np.clip(np.nan_to_num(samples.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0), -1.0, 1.0)
-    file, shown = BytesIO(), {"snd_tensor": samples[None], "sample_rate": sample_rate}
+    file, board = BytesIO(), {"snd_tensor": samples[None], "sample_rate": sample_rate}
     soundfile.write(file, samples, sample_rate, "PCM_16", format="WAV")
-    _write_and_log(task, name, ".wav", file.getvalue(), ("log_audio", {}), ("add_audio", shown))
+    _write_and_log(task, name, ".wav", file.getvalue(), ("log_audio", {}), ("add_audio", board))
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
@@ -143,8 +143,8 @@ def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: 
     content = csv_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
     texts = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     table = {"columns": list(columns), "data": [*map(list, rows)]}
-    shown = {"text_string": markdown_table(columns, texts)}
-    _write_and_log(task, name, ".csv", content, ("log_table", table), ("add_text", shown))
+    board = {"text_string": markdown_table(columns, texts)}
+    _write_and_log(task, name, ".csv", content, ("log_table", table), ("add_text", board))
 
 
 def _to_pixels(name: str, image: np.ndarray) -> np.ndarray:
@@ -172,7 +172,7 @@ def is_shortened(trainer: L.Trainer) -> bool:
 def media_dir(task: L.LightningModule) -> Path | None:
     """Return this step's media folder, or None when this rank or this moment writes nothing."""
     trainer = task.trainer
-    folder = run_folder(trainer) / "media"  # before the rank check: the first call is collective
+    folder = run_folder(trainer) / MEDIA_NAME  # before the rank check: the first call is collective
     writes = trainer.is_global_zero and not is_shortened(trainer)
     return folder / f"step_{trainer.global_step:08d}" if writes else None
 

@@ -20,11 +20,11 @@ from zoo.common.environment import describe_device
 from zoo.common.registry import allowed_packages, public_name
 from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, parse_score, parse_step
 from zoo.runs.metrics_csv import read_metrics
-from zoo.runs.run_folder import CSV_NAME, run_folder
+from zoo.runs.run_folder import CSV_NAME, LOG_NAME, run_folder
 from zoo.runs.run_info import format_duration
 from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.progress import count_steps, format_number, select_metrics
-from zoo.training.callbacks.train_log import LOG_NAME, log_to_file
+from zoo.training.callbacks.train_log import log_to_file
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.schedules import accumulated_batches
 from zoo.training.signals import Interrupted

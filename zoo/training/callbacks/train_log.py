@@ -11,9 +11,8 @@ from typing import Any
 
 import lightning as L
 
-from zoo.runs.run_folder import run_folder
+from zoo.runs.run_folder import LOG_NAME, run_folder
 
-LOG_NAME = "train.log"
 LOGGERS = ("zoo", "lightning.pytorch", "lightning.fabric", "py.warnings")
 
 log = logging.getLogger(__name__)

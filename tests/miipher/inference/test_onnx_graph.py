@@ -10,10 +10,11 @@ from tests.miipher.parts import backbone, cleaner
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.nets.vocos import Vocos
-from zoo.miipher.inference.onnx_form import SHAPES
+from zoo.miipher.inference.onnx_graph import SHAPES
 from zoo.miipher.inference.restore import Restorer
 from zoo.miipher.nets.adapters import LoraAdapters
 from zoo.miipher.nets.cleaner import Cleaner, Encoder
+from zoo.runs.onnx_export import write_onnx
 
 
 def hifigan() -> Generator:
@@ -54,11 +55,11 @@ def test_one_graph_restores_as_torch_at_five_lengths(encoder, generator, rate, t
             elif parameter.dim() == 1 or "lora" in name:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     before = copy.deepcopy(model.generator.state_dict())
-    (graph,) = (form := model.onnx_form()).graphs
+    graph = model.onnx_graph()
     assert len({frames for _, frames in SHAPES}) == 5
     with torch.inference_mode():
         peak = min(float(graph.net(*example).abs().max()) for example in graph.examples)
-    assert form.write(tmp_path)["model.onnx"] <= 1e-4 * peak
+    assert write_onnx(graph, tmp_path / "model.onnx") <= 1e-4 * peak
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     assert list(model.generator.state_dict()) == list(before)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
@@ -74,10 +75,10 @@ def test_one_graph_restores_as_torch_at_five_lengths(encoder, generator, rate, t
 def test_encoders_of_filter_banks_are_refused(name):
     encoder: Encoder = backbone(name)
     generator = Vocos(32, 16, 24, 1, 1920, encoder.hop_samples)
-    with pytest.raises(ValueError, match=f"no ONNX form: {name} takes filter banks"):
-        Restorer(encoder, generator, 16000).onnx_form()
+    with pytest.raises(ValueError, match=f"no ONNX export: {name} takes filter banks"):
+        Restorer(encoder, generator, 16000).onnx_graph()
 
 
 def test_a_search_for_phases_is_refused():
-    with pytest.raises(ValueError, match="no ONNX form: MagnitudeVocos searches for phases"):
-        Restorer(backbone(), MagnitudeVocos(32, 480, 2, 960, 8, 12, 1, iterations=2), 24000).onnx_form()
+    with pytest.raises(ValueError, match="no ONNX export: MagnitudeVocos searches for phases"):
+        Restorer(backbone(), MagnitudeVocos(32, 480, 2, 960, 8, 12, 1, iterations=2), 24000).onnx_graph()

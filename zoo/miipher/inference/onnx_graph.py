@@ -12,7 +12,7 @@ from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.miipher.nets.cleaner import Cleaner, Encoder
 from zoo.miipher.nets.families import WaveformFamily
-from zoo.runs.onnx_export import OnnxExport, OnnxGraph
+from zoo.runs.onnx_export import OnnxGraph
 
 SHAPES = ((2, 24), (1, 16), (3, 20), (1, 37), (1, 101))  # (batch, frames) of the examples
 
@@ -27,8 +27,8 @@ class _Restoration(nn.Module):
         return self.generator(features.transpose(1, 2))[:, 0]  # (B, F * hop)
 
 
-def onnx_form(encoder: Encoder, generator: WaveformGenerator) -> OnnxExport:
-    """`model.onnx`: `waveform` (B, F * hop) at the encoder's rate to `audio` (B, F * hop') at the vocoder's.
+def restoration_graph(encoder: Encoder, generator: WaveformGenerator) -> OnnxGraph:
+    """Describe encoder and vocoder as one graph: `waveform` (B, F * hop) at 16 kHz to `audio` (B, F * hop').
 
     Clips of a batch are equally long, whole frames; fewer than 16 give another result than a `Restorer`, which then
     computes as if silence followed. Chunks, resampling and loudness stay outside.
@@ -41,11 +41,11 @@ def onnx_form(encoder: Encoder, generator: WaveformGenerator) -> OnnxExport:
     """
     backbone = encoder.backbone if isinstance(encoder, Cleaner) else encoder
     if not isinstance(backbone.front, WaveformFamily):
-        raise ValueError(f"no ONNX form: {backbone.family} takes filter banks, which are computed outside of the graph")
+        raise ValueError(f"no ONNX export: {backbone.family} takes filter banks, computed outside of the graph")
     if isinstance(generator, MagnitudeVocos):
-        raise ValueError(f"no ONNX form: {type(generator).__name__} searches for phases, on complex numbers")
+        raise ValueError(f"no ONNX export: {type(generator).__name__} searches for phases, on complex numbers")
     net = copy.deepcopy(_Restoration(encoder, generator)).cpu().float().eval().requires_grad_(False)
     net.generator.remove_weight_norm_()
     random, hop = torch.Generator().manual_seed(0), encoder.hop_samples
     examples = [(0.1 * torch.randn(batch, frames * hop, generator=random),) for batch, frames in SHAPES]
-    return OnnxExport([OnnxGraph(net, {"waveform": {0: "batch", 1: hop * Dim("frames")}}, ["audio"], examples)])
+    return OnnxGraph(net, {"waveform": {0: "batch", 1: hop * Dim("frames")}}, ["audio"], examples)
