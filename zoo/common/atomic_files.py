@@ -142,8 +142,7 @@ def extract_archive(archive: Path, folder: Path) -> int:
             with zipfile.ZipFile(archive) as members:
                 members.extractall(temporary)  # names that lead outside lose what leads there
         else:
-            with tarfile.open(archive) as tar:
-                tar.extractall(temporary, filter="data")
+            _extract_tar(archive, temporary)
         for path in temporary.rglob("*"):
             target = folder / path.relative_to(temporary)
             if (
@@ -157,3 +156,16 @@ def extract_archive(archive: Path, folder: Path) -> int:
     finally:
         delete_path(temporary)
     return count
+
+
+def _extract_tar(archive: Path, folder: Path) -> None:
+    """Extract the files of a tar archive; `tarfile`'s own filter needs Python 3.11.4."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            path = (folder / member.name).resolve()
+            if not (member.isfile() or member.isdir()) or not path.is_relative_to(folder.resolve()):
+                raise ValueError(f"{archive}: {member.name} is a link, a device or lies outside; get it elsewhere")
+            if (content := tar.extractfile(member)) is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as file:
+                    shutil.copyfileobj(content, file)
