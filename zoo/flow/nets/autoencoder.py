@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo.blocks import check_size, doubled
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
-from zoo.runs.components import find_run_path, is_export, read_single_net
+from zoo.runs.components import component_state, find_run_path, is_export, read_single_net
 from zoo.runs.frozen import FrozenModule
 
 EPS = 1e-6
@@ -379,8 +379,8 @@ def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str
     folder = Path(source)
     foreign = not is_export(folder) and any((each / CONFIG_NAME).is_file() for each in (folder, folder / "vae"))
     if not foreign and (run := find_run_path(folder)) is not None:
-        net = read_single_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
-        return dict(net.spec.get("init_args") or {}), net.state
+        name, saved = read_single_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
+        return dict(saved.description["components"][name].get("init_args") or {}), component_state(saved.state, name)
     if not folder.is_dir():
         folder = _from_hub(source, revision)
     found = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
