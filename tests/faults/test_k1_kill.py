@@ -11,7 +11,7 @@ STEP = "--trainer.callbacks.step={}"
 EMA = ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.decay=0.9"]
 HIFIGAN = [
     "--config", str(SMOKE), *TOY_ARGS, "--trainer.max_steps=25", "--trainer.limit_train_batches=20",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
+    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.corpus.embedded_utterances=26",
     "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
 ]  # fmt: skip
 
