@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from zoo.cli.log_filters import printable
+from zoo.cli.recipes import shorten_list
 from zoo.common.systems import list_systems
 from zoo.runs.run_info import path_size
 
-MAX_KEYS = 12  # of an unknown file that are printed
 Components = dict[str, list[tuple[int, str]]]
 """Number of values and dtype of each tensor of a component."""
 
@@ -41,16 +41,15 @@ def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
     from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
 
-    is_run = (path / "config.yaml").is_file()
-    if not is_run and (facts := describe_original(path)):
+    if not (path / "config.yaml").is_file() and (facts := describe_original(path)):
         return print_facts(path, facts)
-    if checkpoints := find_checkpoints(path):
-        print(f"{path}: run folder, checkpoints: {len(checkpoints)}{'' if is_run else ', config.yaml is missing'}")
-        valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
-        for checkpoint in checkpoints:
-            state = "valid" if checkpoint in valid else "CORRUPT"
-            print(f"  {checkpoint.name}  {path_size(checkpoint) / 2**20:.1f} MiB  {state}")
-        return inspect_file(valid[0]) if valid else 1
+    if checkpoints := {checkpoint: is_valid_checkpoint(checkpoint) for checkpoint in find_checkpoints(path)}:
+        print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
+        for checkpoint, is_valid in checkpoints.items():
+            size = f"{path_size(checkpoint) / 2**20:.1f} MiB"
+            print(f"  {checkpoint.name}  {size}  {'valid' if is_valid else 'CORRUPT'}")
+        newest = next((checkpoint for checkpoint, is_valid in checkpoints.items() if is_valid), None)
+        return 1 if newest is None else inspect_file(newest)
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise ValueError(f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's")
@@ -81,10 +80,7 @@ def inspect_file(path: Path) -> int:
     facts = describe_original(path, content)
     if facts is None:
         keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
-        more = f", … ({len(keys)} in all)" if len(keys) > MAX_KEYS else ""
-        facts = {"kind": "file of another project", "keys": ", ".join(keys[:MAX_KEYS]) + more}
-    if classes := sorted({entry.path for entry in iterate_contents(content, set()) if hasattr(entry, "path")}):
-        facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
+        facts = {"kind": "file of another project", "keys": shorten_list(keys)}
     return print_facts(path, facts, count_tensors(content))
 
 
@@ -125,6 +121,7 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
 
     optimizers = content.get("optimizer_states") or []
     values = sum(count for count, _ in count_tensors(optimizers).get("content", []))
+    has_hash = path.with_name(path.name + HASH_SUFFIX).is_file()
     return {
         "kind": "checkpoint of the zoo",
         "task": content["zoo"].get("task"),
@@ -134,7 +131,7 @@ def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any
         "optimizers": f"{len(optimizers)}, {values:,} values" if optimizers else "none",
         "EMA": f"after {content['ema'].get('updates')} updates" if content.get("ema") else "none",
         **describe_frozen(content.get("frozen", {}), path.parent),
-        "valid": f"yes ({'sha256' if path.with_name(path.name + HASH_SUFFIX).is_file() else 'checksums of its own'})",
+        "valid": f"yes ({'sha256' if has_hash else 'checksums of its own'})",
     }
 
 
@@ -142,10 +139,12 @@ def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> d
     """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
     from zoo.runs.frozen import describe_record
 
-    facts = {f"frozen {path}": describe_record(record) for path, record in records.items()}
+    facts = {}
     for path, record in records.items():
-        if record["folder"] is not None and not (folder / record["folder"]).is_dir():
-            facts[f"frozen {path}"] += f", its copy {record['folder']} is MISSING"
+        is_missing = record["folder"] is not None and not (folder / record["folder"]).is_dir()
+        facts[f"frozen {path}"] = describe_record(record) + (
+            ", its copy {record['folder']} is MISSING" if is_missing else ""
+        )
     return facts
 
 

@@ -24,7 +24,7 @@ from rich.progress import track
 
 from zoo import __version__
 from zoo.common.atomic_files import TEMPORARY_MARK, delete_path
-from zoo.common.environment import peak_memory_bytes
+from zoo.common.environment import peak_memory_bytes, verbosity
 from zoo.common.journal import Journal, begin_output, format_error
 from zoo.common.reports import Row, write_report
 from zoo.runs.inference.base import Inference
@@ -103,7 +103,6 @@ def predict_files(
     rank: int = 0,
     world_size: int = 1,
     precision: str = "32-true",
-    show_progress: bool = True,
 ) -> Row:
     """Compute every world_size-th file from the rank-th on, but finished ones.
 
@@ -120,7 +119,7 @@ def predict_files(
     share = files[rank::world_size]
     results = open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite)
     with torch.inference_mode(), autocast(inference.device, precision):
-        for file in track(share, "predict", disable=not (show_progress and share and rank == 0)):
+        for file in track(share, "predict", disable=verbosity() == "quiet" or not share or rank > 0):
             results.process(inference, file)
     return {**results.finish(files), "peak_memory_gib": round(peak_memory_bytes(inference.device) / 2**30, 3)}
 

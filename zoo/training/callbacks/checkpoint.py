@@ -149,9 +149,11 @@ class Checkpoints(Checkpoint):
             for counts in (progress["total"], progress["current"]):
                 counts["completed"] = max(counts["ready"] - 1, 0)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Give the signals back."""
         self.stop.uninstall()
+
+    on_exception = teardown  # after which Lightning calls no teardown
 
     def _synchronize(self, trainer: L.Trainer) -> tuple[bool, int]:
         """Return whether it is time to save, and the exit code of a stop signal or 0, the same on all ranks."""
