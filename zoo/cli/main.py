@@ -36,16 +36,10 @@ def entry() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command with its arguments, those of the process when None.
 
-    Args:
-        args: the command and its arguments; the process's own when None.
-
-    Returns:
-        The exit code: 0 done, 1 failed, 2 wrong usage, 130 or 143 stopped by a signal.
-
-    Raises:
-        BrokenPipeError: when the reader of standard output has left.
+    Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 or 143 stopped by a signal. Raises BrokenPipeError when
+    the reader of standard output has left.
     """
     verbosity = os.environ.get(VERBOSITY_VARIABLE)
     packages, arguments = take_option(list(sys.argv[1:] if args is None else args), "--allow-import")

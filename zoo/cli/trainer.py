@@ -15,7 +15,6 @@ from typing import Any
 import lightning as L
 import torch.distributed
 import yaml
-from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -49,7 +48,7 @@ from zoo.runs.run_info import RECIPE_MARK
 from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
-from zoo.training.callbacks.progress import ProgressBar, TerminalSettings
+from zoo.training.callbacks.progress import ProgressBar
 from zoo.training.callbacks.samples import Samples
 from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
@@ -73,11 +72,7 @@ class ZooParser(OneLineParser, LightningArgumentParser):
 
 
 def check_values(config: Mapping[str, Any]) -> None:
-    """Refuse values that Lightning takes and fails at later, or that would read checkpoints by pickle.
-
-    Raises:
-        WrongNameError: naming the key.
-    """
+    """Refuse values that Lightning takes and fails at later, or that would read checkpoints by pickle."""
     for key, value in iterate_keys(config):
         if key.rpartition(".")[2] in POSITIVE and type(value) in (int, float) and value <= 0:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
@@ -90,13 +85,9 @@ def check_values(config: Mapping[str, Any]) -> None:
 
 
 class ConfigFile(L.Callback):
-    """Writes the complete, resolved config of a fit into its run folder.
+    """Writes the resolved config of a fit, which `read_config` returns as YAML, into its run folder.
 
-    A resumed run keeps its former config until a step was made by the new one, so a resume that is refused changes
-    nothing.
-
-    Args:
-        read_config: returns the config as YAML.
+    A resumed run keeps its former config until its first step, so a resume that is refused changes nothing.
     """
 
     def __init__(self, read_config: Callable[[], str]) -> None:
@@ -185,7 +176,7 @@ class ZooCLI(LightningCLI):
         parser.add_lightning_class_args(Samples, "samples")
         parser.add_argument("--loggers", type=list[LoggerName], default=[], help="beside metrics.csv, always on")
         parser.add_class_arguments(WandbSettings, "wandb")
-        parser.add_class_arguments(TerminalSettings, "terminal")
+        parser.add_class_arguments(ProgressBar, "terminal", instantiate=False)
         sources = "start from these weights: our checkpoint, an export, hf://user/name, an original's file, or a list"
         parser.add_argument("--init_from", type=list[str] | str | None, default=None, help=sources)
         share = "share of the tensors that must match"
@@ -260,7 +251,8 @@ class ZooCLI(LightningCLI):
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error) from error
         frozen.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        self.model.specs = describe_model(self.model, plain_init_args(self.config))
+        plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict()))
+        self.model.specs = describe_model(self.model, plain["init_args"])
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with our loggers and plugins."""
@@ -282,11 +274,6 @@ class ZooCLI(LightningCLI):
             kwargs["num_nodes"] = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # torchrun knows, and may change it
         summary = bool(settings.get("enable_model_summary"))  # the run's first lines count the weights
         return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)
-
-
-def plain_init_args(config: Namespace) -> dict[str, Any]:
-    """Return the arguments of the config's model as plain values."""
-    return yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
 
 
 def run(command: str, args: list[str], source_run: Path | None = None) -> int:

@@ -62,14 +62,9 @@ class ConnectionLostError(ExplainedError):
 
 
 def explain_error(exception: BaseException, config: Mapping[str, Any]) -> ExplainedError | None:
-    """Explain an exception that the user can act on.
+    """Return the error to report in the place of one that the user can act on, or has such a cause; None for others.
 
-    Args:
-        exception: what was raised; its causes are checked, too.
-        config: the run's configuration as nested mappings; may be empty.
-
-    Returns:
-        The error to report in its place, or None for an exception of another kind.
+    `config` is the run's, as nested mappings; may be empty.
     """
     for error in _chain(exception):
         if isinstance(error, ExplainedError):

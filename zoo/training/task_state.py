@@ -59,9 +59,7 @@ class CheckpointedTask(L.LightningModule):
     def save_frozen_modules(self, unless_resuming: bool = False) -> dict[str, Any]:
         """Copy local frozen modules into the run folder, once; return all their records.
 
-        Args:
-            unless_resuming: leave a folder with checkpoints alone. Whether the run is resumed is known only after its
-                checkpoint was read.
+        With `unless_resuming` a folder with checkpoints is left alone: the run may be one that a resume continues.
         """
         modules = frozen.frozen_modules({"": self})
         records = frozen.frozen_records(modules)

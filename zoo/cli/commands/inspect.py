@@ -9,9 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from zoo.cli.log_filters import printable
 from zoo.cli.recipes import shorten_list
+from zoo.common.safe_load import Record, UnsafeFileError, load_foreign_checkpoint
 from zoo.common.systems import list_systems
+from zoo.convert.engine import load_original
+from zoo.runs.checkpoints import HASH_SUFFIX, find_checkpoints, is_valid_checkpoint
+from zoo.runs.components import is_export, read_export_config
+from zoo.runs.frozen import describe_record
 from zoo.runs.run_info import path_size
 
 Components = dict[str, list[tuple[int, str]]]
@@ -39,17 +47,15 @@ def main(path: Path) -> int:
 
 def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
-    from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
-
     if not (path / "config.yaml").is_file() and (facts := describe_original(path)):
         return print_facts(path, facts)
-    if checkpoints := {checkpoint: is_valid_checkpoint(checkpoint) for checkpoint in find_checkpoints(path)}:
+    if checkpoints := find_checkpoints(path):
         print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
-        for checkpoint, is_valid in checkpoints.items():
-            size = f"{path_size(checkpoint) / 2**20:.1f} MiB"
-            print(f"  {checkpoint.name}  {size}  {'valid' if is_valid else 'CORRUPT'}")
-        newest = next((checkpoint for checkpoint, is_valid in checkpoints.items() if is_valid), None)
-        return 1 if newest is None else inspect_file(newest)
+        valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
+        for checkpoint in checkpoints:
+            state = "valid" if checkpoint in valid else "CORRUPT"
+            print(f"  {checkpoint.name}  {path_size(checkpoint) / 2**20:.1f} MiB  {state}")
+        return inspect_file(valid[0]) if valid else 1
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise ValueError(f"{path}: neither a run folder (*.ckpt), nor an export (*.safetensors), nor an original's")
@@ -58,10 +64,6 @@ def inspect_folder(path: Path) -> int:
 
 def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
-    from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
-    from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import is_valid_checkpoint
-
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
     if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
@@ -77,19 +79,14 @@ def inspect_file(path: Path) -> int:
         raise
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
         return print_facts(path, describe_checkpoint(path, content), count_tensors(content.get("state_dict")))
-    facts = describe_original(path, content)
-    if facts is None:
-        keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
-        facts = {"kind": "file of another project", "keys": shorten_list(keys)}
-    return print_facts(path, facts, count_tensors(content))
+    if facts := describe_original(path, content):
+        return print_facts(path, facts, count_tensors(content))
+    keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
+    return print_facts(path, {"kind": "file of another project", "keys": shorten_list(keys)}, count_tensors(content))
 
 
 def inspect_safetensors(path: Path) -> int:
     """Describe a safetensors file by its header and the export that it belongs to; returns the exit code."""
-    from safetensors import SafetensorError, safe_open
-
-    from zoo.runs.components import is_export, read_export_config
-
     components: Components = {}
     try:
         with safe_open(path, "numpy") as file:
@@ -102,49 +99,34 @@ def inspect_safetensors(path: Path) -> int:
         return print_facts(path, {"kind": "safetensors", "valid": f"NO: {error}"}, code=1)
     if is_export(path.parent):
         config = read_export_config(path.parent)
-        facts = {
-            "kind": "export of the zoo",
-            "task": config.get("task"),
-            "inference": config["inference"],
-            "version": config["zoo"],
-            "source": config.get("source"),
-            "step": f"{config.get('step')} batches",
-            "weight norm folded in": ", ".join(config.get("fused", [])) or "none",
-            **describe_frozen(config.get("frozen", {}), path.parent),
-        }
+        facts = {"kind": "export of the zoo", **{key: config.get(key) for key in ("task", "zoo", "source", "step")}}
+        facts |= describe_frozen(config.get("frozen", {}), path.parent)
     return print_facts(path, {**facts, "valid": "yes (header and length)"}, components)
 
 
 def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Collect the facts of a checkpoint that this project wrote."""
-    from zoo.runs.checkpoints import HASH_SUFFIX
-
     optimizers = content.get("optimizer_states") or []
     values = sum(count for count, _ in count_tensors(optimizers).get("content", []))
-    has_hash = path.with_name(path.name + HASH_SUFFIX).is_file()
     return {
         "kind": "checkpoint of the zoo",
         "task": content["zoo"].get("task"),
-        "version": content["zoo"].get("version"),
-        "step": f"{content.get('global_step')} batches",
+        "zoo": content["zoo"].get("version"),
+        "step": content.get("global_step"),
         "epoch": content.get("epoch"),
         "optimizers": f"{len(optimizers)}, {values:,} values" if optimizers else "none",
         "EMA": f"after {content['ema'].get('updates')} updates" if content.get("ema") else "none",
         **describe_frozen(content.get("frozen", {}), path.parent),
-        "valid": f"yes ({'sha256' if has_hash else 'checksums of its own'})",
+        "valid": "yes (sha256)" if path.with_name(path.name + HASH_SUFFIX).is_file() else "yes (checksums of its own)",
     }
 
 
 def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
     """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
-    from zoo.runs.frozen import describe_record
-
-    facts = {}
+    facts = {f"frozen {path}": describe_record(record) for path, record in records.items()}
     for path, record in records.items():
-        is_missing = record["folder"] is not None and not (folder / record["folder"]).is_dir()
-        facts[f"frozen {path}"] = describe_record(record) + (
-            ", its copy {record['folder']} is MISSING" if is_missing else ""
-        )
+        if record["folder"] is not None and not (folder / record["folder"]).is_dir():
+            facts[f"frozen {path}"] += f", its copy {record['folder']} is MISSING"
     return facts
 
 
@@ -163,8 +145,6 @@ def count_tensors(content: Any) -> Components:
 
     A container that several keys share counts for the first; keys without tensors are left out.
     """
-    import torch
-
     components: Components = {}
     visited: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
@@ -177,10 +157,6 @@ def count_tensors(content: Any) -> Components:
 
 def iterate_contents(content: Any, visited: set[int]) -> Iterator[Any]:
     """Yield the tensors and records inside a loaded object; each container is opened once."""
-    import torch
-
-    from zoo.common.safe_load import Record
-
     pending = [content]
     while pending:
         value = pending.pop()

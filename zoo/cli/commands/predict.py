@@ -74,17 +74,9 @@ def main(
 
 
 def parse_options(specs: dict[str, Any], args: Sequence[str]) -> tuple[type[Inference], dict[str, Any]]:
-    """Parse `--model.KEY VALUE` by the types of the system's inference; `--model.init_args.KEY` means the same.
+    """Parse `--model.KEY VALUE` (or `--model.init_args.KEY`) by the types of the inference that a checkpoint describes.
 
-    Args:
-        specs: description of the checkpoint.
-        args: the options.
-
-    Returns:
-        The class of the inference, and the values of these options.
-
-    Raises:
-        WrongNameError: for an option that the command or the system does not have, with the nearest.
+    Returns the class of the inference, and the values of these options.
     """
     restrict_imports()
     cls: type[Inference] = registry.get_class(specs["inference"], Inference)

@@ -206,6 +206,11 @@ class Checkpoints(Checkpoint):
         return sorted(folder.glob("best-step_*.ckpt"), key=parse_score, reverse=self.mode == "max")
 
 
+def find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints | None:
+    """Return the callback that saves a trainer's checkpoints."""
+    return next((each for each in trainer.checkpoint_callbacks if isinstance(each, Checkpoints)), None)
+
+
 def is_fast_dev_run(trainer: L.Trainer) -> bool:
     """Return whether this is a fast_dev_run, which leaves no files."""
     return bool(getattr(trainer, "fast_dev_run", False))

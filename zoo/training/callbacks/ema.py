@@ -27,9 +27,6 @@ class EMA(L.Callback):
         every_n_steps: optimizer steps between updates.
         warm_up: lower the decay of update n to (1 + n) / (10 + n) where that is less, so that a short run's average
             is not its beginning.
-
-    Raises:
-        ValueError: when a number is out of its range or the task has no such module.
     """
 
     def __init__(

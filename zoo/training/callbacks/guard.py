@@ -86,9 +86,6 @@ class Plateau(LrMultiplier):
         patience: validations in a row without improvement that make a plateau.
         mode: "min" or "max".
         floor: smallest multiplier.
-
-    Raises:
-        ValueError: when a number is out of its range; in validation, when the metric is not logged.
     """
 
     counters = ("multiplier", "best", "waited")
@@ -152,10 +149,6 @@ class LossGuard(LrMultiplier):
         patience: consecutive bad batches at which training stops.
         reduce_factor: multiplier per bad batch for "reduce", in (0, 1).
         floor: smallest learning-rate multiplier.
-
-    Raises:
-        ValueError: when a number is out of its range.
-        DivergedError: while training, after `patience` bad batches in a row.
     """
 
     counters: ClassVar[tuple[str, ...]] = ("skipped_batches", "multiplier", "in_a_row")

@@ -20,11 +20,9 @@ def is_dtensor(value: Any) -> bool:
 
 
 def distribute_like(value: Any, target: Tensor) -> Any:
-    """Return a copy of a value on the device of a tensor, sharded as that is.
+    """Return a copy of a full or sharded tensor on the device of another, sharded as that is.
 
-    Args:
-        value: a full tensor, the same on every process, or a sharded one. Of another shape than `target`, and no
-            tensor, it is returned as is.
+    What is no tensor of the other's shape is returned as is.
     """
     if not isinstance(value, Tensor) or value.shape != target.shape:
         return value
