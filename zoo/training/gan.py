@@ -163,8 +163,7 @@ class GANTask(ZooTask):
             if build_schedule is not None:
                 scheduler = build_schedule(optimizer)
                 set_total_steps(scheduler, self.trainer)
-                entry = {"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{key}"}
-                schedules.append(entry)
+                schedules.append({"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{key}"})
         return optimizers, schedules
 
     def training_step(self, batch: Any, batch_idx: int) -> None:

@@ -70,8 +70,6 @@ class WarmupLinear(WarmupConstant):
         start_at_zero: step s of the warm-up trains with s / warmup_steps of the base rate, the first with zero.
     """
 
-    total_steps: int | None
-
     def __init__(
         self,
         optimizer: Optimizer,

@@ -18,6 +18,7 @@ WARM_UP_STEPS = 2  # the first allocates; activations are counted in the second
 class StepCost(L.Callback):
     """Measures the cost of a few steps after two others, then ends the run.
 
+    `step_seconds` and `wait_seconds`, for its batch, are medians, the device's queue included.
     `state_bytes` are those of weights, gradients, buffers and optimizers; `activation_bytes` of the storages that
     autograd saves for the backward pass, without the weights, at their peak within one step.
     """
@@ -25,20 +26,11 @@ class StepCost(L.Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.state_bytes = self.activation_bytes = 0
-        self.durations: list[float] = []
+        self.step_seconds = self.wait_seconds = 0.0
+        self._durations: list[float] = []
         self._waits: list[float] = []
         self._last_time = 0.0
         self._counter: ActivationCounter | None = None
-
-    @property
-    def step_seconds(self) -> float:
-        """Median duration of a step, the device's queue included."""
-        return statistics.median(self.durations[WARM_UP_STEPS:] or self.durations)
-
-    @property
-    def wait_seconds(self) -> float:
-        """Median of the time a step waits for its batch."""
-        return statistics.median(self._waits[WARM_UP_STEPS:] or self._waits)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -47,18 +39,20 @@ class StepCost(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Record the wait; count activations in the last warm-up step."""
         self._waits.append(self._measure(pl_module.device))
-        if len(self.durations) == WARM_UP_STEPS - 1:
+        if len(self._durations) == WARM_UP_STEPS - 1:
             self._counter = ActivationCounter(pl_module.parameters())
             self._counter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Record the duration; after the last step count the tensors that exist between steps, and stop."""
-        self.durations.append(self._measure(pl_module.device))
+        self._durations.append(self._measure(pl_module.device))
         if self._counter is not None:
             self._counter.__exit__(None, None, None)
             self.activation_bytes, self._counter = self._counter.peak, None
-        if len(self.durations) < WARM_UP_STEPS + self.steps:
+        if len(self._durations) < WARM_UP_STEPS + self.steps:
             return
+        self.step_seconds = statistics.median(self._durations[WARM_UP_STEPS:])
+        self.wait_seconds = statistics.median(self._waits[WARM_UP_STEPS:])
         tensors = [*pl_module.parameters(), *pl_module.buffers()]
         tensors += [weight for weight in pl_module.parameters() if weight.requires_grad]  # their gradients
         states = [value for each in trainer.optimizers for state in each.state.values() for value in state.values()]

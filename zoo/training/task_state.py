@@ -73,12 +73,7 @@ class CheckpointedTask(L.LightningModule):
         optimizers, schedulers = split_optimizers(self.configure_optimizers())
         changes = apply_hyperparameters(checkpoint, optimizers, schedulers, self.optimizer_names)
         if changes is not None and self.trainer.is_global_zero:
-            rates = ", ".join(f"{group['lr']:.6g}" for optimizer in optimizers for group in optimizer.param_groups)
-            log.warning(
-                "resumed with %s; the next step's learning rate is %s: this is no longer the run that was interrupted",
-                changes,
-                rates,
-            )
+            log.warning("resumed with %s: this is no longer the run that was interrupted", changes)
 
     def _check_module_specs(self, saved: dict[str, Any] | None, frozen_paths: list[str]) -> None:
         """Compare descriptions without memory options and sources of frozen modules, whose hashes are compared."""

@@ -106,9 +106,7 @@ class EMA(L.Callback):
         names = saved["shadow"].keys()
         if names and names != tensors.keys():
             difference = ", ".join(sorted(names ^ tensors.keys())[:3])
-            raise ValueError(
-                f"EMA: the checkpoint averages other weights than modules {self.modules}: {difference}, ..."
-            )
+            raise ValueError(f"EMA: the checkpoint averages other weights than modules {self.modules}: {difference}")
         self.shadow = {name: distribute_like(value, tensors[name]) for name, value in saved["shadow"].items()}
         self.updates = saved["updates"]
 

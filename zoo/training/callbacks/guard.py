@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zoo.common.checks import check_above, check_at_least, check_between, check_one_of
-from zoo.training.strategies.sharding import gradient_norm, hides_gradients
+from zoo.training.strategies.sharding import gradient_norm
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class LrMultiplier(L.Callback):
             setattr(self, name, state_dict[name])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse strategies that step an optimizer of their own."""
-        if hides_gradients(trainer):
+        """Refuse DeepSpeed, whose engine holds gradients and optimizer."""
+        if getattr(trainer.strategy, "hides_gradients", False):
             name = type(trainer.strategy).__name__
             raise ValueError(f"{type(self).__name__} does not work with {name}: use --config trainer/fsdp")
 

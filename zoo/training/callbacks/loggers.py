@@ -185,10 +185,10 @@ class RunInfoLogger(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the results."""
         if self._is_active:
-            self._log_results(trainer)
+            self.on_exception(trainer)
             log.info("%s %d", FINISHED_MARK, trainer.global_step)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, *_: Any) -> None:
         """Log what there is."""
         if self._is_active:
             self._log_results(trainer)

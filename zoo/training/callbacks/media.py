@@ -152,7 +152,6 @@ def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: byt
     write_atomic(path, lambda file: file.write(content))
     step = trainer.fit_loop.epoch_loop._batches_that_stepped  # that of this validation's metrics
     for logger in trainer.loggers:
-        kind = type(logger).__name__
         try:
             if isinstance(logger, WandbLogger):
                 paths = () if "data" in wandb[1] else ([str(path)],)
@@ -162,7 +161,7 @@ def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: byt
             elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_artifact(logger.run_id, str(path), f"media/{folder.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
-            _warn_once(f"{kind} takes no {suffix} files ({error}); they are in {folder.parent}")
+            _warn_once(f"{type(logger).__name__} takes no {suffix} files ({error}); they are in {folder.parent}")
 
 
 @functools.cache

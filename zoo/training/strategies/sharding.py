@@ -78,10 +78,5 @@ def is_sharded(trainer: L.Trainer) -> bool:
     return bool(getattr(trainer.strategy, "shards_weights", False))
 
 
-def hides_gradients(trainer: L.Trainer) -> bool:
-    """Return whether gradients and optimizer are in the strategy's engine, out of a callback's reach (DeepSpeed)."""
-    return bool(getattr(trainer.strategy, "hides_gradients", False))
-
-
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
