@@ -62,7 +62,7 @@ class ConnectionLostError(ExplainedError):
 
 
 def explain_error(exception: BaseException, config: Mapping[str, Any]) -> ExplainedError | None:
-    """Return the error to report in the place of one that the user can act on, or has such a cause; None for others.
+    """Return the error to report when the user can act on an exception or a cause of it; None for others.
 
     `config` is the run's, as nested mappings; may be empty.
     """
