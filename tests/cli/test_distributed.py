@@ -17,9 +17,16 @@ DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
 SGD = [f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"]
 # in float64 the halves of a batch sum up to the batch on every processor; with SSE4 weights differ by 3e-15
 EXACT = "--trainer.precision=64-true"
-STEPS = ["--trainer.max_steps=3", "--trainer.val_check_interval=3", "--trainer.log_every_n_steps=1"]
-SPEECH = ["--data.init_args.val_items=3", "--data.init_args.embedded_utterances=15"]
-ARGS = [EXACT, "--config", SMOKE, *SGD, *STEPS, *SPEECH]
+ARGS = [
+    EXACT,
+    "--config",
+    SMOKE,
+    *SGD,
+    "--trainer.max_steps=3",
+    "--trainer.val_check_interval=3",
+    "--data.init_args.val_items=3",
+]
+ARGS += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -38,12 +45,6 @@ def losses(run: Path) -> dict[str, float]:
         row = [row for row in csv.DictReader(file) if row.get("train/loss") or row.get("train/g/total")][-1]
     names = [key for key, value in row.items() if value and ("loss" in key or key.startswith(("train/g/", "train/d/")))]
     return {key: float(row[key]) for key in names if key.startswith("train/")}
-
-
-def assert_equal_runs(two: Path, one: Path, metric: str) -> None:
-    torch.testing.assert_close(weights(two), weights(one), rtol=0, atol=1e-10)
-    assert validation(two, metric) == pytest.approx(validation(one, metric), rel=1e-5)
-    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
 
 
 def good_ranks(results: list[subprocess.CompletedProcess[str]]) -> None:
@@ -77,7 +78,15 @@ def test_two_processes_equal_one_with_the_joined_batch(recipe: str, tmp_path: Pa
 )
 def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float], metric: str, tmp_path: Path) -> None:
     recipe = REPOSITORY / "configs" / "miipher" / f"smoke_{stage}.yaml"
-    args = [EXACT, "--config", recipe, *STEPS, *SPEECH]
+    args = [
+        EXACT,
+        "--config",
+        recipe,
+        "--trainer.max_steps=3",
+        "--trainer.val_check_interval=3",
+        "--data.init_args.val_items=3",
+    ]
+    args += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
     args += [
         f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()
     ]
@@ -90,7 +99,13 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
 
 
 FLOW = [
-    *(EXACT, "--config", REPOSITORY / "configs" / "flow" / "smoke.yaml", *STEPS, "--data.init_args.max_per_class=10"),
+    EXACT,
+    "--config",
+    REPOSITORY / "configs" / "flow" / "smoke.yaml",
+    "--trainer.max_steps=3",
+    "--trainer.val_check_interval=3",
+    "--trainer.log_every_n_steps=1",
+    "--data.init_args.max_per_class=10",
     # pairs of a batch would be others in the halves of a batch
     "--model.init_args.coupling=null",
     "--model.init_args.net.init_args.dropout=0",
@@ -123,7 +138,9 @@ def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launch
     result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     good(result)
     run = tmp_path / "run"
-    assert_equal_runs(run, one, "val/loss")
+    torch.testing.assert_close(weights(run), weights(one), rtol=0, atol=1e-10)
+    assert validation(run, "val/loss") == pytest.approx(validation(one, "val/loss"), rel=1e-5)
+    assert losses(run) == pytest.approx(losses(one), rel=1e-5)
     # the warm-up counts updates, not processes
     steps = [load_checkpoint(newest(each))["lr_schedulers"][0]["last_epoch"] for each in (one, run)]
     assert steps == [3, 3]
@@ -146,7 +163,9 @@ def test_two_processes_equal_one_for_the_transformer(recipe: str, images: str, t
     good(forked("fit", *args, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
     both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
     good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
-    assert_equal_runs(tmp_path / "two", tmp_path / "one", "val/loss")
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    assert validation(tmp_path / "two", "val/loss") == pytest.approx(validation(tmp_path / "one", "val/loss"), rel=1e-5)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
 def test_noise_and_times_of_flow_differ_between_ranks() -> None:
@@ -235,7 +254,10 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     args = [*stage, *COMPRESSED_AD, EXACT]
     good(forked("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
     good_ranks(forked_ranks("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
-    assert_equal_runs(tmp_path / "two", tmp_path / "one", metric)
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     seen = [set((tmp_path / f"seen_{name}.txt").read_text().split("\n")[:-1]) for name in ("1_0", "2_0", "2_1")]
     assert [len(rows) for rows in seen] == [48, 24, 24]
     assert not seen[1] & seen[2] and seen[1] | seen[2] == seen[0]

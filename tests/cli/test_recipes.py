@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,68 +31,58 @@ def name(path: Path) -> str:
     return f"{path.parent.name}-{path.stem}"
 
 
-def init_args(model: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Arguments of a component of a recipe's model."""
-    for component in names:
-        model = (model.get(component) or {}).get("init_args", {})
-    return model
-
-
-# classes with a source -> configs of small random ones of the same width, by their arguments and the model's
-SMALL_CONFIGS: dict[str, Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
-    "zoo.ci_llm.Backbone": lambda own, model: {
-        "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 400,
-    },
-    "zoo.miipher.Backbone": lambda own, model: {
-        "model_type": "hubert", "hidden_size": init_args(model, "generator").get("in_channels", 32),
-        "num_attention_heads": 4, "intermediate_size": 8, "num_hidden_layers": own["layer"], "conv_dim": [8] * 7,
-        "num_conv_pos_embedding_groups": 4,
-    },
-    "zoo.audiosr.FrozenAutoencoder": lambda own, model: {
-        "channels": 4, "multipliers": [1, 1], "blocks": 1, "norm_groups": 2,
-        "latent_channels": init_args(model, "net", "unet")["out_channels"],
-    },
-    "zoo.hifigan.EncodecFeatures": lambda own, model: {
-        "num_filters": 2, "num_lstm_layers": 1, "codebook_size": 4,
-        **dict.fromkeys(("codebook_dim", "hidden_size"), init_args(model, "generator").get("in_channels", 32)),
-    },
-    "zoo.flow.FrozenAutoencoder": lambda own, model: {
-        "block_out_channels": [2, 2, 2, 2], "layers_per_block": 1, "norm_num_groups": 1,
-        "latent_channels": init_args(model, "net")["in_channels"],
-    },
-    "zoo.flow.FrozenText": lambda own, model: {
-        "model_type": "t5", "d_model": init_args(model, "net")["context_dim"], "d_kv": 4, "d_ff": 8, "num_layers": 1,
-        "vocab_size": 384,
-    },
-    "zoo.audiosr.FrozenVocoder": lambda own, model: {
-        "in_channels": init_args(model, "features")["n_mels"], "initial_channels": 2, "resblock_kernel_sizes": [3],
-        "resblock_dilation_sizes": [[1]],
-        **{key: [init_args(model, "features")["hop_length"]] for key in ("upsample_rates", "upsample_kernel_sizes")},
-    },
-    "zoo.audiosr.FrozenDenoiser": lambda own, model: {
-        "unet": {**init_args(model, "net", "unet"), "channels": min(init_args(model, "net", "unet")["channels"], 32)}
-    },
-}  # fmt: skip
-
-
 def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Overrides of a recipe, by which backbones with a source become small random ones of the same width."""
+    """What to lay over a recipe so that backbones with a source become small random ones of the same width."""
+    generator = recipe["model"]["init_args"].get("generator", {"init_args": {}})
+    width = generator["init_args"].get("in_channels", 32)
+    net = recipe["model"]["init_args"].get("net", {"init_args": {}})
+    mel = recipe["model"]["init_args"].get("features") or {"init_args": {}}
 
-    def shrink(value: Any) -> Any:
+    def small(value: Any) -> Any:
         if not isinstance(value, dict):
             return None
-        path, own = value.get("class_path", ""), value.get("init_args", {})
-        if path in SMALL_CONFIGS and own.get("source"):
-            config = SMALL_CONFIGS[path](own, recipe["model"]["init_args"])
-            quantization = {"quantization": "none"} if path == "zoo.ci_llm.Backbone" else {}
-            return {"init_args": {"source": None, "config": config, **quantization}}
-        if path in ("zoo.audiosr.UNet", "zoo.audiosr.Autoencoder") and own["channels"] > 64:
+        path, arguments = value.get("class_path"), value.get("init_args", {})
+        if path == "zoo.ci_llm.Backbone" and arguments.get("source"):
+            config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+            config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 400}
+            return {"init_args": {"source": None, "quantization": "none", "config": config}}
+        if path == "zoo.miipher.Backbone" and arguments.get("source"):
+            layers = value["init_args"]["layer"]
+            config = {"model_type": "hubert", "hidden_size": width, "num_attention_heads": 4, "intermediate_size": 8}
+            config |= {"num_hidden_layers": layers, "conv_dim": [8] * 7, "num_conv_pos_embedding_groups": 4}
+            return {"init_args": {"source": None, "config": config}}
+        if path == "zoo.audiosr.FrozenAutoencoder" and arguments.get("source"):
+            latents = net["init_args"]["unet"]["init_args"]["out_channels"]
+            config = {"in_channels": 1, "out_channels": 1, "block_out_channels": [4, 4], "layers_per_block": 1}
+            config |= {"latent_channels": latents, "norm_num_groups": 2}
+            return {"init_args": {"source": None, "config": config}}
+        if path == "zoo.hifigan.EncodecFeatures" and arguments.get("source"):
+            config = {"num_filters": 2, "num_lstm_layers": 1, "codebook_size": 4, "codebook_dim": width}
+            return {"init_args": {"source": None, "config": {**config, "hidden_size": width}}}
+        if path == "zoo.flow.FrozenAutoencoder" and arguments.get("source"):
+            config = {"block_out_channels": [2, 2, 2, 2], "layers_per_block": 1, "norm_num_groups": 1}
+            return {
+                "init_args": {"source": None, "config": {**config, "latent_channels": net["init_args"]["in_channels"]}}
+            }
+        if path == "zoo.flow.FrozenText" and arguments.get("source"):
+            config = {"model_type": "t5", "d_model": net["init_args"]["context_dim"], "d_kv": 4, "d_ff": 8}
+            return {"init_args": {"source": None, "config": {**config, "num_layers": 1, "vocab_size": 384}}}
+        if path == "zoo.audiosr.FrozenVocoder" and arguments.get("source"):
+            hop = mel["init_args"]["hop_length"]
+            config = {"in_channels": mel["init_args"]["n_mels"], "initial_channels": 2, "upsample_rates": [hop]}
+            config |= {"upsample_kernel_sizes": [hop], "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]]}
+            return {"init_args": {"source": None, "config": config}}
+        if path == "zoo.audiosr.FrozenDenoiser" and arguments.get("source"):
+            unet = net["init_args"]["unet"]["init_args"]
+            return {"init_args": {"source": None, "config": {"unet": {**unet, "channels": min(unet["channels"], 32)}}}}
+        if path == "zoo.audiosr.UNet" and arguments["channels"] > 64:
             return {"init_args": {"channels": 32}}  # the original's sizes take seconds to build
-        changes = {key: shrink(each) for key, each in value.items()}
-        return {key: each for key, each in changes.items() if each} or None
+        if path == "zoo.blocks.AutoencoderKL" and arguments["block_out_channels"][0] > 64:
+            return {"init_args": {"block_out_channels": [32] * len(arguments["block_out_channels"])}}
+        found = {key: small(each) for key, each in value.items()}
+        return {key: each for key, each in found.items() if each} or None
 
-    return shrink(recipe) or {}
+    return small(recipe) or {}
 
 
 @pytest.mark.parametrize(("recipe", "extra"), [*((path, ()) for path in SMOKE), (TOY_RECIPE, TOY_ARGS)], ids=str)

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.run_folders import make
-from zoo.runs.compare_runs import compare_runs, plot_lines, result_table, select_metrics, sparkline
+from zoo.runs.compare_runs import compare_runs, result_table, select_metrics
 
 
 def test_differences_and_results(tmp_path):
@@ -58,16 +58,3 @@ def test_metrics_are_chosen_by_names_and_patterns():
     assert select_metrics(shared, "[val/*, train/lr_x]") == ["val/a", "val/b", "train/lr_x"]
     with pytest.raises(ValueError, match=r"--metrics val/c: .*train/loss"):
         select_metrics(shared, "val/c")
-
-
-def test_sparklines():
-    assert sparkline([(0, 0), (1, 7), (2, 3.5), (3, 0)], (0, 3), (0, 7), width=4) == "▁█▅▁"
-    assert sparkline([(0, 1)], (0, 3), (1, 1), width=4) == "▁"
-    assert sparkline([(1, 0), (3, 1)], (0, 3), (0, 1), width=4) == " ▁▁█"
-    assert sparkline([], (0, 1), (0, 1)) == ""
-
-
-def test_plots_share_one_scale(tmp_path):
-    two = make(tmp_path / "22", rows="step,epoch,train/loss,val/loss\n4,0,2.0,\n19,0,0,1\n")
-    lines = plot_lines(compare_runs([make(tmp_path / "1"), two], tmp_path), ["train/loss", "val/loss"], width=4)
-    assert lines == ["train/loss  0 to 2, steps 4 to 19", "  1   █▅", "  22  ███▁"]

@@ -145,9 +145,8 @@ def extract_archive(archive: Path, folder: Path) -> int:
             _extract_tar(archive, temporary)
         for path in temporary.rglob("*"):
             target = folder / path.relative_to(temporary)
-            if (
-                path.is_file() and not path.is_symlink() and "__MACOSX" not in path.parts
-            ):  # resource forks of the Finder
+            is_resource_fork = "__MACOSX" in path.parts  # of the Finder
+            if path.is_file() and not path.is_symlink() and not is_resource_fork:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, target)
                 count += 1

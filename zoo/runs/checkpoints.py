@@ -21,7 +21,7 @@ from zoo.common.atomic_files import TEMPORARY_MARK, replace_atomically, write_at
 log = logging.getLogger(__name__)
 
 HASH_SUFFIX = ".sha256"
-_DIGEST = re.compile("[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}\b")
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
@@ -44,7 +44,7 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):
                 raise OSError(f"could not write {path}: disk full? ({free / 2**20:.0f} MiB free)") from error
             raise
-        digest = _sha256(temporary)
+        digest = file_digest(temporary)
         _hash_file(path).unlink(missing_ok=True)  # it belongs to the file that is replaced now
     write_atomic(_hash_file(path), lambda file: file.write(f"{digest}  {path.name}\n".encode()))
 
@@ -53,7 +53,8 @@ def _hash_file(path: Path) -> Path:
     return path.with_name(path.name + HASH_SUFFIX)
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -107,21 +108,15 @@ def is_valid_checkpoint(path: Path, warn: bool = False) -> bool:
 
 def _find_damage(path: Path) -> str | None:
     hash_file = _hash_file(path)
-    try:
-        digest = hash_file.read_text(encoding="utf-8").partition(" ")[0]
-    except (OSError, ValueError):
-        digest = ""
-    if not _DIGEST.fullmatch(digest):
-        digest = ""
-        log.warning(
-            "%s: %s holds no hash, so the whole file is read and its own checksums are compared", path, hash_file
-        )
+    match = _DIGEST.match(hash_file.read_text(encoding="utf-8", errors="replace")) if hash_file.is_file() else None
+    if match is None:
+        log.warning("%s: %s holds no hash, so the checksums of the whole file are compared", path, hash_file)
     try:
         with zipfile.ZipFile(path) as archive:
-            corrupt = None if digest else archive.testzip()
+            corrupt = archive.testzip() if match is None else None
             if corrupt or not archive.namelist():
                 return f"its entry {corrupt} is damaged" if corrupt else "its zip is empty"
-        return "its sha256 does not match" if digest and _sha256(path) != digest else None
+        return "its sha256 does not match" if match is not None and file_digest(path) != match[0] else None
     except (ValueError, zipfile.BadZipFile, OSError) as error:
         return str(error)
 
@@ -145,10 +140,10 @@ def find_checkpoint(path: Path) -> Path:
     candidates = find_checkpoints(path)
     if not candidates:
         raise FileNotFoundError(f"no checkpoint (*.ckpt) in the folder {path}")
-    for candidate in candidates:
-        if is_valid_checkpoint(candidate, warn=True):
-            return candidate
-    raise ValueError(f"every checkpoint in {path} is corrupt: {', '.join(each.name for each in candidates)}")
+    newest = next((each for each in candidates if is_valid_checkpoint(each, warn=True)), None)
+    if newest is None:
+        raise ValueError(f"every checkpoint in {path} is corrupt: {', '.join(each.name for each in candidates)}")
+    return newest
 
 
 def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:

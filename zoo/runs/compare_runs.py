@@ -17,7 +17,6 @@ from zoo.runs.run_info import Points, RunInfo
 
 METRIC_FILES = (CSV_NAME, "test.csv", "validate.csv")
 SUMMARY_NAME = "summary.csv"  # of an evaluation of audio, by system and measure
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _DEFAULT_METRICS = 8
 
 
@@ -127,41 +126,6 @@ def select_metrics(shared: Sequence[str], requested: str, monitors: Sequence[str
     evaluated = [key for key in shared if key.startswith(("val/", "test/"))]
     selected = list(dict.fromkeys([*monitored, *evaluated, *run_info.select_loss_metrics(shared)]))
     return (selected or list(shared))[:_DEFAULT_METRICS]
-
-
-def sparkline(points: Points, steps: tuple[float, float], values: tuple[float, float], width: int = 40) -> str:
-    """Draw a curve as a line of blocks.
-
-    Args:
-        steps: at the left and the right end.
-        values: at the lowest and the highest block.
-        width: characters of the whole axis; a curve that ends earlier is shorter.
-    """
-    step_range, value_range = max(steps[1] - steps[0], 1e-12), max(values[1] - values[0], 1e-12)
-    # the last value of each cell
-    cells = {round((step - steps[0]) / step_range * (width - 1)): value for step, value in points}
-    line, block = "", " "
-    for cell in range(max(cells, default=-1) + 1):
-        if cell in cells:
-            block = _BLOCKS[round((cells[cell] - values[0]) / value_range * (len(_BLOCKS) - 1))]
-        line += block
-    return line
-
-
-def plot_lines(comparison: RunComparison, metrics: Sequence[str], width: int = 40) -> list[str]:
-    """Draw small plots for a terminal, with one scale for all runs of a metric."""
-    lines = []
-    size = max(map(len, comparison.names))
-    for metric in metrics:
-        curves = [each[metric] for each in comparison.curves]
-        if max(map(len, curves)) < 2:
-            continue
-        steps, values = zip(*(point for points in curves for point in points), strict=True)
-        (first, last), (low, high) = (min(steps), max(steps)), (min(values), max(values))
-        lines.append(f"{metric}  {low:.4g} to {high:.4g}, steps {first:.0f} to {last:.0f}")
-        for name, points in zip(comparison.names, curves, strict=True):
-            lines.append(f"  {name:<{size}}  {sparkline(points, (first, last), (low, high), width)}")
-    return lines
 
 
 def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:

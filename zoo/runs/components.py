@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from zoo import __version__
@@ -30,15 +30,6 @@ class Components(NamedTuple):
     description: dict[str, Any]  # `inference`, `components`, `options`, `frozen` and `step`
     state: dict[str, Tensor]  # by `<component>.<name>`
     fused: list[str]  # names of the components whose norms are folded
-
-
-class SavedNet(NamedTuple):
-    """A net of a run, checkpoint or export, with averaged weights where that has them."""
-
-    spec: dict[str, Any]  # `class_path` and `init_args`
-    state: dict[str, Tensor]
-    fused: bool  # whether its norms are folded
-    records: dict[str, Any]  # of the frozen modules of the whole system, see `zoo.runs.frozen`
 
 
 def is_export(path: Path) -> bool:
@@ -109,11 +100,36 @@ def find_run_path(source: Path) -> Path | None:
     return find_latest_run(source)
 
 
-def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> SavedNet:
+def save_components(folder: Path, weights: dict[str, Tensor], description: Mapping[str, Any], **facts: Any) -> None:
+    """Write weights and description into an existing folder, as an export holds them.
+
+    Args:
+        weights: by `<component>.<name>`, contiguous, on the CPU.
+        description: `inference`, `components`, `frozen`, and where there are any `task` and `options`.
+        **facts: further entries of config.json.
+    """
+    keys = ("inference", "task", "components", "options", "frozen")
+    entries = {key: description[key] for key in keys if key in description}
+    config = {"zoo": __version__, "format": FORMAT, **entries, **facts}
+    (folder / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def load_weights(net: nn.Module, state: Mapping[str, Tensor], is_fused: bool) -> None:
+    """Load the weights of a component, whose norms may be folded."""
+    if is_fused:
+        net.remove_weight_norm_()  # type: ignore[operator]
+    net.load_state_dict(state)
+
+
+def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> tuple[str, Components]:
     """Read the only net of a base class in a run, checkpoint, export or the latest run of a folder.
 
     Args:
         class_name: usual class of such a net, for the error.
+
+    Returns:
+        The net's name, and all components.
 
     Raises:
         FileNotFoundError: there is nothing at the source.
@@ -122,8 +138,8 @@ def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> Sav
     path = find_run_path(source) or source
     if not path.exists():
         raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
-    description, state, fused = read_components(path)
-    components = description["components"]
+    saved = read_components(path)
+    components = saved.description["components"]
     specs = {name: spec for name, spec in components.items() if isinstance(spec, Mapping) and "class_path" in spec}
     names = [name for name, spec in specs.items() if issubclass(registry.get_class(spec["class_path"]), base)]
     if len(names) != 1:
@@ -131,9 +147,7 @@ def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> Sav
             f"{path}: expected one component of class {class_name} or a relative, found {len(names)} among "
             f"{list(components)}"
         )
-    (name,) = names
-    records = dict(description.get("frozen", {}))
-    return SavedNet(dict(specs[name]), component_state(state, name), name in fused, records)
+    return names[0], saved
 
 
 class FrozenNet(FrozenModule):
@@ -163,28 +177,26 @@ class FrozenNet(FrozenModule):
         config: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        class_name = registry.public_name(self.net_class)
         super().__init__(source, revision)
+        class_name = registry.public_name(self.net_class)
+        state, is_fused = {}, False
         if source is not None:
-            saved = read_single_net(Path(source), self.net_base, class_name)
+            name, saved = read_single_net(Path(source), self.net_base, class_name)
+            self.spec, self.records = saved.description["components"][name], saved.description.get("frozen", {})
+            state, is_fused = component_state(saved.state, name), name in saved.fused
         elif config is not None:
-            saved = SavedNet(self.describe_net(config), {}, False, {})
+            self.spec, self.records = self.describe_net(config), {}
         else:
             raise ValueError(
                 f"{type(self).__name__}: give source (a run, a checkpoint, an export) or config (of {class_name}, for "
                 "random weights)"
             )
-        self.spec, self.records = saved.spec, saved.records
         with seeded_rng(seed):
-            net: Any = build(self.spec, self.net_base)
-        self.is_fused = hasattr(net, "remove_weight_norm_")
-        if saved.fused and self.is_fused:
-            net.remove_weight_norm_()
-        if saved.state:
-            net.load_state_dict(saved.state)
-        if self.is_fused and not saved.fused:
-            net.remove_weight_norm_()
-        self.net = net
+            self.net: Any = build(self.spec, self.net_base)
+        if state:
+            load_weights(self.net, state, is_fused)
+        if hasattr(self.net, "remove_weight_norm_"):
+            self.net.remove_weight_norm_()
         self.requires_grad_(False)
         self.eval()
 
@@ -201,13 +213,6 @@ class FrozenNet(FrozenModule):
     def save_source(self, folder: Path) -> None:
         """Write weights and description in the layout of an export."""
         weights = {f"{self.component}.{key}": value.contiguous() for key, value in self.net.state_dict().items()}
-        save_file(weights, folder / WEIGHTS_NAME)
-        config: dict[str, Any] = {
-            "zoo": __version__,
-            "format": FORMAT,
-            "inference": self.inference,
-            "components": {self.component: self.spec},
-            "fused": [self.component] if self.is_fused else [],
-            "frozen": self.records,
-        }
-        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        description = {"inference": self.inference, "components": {self.component: self.spec}, "frozen": self.records}
+        fused = [self.component] if hasattr(self.net, "remove_weight_norm_") else []
+        save_components(folder, weights, description, fused=fused)

@@ -158,14 +158,13 @@ def use_local_copies(arguments: Any, records: Records, folder: Path) -> dict[str
     copies = {}
     for path, record in records.items():
         init_args = find_init_args(arguments, path)
-        copy = folder / record["folder"] if record["folder"] else None
-        if copy is None or not copy.is_dir() or init_args is None or init_args.get("source") != record["source"]:
-            continue
-        init_args["source"] = str(copy)
-        for key in ("revision", "config"):
-            if key in init_args:
-                init_args[key] = None
-        copies[path] = copy
+        copy = folder / (record["folder"] or "")
+        if record["folder"] and copy.is_dir() and init_args is not None and init_args.get("source") == record["source"]:
+            init_args["source"] = str(copy)
+            for key in ("revision", "config"):
+                if key in init_args:
+                    init_args[key] = None
+            copies[path] = copy
     return copies
 
 
@@ -173,8 +172,7 @@ def restore_sources(modules: Mapping[str, FrozenModule], arguments: Any, copies:
     """Record in modules the sources that their descriptions name, and the copies that were read instead.
 
     Args:
-        arguments: descriptions as they were before `use_local_copies`.
-        copies: what `use_local_copies` returned.
+        arguments: descriptions as they were before `use_local_copies`, which returned `copies`.
     """
     for path, module in modules.items():
         init_args = find_init_args(arguments, path)
@@ -185,17 +183,13 @@ def restore_sources(modules: Mapping[str, FrozenModule], arguments: Any, copies:
 
 def find_init_args(arguments: Any, path: str) -> Any:
     """Return the `init_args` of the module at a path, None where the descriptions do not lead there."""
-    node = arguments
+    node: Any = arguments
     for name in path.split("."):
-        if isinstance(node, list):
-            node = node[int(name)] if name.isdigit() and int(name) < len(node) else None
-        else:
-            node = node.get(name)
+        node = ({str(index): each for index, each in enumerate(node)} if isinstance(node, list) else node).get(name)
         if not hasattr(node, "get") and not isinstance(node, list):
             return None
         if "class_path" in node:
-            if not node.get("init_args"):
-                node["init_args"] = {}
+            node["init_args"] = node.get("init_args") or {}
             node = node["init_args"]
     return node
 
@@ -216,8 +210,8 @@ def verify_frozen_weights(modules: Mapping[str, FrozenModule], records: Records,
                 f"{source} holds no weights of {path}: there it was frozen ({describe_record(record)}), here it is "
                 "trained; begin with init_from"
             )
-        if module.fingerprint() != record["sha256"]:
-            actual = {"sha256": module.fingerprint(), "source": module.source, "revision": module.revision}
+        actual = {"sha256": module.fingerprint(), "source": module.source, "revision": module.revision}
+        if actual["sha256"] != record["sha256"]:
             copy = f"; its copy lies in {record['folder']} of that run" if record["folder"] else ""
             raise ValueError(
                 f"{source} belongs to {path} = {describe_record(record)}, and not to {describe_record(actual)}: "

@@ -62,14 +62,13 @@ def init_from(
     for component, counts in report.items():
         log.info("init_from %s: %s", component, ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
         required = counts["matched"] + counts["mismatched"] + counts["missing"]
-        in_source = sum(counts.values()) > counts["missing"]
-        if in_source and counts["matched"] < min_matched * required:
+        if sum(counts.values()) > counts["missing"] and counts["matched"] < min_matched * required:
             raise ValueError(
                 f"init_from {paths}: only {counts['matched']} of the {component}'s tensors match ({dict(counts)}); "
                 f"at least {min_matched:.0%} must (init_from_min_matched)"
             )
-    matching = {key for key in model_state if _compare(key, model_state, source_state) == "matched"}
-    model.load_state_dict({key: source_state[key] for key in matching}, strict=False)
+    matching = {key: source_state[key] for key in model_state if _compare(key, model_state, source_state) == "matched"}
+    model.load_state_dict(matching, strict=False)
     return report
 
 

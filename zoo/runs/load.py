@@ -15,10 +15,9 @@ from torch import nn
 from zoo.common import registry
 from zoo.common.build import build
 from zoo.runs import frozen
-from zoo.runs.components import Components, component_state, read_components
+from zoo.runs.components import Components, component_state, load_weights, read_components
 from zoo.runs.hub.models import resolve_path
 from zoo.runs.inference.base import Inference
-from zoo.runs.model_description import check_complete
 
 
 def load(
@@ -62,17 +61,16 @@ def build_inference(path: Path, saved: Components, device: str | torch.device = 
     if unknown := options.keys() - allowed:
         hint = f"its options: {', '.join(sorted(allowed))}" if allowed else "it has none"
         raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; {hint}")
-    check_complete(description, options)
     components = build_components(description, path.parent if path.is_file() else path)
     for name, component in components.items():
-        if not isinstance(component, nn.Module):
-            continue
-        if name in saved.fused:
-            component.remove_weight_norm_()  # type: ignore[operator]
-        component.load_state_dict(component_state(saved.state, name))
+        if isinstance(component, nn.Module):
+            load_weights(component, component_state(saved.state, name), name in saved.fused)
     values = {**description.get("options", {}), **options}
     built = {name: build(value, slots.get(name, Any)) for name, value in values.items()}
-    return cls(**components, **built).to(device).eval()
+    try:
+        return cls(**components, **built).to(device).eval()
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__} cannot be built from its description: {error}") from error
 
 
 def build_component(description: Mapping[str, Any], name: str) -> Any:

@@ -106,12 +106,10 @@ class MetricsCSV(Logger):
             if corrupt:
                 self._rewrite(self._columns, rows)
         columns = self._columns or list(FIXED_COLUMNS)
-        new = list(dict.fromkeys(key for row in self._pending for key in row if key not in columns))
-        if new or not exists:
-            rows = _read(self.path)[1] if exists else []
-            self._rewrite(columns + new, rows + self._pending)
+        self._columns = list(dict.fromkeys([*columns, *(key for row in self._pending for key in row)]))
+        if not exists or self._columns != columns:
+            self._rewrite(self._columns, [*(_read(self.path)[1] if exists else []), *self._pending])
             self._pending = []
-        self._columns = columns + new
         while self._pending:
             with self.path.open("ab") as file:
                 file.write(_format_rows(self._pending[:1], columns))

@@ -35,11 +35,7 @@ class OnnxGraph:
 
 
 def check_onnx_packages() -> None:
-    """Refuse to export without the packages for it.
-
-    Raises:
-        ImportError: naming what is missing and the extra that installs it.
-    """
+    """Refuse to export without the packages for it: ImportError names what is missing and the extra."""
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"ONNX export needs {', '.join(missing)}: pip install zoo[export]")

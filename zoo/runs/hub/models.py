@@ -120,12 +120,12 @@ def download(name: HubName) -> Path:
                     raise
         info = HfApi().model_info(name.repo, revision=name.revision)
         files = sorted(each.rfilename for each in info.siblings or [])
-        if CONFIG_NAME not in files or WEIGHTS_NAME not in files:
+        if not {CONFIG_NAME, WEIGHTS_NAME} <= set(files):
             raise ValueError(f"{name} is no model of the zoo: no {CONFIG_NAME} or {WEIGHTS_NAME} in {files[:5]}")
         _check_description(Path(hf_hub_download(name.repo, CONFIG_NAME, revision=info.sha)), name)
         folder = Path(snapshot_download(name.repo, **options))  # records the commit of a branch, for offline use
-        if folder.name != info.sha:
-            raise HubError(f"{name} changed during the download: run the command again")
+    if folder.name != info.sha:
+        raise HubError(f"{name} changed during the download: run the command again")
     return folder
 
 

@@ -114,10 +114,8 @@ class Inference(ABC):
     @property
     def device(self) -> torch.device:
         """The device of the modules; the CPU when they hold no tensor."""
-        for module in self.modules().values():
-            for tensor in (*module.parameters(), *module.buffers()):
-                return tensor.device
-        return torch.device("cpu")
+        tensors = (each for module in self.modules().values() for each in (*module.parameters(), *module.buffers()))
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def to(self, device: torch.device | str) -> Self:
         """Move all modules to a device, in place."""

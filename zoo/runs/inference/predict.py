@@ -27,6 +27,7 @@ from zoo.common.atomic_files import TEMPORARY_MARK, delete_path
 from zoo.common.environment import peak_memory_bytes, verbosity
 from zoo.common.journal import Journal, begin_output, format_error
 from zoo.common.reports import Row, write_report
+from zoo.runs.checkpoints import file_digest
 from zoo.runs.inference.base import Inference
 
 log = logging.getLogger(__name__)
@@ -68,22 +69,24 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
             paths.append(path)
         else:
             skipped[suffix or "without suffix"] += 1
-    paths.sort()
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()) if count)
     if not paths:
         raise ValueError(f"--input {input}: no file ends in {', '.join(suffixes)}; left out {reasons or 'nothing'}")
     if reasons:
         log.warning("%s: left out %s", input, reasons)
     stems = Counter(os.path.splitext(path)[0] for path in paths)
-    names = [path if stems[os.path.splitext(path)[0]] > 1 else os.path.splitext(path)[0] for path in paths]
-    targets = [os.path.relpath(name, root) + output_suffix for name in names]
-    counts = Counter([*targets, MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
+    files = []
+    for path in sorted(paths):
+        stem = os.path.splitext(path)[0]
+        name = path if stems[stem] > 1 else stem
+        files.append(InputFile(path, os.path.relpath(name, root) + output_suffix))
+    counts = Counter([*(file.target for file in files), MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
     counts.update(os.path.relpath(path, os.path.realpath(output)) for path in paths)
-    if clashes := [target for target in targets if counts[target] > 1]:
+    if clashes := [file.target for file in files if counts[file.target] > 1]:
         raise ValueError(
             f"{output / clashes[0]} would overwrite an input or another result; rename the input or name another output"
         )
-    return [InputFile(path, target) for path, target in zip(paths, targets, strict=True)]
+    return files
 
 
 def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
@@ -152,23 +155,22 @@ class Results:
         start = time.perf_counter()
         row: Row = {"source": file.source, "target": file.target}
         facts: Mapping[str, Any] = {}
-        error = None
+        outcome: Row = {"status": "done", "error": None}
         try:
             row |= describe_input(file.source, former={})
             facts = self._compute(inference, file, row)
         except (torch.AcceleratorError, MemoryError):
             raise
-        except Exception as caught:
-            if isinstance(caught, OSError) and self._is_disk_full(caught):
+        except Exception as error:
+            if isinstance(error, OSError) and self._is_disk_full(error):
                 message = f"no room for {self.output / file.target}: free some and run the same command again"
-                raise OSError(errno.ENOSPC, message) from caught
-            if isinstance(caught, torch.OutOfMemoryError):
+                raise OSError(errno.ENOSPC, message) from error
+            if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()  # the next file may be shorter
-            error = format_error(caught)
-            log.warning("%s failed: %s", file.source, error)
-        row |= {"status": "failed" if error else "done", "error": error}
-        row["seconds"] = round(time.perf_counter() - start, 6)
-        row = {**row, **facts, **row}  # the facts replace nothing
+            outcome = {"status": "failed", "error": format_error(error)}
+            log.warning("%s failed: %s", file.source, outcome["error"])
+        outcome["seconds"] = round(time.perf_counter() - start, 6)
+        row = {**row, **outcome, **facts, **row, **outcome}  # the facts replace nothing
         self._journal.append(row)
         self.processed.append(row)
 
@@ -280,12 +282,6 @@ def content_digest(path: Path) -> str:
     names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
     lines = [f"{name} {file_digest(path / name)}\n" for name in names if not name.endswith(".md")]
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
