@@ -26,8 +26,6 @@ def test_more_is_better_where_a_run_says_so(tmp_path):
 def test_names_are_as_long_as_it_takes(tmp_path):
     folders = [make(tmp_path / name / "1") for name in ("a/x", "b/x", "b/y")]
     assert compare_runs(folders, tmp_path).names == ["a/x/1", "b/x/1", "b/y/1"]
-    assert compare_runs([folders[0], folders[0]], tmp_path).names == ["1 (1)", "1 (2)"]
-    assert compare_runs([folders[0], folders[1], folders[0]], tmp_path).names == ["a/x/1 (1)", "b/x/1", "a/x/1 (3)"]
 
 
 def test_results_of_validate_test_and_evaluate(tmp_path):

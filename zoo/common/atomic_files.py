@@ -168,3 +168,7 @@ def _extract_tar(archive: Path, folder: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
                     shutil.copyfileobj(content, file)
+    with archive.open("rb") as file:  # cut between two files, it lacks only this
+        file.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
+        if archive.suffix == ".tar" and any(file.read()):
+            raise tarfile.ReadError("no end of the archive")

@@ -25,12 +25,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\b")
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint atomically, then its sha256 to `<name>.sha256`.
+    """Write a checkpoint atomically, then its sha256 to `<name>.sha256`; without a hash its own checksums verify it.
 
-    A process that is killed between the two leaves a checkpoint without a hash, which its own checksums verify.
-
-    Raises:
-        OSError: the disk is full (also where torch reports that as a RuntimeError); nothing saved before is lost.
+    Raises an OSError when the disk is full, also where torch reports that as a RuntimeError; nothing saved before is
+    lost.
     """
     import torch
 
@@ -60,10 +58,7 @@ def file_digest(path: Path) -> str:
 
 
 def load_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of the zoo: tensors and plain values only, so nothing in it can execute.
-
-    Args:
-        mmap: leave tensors on disk until they are used, to read the other values fast.
+    """Read a checkpoint of the zoo: tensors (with `mmap` left on disk) and plain values only, so nothing can execute.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -122,10 +117,7 @@ def _find_damage(path: Path) -> str | None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Find the checkpoint that a path means.
-
-    Args:
-        path: a checkpoint, or a run folder (its newest valid checkpoint; corrupt ones are logged and passed over).
+    """Find a checkpoint, or the newest valid one of a run folder; corrupt ones are logged and passed over.
 
     Raises:
         FileNotFoundError: there is none.
@@ -157,11 +149,7 @@ def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
 
 
 def best_checkpoint(folder: Path, mode: str) -> Path | None:
-    """Return the best of a run folder's best checkpoints, by the score in the name.
-
-    Args:
-        mode: "min" or "max".
-    """
+    """Return the best of a run folder's best checkpoints by the score in the name; `mode` is "min" or "max"."""
     sign = 1.0 if mode == "min" else -1.0
     scored = [path for path in find_checkpoints(folder, "best-step_*.ckpt") if not math.isnan(parse_score(path))]
     return min(scored, key=lambda path: sign * parse_score(path), default=None)

@@ -16,7 +16,7 @@ from zoo.common.build import build
 from zoo.common.journal import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
-from zoo.runs.frozen import FROZEN_FOLDER, FrozenModule
+from zoo.runs.frozen import FrozenModule
 from zoo.runs.model_description import FORMAT, validate_description
 from zoo.runs.run_folder import find_latest_run
 
@@ -42,11 +42,7 @@ def is_export(path: Path) -> bool:
 
 
 def read_export_config(folder: Path) -> dict[str, Any]:
-    """Read an export's description.
-
-    Raises:
-        ValueError: it is malformed or has an older format.
-    """
+    """Read an export's description; ValueError where it is malformed or has an older format."""
     try:
         return validate_description(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8")))
     except ValueError as error:
@@ -54,10 +50,7 @@ def read_export_config(folder: Path) -> dict[str, Any]:
 
 
 def read_components(path: Path, ema: bool = True) -> Components:
-    """Read the description and the tensors of a run, checkpoint or export.
-
-    Args:
-        ema: take averaged weights where the checkpoint holds them.
+    """Read description and tensors of a run, checkpoint or export; with `ema` averaged weights where there are any.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
@@ -86,13 +79,6 @@ def component_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
-def read_frozen_records(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Read the `frozen` entry of a checkpoint that has copies next to it, without its tensors."""
-    if not ((checkpoint.parent / FROZEN_FOLDER).is_dir() and checkpoint.exists()):
-        return {}
-    return load_checkpoint(checkpoint, mmap=True).get("frozen", {})
-
-
 def find_run_path(source: Path) -> Path | None:
     """Resolve a run, checkpoint or export to itself, a folder of runs to its latest run, anything else to None."""
     if source.suffix == ".ckpt" or (source.is_dir() and (is_export(source) or any(source.glob("*.ckpt")))):
@@ -105,7 +91,6 @@ def save_components(folder: Path, weights: dict[str, Tensor], description: Mappi
 
     Args:
         weights: by `<component>.<name>`, contiguous, on the CPU.
-        description: `inference`, `components`, `frozen`, and where there are any `task` and `options`.
         **facts: further entries of config.json.
     """
     keys = ("inference", "task", "components", "options", "frozen")
@@ -123,17 +108,11 @@ def load_weights(net: nn.Module, state: Mapping[str, Tensor], is_fused: bool) ->
 
 
 def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> tuple[str, Components]:
-    """Read the only net of a base class in a run, checkpoint, export or the latest run of a folder.
-
-    Args:
-        class_name: usual class of such a net, for the error.
-
-    Returns:
-        The net's name, and all components.
+    """Find the only net of a base class in a run, checkpoint, export or the latest run of a folder: its name, and all.
 
     Raises:
         FileNotFoundError: there is nothing at the source.
-        ValueError: it holds no such net, or several.
+        ValueError: it holds no such net, or several; the message names the usual class.
     """
     path = find_run_path(source) or source
     if not path.exists():

@@ -60,22 +60,11 @@ def write_export(
     Weights of frozen modules that the hub has are left out, those of local ones go into `frozen/`.
 
     Args:
-        folder: must not exist, or be an earlier export (replaced).
-        description: `inference` (public name), `components` (name -> class_path and init_args) and, where there are
-            any, `options` (name -> value), as in checkpoints.
-        components: the built components. Their norms are folded in place; those that `description` does not name are
-            left out.
-        source: where the weights come from, for the card.
-        step: batches trained, for the card.
-        usage: Python lines, for the card.
-        onnx: graph to write into the folder as well, as model.onnx.
-
-    Returns:
-        Largest difference of `onnx` from torch; None without it.
-
-    Raises:
-        ValueError: the folder holds something else than an export.
-        ImportError: packages for ONNX are missing.
+        folder: must not exist, or be an earlier export (replaced); a ValueError otherwise.
+        description: of the components, as in checkpoints.
+        components: built; their norms are folded in place. Those that `description` does not name are left out.
+        source, step, usage: for the card: where the weights come from, batches trained, Python lines.
+        onnx: graph to write into the folder as well, as model.onnx; its largest difference from torch is returned.
     """
     if folder.exists() and not is_export(folder):
         raise ValueError(f"{folder} exists and is not an export; choose another folder")

@@ -28,13 +28,10 @@ class FrozenModule(nn.Module):
     """Base of modules that take their weights from a source and do not train them.
 
     A subclass sets `requires_grad` of what `frozen_state` names to False. Where that is not everything, or the module
-    is not one of transformers, it defines `frozen_state` and `save_source`. Its constructor takes `source`, `revision`
-    and, where it can be built without a source, `config` (null when a copy replaces the source). The module that
-    contains it stores it under the name of its constructor argument: so its description is found in the recipe.
-
-    Args:
-        source: hub id or local folder; None for weights built here.
-        revision: commit of the hub repository.
+    is not one of transformers, it defines `frozen_state` and `save_source`. Its constructor takes `source` (hub id or
+    local folder; None for weights built here), `revision` (commit of the hub repository) and, where it can be built
+    without a source, `config` (null when a copy replaces the source). The module that contains it stores it under the
+    name of its constructor argument: so its description is found in the recipe.
     """
 
     model: Any  # of transformers, as `save_source` writes it
@@ -144,16 +141,13 @@ def save_copies(modules: Mapping[str, FrozenModule], records: Records, folder: P
 
 
 def use_local_copies(arguments: Any, records: Records, folder: Path) -> dict[str, Path]:
-    """Make descriptions build their frozen modules from the copies of a run or export, in place.
+    """Make descriptions build their frozen modules from the copies of a run or export, in place; return these by path.
 
     A description that names another source than its record stays as it is: the hash decides.
 
     Args:
         arguments: descriptions (`class_path`, `init_args`) by argument name, as mappings or jsonargparse namespaces.
         records: the `frozen` entry of a checkpoint or export.
-
-    Returns:
-        The copies that replaced a source, by module path.
     """
     copies = {}
     for path, record in records.items():
@@ -169,11 +163,7 @@ def use_local_copies(arguments: Any, records: Records, folder: Path) -> dict[str
 
 
 def restore_sources(modules: Mapping[str, FrozenModule], arguments: Any, copies: Mapping[str, Path]) -> None:
-    """Record in modules the sources that their descriptions name, and the copies that were read instead.
-
-    Args:
-        arguments: descriptions as they were before `use_local_copies`, which returned `copies`.
-    """
+    """Record in modules the sources of their descriptions before `use_local_copies`, and the copies it returned."""
     for path, module in modules.items():
         init_args = find_init_args(arguments, path)
         if init_args is not None:
@@ -195,10 +185,7 @@ def find_init_args(arguments: Any, path: str) -> Any:
 
 
 def verify_frozen_weights(modules: Mapping[str, FrozenModule], records: Records, source: str) -> None:
-    """Compare frozen modules with the records of a checkpoint or export.
-
-    Args:
-        source: where the records come from, for the message.
+    """Compare frozen modules with the records of a checkpoint or export, whose name is `source`.
 
     Raises:
         ValueError: a module of the same path has other weights, or is itself trained here.

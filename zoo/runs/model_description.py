@@ -16,12 +16,7 @@ _RECORD_KEYS = {"sha256", "source", "revision", "folder"}
 
 
 def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a task so that a checkpoint can be built again without its run folder.
-
-    Args:
-        task: a `ZooTask`.
-        init_args: of its constructor, as plain values.
-    """
+    """Describe a `ZooTask` by the plain arguments of its constructor, so that a checkpoint needs no run folder."""
     return {
         "format": FORMAT,
         "version": __version__,
@@ -33,11 +28,7 @@ def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_description(description: Any) -> dict[str, Any]:
-    """Check the form of a description that was read from a file, and return it.
-
-    Raises:
-        ValueError: it has another format or not the form that runs and exports write.
-    """
+    """Check the form of a description from a file, and return it; ValueError for another format or form."""
     if not isinstance(description, dict):
         raise ValueError(f"its description is a {type(description).__name__}, expected inference, components, options")
     if description.get("format") != FORMAT:
@@ -50,9 +41,8 @@ def validate_description(description: Any) -> dict[str, Any]:
             raise ValueError(f"its description: {key} is {description[key]!r:.60}, expected a {kind.__name__}")
     components = description.get("components", {})
     _check_specs({**components, **description.get("options", {})}, "components")
-    unknown = [name for name in description.get("fused", []) if not isinstance(name, str) or name not in components]
-    if unknown:
-        raise ValueError(f"its description: fused is {unknown[0]!r:.60}, expected names of its components")
+    if not all(isinstance(name, str) and name in components for name in description.get("fused", [])):
+        raise ValueError(f"its description: fused is {description['fused']!r:.60}, expected names of its components")
     validate_records(description.get("frozen", {}))
     return description
 

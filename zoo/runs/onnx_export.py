@@ -42,13 +42,10 @@ def check_onnx_packages() -> None:
 
 
 def write_onnx(graph: OnnxGraph, path: Path) -> float:
-    """Write a net as an ONNX file, which appears only after the comparison with torch.
+    """Write a net as an ONNX file, which appears after a comparison with torch; ImportError without the packages.
 
     Returns:
         Largest absolute difference between torch and onnxruntime over all examples.
-
-    Raises:
-        ImportError: a package is missing.
     """
     check_onnx_packages()
     import onnxruntime

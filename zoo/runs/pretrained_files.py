@@ -35,14 +35,9 @@ FILE_LISTS = {
 
 
 def check_settings(settings: Mapping[str, Any], path: str) -> None:
-    """Refuse settings of a model that make transformers download code or read files elsewhere.
+    """Refuse settings of a model that make transformers download code or read files elsewhere; ValueError names one.
 
-    Args:
-        settings: what a config.json says, or the `config` of a recipe.
-        path: file or key that it comes from, for the message.
-
-    Raises:
-        ValueError: naming the setting.
+    `settings` are those of a config.json, or the `config` of a recipe; `path` is the file or key that they come from.
     """
     for key, value in _walk(settings):
         name = key.rpartition(".")[2]
@@ -56,11 +51,7 @@ def check_settings(settings: Mapping[str, Any], path: str) -> None:
 
 
 def check_pretrained(source: str, revision: str | None = None) -> None:
-    """Check the files of a model or tokenizer; what is missing is left to the loader's own message.
-
-    Args:
-        source: hub id or folder in transformers' layout.
-        revision: commit of the hub repository.
+    """Check the files of a model or tokenizer, hub id or folder; what is missing is left to the loader's own message.
 
     Raises:
         ValueError: naming the file, and the setting in it.
@@ -158,11 +149,7 @@ def load_tokenizer(source: str, revision: str | None = None) -> Any:
 
 
 def build_config(settings: Mapping[str, Any]) -> Any:
-    """Build a configuration of transformers from `model_type` and its other settings.
-
-    Raises:
-        ValueError: the settings would make transformers download code, or the type is unknown.
-    """
+    """Build a configuration of transformers from `model_type` and other settings; errors as of `check_settings`."""
     from transformers import AutoConfig
 
     check_settings(settings, "config")
@@ -172,8 +159,7 @@ def build_config(settings: Mapping[str, Any]) -> Any:
 def find_backbone(source: str) -> str:
     """Resolve a source in transformers' layout: a hub id or folder is itself, a folder of runs its newest `backbone/`.
 
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no backbone.
+    FileNotFoundError where there is no such folder, or it holds no backbone.
     """
     folder = Path(source)
     if not folder.is_dir():

@@ -11,7 +11,6 @@ import difflib
 import math
 import os
 import re
-import shlex
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -94,10 +93,7 @@ def list_runs(root: Path) -> list[RunInfo]:
 
 
 def find_run(name: str, root: Path) -> Path:
-    """Find the folder of a run.
-
-    Args:
-        name: a path, a name below the root or the end of one, or `last`.
+    """Find the folder of a run by a path, a name below the root or the end of one, or `last`.
 
     Raises:
         ValueError: there is none, or there are several; the message lists the nearest names.
@@ -235,8 +231,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def flatten_config(config: Any, key: str = "") -> dict[str, Any]:
     """Flatten nested values by dotted keys: `model.init_args.net.init_args.channels`.
 
-    Returns:
-        Numbers, booleans and texts; None is "null", a list of plain values its text.
+    Values are numbers, booleans and texts; None is "null", a list of plain values its text.
     """
     if isinstance(config, Mapping) and config:
         entries = ((str(name), value) for name, value in config.items())
@@ -317,6 +312,11 @@ def trained_seconds(folder: Path) -> float | None:
     return sum(max(seconds, 0.0) for seconds in parts)
 
 
+def newest_samples(folder: Path) -> list[Path]:
+    """List the files of the newest step folder of a run that has samples."""
+    return next((files for each in sample_folders(folder) if (files := sorted(each.iterdir()))), [])
+
+
 def sample_folders(folder: Path) -> list[Path]:
     """List the step folders of a run's samples, the newest first."""
     return sorted((folder / MEDIA_NAME).glob("step_*/"), reverse=True)
@@ -327,7 +327,6 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
     settings = flatten_config(read_settings(run.folder))
     curves = read_curves(run.folder / CSV_NAME)
     metrics = [*select_loss_metrics(list(curves)), *(key for key in curves if key.startswith("val/"))]
-    files = next((sorted(folder.iterdir()) for folder in sample_folders(run.folder) if any(folder.iterdir())), [])
     return {
         **asdict(run),
         "seconds": trained_seconds(run.folder),
@@ -337,26 +336,8 @@ def describe_run(run: RunInfo) -> dict[str, Any]:
             for path in find_checkpoints(run.folder)
         ],
         "last": {key: curves[key][-1][1] for key in dict.fromkeys(metrics)},
-        "samples": files,
-        "next": next_commands(run),
+        "samples": newest_samples(run.folder),
     }
-
-
-def next_commands(run: RunInfo) -> list[str]:
-    """Return the commands that one may want next for a run in its state."""
-    folder = shlex.quote(str(run.folder))
-    if run.state == "running":
-        return [f"tail -f {folder}/{LOG_NAME}"]
-    if next(run.folder.glob("*.ckpt"), None) is None:
-        config = run.folder / CONFIG_NAME
-        return [f"zoo fit --config {shlex.quote(str(config))}"] if config.is_file() else []
-    return [
-        *([] if run.state == "finished" else [f"zoo fit --ckpt_path {folder}"]),
-        f"zoo validate --ckpt_path {folder}",
-        f"zoo predict --ckpt_path {folder} --input PATH --output FOLDER",
-        f"zoo export {folder} FOLDER",
-        f"zoo compare {folder} OTHER",
-    ]
 
 
 def format_age(changed: float) -> str:

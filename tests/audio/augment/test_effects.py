@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.audio.augment.test_codecs import lag_and_likeness
 from zoo.audio.augment import effects
 from zoo.audio.augment.effects import (
     add_noise,
@@ -18,13 +19,6 @@ from zoo.audio.augment.effects import (
 
 def white(samples, seed=0, peak=0.5):
     return np.random.default_rng(seed).uniform(-peak, peak, samples).astype(np.float32)
-
-
-def peak_lag(signal, reference):
-    size = len(signal) + len(reference)
-    correlation = np.fft.irfft(np.fft.rfft(signal, size) * np.conj(np.fft.rfft(reference, size)), size)
-    best = int(np.argmax(correlation))
-    return best if best < size // 2 else best - size
 
 
 def sparse_rir(delay, sign=1.0, tail=4000):
@@ -51,7 +45,7 @@ def test_reverb_leaves_the_direct_sound_where_the_speech_was(delay, sign, sample
     assert find_direct_path(rir, 16000) == delay
     wet = reverberate(speech, rir, 16000)
     assert wet.shape == speech.shape and wet.dtype == np.float32
-    assert peak_lag(wet, speech) == 0
+    assert lag_and_likeness(wet, speech)[0] == 0
     assert power(wet) == pytest.approx(power(speech), rel=1e-3)
 
 

@@ -6,7 +6,6 @@ import pytest
 from tests.harness import forked, good
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.cli import main as cli
 
 RATE = 22050
 VOICES = SyntheticSpeech(RATE, seconds=(0.5, 0.5))
@@ -49,9 +48,3 @@ def test_evaluate(trees):
 def test_mistakes_are_one_line(trees, options, message):
     result = forked(*COMMON, *options, cwd=trees)
     assert result.returncode in (1, 2) and message in result.stderr and "Traceback" not in result.stderr
-
-
-def test_without_a_system(capsys):
-    for args in (["evaluate"], ["evaluate", "nothing"], ["evaluate", "--help"]):
-        assert cli.main(args) == 2
-        assert "evaluate miipher" in capsys.readouterr().err

@@ -157,7 +157,6 @@ def format_run(run: RunInfo, facts: dict[str, Any]) -> str:
         ],
         "last values": [(key, f"{value:.6g}") for key, value in facts["last"].items()],
         "samples": [(str(samples[0].parent), ", ".join(path.name for path in samples))] if samples else [],
-        "next": [(command, "") for command in facts["next"]],
     }
     lines = [str(run.folder), *(f"  {key:<12}{value}" for key, value in summary.items())]
     for title, rows in sections.items():

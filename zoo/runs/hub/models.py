@@ -102,8 +102,8 @@ def download(name: HubName) -> Path:
     """Download a model into the cache, unless its commit is there; return its folder, whose name is the commit.
 
     Raises:
-        ValueError: when it is no model of the zoo, names components that are not allowed, or does not fit on the disk.
-        HubError: when the hub does not provide it.
+        ValueError: it is no model of the zoo, or names components that are not allowed.
+        HubError: the hub does not provide it.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -49,13 +49,11 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
 
     Args:
         input: a file, or a folder whose tree is mirrored; results inside it are no inputs.
-        output: the folder for results.
         suffixes: of the inputs, lower case with the dot.
         output_suffix: of the results. Results of `a.wav` and `a.flac` keep the suffix: `a.wav.wav`, `a.flac.wav`.
 
     Raises:
-        FileNotFoundError: when there is no such input.
-        ValueError: when no file has one of the suffixes, or a result would overwrite an input or another result.
+        FileNotFoundError, ValueError: there is no such input, or a result would overwrite an input or another result.
     """
     root = Path(os.path.realpath(input if input.is_dir() else input.parent))
     if not input.exists():
@@ -107,11 +105,9 @@ def predict_files(
     world_size: int = 1,
     precision: str = "32-true",
 ) -> Row:
-    """Compute every world_size-th file from the rank-th on, but finished ones.
+    """Compute every world_size-th file from the rank-th on, but finished ones; `files` are those of all processes.
 
     Args:
-        files: of all processes, see `list_input_files`.
-        output: the folder for results.
         settings: what results depend on besides their inputs: `checkpoint`, its digest, options and precision.
         overwrite: compute finished files too, and replace other settings.
         precision: 32-true, bf16-mixed or 16-mixed.
@@ -122,19 +118,13 @@ def predict_files(
     share = files[rank::world_size]
     results = open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite)
     with torch.inference_mode(), autocast(inference.device, precision):
-        for file in track(share, "predict", disable=verbosity() == "quiet" or not share or rank > 0):
+        for file in track(share, "predict", disable=not share or rank > 0 or verbosity() == "quiet"):
             results.process(inference, file)
     return {**results.finish(files), "peak_memory_gib": round(peak_memory_bytes(inference.device) / 2**30, 3)}
 
 
 class Results:
-    """The results of one process in a folder; see `open_results`.
-
-    Args:
-        part: name of the process's part of the manifest.
-        rows: former rows by target.
-        overwrite: compute finished files too.
-    """
+    """The results of one process in a folder: its part of the manifest, and earlier rows by target."""
 
     def __init__(self, output: Path, part: str, rows: Mapping[str, Row], overwrite: bool = False) -> None:
         self.output, self.rows, self.overwrite = output, rows, overwrite
@@ -145,9 +135,7 @@ class Results:
     def process(self, inference: Inference, file: InputFile) -> None:
         """Compute a file unless it is finished, and record the outcome.
 
-        Raises:
-            OSError: when the disk is full.
-            MemoryError, torch.AcceleratorError: the next files would fail, too.
+        Raises an OSError when the disk is full; a MemoryError or AcceleratorError, as the next files would fail, too.
         """
         if self.is_done(file):
             self.skipped += 1
@@ -175,11 +163,7 @@ class Results:
         self.processed.append(row)
 
     def finish(self, files: Sequence[InputFile]) -> Row:
-        """Merge the parts of the manifest when all files have an outcome, and summarize the work of this process.
-
-        Returns:
-            See `summarize`; `skipped`; `missing`, the number of files without outcome, if there are any.
-        """
+        """Merge the manifest when all files have an outcome; return `summarize` of this process, and `missing`."""
         parts = list(self.output.glob("manifest.*.jsonl"))
         rows = read_rows(self.output) | {row["target"]: row for row in self.processed}
         missing = sum(rows.get(file.target, {}).get("status") not in ("done", "failed") for file in files)

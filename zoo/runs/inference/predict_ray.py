@@ -39,8 +39,7 @@ class PredictWorker:
     Args:
         model: arguments of `zoo.load`.
         output: absolute path of the folder for results; all nodes share it.
-        folder: working directory of the driver; options may name files in it.
-        version: of zoo in the driver.
+        folder, version: working directory, which options may name files in, and version of zoo of the driver.
     """
 
     def __init__(self, model: Mapping[str, Any], precision: str, output: Path, folder: Path, version: str) -> None:
