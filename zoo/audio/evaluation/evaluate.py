@@ -49,7 +49,7 @@ class EvaluationModels:
         asr_model: hub id or folder of a transformers recogniser, for word and character error rates.
         asr_language: for a recogniser of several languages, such as en.
         speaker_model: hub id or folder of a transformers x-vector model, for speaker similarity.
-        dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
+        dnsmos: folder with Microsoft's sig_bak_ovr.onnx.
         mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
         device: torch device of the transformers models.
     """
