@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from zoo.flow.evaluation.validation_metrics import FeatureMetrics
 
 from tests.harness import REPOSITORY
 from zoo.cli.main import main
 from zoo.flow.data.datamodule import ImageData, PointData
 from zoo.flow.data.pair_data import PairData
-from zoo.flow.evaluation.feature_metrics import FeatureMetrics
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.flow.process.guidance import Guidance
@@ -181,7 +181,7 @@ def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) 
 
 
 def test_the_digits_classifier_judges_and_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.flow.evaluation.classifier.EPOCHS", 1)
+    monkeypatch.setattr("zoo.flow.evaluation.digits_classifier.EPOCHS", 1)
     task, plain = images(sample_metrics=FeatureMetrics(["frechet", "accuracy"], 20, cache=None)), images()
     values = judged(tmp_path, task, 2)
     assert all(math.isfinite(value) for value in values)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, text
 from zoo.flow.data.pair_data import PairData
-from zoo.flow.evaluation.tables import sweep
+from zoo.flow.evaluation.solver_tables import sweep
 from zoo.flow.inference.drawing import given_in_turns, image_files, requests
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.common.environment import process_rank
 from zoo.flow.data.pair_data import PairData, read_meta, row_type
-from zoo.flow.evaluation.tables import evaluate_straightness
+from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.drawing import load_sampler
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.sampler import Sampler

@@ -77,16 +77,14 @@ class ImageData(FlowData):
 
     - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root`, `hub` nor `glyphs` is given;
     - code that draws them, `glyphs`;
-    - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`), as AFHQ has;
-    - a folder with CIFAR-10 in its binary version;
-    - a folder with the downsampled ImageNet as npz (`train_data_batch_1.npz`, ..., `val_data.npz`), or one such file;
-    - an npz file (`images` uint8, `labels`), or a folder with `train.npz` and `val.npz`;
+    - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`, in any case),
+      as AFHQ has;
     - the Hugging Face hub, which was not run here.
 
     Where the source has no validation set, a part of each class is held out. Counts by class and a checksum are logged.
 
     Args:
-        root: the folder or npz file.
+        root: the folder.
         hub: `user/name` of a data set of the hub, instead of `root`; needs the package datasets.
         image_resolution: height and width that images are resized to, in pixels. They are turned as their EXIF data
             say before; 16-bit grey is brought to 8 bits.
@@ -141,10 +139,7 @@ class ImageData(FlowData):
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
         if glyphs is not None and (root is not None or hub is not None):
             raise ValueError(f"data.init_args: glyphs are drawn, so root ({root}) and hub ({hub}) must be null")
-        is_file = root is not None and Path(root).is_file()
-        self.root = (
-            Path(str(root)) if is_file else find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
-        )
+        self.root = find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         self.hub = hub
         self.glyphs = glyphs
         self.framing = Framing(image_resolution, channels, resize, background)
@@ -158,7 +153,7 @@ class ImageData(FlowData):
         self.cache = None if cache is None else Path(cache)
         self.captions = captions
         self.sources = find_data_folder("sources", sources, False, "images of their own")
-        if sources is not None and (self.root is None or not self.root.is_dir()):
+        if sources is not None and self.root is None:
             raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
 
     def prepare_data(self) -> None:
@@ -268,21 +263,15 @@ class ImageData(FlowData):
             return self.glyphs.sets()
         if root is None:
             return [image_sets.digits(limit)]
-        if root.is_file():
-            return [image_sets.npz(root, limit)]
-        if (root / "data_batch_1.bin").is_file():
-            return image_sets.cifar10(root, limit)
-        if any(root.glob(image_sets.IMAGENET_BATCHES)):
-            return image_sets.imagenet(root, limit)
-        if (root / "train.npz").is_file():
-            return [image_sets.npz(root / name, limit) for name in ("train.npz", "val.npz")]
-        if (root / "train").is_dir():
-            held = root / "test" if (root / "test").is_dir() and not (root / "val").is_dir() else root / "val"
-            return [image_sets.folder(part, limit, flat) for part in (root / "train", held)]
-        return [image_sets.folder(root, limit, flat)]
+        parts = image_sets.find_splits(root)
+        return [image_sets.folder(part, limit, flat) for part in parts or [root]]
 
     def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedImages | ImageCache, ImageSet]:
-        """What reads the sound images of a set, and the set without the others."""
+        """What reads the images of a set, and the set without the unreadable ones.
+
+        Raises:
+            ValueError: no image of a class can be read.
+        """
         reader: StoredPixels | DecodedImages | ImageCache
         bad: Mapping[int, str] = {}
         if isinstance(images.source, ArrayImages):
@@ -294,12 +283,16 @@ class ImageData(FlowData):
             reader = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
             bad = reader.bad
         images = without(images, bad)
+        if empty := [name for name, count in images.counts().items() if not count]:
+            raise ValueError(f"{images.name}: no image can be read of the classes {', '.join(empty)}")
         counts = [f"{name} {count}" for name, count in images.counts().items()]
         more = [f"{len(counts) - SHOWN_CLASSES} more"] if len(counts) > SHOWN_CLASSES else []
         listed = ", ".join(counts[:SHOWN_CLASSES] + more)
         if self.max_per_class > 0:
             listed += f"; at most the first {self.max_per_class} of each class, by max_per_class"
-        log.info("%s: %d images (%s), checksum %s", images.name, len(images.labels), listed, reader.checksum)
+        size = f"{self.framing.resolution} x {self.framing.resolution} pixels, {self.framing.channels} channels"
+        log.info("%s: %d images (%s), resized to %s", images.name, len(images.labels), listed, size)
+        log.info("%s: checksum %s", images.name, reader.checksum)
         return reader, images
 
 

@@ -1,4 +1,4 @@
-"""Sets of images with classes: folders, npz files, the hub, and scikit-learn's digits."""
+"""Sets of images with classes: folders, the Hugging Face hub, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ import importlib.util
 import itertools
 import json
 import logging
-import math
-import struct
-import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from zoo.common.journal import read_lines
-from zoo.common.safe_load import check_archive
 from zoo.flow.data.images import ArrayImages, FileImages, ImageSource
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
-CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes
-IMAGENET_BATCHES = "train_data_batch_*.npz"
-IMAGENET_CLASSES = 1000
-_LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")  # of an entry of a zip file
-SHAPES_AFTER_SIZE = ((), (1,), (3,), (4,))  # of the channels of an array of images
 
 
 @dataclass(frozen=True)
@@ -130,6 +121,13 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     return ImageSet(str(path), names, labels, FileImages(path, paths))
 
 
+def find_splits(root: Path) -> list[Path]:
+    """The folders `train` and `val` (or `test`), in any case, of a data set; none where one of them is missing."""
+    folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
+    held = folders.get("val", folders.get("test"))
+    return [folders["train"], held] if "train" in folders and held is not None else []
+
+
 def captioned(images: ImageSet, captions: str) -> ImageSet:
     """Give every image its captions.
 
@@ -209,228 +207,6 @@ def beside(images: ImageSet, root: Path, sources: Path) -> ImageSet:
     if missing:
         raise ValueError(f"data.init_args.sources: {len(missing)} images have no source, the first {missing[0]}.*")
     return replace(images, name=f"{images.name}, sources", source=FileImages(sources, paths), captions=None)
-
-
-def npz(path: Path, limit: int = 0) -> ImageSet:
-    """A NumPy file with `images` (N, H, W) or (N, H, W, C), uint8, and `labels` (N,), whole numbers.
-
-    It may hold `classes`, the name of each label from 0 on; otherwise the labels are the names. Classes are in the
-    order of the numbers; of each the first `limit` images are used, all where it is 0 or less. In the place of `images`
-    it may hold `data`, as a batch of the downsampled ImageNet does.
-    """
-    arrays = read_npz(path, "images", "labels", "classes")
-    if "images" not in arrays and holds(path, "data"):
-        return _packed([path], limit)
-    images = checked_images(path, arrays.get("images"))
-    labels = _labels(path, arrays.get("labels"), len(images))
-    values, numbers = np.unique(labels, return_inverse=True)
-    names = [str(value) for value in values]
-    if "classes" in arrays:
-        names, numbers = [str(name) for name in arrays["classes"]], labels
-        if values[0] < 0 or values[-1] >= len(names):
-            raise ValueError(f"{path}: labels run from {values[0]} to {values[-1]}, classes has {len(names)} names")
-    numbered = (numbers.astype(np.int64) + 1).tolist()
-    kept = first_of_each(numbered, limit)
-    return ImageSet(str(path), names, [numbered[i] for i in kept], ArrayImages(images[kept]))
-
-
-def cifar10(root: Path, limit: int = 0) -> list[ImageSet]:
-    """The training and test images of CIFAR-10 in its binary version, which holds no pickles.
-
-    Each record is a byte for the class and 3072 for the pixels: 32 x 32 of red, of green and of blue.
-    """
-    text = root / "batches.meta.txt"
-    names = text.read_text(encoding="utf-8").split() if text.is_file() else [str(number) for number in range(10)]
-    sets = []
-    for part, files in (
-        ("train", [f"data_batch_{number}.bin" for number in range(1, 6)]),
-        ("test", ["test_batch.bin"]),
-    ):
-        records = []
-        for name in files:
-            if not (root / name).is_file():
-                raise FileNotFoundError(f"{root}: no {name}, which the binary version of CIFAR-10 has")
-            values = np.fromfile(root / name, dtype=np.uint8)
-            if not len(values) or len(values) % CIFAR_RECORD:
-                raise ValueError(f"{root / name}: {len(values)} bytes, no multiple of {CIFAR_RECORD}: not whole")
-            records.append(values.reshape(-1, CIFAR_RECORD))
-        rows = np.concatenate(records)
-        labels = (rows[:, 0].astype(np.int64) + 1).tolist()
-        if max(labels) > len(names):
-            raise ValueError(f"{root}: class {max(labels) - 1} in {part}, expected 0 to {len(names) - 1}")
-        kept = first_of_each(labels, limit)
-        pixels = rows[kept, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        source = ArrayImages(np.ascontiguousarray(pixels))
-        sets.append(ImageSet(f"{root}, {part}", names, [labels[index] for index in kept], source))
-    return sets
-
-
-def imagenet(root: Path, limit: int = 0) -> list[ImageSet]:
-    """The training and, where it is there, validation images of the downsampled ImageNet: 8 to 64 pixels, as npz.
-
-    `train_data_batch_1.npz` and those after it, and `val_data.npz`, hold `data` (N, 3 * side * side), uint8, red before
-    green before blue, and `labels` (N,) from 1 to 1000. Classes are named by these numbers, whose order is that of
-    the set's `map_clsloc.txt`, not of the names of ImageNet's folders.
-
-    Source: Chrabaszcz, Loshchilov and Hutter, "A Downsampled Variant of ImageNet" (2017).
-    """
-    found = {path.stem.rpartition("_")[2]: path for path in root.glob(IMAGENET_BATCHES)}
-    numbers = [str(number) for number in range(1, len(found) + 1)]
-    if missing := [number for number in numbers if number not in found]:
-        raise FileNotFoundError(
-            f"{root}: no {IMAGENET_BATCHES.replace('*', missing[0])}, but {', '.join(map(str, sorted(found)))}"
-        )
-    parts = [[found[number] for number in numbers], [root / "val_data.npz"]]
-    return [_packed(paths, limit) for paths in parts if paths[0].is_file()]
-
-
-def _packed(paths: Sequence[Path], limit: int) -> ImageSet:
-    source = PackedImages(paths)
-    labels: list[int] = []
-    for path, count in zip(paths, source.counts, strict=True):
-        own = _labels(path, read_npz(path, "labels").get("labels"), count)
-        if own.min() < 1 or own.max() > IMAGENET_CLASSES:
-            raise ValueError(f"{path}: labels run from {own.min()} to {own.max()}, expected 1 to {IMAGENET_CLASSES}")
-        labels += own.tolist()
-    kept = first_of_each(labels, limit)
-    names = [str(label) for label in range(1, IMAGENET_CLASSES + 1)]
-    source.kept = np.array(kept)
-    return ImageSet(str(paths[0]), names, [labels[i] for i in kept], source)
-
-
-def _labels(path: Path, labels: np.ndarray | None, count: int) -> np.ndarray:
-    """Refuse an array of a file that is no labels of so many images."""
-    if labels is None or labels.shape != (count,) or labels.dtype.kind not in "iu":
-        raise ValueError(f"{path}: expected labels with one whole number per image, found {_facts(labels)}")
-    return labels
-
-
-class PackedImages(ImageSource):
-    """Square images as rows `data` of npz files, channel after channel; may be pickled, every process maps them itself.
-
-    Files without compression are memory-mapped; others are read.
-
-    Args:
-        kept: which of all rows; all when None.
-
-    Attributes:
-        counts: rows of each file.
-    """
-
-    def __init__(self, paths: Sequence[Path], kept: np.ndarray | None = None) -> None:
-        self.paths = paths
-        self._rows = [mapped_rows(path) for path in paths]
-        self.counts = [len(rows) for rows in self._rows]
-        self._ends = np.cumsum(self.counts)
-        self.kept = np.arange(self._ends[-1]) if kept is None else kept
-        widths = {rows.shape[1] for rows in self._rows}
-        self.side = math.isqrt(min(widths) // 3)
-        if widths != {3 * self.side**2}:
-            raise ValueError(
-                f"{paths[0]}: expected data (N, 3 * side * side) of one side, found {sorted(widths)} values a row"
-            )
-        facts = [path.stat() for path in paths]
-        self._stamps = [f"{each.st_size}\0{each.st_mtime_ns}" for each in facts]
-
-    def __reduce__(self) -> tuple[type[PackedImages], tuple[Sequence[Path], np.ndarray]]:
-        return PackedImages, (self.paths, self.kept)
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-    def _place(self, index: int) -> tuple[int, int]:
-        """Numbers of a file and of a row in it."""
-        row = int(self.kept[index])
-        file = int(np.searchsorted(self._ends, row, side="right"))
-        return file, row - int(self._ends[file]) + self.counts[file]
-
-    def open(self, index: int) -> Image.Image:
-        """One image."""
-        file, row = self._place(index)
-        planes = self._rows[file][row].reshape(3, self.side, self.side)
-        return Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
-
-    def name(self, index: int) -> str:
-        """Its file and number."""
-        file, row = self._place(index)
-        return f"{self.paths[file].name}, image {row}"
-
-    def stamp(self, index: int) -> str:
-        """The same, with size and time of modification of the file."""
-        return f"{self.name(index)}\0{self._stamps[self._place(index)[0]]}"
-
-
-def mapped_rows(path: Path) -> np.ndarray:
-    """The array `data` (N, D), uint8, of a NumPy file of a stranger: memory-mapped, where it is not compressed."""
-    try:
-        check_archive(path)
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            entry = archive.NameToInfo.get("data.npy")
-            if entry is None or entry.compress_type != zipfile.ZIP_STORED:
-                rows = read_npz(path, "data").get("data")
-            else:
-                file.seek(_data_start(file, entry))
-                rows = _mapped(file, file.tell() + entry.file_size)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
-    if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or not rows.size:
-        raise ValueError(f"{path}: expected data (N, 3 * side * side) uint8, found {_facts(rows)}")
-    return rows
-
-
-def _data_start(file: BinaryIO, entry: zipfile.ZipInfo) -> int:
-    """Find where the bytes of a zip entry begin, after its local header."""
-    file.seek(entry.header_offset)
-    header = file.read(_LOCAL_HEADER.size)
-    if len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
-        raise ValueError(f"the entry {entry.filename[:80]!r} is not where its zip directory says")
-    *_, name_length, extra_length = _LOCAL_HEADER.unpack(header)
-    return entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-
-
-def _mapped(file: BinaryIO, end: int) -> np.ndarray:
-    """Map the array whose header begins at the file's position and which ends at a byte."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded")
-    if file.tell() + math.prod(shape) * dtype.itemsize != end:
-        raise ValueError(f"its data {shape} {dtype} has another size")
-    return np.memmap(file.name, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-
-
-def holds(path: Path, name: str) -> bool:
-    """Whether a NumPy file that was checked has an array of a name."""
-    with zipfile.ZipFile(path) as archive:
-        return f"{name}.npy" in archive.namelist()
-
-
-def read_npz(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """The arrays of these names, as far as a NumPy file of a stranger has them."""
-    try:
-        check_archive(path)
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names if name in file}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: cannot be read as npz ({error})") from error
-
-
-def checked_images(path: Path, images: np.ndarray | None) -> np.ndarray:
-    """Refuse an array of a file that is no images."""
-    if (
-        images is None
-        or images.dtype != np.uint8
-        or images.ndim < 3
-        or images.shape[3:] not in SHAPES_AFTER_SIZE
-        or not len(images)
-    ):
-        raise ValueError(f"{path}: expected images (N, H, W[, 1 | 3 | 4]) uint8, found {_facts(images)}")
-    return images
-
-
-def _facts(array: np.ndarray | None) -> str:
-    return "none" if array is None else f"{array.shape} {array.dtype}"
 
 
 @dataclass(eq=False)

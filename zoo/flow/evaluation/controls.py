@@ -62,7 +62,7 @@ def copies(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
 DRAWS: dict[str, Draw] = {"copier": copies, "gaussian": gaussian, "class means": class_means}
 
 
-def controls(
+def control_sets(
     images: Tensor, labels: Sequence[int], wanted: Sequence[int], seed: int = 0
 ) -> dict[str, tuple[Tensor, list[int]]]:
     """Make all controls: images and labels by name, `train` as given, the others with as many of each label as wanted.

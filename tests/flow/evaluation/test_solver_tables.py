@@ -8,7 +8,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from zoo.flow.evaluation import tables
+from zoo.flow.evaluation import solver_tables as tables
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
