@@ -42,7 +42,7 @@ def error(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
 
 
 def test_solvers_get_as_many_steps_as_the_budget_allows() -> None:
-    assert [tables.steps_within(method, 10) for method in tables.METHODS[:5]] == [10, 5, 5, 2, 10]
+    assert [tables.steps_within(method, 10) for method in tables.METHODS[:4]] == [10, 5, 5, 2]
     assert tables.steps_within("rk4", 3) == 0
 
 
@@ -50,9 +50,9 @@ def test_solver_table_counts_what_was_evaluated_and_sees_the_orders() -> None:
     model = build()
     rows = tables.solver_table(model, [1, 2, 1, 2], SEEDS, error, budgets=(1, 10, 40), tolerances=(1e-3, 1e-5))
     found = {(row["method"], row["budget"]): row for row in rows}
-    assert {key[0] for key in found if key[1] == 1} == {"euler", "ab2"}  # one step of the others costs more
+    assert {key[0] for key in found if key[1] == 1} == {"euler"}  # one step of the others costs more
     assert (found["rk4", 10]["steps"], found["rk4", 10]["nfe"], found["rk4", 10]["passes"]) == (2, 8, 8)
-    for method, order in (("euler", 1), ("midpoint", 2), ("heun2", 2), ("ab2", 2), ("rk4", 4)):
+    for method, order in (("euler", 1), ("midpoint", 2), ("heun2", 2), ("rk4", 4)):
         gain = found[method, 10]["quality"]["error"] / found[method, 40]["quality"]["error"]
         ratio = found[method, 40]["steps"] / found[method, 10]["steps"]
         assert math.log(gain) / math.log(ratio) == pytest.approx(order, abs=0.35), method

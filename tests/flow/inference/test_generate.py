@@ -9,7 +9,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.common.environment import process_rank
-from zoo.flow import rendering
 from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
@@ -60,8 +59,8 @@ def test_requests_do_not_depend_on_the_count() -> None:
 
 
 def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
-    model, output = build(trajectory="none"), tmp_path / "deep" / "samples"
-    found = generate(model, output, count=10, labels=[1, 3], trajectory="gif", progress=False)
+    model, output = build(), tmp_path / "deep" / "samples"
+    found = generate(model, output, count=10, labels=[1, 3], trajectory=True, progress=False)
     assert (found["done"], found["skipped"], found["missing"]) == (10, 0, 0)
     assert found["nfe"] > 6
     assert found["written"] == ["samples_trajectory.gif", "samples_grid.png"]
@@ -151,7 +150,7 @@ def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pyt
 
 def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
     model, output = build(ToyNet()).eval(), tmp_path / "points"
-    found = generate(model, output, count=6, trajectory="gif", progress=False)
+    found = generate(model, output, count=6, trajectory=True, progress=False)
     assert found["written"] == ["samples.npy", "points_trajectory.gif", "points_grid.png"]
     joined = np.load(output / "samples.npy")
     torch.testing.assert_close(torch.from_numpy(joined), model.sample(*requests(6, 63, 0)), atol=1e-2, rtol=0)
@@ -210,12 +209,6 @@ def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
     make_pairs(build(classes=NAMES), tmp_path / "pairs", 4, ["wild"], progress=False)
     meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
     assert (meta["labels"], meta["classes"]) == ([3], NAMES)
-
-
-def test_points_have_a_legend_of_their_classes() -> None:
-    points = torch.arange(8.0).reshape(4, 2)
-    plain, named = (rendering.picture(points, [1, 2, 1, 2], names=names) for names in (None, ["a", "b", "a", "b"]))
-    assert plain.shape == named.shape and not np.array_equal(plain, named)
 
 
 def test_an_export_names_its_classes(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
     for name in ("b.png", "a.png"):
         Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
     options = {"prompts": ["a cat", ""], "images": tmp_path, "progress": False, "grid": False}
-    found = generate(model, tmp_path / "out", 3, seed=1, trajectory="gif", **options)
+    found = generate(model, tmp_path / "out", 3, seed=1, trajectory=True, **options)
     assert found["done"] == 3 and found["written"] == ["out_trajectory.gif"]
     with (tmp_path / "out/labels.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -145,7 +145,7 @@ def test_pairs_hold_what_their_samples_were_given(model: Sampler, tmp_path: Path
         data.setup("fit")
 
 
-@pytest.mark.parametrize("method", ["euler", "heun2", "ab2"])
+@pytest.mark.parametrize("method", ["euler", "heun2"])
 def test_what_is_known_is_put_back(method: Method) -> None:
     condition = Inpainting(put_back=True)
     parts = {"text": text(), "image_condition": condition}

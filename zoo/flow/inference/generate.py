@@ -47,7 +47,7 @@ def generate(
     rank: int = 0,
     world_size: int = 1,
     grid: bool = True,
-    trajectory: rendering.Animation = "none",
+    trajectory: bool = False,
     progress: bool = True,
     prompts: Sequence[str] | None = None,
     images: Path | None = None,
@@ -58,7 +58,7 @@ def generate(
     OUTPUT holds `0.png`, `1.png`, ... (`0.npy`, ... where samples are no images), `labels.csv` with file, label, seed
     (a pair that a request file of `zoo predict` takes) and class name of each, and `settings.json`. Samples that are
     no images are joined in `samples.npy` (count, ...) besides. The grid of the first 100 images (the scatter plot of
-    all points) is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif` or `.mp4`:
+    all points) is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif`:
     beside the folder, whose every PNG is a sample.
 
     Processes share the work by `rank` and `world_size` and need not talk to each other: the one that ends last writes
@@ -73,13 +73,12 @@ def generate(
     """
     started = time.perf_counter()
     check_within(0, world_size - 1, rank=rank)
-    rendering.check_animation(trajectory)
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)
     drawn = requests(count, seed, sampler.net.num_classes, chosen)
     shape = sampler.sample_shape
     suffix = ".png" if rendering.is_image(shape) else ".npy"
-    if grid or trajectory != "none":
+    if grid or trajectory:
         rendering.check_drawable(shape)
     settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
     files = {"image": image_files(images), "mask": image_files(masks)}
@@ -117,7 +116,7 @@ def finish(
     paths: Sequence[Path],
     drawn: Drawn,
     grid: bool,
-    trajectory: rendering.Animation,
+    trajectory: bool,
     given: Given | None = None,
 ) -> list[Path]:
     """Write what is made of all samples, once they exist; returns the files."""
@@ -127,19 +126,19 @@ def finish(
     if paths[0].suffix == ".png":
         first = min(GRID_IMAGES, len(paths))
         tiles = np.stack([read_image(path) for path in paths[:first]])
-        overview = rendering.sheet(tiles, None if names is None else names[:first])
+        overview = rendering.labelled_grid(tiles, None if names is None else names[:first])
         shown = min(ANIMATED_IMAGES, len(paths))
     else:
         joined = np.stack([np.load(path) for path in paths])
         written.append(output / JOINED_NAME)
         write_atomic(written[-1], lambda file: np.save(file, joined))
-        overview = rendering.picture(torch.from_numpy(joined), labels, names=names) if grid else joined
+        overview = rendering.frames(torch.from_numpy(joined)[None], labels)[0] if grid else joined
         shown = len(paths)
-    if trajectory != "none":
+    if trajectory:
         told = None if given is None else given.rows(slice(shown))
         states = sampler.trajectory(None if labels is None else labels[:shown], seeds[:shown], told)
-        written.append(output.with_name(f"{output.name}_trajectory.{trajectory}"))
-        rendering.write_animation(written[-1], rendering.frames(states, labels, names=names))
+        written.append(output.with_name(f"{output.name}_trajectory.gif"))
+        rendering.write_gif(written[-1], rendering.frames(states, labels, names))
     if grid:
         written.append(output.with_name(f"{output.name}_grid.png"))
         rendering.write_png(written[-1], overview)
@@ -198,7 +197,7 @@ def sample(
     guidance: Guidance | None = None,
     chunk: int | None = None,
     grid: bool = True,
-    trajectory: rendering.Animation = "none",
+    trajectory: bool = False,
     device: str = "cpu",
     guide: Path | None = None,
     prompts: list[str] | str | None = None,
@@ -222,7 +221,7 @@ def sample(
         guidance: the run's when not given, e.g. --guidance.scale 2; 1 is the conditional field.
         chunk: samples integrated together; as the run says when not given.
         grid: write the first 100 as one picture, OUTPUT_grid.png.
-        trajectory: none, gif or mp4: the way of the first 64 from noise to data.
+        trajectory: write an animation of the first 64 from noise to data, OUTPUT_trajectory.gif.
         device: torch device.
         guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
             --guidance.scale, 2 when not given.

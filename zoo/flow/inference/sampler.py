@@ -16,26 +16,25 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.checks import check_at_least, check_one_of
+from zoo.common.checks import check_at_least
 from zoo.flow import rendering
-from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import FileImages, Framing, to_values
+from zoo.flow.inference import forms
 from zoo.flow.inference.request_files import GIVEN_KEYS, number_of, read_requests, request_rows
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import Conditions, Given, with_nulls
-from zoo.flow.process.guidance import Guidance, NestedGuidance, check_labels, velocity_field
+from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition, Inpainting
 from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
-from zoo.flow.process.sampling import SAMPLES, noise, putting_back
-from zoo.flow.process.solvers import METHODS, Method, Projection, Solution, Solver
+from zoo.flow.process.sampling import noise, putting_back
+from zoo.flow.process.solvers import Method, Projection, Solution, Solver
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference.base import Inference, attempt, table_output
+from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.training.resume import item_seed
 
 MAX_IMAGES, MAX_POINTS, MAX_STEPS = 64, 5000, 100  # of one answer
 MAX_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
@@ -63,8 +62,6 @@ class Sampler(Inference):
         guidance: null for the conditional field.
         prediction: what it predicts: "velocity", "x1" or "noise".
         chunk: samples integrated together; more need more memory.
-        images: write each image of a request file also as a PNG of its own, `<stem>/000000.png` and so on.
-        trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
         classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
             stand in results.
         guide: a weaker net, for `zoo.flow.Autoguidance`.
@@ -85,8 +82,6 @@ class Sampler(Inference):
         guidance: Guidance | None = None,
         prediction: Prediction = "velocity",
         chunk: int = 64,
-        images: bool = False,
-        trajectory: rendering.Animation = "none",
         classes: Sequence[str] | None = None,
         guide: FrozenNet | None = None,
         latents: LatentSpace | None = None,
@@ -94,7 +89,6 @@ class Sampler(Inference):
         image_condition: ImageCondition | None = None,
     ) -> None:
         check_at_least(1, chunk=chunk)
-        check_one_of(rendering.ANIMATIONS, trajectory=trajectory)
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
@@ -106,8 +100,6 @@ class Sampler(Inference):
         self.guidance = guidance
         self.prediction: Prediction = prediction
         self.chunk = chunk
-        self.images = images
-        self.animation = trajectory
         self.classes = None if classes is None else list(classes)
         self.guide = guide
         self.latents = latents
@@ -349,189 +341,33 @@ class Sampler(Inference):
             `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
             the field for each (see `Solution`; with dopri5 the most that a chunk took).
         """
-        rendering.check_animation(self.animation)
         image = rendering.check_drawable(self.sample_shape)
         labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes, self.given_keys)
         given = self._given_of(source, seeds)
         names = self.class_names(labels)
-        animated = min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)
-        recorded: list[Solution] = []
-        samples: list[Tensor] = []
-        nfe = 0
-        for solution in self.solutions(labels, seeds, animated if self.animation != "none" else 0, given=given):
-            samples.append(solution.x)
-            nfe = max(nfe, solution.nfe)
-            recorded += [solution] if solution.trajectory else []
-        everything = torch.cat(samples)
+        solutions = list(self.solutions(labels, seeds, given=given))
+        samples = torch.cat([solution.x for solution in solutions])
         if not image:
-            write_atomic(target.with_suffix(".npy"), lambda file: np.save(file, everything.numpy()))
-        elif self.images:
-            _write_images(target.with_suffix(""), rendering.to_pixels(everything))
-        if recorded:
-            frames = rendering.frames(_joined(recorded)[:, :animated], labels, names=names)
-            rendering.write_animation(target.with_suffix(f".{self.animation}"), frames)
-        rendering.write_png(target, rendering.picture(everything, labels, names=names))
+            write_atomic(target.with_suffix(".npy"), lambda file: np.save(file, samples.numpy()))
+        rendering.write_png(target, rendering.frames(samples[None], labels, names)[0])
         counted = {} if names is None else {"classes": dict(Counter(names))}
+        nfe = max(solution.nfe for solution in solutions)
         return {"images" if image else "points": len(seeds), **counted, "nfe": nfe}
 
     def fields(self) -> tuple[InputField, ...]:
         """Classes by name, how many, how to integrate."""
-        images = rendering.is_image(self.sample_shape)
-        most = MAX_IMAGES if images else MAX_POINTS
-        steps = min(self.solver.steps, MAX_STEPS)
-        fields = [
-            InputField("count", "Images" if images else "Points", "int", 16 if images else 1000, (1, most)),
-            InputField("seed", "Seed", "int", 0, (0, 2**31), help="the same seed gives the same samples"),
-            InputField("steps", "Steps", "int", steps, (1, MAX_STEPS), help="more are slower and closer to the flow"),
-            InputField("method", "Solver", "choice", self.solver.method, allowed=METHODS),
-            InputField("animation", "Animate the way from noise", "bool", True),
-        ]
-        scale = 1.0 if self.guidance is None else self.guidance.scale
-        fields[:0] = self._given_fields()
-        if self.net.num_classes:
-            told = "1 follows the class, more exaggerates it"
-            names = tuple(self.classes or map(str, range(1, self.net.num_classes + 1)))
-            classes = InputField(
-                "classes", "Classes", "choices", allowed=names, help="in turns; all when none", optional=True
-            )
-            fields[:0] = [classes, InputField("guidance", "Guidance", "float", scale, (0, 20), help=told)]
-        elif self.given_keys and not self._nested:
-            told = "1 follows what is given, more exaggerates it"
-            fields.insert(0, InputField("guidance", "Guidance", "float", scale, (0, 20), help=told))
-        return tuple(fields)
-
-    @property
-    def _nested(self) -> dict[str, float]:
-        """Scales of guidance by kind of condition, where each has its own."""
-        return self.guidance.scales if isinstance(self.guidance, NestedGuidance) else {}
-
-    def _given_fields(self) -> list[InputField]:
-        """Prompt, image and mask, and how much each kind of them counts."""
-        fields = [
-            InputField(
-                f"guidance_{kind}",
-                f"Guidance by {kind}",
-                "float",
-                scale,
-                (0, 20),
-                help="1 follows it, more exaggerates",
-            )
-            for kind, scale in self._nested.items()
-        ]
-        if "prompt" in self.given_keys:
-            fields.append(InputField("prompt", "Prompt", "text", optional=True, help="what the image is to show"))
-        if "image" in self.given_keys:
-            fields.append(InputField("image", "Image", "file", allowed=SUFFIXES, help="that the result is made from"))
-        if "mask" in self.given_keys:
-            told = "white is made anew; a random rectangle when none is given"
-            fields.append(InputField("mask", "Mask", "file", allowed=SUFFIXES, help=told, optional=True))
-        return fields
+        return forms.sampler_fields(self)
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Draw samples, and their way from the noise."""
-        (found,) = self._drawn([values], progress)
-        return self._shown(values, folder, *found)
+        (drawn,) = forms.draw_requests(self, [values], progress)
+        return forms.write_outputs(self, values, folder, drawn)
 
     def answer_batch(
-        self, asked: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
+        self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
     ) -> list[list[Output] | Exception]:
-        """Draw for several, those with one solver and guidance together; dopri5 suits its steps to what it gets."""
-        groups: list[list[int]] = []
-        begun: dict[Any, list[int]] = {}
-        for number, (values, _) in enumerate(asked):
-            nested = [f"guidance_{kind}" for kind in self._nested]
-            alike = [values.get(name) for name in ("method", "steps", "guidance", "animation", *nested)]
-            key = (*alike, number if values["method"] == "dopri5" else None)
-            count = sum(asked[each][0]["count"] for each in begun.get(key, ())) + values["count"]
-            if key not in begun or count > self.chunk:
-                begun[key] = []
-                groups.append(begun[key])
-            begun[key].append(number)
-        found: list[Any] = [None] * len(asked)
-        for group in groups:
-            drawn = attempt(self._drawn, [asked[number][0] for number in group], progress)
-            for place, number in enumerate(group):
-                if isinstance(drawn, Exception):
-                    found[number] = attempt(self.answer, *asked[number], progress)
-                else:
-                    found[number] = attempt(self._shown, *asked[number], *drawn[place])
-        return found
-
-    def _drawn(
-        self, asked: Sequence[Mapping[str, Any]], progress: Progress
-    ) -> list[tuple[Tensor, list[int] | None, Tensor | None, int]]:
-        """Samples, labels, the states of those to animate, and evaluations of the net, for values with one solver."""
-        image, animated, values = rendering.is_image(self.sample_shape), asked[0]["animation"], asked[0]
-        sampler = self.using(self.solver.using(values["method"], values["steps"]), self.guidance)
-        if isinstance(self.guidance, NestedGuidance):
-            sampler.guidance = copy.copy(self.guidance)
-            sampler.guidance.scales = {kind: values[f"guidance_{kind}"] for kind in self._nested}
-        elif "guidance" in values and (self.guidance is not None or values["guidance"] != 1):
-            sampler.guidance = copy.copy(self.guidance or Guidance())
-            sampler.guidance.scale = values["guidance"]
-        labels = [label for each in asked for label in self._asked_labels(each)]
-        seeds = [item_seed(each["seed"], SAMPLES, number) for each in asked for number in range(each["count"])]
-        record = (min(len(seeds), ANIMATED_IMAGES) if image and len(asked) == 1 else len(seeds)) if animated else 0
-        given = self._asked_given(asked, seeds)
-        solutions = list(
-            sampler.solutions(labels or None, seeds, record, lambda done: progress(0.9 * done, "sampling"), given)
-        )
-        progress(0.9, "drawing")
-        samples, nfe = torch.cat([solution.x for solution in solutions]), max(solution.nfe for solution in solutions)
-        states = _joined([each for each in solutions if each.trajectory]) if record else None
-        found, first = [], 0
-        for each in asked:
-            rows = slice(first, first + each["count"])
-            shown = slice(first, first + min(each["count"], ANIMATED_IMAGES if image else MAX_POINTS))
-            found.append((samples[rows], labels[rows] or None, None if states is None else states[:, shown], nfe))
-            first += each["count"]
-        return found
-
-    def _asked_given(self, asked: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> Given | None:
-        """Prompts and images of values, one of each per sample."""
-        if not self.given_keys:
-            return None
-        prompts = [each.get("prompt") or "" for each in asked for _ in range(each["count"])]
-        images = [each["image"] for each in asked for _ in range(each["count"]) if each.get("image")]
-        parts, first = [], 0
-        for each in asked:
-            part = slice(first, first + each["count"])
-            masks = [each["mask"]] * each["count"] if each.get("mask") else []
-            told = self.read_given(None, images[part], masks, seeds[part]) if self.image_condition is not None else None
-            parts += [told.images] if told is not None and told.images is not None else []
-            first += each["count"]
-        return Given(prompts if self.text is not None else None, torch.cat(parts) if parts else None)
-
-    def _asked_labels(self, values: Mapping[str, Any]) -> list[int]:
-        if not self.net.num_classes:
-            return []
-        names = self.classes or [str(number + 1) for number in range(self.net.num_classes)]
-        chosen = [names.index(name) + 1 for name in values["classes"] or names]
-        return [chosen[number % len(chosen)] for number in range(values["count"])]
-
-    def _shown(
-        self,
-        values: Mapping[str, Any],
-        folder: Path,
-        samples: Tensor,
-        labels: list[int] | None,
-        states: Tensor | None,
-        nfe: int,
-    ) -> list[Output]:
-        image, classes = rendering.is_image(self.sample_shape), self.class_names(labels)
-        if not image:
-            write_atomic(folder / "samples.npy", lambda file: np.save(file, samples.numpy()))
-        parts = [] if image else [Output("file", "Samples as numbers", "samples.npy")]
-        if image or samples.shape[1:] == (2,):
-            if states is not None:
-                shown = np.linspace(0, len(states) - 1, min(len(states), MAX_FRAMES)).round().astype(int)
-                drawn = rendering.frames(states[shown], labels, names=classes)
-                rendering.write_animation(folder / "way.gif", drawn, min(FRAMES_PER_SECOND, len(drawn)))
-                parts.insert(0, Output("animation", "From noise to samples", "way.gif"))
-            rendering.write_png(folder / "samples.png", rendering.picture(samples, labels, names=classes))
-            parts.insert(0, Output("image", "Samples", "samples.png"))
-        counted = {} if classes is None else dict(Counter(classes))
-        return [*parts, table_output({"samples": len(samples), **counted, "evaluations of the net": nfe})]
+        """Draw for several forms, those with one solver and guidance together."""
+        return forms.answer_batch(self, requests, progress)
 
     @property
     def usage(self) -> str:
@@ -649,16 +485,6 @@ def _watched(field: VectorField, told: Callable[[float], object], done: float, s
         return field(t, x)
 
     return watched
-
-
-def _write_images(folder: Path, images: np.ndarray) -> None:
-    """Write images `000000.png`, ...; what an earlier, longer request left goes, results of other files stay."""
-    folder.mkdir(exist_ok=True)
-    for number, pixels in enumerate(images):
-        rendering.write_png(folder / f"{number:06d}.png", pixels)
-    for path in folder.glob("[0-9]*.png"):
-        if path.stem.isdecimal() and int(path.stem) >= len(images):
-            path.unlink()
 
 
 def _joined(solutions: Iterator[Solution] | list[Solution]) -> Tensor:
