@@ -18,7 +18,7 @@ from zoo.flow.evaluation.digits_classifier import cached_digits_classifier
 from zoo.flow.evaluation.metrics import chamfer
 from zoo.flow.evaluation.references import REFERENCE_SEED
 from zoo.flow.evaluation.samples import SampleSet, read_digits
-from zoo.flow.inference.drawing import load_sampler, requests
+from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
@@ -27,7 +27,7 @@ from zoo.runs.run_folder import find_config
 SAMPLES, FEW_SAMPLES = 900, 150  # few of them are quick
 DRAWS = 3  # of so many samples
 POINTS, FEW_POINTS = 2048, 128
-EPOCH = -7  # of the keys of this noise, see `zoo.flow.inference.drawing`
+EPOCH = -7  # of the keys of this noise, see `zoo.flow.inference.requests`
 UNGUIDED = Guidance(1.0)
 CONTROLS = ("accuracy", "std_ratio", "nearest_ratio")  # figures beside the Fréchet distance
 
@@ -108,7 +108,7 @@ def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 
     chosen = sampler.using(solver, Guidance(scale))
     figures = []
     for draw in range(digits.draws):
-        _, seeds = requests(len(digits.labels), draw, sampler.net.num_classes, None, EPOCH)
+        _, seeds = sample_requests(len(digits.labels), draw, sampler.net.num_classes, None, EPOCH)
         figures.append(digits.comparison(chosen.sample(digits.labels, seeds), digits.labels))
     return _mean(figures)
 
@@ -159,7 +159,7 @@ def gather_swissroll(assigned: Path, transport: Path, distilled: Path, quick: bo
         sampler = load_sampler(run, Solver("euler", steps), chunk=count)
         if tuple(sampler.net.sample_shape) != (2,):
             raise ValueError(f"{run} makes samples of shape {tuple(sampler.net.sample_shape)}, expected points")
-        figures[f"{name}: Chamfer"] = chamfer(sampler.sample(None, requests(count, 0, 0, None, EPOCH)[1]), real)
+        figures[f"{name}: Chamfer"] = chamfer(sampler.sample(None, sample_requests(count, 0, 0, None, EPOCH)[1]), real)
     return figures
 
 

@@ -18,7 +18,7 @@ from zoo.flow.evaluation.controls import matching_labels
 from zoo.flow.evaluation.digits_classifier import train_digits_classifier
 from zoo.flow.evaluation.features import FeatureExtractor
 from zoo.flow.evaluation.samples import SampleSet
-from zoo.flow.inference.drawing import load_sampler
+from zoo.flow.inference.requests import load_sampler
 from zoo.flow.process.solvers import Solver
 from zoo.flow.rendering import to_pixels
 from zoo.runs.run_folder import find_config

@@ -81,7 +81,15 @@ def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path)
     pixels = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), np.uint8)
     for number, image in enumerate(pixels):
         rendering.write_png(tmp_path / "set" / "only" / f"{number:02d}.png", image)
-    data = digits(root=str(tmp_path / "set"), image_resolution=6, channels=3, val_every=12, batch_size=5, cache=None)
+    data = digits(
+        root=str(tmp_path / "set"),
+        image_resolution=6,
+        channels=3,
+        val_every=12,
+        batch_size=5,
+        max_per_class=0,
+        cache=None,
+    )
     found = fit(images(0, 6, 3), data, tmp_path / "run", items=15)
     assert len(data.val_set) == 1 and found == [PICTURES, ["val_animation.gif", *PICTURES]]
     assert size(tmp_path / "run" / "media" / "step_00000001" / "val_samples.png") == (15 * 50, 2 * (12 + 50))

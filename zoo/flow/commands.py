@@ -6,7 +6,7 @@ COMMANDS = {
         "Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.",
     ),
     "compare-samplers": (
-        "zoo.flow.evaluation.solver_tables:sweep_run",
+        "zoo.flow.evaluation.solver_tables:compare_solvers",
         "Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.",
     ),
     "make-pairs": (
@@ -15,7 +15,7 @@ COMMANDS = {
     ),
     "straightness": (
         "zoo.flow.evaluation.solver_tables:print_straightness",
-        "Tell how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.",
+        "Print how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.",
     ),
     "evaluate": (
         "zoo.flow.evaluation.evaluate:evaluate",

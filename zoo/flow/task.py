@@ -15,15 +15,15 @@ from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.conditions import LABEL, Conditions, drawn_drops, with_nulls
+from zoo.flow.process.conditions import LABEL, ConditionBatch, add_nulls, sample_drops
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import ImageCondition
-from zoo.flow.process.mean_flow import drawn_intervals, mean_flow_target
+from zoo.flow.process.mean_flow import mean_flow_target, sample_intervals
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.quality import SampleMetrics
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
+from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, sample_times
 from zoo.flow.process.weights import LossWeight
 from zoo.flow.validation_samples import conditions_of, log_validation_samples
 from zoo.training.strategies.sharding import gather_weights
@@ -50,12 +50,12 @@ class FlowTask(SingleOptimizerTask):
         chunk: samples that inference integrates at once; an option of inference, like the following.
         classes: their names; those of the data when null.
         weight: of the training loss by its time, e.g. `zoo.flow.MinSnr`; null for 1 everywhere. Validation has none.
-        huber: h of the training loss sqrt(e + h^2) - h in the place of an item's mean squared error e, which outliers
+        huber: h of the training loss sqrt(e + h^2) - h instead of an item's mean squared error e, which outliers
             then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
         guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
         latents: the autoencoder in whose latents the flow runs, for `zoo.flow.LatentData`; null for the data itself.
         text: the encoder of captions, for a net that takes "tokens" or "pooled" states; null for none.
-        image_condition: what of an image the net is told, e.g. `zoo.flow.Inpainting`, for one that takes an "image".
+        image_condition: makes the condition of a net that takes an "image", e.g. `zoo.flow.Inpainting`.
         condition_drop: probability by "text" and "image" that an item is trained without it, each for itself; the
             class has `label_drop`.
         joint_drop: probability that an item is trained without all of them, class included.
@@ -147,8 +147,8 @@ class FlowTask(SingleOptimizerTask):
                         f"{'model.' + argument + ' is null' if made is None else f'model.{argument} gives {made}'}"
                     )
         used = {"text": {"tokens", "pooled"} & takes.keys(), "image": {"image"} & takes.keys()}
-        for kind, given in (("text", self.text), ("image", image)):
-            if given is not None and not used[kind]:
+        for kind, condition in (("text", self.text), ("image", image)):
+            if condition is not None and not used[kind]:
                 raise ValueError(
                     f"model.{'text' if kind == 'text' else 'image_condition'} is set, and the net takes none: set "
                     f"{'context_dim or pooled_dim' if kind == 'text' else 'condition_channels'} of model.net"
@@ -199,28 +199,30 @@ class FlowTask(SingleOptimizerTask):
                 self.specs["options"]["classes"] = self.classes
 
     def loss(
-        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None
+        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,).
 
         Args:
-            told: further conditions (B, ...) by name.
+            conditions: besides the class, (B, ...) by name.
         """
         x = self.path.sample(x0, x1, t)
-        output = self.predicted(x, t, label, told)
+        output = self.predicted(x, t, label, conditions)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
 
-    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None) -> Tensor:
+    def predicted(
+        self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """What the net predicts at points (B, ...)."""
-        return self.net(x, t, label) if told is None else self.net(x, t, label, told)
+        return self.net(x, t, label) if conditions is None else self.net(x, t, label, conditions)
 
     def training_loss(
-        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None
+        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """The same, robust and weighted by time where it is asked for."""
         if self.weight is None and not self.huber:
-            return self.loss(x1, x0, t, label, told)
-        output = self.predicted(self.path.sample(x0, x1, t), t, label, told)
+            return self.loss(x1, x0, t, label, conditions)
+        output = self.predicted(self.path.sample(x0, x1, t), t, label, conditions)
         error = (output - self.path.target(x0, x1, t, self.prediction)).float().square().flatten(1).mean(dim=1)
         if self.huber:
             error = (error + self.huber**2).sqrt() - self.huber
@@ -229,28 +231,28 @@ class FlowTask(SingleOptimizerTask):
         return error.mean()
 
     def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped.
+        """Pair noise and data; add times `t` (B,) and `keep_label` (B,), 0 where the label is dropped.
 
-        Where there are further conditions, add `told`: (B,) by kind, 0 where it is dropped.
+        With further conditions, add `keep`: (B,) by kind, 0 where it is dropped.
         """
         if "t" in batch:
             return batch
         x1, x0, label = batch["x1"], batch["x0"], batch["label"]
         if self.coupling is not None:
             x0 = self.coupling(x0, x1, label if self.net.num_classes else None)
-        t, kept = seeded_draws(self.times, self.label_drop, batch["seeds"])
-        found = {**batch, "x0": x0, "t": t, "kept": kept}
+        t, keep_label = sample_times(self.times, self.label_drop, batch["seeds"])
+        prepared = {**batch, "x0": x0, "t": t, "keep_label": keep_label}
         if "conditions" in batch:
-            told = drawn_drops(self.condition_drop, self.joint_drop, batch["seeds"])
-            found |= {"kept": kept * told[LABEL], "told": told}
-        return found
+            keep = sample_drops(self.condition_drop, self.joint_drop, batch["seeds"])
+            prepared |= {"keep_label": keep_label * keep[LABEL], "keep": keep}
+        return prepared
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss at one time per item, some labels and further conditions dropped."""
         batch = self.prepare_training_batch(batch)
         x1, conditions = self._data(batch), self._conditions(batch)
-        told = None if conditions is None else conditions.dropped(batch["told"])
-        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"], told)
+        remaining = None if conditions is None else conditions.drop(batch["keep"])
+        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["keep_label"], remaining)
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
@@ -261,19 +263,19 @@ class FlowTask(SingleOptimizerTask):
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
         conditions = self._conditions(batch)
-        names, values = zip(*conditions.given.items(), strict=True) if conditions is not None else ((), ())
+        names, values = zip(*conditions.values.items(), strict=True) if conditions is not None else ((), ())
         x1, x0, label, *repeated, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"], *values)
-        told = dict(zip(names, repeated, strict=True)) if conditions is not None else None
-        return {"loss": self.loss(x1, x0, t, label, told)}, len(batch["x1"])
+        by_name = dict(zip(names, repeated, strict=True)) if conditions is not None else None
+        return {"loss": self.loss(x1, x0, t, label, by_name)}, len(batch["x1"])
 
-    def _conditions(self, batch: dict[str, Any]) -> Conditions | None:
+    def _conditions(self, batch: dict[str, Any]) -> ConditionBatch | None:
         """A batch's conditions besides the class, as the net takes them, and what stands for none."""
         if "conditions" not in batch:
             if self.text is not None or self.image_condition is not None:
                 raise ValueError("the net is conditioned on texts or images, and the data gives none of them")
             return None
         assert self.text is not None or self.image_condition is not None
-        return with_nulls(batch["conditions"], self._null_text, self._encoder)
+        return add_nulls(batch["conditions"], self._null_text, self._encoder)
 
     def _null_text(self) -> dict[str, Tensor]:
         assert self.text is not None
@@ -319,8 +321,8 @@ class FlowTask(SingleOptimizerTask):
             return sampler.sample(labels, seeds, conditions_of(self, labels, len(seeds)))
 
         with gather_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
-            found = self.sample_metrics.compute(draw, self.net.num_classes, data.train_set, data.val_set)
-        self._means.add(found)
+            metrics = self.sample_metrics.compute(draw, self.net.num_classes, data.train_set, data.val_set)
+        self._means.add(metrics)
 
     def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show samples of each class with and without guidance, their nearest training images, and their way there.
@@ -373,21 +375,23 @@ class MeanFlowTask(FlowTask):
         self.power = power
         self.inference()  # refuses a solver that takes no such steps
 
-    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None) -> Tensor:
+    def predicted(
+        self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """The velocity itself: over a span of 0."""
         return self.net(x, t, label, {"span": torch.zeros_like(t)})
 
     def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add times `t`, spans `span` and `kept`, (B,) each; see `FlowTask.prepare_training_batch`."""
+        """Add times `t`, spans `span` and `keep_label`, (B,) each; see `FlowTask.prepare_training_batch`."""
         if "t" in batch:
             return batch
-        t, span, kept = drawn_intervals(self.times, self.label_drop, self.share, batch["seeds"])
-        return {**super().prepare_training_batch(batch), "t": t, "span": span, "kept": kept}
+        t, span, keep_label = sample_intervals(self.times, self.label_drop, self.share, batch["seeds"])
+        return {**super().prepare_training_batch(batch), "t": t, "span": span, "keep_label": keep_label}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The error of the average velocity over one interval per item, some labels dropped."""
         batch = self.prepare_training_batch(batch)
-        x1, label = self._data(batch), batch["label"] * batch["kept"]
+        x1, label = self._data(batch), batch["label"] * batch["keep_label"]
         t, span = batch["t"].to(x1), batch["span"].to(x1)
         x = self.path.sample(batch["x0"], x1, t)
         velocity = self.path.target(batch["x0"], x1, t)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from zoo.flow import rendering
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.training.resume import item_seed
@@ -35,30 +35,30 @@ def log_validation_samples(task: FlowTask, last: bool) -> None:
         _log_points(task, sampler, last)
 
 
-def conditions_of(task: FlowTask, labels: Sequence[int] | None, count: int) -> Given | None:
+def conditions_of(task: FlowTask, labels: Sequence[int] | None, count: int) -> GenerationConditions | None:
     """Texts and images of samples: those of held-out items of their classes, in turns; None where none are taken."""
     if task.text is None and task.image_condition is None:
         return None
     items: Any = task.trainer.datamodule.val_set  # type: ignore[attr-defined]
     if labels is None:
-        return items.given([index % len(items) for index in range(count)])
+        return items.generation_conditions([index % len(items) for index in range(count)])
     item_labels = items.labels.tolist()
     by_label = {label: [index for index, each in enumerate(item_labels) if each == label] for label in set(labels)}
     turns = {label: itertools.cycle(rows or range(len(items))) for label, rows in by_label.items()}
-    return items.given([next(turns[label]) for label in labels])
+    return items.generation_conditions([next(turns[label]) for label in labels])
 
 
 def _log_images(task: FlowTask, sampler: Any, last: bool) -> None:
     items = task.sample_settings.items
     labels, seeds, names = _requests(task, max(items, min(task.net.num_classes, CLASSES)))
-    given = conditions_of(task, labels, len(seeds))
+    conditions = conditions_of(task, labels, len(seeds))
     real = _training_examples(task, REAL_ITEMS)
     rows = []
-    if given is not None and given.images is not None:
-        rows.append(("given", rendering.to_pixels(given.images[:, -sampler.sample_shape[0] :])))
-    names = given.prompts if names is None and given is not None else names
-    for title, guidance in _guidances(task, labels is not None or given is not None).items():
-        states = sampler.using(sampler.solver, guidance).trajectory(labels, seeds, given)
+    if conditions is not None and conditions.images is not None:
+        rows.append(("given", rendering.to_pixels(conditions.images[:, -sampler.sample_shape[0] :])))
+    names = conditions.prompts if names is None and conditions is not None else names
+    for title, guidance in _guidances(task, labels is not None or conditions is not None).items():
+        states = sampler.using(sampler.solver, guidance).trajectory(labels, seeds, conditions)
         rows.append((title, rendering.to_pixels(states[-1])))
         if real is not None:
             rows.append(("nearest training images", rendering.to_pixels(rendering.nearest(states[-1], real))))
@@ -96,14 +96,14 @@ def _requests(task: FlowTask, count: int) -> tuple[list[int] | None, list[int], 
 
 def _guidances(task: FlowTask, conditional: bool) -> dict[str, Guidance | None]:
     """The guidances to show, by their titles."""
-    shown: dict[str, Guidance | None] = {"guidance 1" if conditional else "samples": None}
+    guidances: dict[str, Guidance | None] = {"guidance 1" if conditional else "samples": None}
     if conditional and (task.guidance is not None or task.label_drop or task.condition_drop or task.joint_drop):
         guided = task.guidance or Guidance(EXAGGERATED)
         scales = f"{guided.scale:g}"
         if isinstance(guided, NestedGuidance):
             scales = ", ".join(f"{kind} {scale:g}" for kind, scale in guided.scales.items())
-        shown[f"guidance {scales}"] = guided
-    return shown
+        guidances[f"guidance {scales}"] = guided
+    return guidances
 
 
 def _training_examples(task: FlowTask, count: int) -> Tensor | None:

@@ -230,8 +230,8 @@ def test_crop_and_background_make_another_cache(tmp_path: Path) -> None:
             Image.fromarray(pixels).save(tmp_path / "set" / name / f"{number}.png")
     found = {}
     for resize in ("squash", "crop"):
-        given = {"val_every": 2, "resize": resize, "background": (0, 0, 0)}
-        data = folder(tmp_path / "set", tmp_path / "cache", **given)
+        conditions = {"val_every": 2, "resize": resize, "background": (0, 0, 0)}
+        data = folder(tmp_path / "set", tmp_path / "cache", **conditions)
         data.prepare_data()
         data.setup("fit")
         found[resize] = data.train_set[0, 0]["x1"]

@@ -49,10 +49,10 @@ def test_digits_are_scikit_learns() -> None:
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_held_out_items_are_as_many_of_each_class(seed: int | None) -> None:
     labels = [1 + (i % 3) for i in range(300)]
-    chosen = image_sets.held_out(labels, 5, seed)
+    chosen = image_sets.holdout_mask(labels, 5, seed)
     assert [sum(c for c, label in zip(chosen, labels, strict=True) if label == k) for k in (1, 2, 3)] == [20, 20, 20]
-    assert chosen == image_sets.held_out(labels, 5, seed)
-    assert (chosen == image_sets.held_out(labels, 5, 2)) is False
+    assert chosen == image_sets.holdout_mask(labels, 5, seed)
+    assert (chosen == image_sets.holdout_mask(labels, 5, 2)) is False
     if seed is None:
         assert [i for i, c in enumerate(chosen) if c][:4] == [12, 13, 14, 27]
 

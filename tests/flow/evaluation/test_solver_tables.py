@@ -80,7 +80,7 @@ def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = tables.solver_table(
         build(), [1, 2, 1, 2], SEEDS, error, ["euler", "rk4", "dopri5"], (1, 5), tolerances=[0.1]
     )
-    tables.show(rows, "solvers", Console(width=100))
+    tables.print_table(rows, "solvers", Console(width=100))
     text = capsys.readouterr().out
     assert text.count("solvers: ") == 2 and text.count("NFE: evaluations") == 1
     assert "as needed" in text and "dopri5 1e-01" in text
@@ -92,10 +92,9 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
     def quality(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
         return {"spread": float(samples.std()), "shift": float(samples.mean())}
 
-    found = tables.sweep(
-        build(), tmp_path / "out", quality, count=4, methods=["euler", "dopri5"], budgets=(1, 4), scales=(1.0, 3.0),
-        tolerances=(1e-2,),
-    )  # fmt: skip
+    found = tables.compare(
+        build(), tmp_path / "out", quality, ([1, 2, 1, 2], SEEDS), 63, ["euler", "dopri5"], (1, 4), (1.0, 3.0), (1e-2,)
+    )
     assert [len(found[name]) for name in ("solvers", "guidance")] == [3, 4]
     for name in ("solvers", "guidance"):
         written = json.loads((tmp_path / "out" / f"{name}.json").read_text())
@@ -103,10 +102,12 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
         with Image.open(tmp_path / "out" / f"{name}.png") as picture:
             assert picture.size == (1100, 450)
     assert "guidance: spread" in capsys.readouterr().out
-    unconditional = tables.sweep(build(0), tmp_path / "free", quality, count=2, methods=["euler"], budgets=(1,))
+    unconditional = tables.compare(
+        build(0), tmp_path / "free", quality, (None, SEEDS), 63, methods=["euler"], budgets=(1,)
+    )
     assert list(unconditional) == ["solvers"]
     with pytest.raises(ValueError, match="nothing to compare"):
-        tables.sweep(build(0), tmp_path / "none", quality, count=2, methods=[])
+        tables.compare(build(0), tmp_path / "none", quality, (None, SEEDS), 63, methods=[])
 
 
 def test_log_axis_only_where_the_values_span_enough() -> None:
@@ -114,6 +115,6 @@ def test_log_axis_only_where_the_values_span_enough() -> None:
         {"series": "a", "nfe": nfe, "quality": {"wide": 10.0**-nfe, "narrow": 1.0 + nfe / 10, "signed": -1.0 * nfe}}
         for nfe in (1, 2)
     ]
-    axes = tables.figure(rows, "t").get_axes()
+    axes = tables.draw_table(rows, "t").get_axes()
     assert [each.get_yscale() for each in axes] == ["log", "linear", "linear"]
     assert all(each.get_xscale() == "log" for each in axes)

@@ -14,9 +14,9 @@ from zoo.common.checks import check_at_least, check_within, find_data_folder
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
-from zoo.flow.data.image_sets import ImageSet, without
+from zoo.flow.data.image_sets import ImageSet, exclude_images
 from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
-from zoo.flow.data.item_conditions import ItemConditions, encoded_prompts
+from zoo.flow.data.item_conditions import ItemConditions, encode_prompts
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport, Reader
@@ -106,8 +106,8 @@ class ImageData(FlowData):
         sources: folder of the images that those of `root` are to be made of, of the same names, for a task whose
             `image_condition` is `zoo.flow.SourceImage`.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
-        glyphs: `zoo.flow.Glyphs` in the place of `root` and `hub`: digits and letters in colour, which tell themselves
-            how many of each there are.
+        glyphs: `zoo.flow.Glyphs` instead of `root` and `hub`: digits and letters in colour; its arguments are the
+            numbers of images.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ImageData(FlowData):
             if isinstance(images.source, ArrayImages):
                 continue
             bad = self._prepare(images)
-            if self.sources is not None and self._prepare(self._beside(without(images, bad))):
+            if self.sources is not None and self._prepare(self._pair_sources(exclude_images(images, bad))):
                 raise ValueError("data.init_args.sources: replace the images that cannot be read, named above")
 
     def _prepare(self, images: ImageSet) -> Mapping[int, str]:
@@ -178,11 +178,11 @@ class ImageData(FlowData):
         """Open the images and split them."""
         sets = self._sets()
         self.classes = sets[0].classes
-        if self.trainer is not None:  # the process that looked tells the others
+        if self.trainer is not None:  # only one process has read the images
             self._bad = self.trainer.strategy.broadcast(self._bad)
         readers, sets_read = zip(*(self._reader(images) for images in sets), strict=True)
-        told = self._conditions(sets_read)
-        # what is decoded anew in each epoch has a checksum of times and paths
+        conditions = self._conditions(sets_read)
+        # images that each epoch decodes have a checksum of times and paths
         pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
         self.file_facts = (pixels, sets[0].labels)
         if sets[0].captions is not None:
@@ -190,24 +190,24 @@ class ImageData(FlowData):
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
-            self.train_set = self._training(readers[0], sets_read[0].labels, None, told[0])
-            self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=told[1])
+            self.train_set = self._training(readers[0], sets_read[0].labels, None, conditions[0])
+            self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=conditions[1])
             return
         labels = sets_read[0].labels
-        chosen = np.array(image_sets.held_out(labels, self.val_every, self.split_seed))
-        if not chosen.any():
+        held_out = np.array(image_sets.holdout_mask(labels, self.val_every, self.split_seed))
+        if not held_out.any():
             raise ValueError(
                 f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
             )
-        kept, held = (np.flatnonzero(part).tolist() for part in (~chosen, chosen))
-        self.train_set = self._training(readers[0], labels, kept, told[0])
-        self.val_set = Items(readers[0], labels, held, self.seed, conditions=told[0])
+        train, val = (np.flatnonzero(part).tolist() for part in (~held_out, held_out))
+        self.train_set = self._training(readers[0], labels, train, conditions[0])
+        self.val_set = Items(readers[0], labels, val, self.seed, conditions=conditions[0])
 
     def _training(
-        self, read: Reader, labels: Sequence[int], kept: Sequence[int] | None, told: ItemConditions | None
+        self, read: Reader, labels: Sequence[int], indices: Sequence[int] | None, conditions: ItemConditions | None
     ) -> Items:
-        """The training set; `kept` are its items, all when None."""
-        return Items(read, labels, kept, self.seed, self.flips, self.pooled, told)
+        """The training set of the images of these indices; of all when None."""
+        return Items(read, labels, indices, self.seed, self.flips, self.pooled, conditions)
 
     def _conditions(self, sets: Sequence[ImageSet]) -> list[ItemConditions | None]:
         """What the items of each set are conditioned on, by what the task asks for."""
@@ -218,7 +218,7 @@ class ImageData(FlowData):
         states = None
         if text is not None:
             prompts = [prompt for images in sets for each in images.captions or () for prompt in each]
-            states = encoded_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
+            states = encode_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
         if states is None and image is None:
             return [None for _ in sets]
         return [
@@ -226,7 +226,7 @@ class ImageData(FlowData):
                 images.captions if states is not None else None,
                 states,
                 image,
-                None if self.sources is None else self._reader(self._beside(images))[0],
+                None if self.sources is None else self._reader(self._pair_sources(images))[0],
             )
             for images in sets
         ]
@@ -243,19 +243,19 @@ class ImageData(FlowData):
                 f"{'null' if image is None else type(image).__name__}: zoo.flow.SourceImage and sources need each other"
             )
 
-    def _beside(self, images: ImageSet) -> ImageSet:
+    def _pair_sources(self, images: ImageSet) -> ImageSet:
         """The sources of images."""
         assert self.root is not None and self.sources is not None
-        return image_sets.beside(images, self.root, self.sources)
+        return image_sets.pair_sources(images, self.root, self.sources)
 
     def _sets(self) -> list[ImageSet]:
         """The training and validation images, or those that are to be split."""
         if self.hub is not None:
             template = self.captions is not None and "{}" in self.captions
-            found = image_sets.hub(self.hub, self.max_per_class, None if template else self.captions)
-            return [image_sets.captioned(each, str(self.captions)) for each in found] if template else found
-        found = self._local_sets()
-        return found if self.captions is None else [image_sets.captioned(each, self.captions) for each in found]
+            sets = image_sets.hub(self.hub, self.max_per_class, None if template else self.captions)
+            return [image_sets.add_captions(each, str(self.captions)) for each in sets] if template else sets
+        sets = self._local_sets()
+        return sets if self.captions is None else [image_sets.add_captions(each, self.captions) for each in sets]
 
     def _local_sets(self) -> list[ImageSet]:
         root, limit, flat = self.root, self.max_per_class, self.captions is not None
@@ -282,7 +282,7 @@ class ImageData(FlowData):
         else:
             reader = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
             bad = reader.bad
-        images = without(images, bad)
+        images = exclude_images(images, bad)
         if empty := [name for name, count in images.counts().items() if not count]:
             raise ValueError(f"{images.name}: no image can be read of the classes {', '.join(empty)}")
         counts = [f"{name} {count}" for name, count in images.counts().items()]

@@ -36,40 +36,40 @@ class ImageSet:
 
     def counts(self) -> dict[str, int]:
         """Number of images by class."""
-        found = Counter(self.labels)
-        return {name: found[label] for label, name in enumerate(self.classes, start=1)}
+        counts = Counter(self.labels)
+        return {name: counts[label] for label, name in enumerate(self.classes, start=1)}
 
 
-def without(images: ImageSet, bad: Collection[int]) -> ImageSet:
+def exclude_images(images: ImageSet, bad: Collection[int]) -> ImageSet:
     """A set without some of its images, given by their numbers."""
     if not bad:
         return images
-    kept = [index for index in range(len(images.source)) if index not in bad]
+    remaining = [index for index in range(len(images.source)) if index not in bad]
     source = images.source
     if isinstance(source, FileImages):
-        source = FileImages(source.root, [source.paths[index] for index in kept])
-    captions = None if images.captions is None else [images.captions[index] for index in kept]
-    return replace(images, labels=[images.labels[index] for index in kept], source=source, captions=captions)
+        source = FileImages(source.root, [source.paths[index] for index in remaining])
+    captions = None if images.captions is None else [images.captions[index] for index in remaining]
+    return replace(images, labels=[images.labels[index] for index in remaining], source=source, captions=captions)
 
 
-def ranks(labels: Sequence[int]) -> list[int]:
+def class_ranks(labels: Sequence[int]) -> list[int]:
     """How many items of the same class come before each item."""
     counters: dict[int, Iterator[int]] = {}
     return [next(counters.setdefault(label, itertools.count())) for label in labels]
 
 
-def first_of_each(labels: Sequence[int], limit: int) -> list[int]:
+def limit_per_class(labels: Sequence[int], limit: int) -> list[int]:
     """Indices of the first `limit` items of each class; of all items when it is 0 or less."""
-    return [index for index, rank in enumerate(ranks(labels)) if limit <= 0 or rank < limit]
+    return [index for index, rank in enumerate(class_ranks(labels)) if limit <= 0 or rank < limit]
 
 
-def held_out(labels: Sequence[int], every: int, seed: int | None) -> list[bool]:
+def holdout_mask(labels: Sequence[int], every: int, seed: int | None) -> list[bool]:
     """For each item whether it is the n-th of its class, in order or, with a seed, in an order of their own."""
     order = list(range(len(labels)))
     if seed is not None:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = [False] * len(labels)
-    for index, rank in zip(order, ranks([labels[i] for i in order]), strict=True):
+    for index, rank in zip(order, class_ranks([labels[i] for i in order]), strict=True):
         chosen[index] = rank % every == every - 1
     return chosen
 
@@ -81,10 +81,10 @@ def digits(limit: int = 0) -> ImageSet:
         raise ModuleNotFoundError("the digits come with scikit-learn: pip install scikit-learn")
     rows = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",", dtype=np.uint8)
     labels = (rows[:, -1] + 1).tolist()
-    kept = first_of_each(labels, limit)
-    pixels = np.rint(rows[kept, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # their range is 0 to 16
+    chosen = limit_per_class(labels, limit)
+    pixels = np.rint(rows[chosen, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # their range is 0 to 16
     names = [str(digit) for digit in range(10)]
-    return ImageSet("scikit-learn's digits", names, [labels[i] for i in kept], ArrayImages(pixels))
+    return ImageSet("scikit-learn's digits", names, [labels[i] for i in chosen], ArrayImages(pixels))
 
 
 def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
@@ -98,22 +98,22 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
-    if flat and (found := sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES)):
-        found = found[:limit] if limit > 0 else found
-        return ImageSet(str(path), [], [0] * len(found), FileImages(path, found))
+    if flat and (files := sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES)):
+        files = files[:limit] if limit > 0 else files
+        return ImageSet(str(path), [], [0] * len(files), FileImages(path, files))
     names: list[str] = []
     paths: list[Path] = []
     labels: list[int] = []
     stray: list[str] = []
     for place in sorted(place for place in path.iterdir() if place.is_dir()):
-        found = sorted(file for file in place.rglob("[!.]*") if file.suffix.lower() in SUFFIXES)
-        if not found:
+        files = sorted(file for file in place.rglob("[!.]*") if file.suffix.lower() in SUFFIXES)
+        if not files:
             stray.append(place.name)
             continue
         names.append(place.name)
-        found = found[:limit] if limit > 0 else found
-        paths += found
-        labels += [len(names)] * len(found)
+        files = files[:limit] if limit > 0 else files
+        paths += files
+        labels += [len(names)] * len(files)
     if not names:
         raise ValueError(f"{path} has no folder with images ({', '.join(SUFFIXES)})")
     if stray:
@@ -124,48 +124,48 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
 def find_splits(root: Path) -> list[Path]:
     """The folders `train` and `val` (or `test`), in any case, of a data set; none where one of them is missing."""
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
-    held = folders.get("val", folders.get("test"))
-    return [folders["train"], held] if "train" in folders and held is not None else []
+    val = folders.get("val", folders.get("test"))
+    return [folders["train"], val] if "train" in folders and val is not None else []
 
 
-def captioned(images: ImageSet, captions: str) -> ImageSet:
+def add_captions(images: ImageSet, captions: str) -> ImageSet:
     """Give every image its captions.
 
     Args:
         captions: "files" for a text file beside each image, `cat.txt` beside `cat.png`, a caption a line; the name of a
             file of JSON lines in the folder of the images, each line with `file_name` (from that folder) and `text`, as
             the hub's image folders have it, several lines for several captions; or a text that holds the name of the
-            class in the place of `{}`.
+            class for `{}`.
 
     Raises:
         ValueError: when images have none; names how many, and the first.
     """
-    source, found = images.source, list[list[str]]()
+    source, texts = images.source, list[list[str]]()
     if "{}" in captions:
         if not images.classes:
             raise ValueError(f"data.init_args.captions {captions!r}: {images.name} has no classes to put in its place")
-        found = [[captions.replace("{}", images.classes[label - 1])] for label in images.labels]
+        texts = [[captions.replace("{}", images.classes[label - 1])] for label in images.labels]
     elif not isinstance(source, FileImages):
         raise ValueError(
             f"data.init_args.captions {captions!r}: {images.name} is no folder of images; give a text with {{}} for "
             "the name of the class"
         )
     elif captions == "files":
-        texts = [path.with_suffix(".txt") for path in source.paths]
-        found = [_lines(path) if path.is_file() else [] for path in texts]
+        files = [path.with_suffix(".txt") for path in source.paths]
+        texts = [_lines(path) if path.is_file() else [] for path in files]
     elif captions.endswith(".jsonl"):
         by_name = _read_captions(source.root / captions)
-        found = [by_name.get(source.name(index), []) for index in range(len(source))]
+        texts = [by_name.get(source.name(index), []) for index in range(len(source))]
     else:
         raise ValueError(
             f"data.init_args.captions: expected files, a name that ends with .jsonl, or a text with {{}} for the name "
             f"of the class, found {captions!r}"
         )
-    if missing := [source.name(index) for index, each in enumerate(found) if not each]:
+    if missing := [source.name(index) for index, each in enumerate(texts) if not each]:
         raise ValueError(
-            f"{images.name}: {len(missing)} of {len(found)} images have no caption, the first {missing[0]}"
+            f"{images.name}: {len(missing)} of {len(texts)} images have no caption, the first {missing[0]}"
         )
-    return replace(images, captions=found)
+    return replace(images, captions=texts)
 
 
 def _lines(path: Path) -> list[str]:
@@ -176,7 +176,7 @@ def _read_captions(path: Path) -> dict[str, list[str]]:
     """Captions by the names of images."""
     if not path.is_file():
         raise FileNotFoundError(f"data.init_args.captions: no file {path}")
-    found: dict[str, list[str]] = {}
+    captions: dict[str, list[str]] = {}
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -187,19 +187,19 @@ def _read_captions(path: Path) -> dict[str, list[str]]:
         named = isinstance(row, dict) and isinstance(row.get("file_name"), str)
         if not named or not isinstance(row.get("text"), str):
             raise ValueError(f"{path}, line {number}: expected texts file_name and text, found {line[:80]}")
-        found.setdefault(row["file_name"], []).append(row["text"])
-    return found
+        captions.setdefault(row["file_name"], []).append(row["text"])
+    return captions
 
 
-def beside(images: ImageSet, root: Path, sources: Path) -> ImageSet:
+def pair_sources(images: ImageSet, root: Path, sources: Path) -> ImageSet:
     """The source of each image of a folder: the file of the same place and stem below another one."""
     if not isinstance(images.source, FileImages):
         raise ValueError(f"data.init_args.sources: {images.name} is no folder of images")
     paths, missing = [], []
     for path in images.source.paths:
         stem = sources / path.relative_to(root).with_suffix("")
-        found = (stem.with_name(stem.name + suffix) for suffix in dict.fromkeys([path.suffix, *SUFFIXES]))
-        place = next((each for each in found if each.is_file()), None)
+        candidates = (stem.with_name(stem.name + suffix) for suffix in dict.fromkeys([path.suffix, *SUFFIXES]))
+        place = next((each for each in candidates if each.is_file()), None)
         if place is None:
             missing.append(stem)
         else:
@@ -258,8 +258,8 @@ def hub(name: str, limit: int = 0, captions: str | None = None) -> list[ImageSet
             for kind in ("Image", "ClassLabel")
         }
         if columns["Image"] is None or (columns["ClassLabel"] is None and captions is None):
-            found = ", ".join(f"{key} ({type(feature).__name__})" for key, feature in dataset.features.items())
-            raise ValueError(f"data.init_args.hub: {name} needs columns of type Image and ClassLabel, found {found}")
+            features = ", ".join(f"{key} ({type(feature).__name__})" for key, feature in dataset.features.items())
+            raise ValueError(f"data.init_args.hub: {name} needs columns of type Image and ClassLabel, found {features}")
         if captions is not None and captions not in dataset.features:
             raise ValueError(
                 f"data.init_args.captions: {name} has no column {captions}, but {', '.join(dataset.features)}"
@@ -271,11 +271,11 @@ def hub(name: str, limit: int = 0, captions: str | None = None) -> list[ImageSet
             classes = list(dataset.features[columns["ClassLabel"]].names)
         if not labels or (classes and min(labels) < 1):
             raise ValueError(f"data.init_args.hub: {name}, split {split}: empty, or images without class")
-        kept = first_of_each(labels, limit)
+        chosen = limit_per_class(labels, limit)
         texts = None
         if captions is not None:
             column = list(dataset[captions])
-            texts = [[column[index]] if isinstance(column[index], str) else list(column[index]) for index in kept]
-        source = HubImages(dataset, str(columns["Image"]), kept)
-        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in kept], source, texts))
+            texts = [[column[index]] if isinstance(column[index], str) else list(column[index]) for index in chosen]
+        source = HubImages(dataset, str(columns["Image"]), chosen)
+        sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in chosen], source, texts))
     return sets

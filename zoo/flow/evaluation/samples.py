@@ -94,7 +94,7 @@ def read_digits(val_every: int, split_seed: int | None, resolution: int, channel
     check_at_least(2, val_every=val_every)
     images = image_sets.digits()
     pixels = _decode(images.source, resolution, channels)
-    held_out = np.array(image_sets.held_out(images.labels, val_every, split_seed))
+    held_out = np.array(image_sets.holdout_mask(images.labels, val_every, split_seed))
     labels = np.array(images.labels)
     train, held = (SampleSet(pixels[part], labels[part].tolist(), images.classes) for part in (~held_out, held_out))
     return train, held
@@ -175,6 +175,6 @@ def _decode(source: ImageSource, resolution: int | None, channels: int | None) -
     if resolution is None or channels is None:
         with source.open(0) as first:
             mode = first.mode
-        resolution = resolution or source.upright(0).height
+        resolution = resolution or source.apply_orientation(0).height
         channels = channels or (1 if mode in GREY_MODES else 3)
     return np.stack(list(decode_all(source, Framing(resolution, channels), len(source) > SHOW_PROGRESS)))

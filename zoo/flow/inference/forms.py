@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo.common.atomic_files import write_atomic
 from zoo.flow import rendering
 from zoo.flow.data.image_sets import SUFFIXES
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import METHODS
@@ -35,7 +35,7 @@ SAMPLING_SHARE = 0.9  # of the progress; the rest is drawing
 
 
 @dataclass
-class Drawn:
+class FormSamples:
     """What was drawn for a form.
 
     Attributes:
@@ -58,23 +58,23 @@ def sampler_fields(sampler: Sampler) -> tuple[InputField, ...]:
     fields = []
     if sampler.net.num_classes:
         names = tuple(sampler.classes or map(str, range(1, sampler.net.num_classes + 1)))
-        told = "in turns; all when none"
-        fields.append(InputField("classes", "Classes", "choices", allowed=names, help=told, optional=True))
+        help_text = "in turns; all when none"
+        fields.append(InputField("classes", "Classes", "choices", allowed=names, help=help_text, optional=True))
     scales = _scales(sampler)
-    if sampler.net.num_classes or (sampler.given_keys and not scales):
+    if sampler.net.num_classes or (sampler.request_keys and not scales):
         scale = 1.0 if sampler.guidance is None else sampler.guidance.scale
-        told = GUIDANCE_HELP.format("the class" if sampler.net.num_classes else "what is given")
-        fields.append(InputField("guidance", "Guidance", "float", scale, (0, 20), help=told))
+        help_text = GUIDANCE_HELP.format("the class" if sampler.net.num_classes else "what is given")
+        fields.append(InputField("guidance", "Guidance", "float", scale, (0, 20), help=help_text))
     for kind, scale in scales.items():
         name, label = f"guidance_{kind}", f"Guidance by {kind}"
         fields.append(InputField(name, label, "float", scale, (0, 20), help=GUIDANCE_HELP.format("it")))
-    if "prompt" in sampler.given_keys:
+    if "prompt" in sampler.request_keys:
         fields.append(InputField("prompt", "Prompt", "text", optional=True, help="what the image is to show"))
-    if "image" in sampler.given_keys:
+    if "image" in sampler.request_keys:
         fields.append(InputField("image", "Image", "file", allowed=SUFFIXES, help="that the result is made from"))
-    if "mask" in sampler.given_keys:
-        told = "white is made anew; a random rectangle when none is given"
-        fields.append(InputField("mask", "Mask", "file", allowed=SUFFIXES, help=told, optional=True))
+    if "mask" in sampler.request_keys:
+        help_text = "white is made anew; a random rectangle when none is given"
+        fields.append(InputField("mask", "Mask", "file", allowed=SUFFIXES, help=help_text, optional=True))
     bounds = (1, MAX_IMAGES if images else MAX_POINTS)
     return (
         *fields,
@@ -103,16 +103,16 @@ def answer_batch(
         open_groups[key].append(number)
     results: list[Any] = [None] * len(requests)
     for group in groups:
-        drawn = attempt(draw_requests, sampler, [requests[number][0] for number in group], progress)
+        batch = attempt(draw_requests, sampler, [requests[number][0] for number in group], progress)
         for place, number in enumerate(group):
-            if isinstance(drawn, Exception):
+            if isinstance(batch, Exception):
                 results[number] = attempt(sampler.answer, *requests[number], progress)
             else:
-                results[number] = attempt(write_outputs, sampler, *requests[number], drawn[place])
+                results[number] = attempt(write_outputs, sampler, *requests[number], batch[place])
     return results
 
 
-def draw_requests(sampler: Sampler, forms: Sequence[Mapping[str, Any]], progress: Progress) -> list[Drawn]:
+def draw_requests(sampler: Sampler, forms: Sequence[Mapping[str, Any]], progress: Progress) -> list[FormSamples]:
     """Draw the samples of forms that share solver, guidance and animation."""
     first, is_image = forms[0], rendering.is_image(sampler.sample_shape)
     labels = [label for values in forms for label in _labels(sampler, values)]
@@ -133,34 +133,36 @@ def draw_requests(sampler: Sampler, forms: Sequence[Mapping[str, Any]], progress
     states = None
     if record:
         states = torch.cat([torch.stack(each.trajectory) for each in solutions if each.trajectory], dim=1)
-    drawn, start = [], 0
+    batch, start = [], 0
     for values in forms:
         rows = slice(start, start + values["count"])
         animated = slice(start, start + min(values["count"], limit))
-        drawn.append(Drawn(samples[rows], labels[rows] or None, None if states is None else states[:, animated], nfe))
+        batch.append(
+            FormSamples(samples[rows], labels[rows] or None, None if states is None else states[:, animated], nfe)
+        )
         start += values["count"]
-    return drawn
+    return batch
 
 
-def write_outputs(sampler: Sampler, values: Mapping[str, Any], folder: Path, drawn: Drawn) -> list[Output]:
+def write_outputs(sampler: Sampler, values: Mapping[str, Any], folder: Path, batch: FormSamples) -> list[Output]:
     """Write the samples of a form and their animation; return them with a table of facts."""
-    names = sampler.class_names(drawn.labels)
+    names = sampler.class_names(batch.labels)
     outputs = []
-    if rendering.is_image(sampler.sample_shape) or drawn.samples.shape[1:] == (2,):
-        picture = rendering.frames(drawn.samples[None], drawn.labels, names)[0]
+    if rendering.is_image(sampler.sample_shape) or batch.samples.shape[1:] == (2,):
+        picture = rendering.frames(batch.samples[None], batch.labels, names)[0]
         rendering.write_png(folder / "samples.png", picture)
         outputs.append(Output("image", "Samples", "samples.png"))
-        if drawn.states is not None:
-            count = len(drawn.states)
+        if batch.states is not None:
+            count = len(batch.states)
             chosen = np.linspace(0, count - 1, min(count, MAX_FRAMES)).round().astype(int)
-            animation = rendering.frames(drawn.states[chosen], drawn.labels, names)
+            animation = rendering.frames(batch.states[chosen], batch.labels, names)
             rendering.write_gif(folder / "way.gif", animation, min(FRAMES_PER_SECOND, len(animation)))
             outputs.append(Output("animation", "From noise to samples", "way.gif"))
     if not rendering.is_image(sampler.sample_shape):
-        write_atomic(folder / "samples.npy", lambda file: np.save(file, drawn.samples.numpy()))
+        write_atomic(folder / "samples.npy", lambda file: np.save(file, batch.samples.numpy()))
         outputs.append(Output("file", "Samples as numbers", "samples.npy"))
     counts = {} if names is None else dict(Counter(names))
-    facts = {"samples": len(drawn.samples), **counts, "evaluations of the net": drawn.nfe}
+    facts = {"samples": len(batch.samples), **counts, "evaluations of the net": batch.nfe}
     return [*outputs, table_output(facts)]
 
 
@@ -180,9 +182,11 @@ def _with_settings(sampler: Sampler, values: Mapping[str, Any]) -> Sampler:
     return sampler.using(sampler.solver.using(values["method"], values["steps"]), guidance)
 
 
-def _conditions(sampler: Sampler, forms: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> Given | None:
+def _conditions(
+    sampler: Sampler, forms: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+) -> GenerationConditions | None:
     """Prompts and images of forms, one of each per sample."""
-    if not sampler.given_keys:
+    if not sampler.request_keys:
         return None
     prompts: list[str] = []
     images = []
@@ -191,9 +195,9 @@ def _conditions(sampler: Sampler, forms: Sequence[Mapping[str, Any]], seeds: Seq
         prompts += [values.get("prompt") or ""] * count
         if sampler.image_condition is not None:
             files, masks = ([values[key]] * count if values.get(key) else [] for key in ("image", "mask"))
-            given = sampler.read_given(None, files, masks, seeds[start : start + count])
-            images += [given.images] if given is not None and given.images is not None else []
-    return Given(prompts if sampler.text is not None else None, torch.cat(images) if images else None)
+            conditions = sampler.read_conditions(None, files, masks, seeds[start : start + count])
+            images += [conditions.images] if conditions is not None and conditions.images is not None else []
+    return GenerationConditions(prompts if sampler.text is not None else None, torch.cat(images) if images else None)
 
 
 def _labels(sampler: Sampler, values: Mapping[str, Any]) -> list[int]:

@@ -20,16 +20,16 @@ from zoo.common.locks import writes_into
 from zoo.common.reports import write_report
 from zoo.common.tensors import state_digest
 from zoo.flow import rendering
-from zoo.flow.inference.drawing import (
-    Drawn,
-    given_in_turns,
+from zoo.flow.inference.requests import (
+    SampleRequests,
+    cycle_conditions,
     image_files,
     load_sampler,
-    requests,
+    sample_requests,
     sampler_settings,
 )
 from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.solvers import Solver
@@ -75,35 +75,35 @@ def generate(
     check_within(0, world_size - 1, rank=rank)
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)
-    drawn = requests(count, seed, sampler.net.num_classes, chosen)
+    requested = sample_requests(count, seed, sampler.net.num_classes, chosen)
     shape = sampler.sample_shape
     suffix = ".png" if rendering.is_image(shape) else ".npy"
     if grid or trajectory:
         rendering.check_drawable(shape)
     settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
     files = {"image": image_files(images), "mask": image_files(masks)}
-    given = given_in_turns(sampler, drawn[1], prompts, files["image"], files["mask"])
-    if given is not None:
+    conditions = cycle_conditions(sampler, requested[1], prompts, files["image"], files["mask"])
+    if conditions is not None:
         settings["prompts"] = None if prompts is None else list(prompts)
-        settings["images"] = None if given.images is None else state_digest({"images": given.images})
+        settings["images"] = None if conditions.images is None else state_digest({"images": conditions.images})
     begin_output(output, settings, notes=("classes",), sweep=world_size == 1)
     if rank == 0:
         more = {} if prompts is None else {"prompt": prompts}
         more |= {key: [path.name for path in paths] for key, paths in files.items() if paths}
-        _write_labels(output, drawn, suffix, sampler.class_names(drawn[0]), more)
+        _write_labels(output, requested, suffix, sampler.class_names(requested[0]), more)
     paths = [output / f"{index}{suffix}" for index in range(count)]
     spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)]
     pending = pending_items(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
     done, nfe = 0, 0
     for span in track(pending, "samples", disable=not progress or rank > 0):
-        made, evaluations = _write_span(sampler, paths, span, drawn, given)
+        made, evaluations = _write_span(sampler, paths, span, requested, conditions)
         done, nfe = done + made, max(nfe, evaluations)
-    owed = sum(not path.exists() for path in paths)
-    written = [] if owed else finish(sampler, output, paths, drawn, grid, trajectory, given)
+    missing = sum(not path.exists() for path in paths)
+    written = [] if missing else finish(sampler, output, paths, requested, grid, trajectory, conditions)
     return {
         "done": done,
         "skipped": sum(map(len, spans[rank::world_size])) - done,
-        "missing": owed,
+        "missing": missing,
         "nfe": nfe,
         "seconds": round(time.perf_counter() - started, 3),
         "written": [path.name for path in written],
@@ -114,29 +114,29 @@ def finish(
     sampler: Sampler,
     output: Path,
     paths: Sequence[Path],
-    drawn: Drawn,
+    requested: SampleRequests,
     grid: bool,
     trajectory: bool,
-    given: Given | None = None,
+    conditions: GenerationConditions | None = None,
 ) -> list[Path]:
     """Write what is made of all samples, once they exist; returns the files."""
-    labels, seeds = drawn
+    labels, seeds = requested
     names = sampler.class_names(labels)
     written = []
     if paths[0].suffix == ".png":
         first = min(GRID_IMAGES, len(paths))
         tiles = np.stack([read_image(path) for path in paths[:first]])
         overview = rendering.labelled_grid(tiles, None if names is None else names[:first])
-        shown = min(ANIMATED_IMAGES, len(paths))
+        animated = min(ANIMATED_IMAGES, len(paths))
     else:
         joined = np.stack([np.load(path) for path in paths])
         written.append(output / JOINED_NAME)
         write_atomic(written[-1], lambda file: np.save(file, joined))
         overview = rendering.frames(torch.from_numpy(joined)[None], labels)[0] if grid else joined
-        shown = len(paths)
+        animated = len(paths)
     if trajectory:
-        told = None if given is None else given.rows(slice(shown))
-        states = sampler.trajectory(None if labels is None else labels[:shown], seeds[:shown], told)
+        part_conditions = None if conditions is None else conditions.rows(slice(animated))
+        states = sampler.trajectory(None if labels is None else labels[:animated], seeds[:animated], part_conditions)
         written.append(output.with_name(f"{output.name}_trajectory.gif"))
         rendering.write_gif(written[-1], rendering.frames(states, labels, names))
     if grid:
@@ -155,10 +155,10 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def _write_labels(
-    output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None, more: Mapping[str, Sequence[str]]
+    output: Path, requested: SampleRequests, suffix: str, names: Sequence[str] | None, more: Mapping[str, Sequence[str]]
 ) -> None:
     """Write file, label (0 without classes) and seed of each sample, the name of its class, and what it was given."""
-    labels, seeds = drawn
+    labels, seeds = requested
     columns = {"file": [f"{index}{suffix}" for index in range(len(seeds))], "label": labels or [0] * len(seeds)}
     columns |= {"seed": seeds, **({"class": names} if names else {})}
     columns |= {name: [values[index % len(values)] for index in range(len(seeds))] for name, values in more.items()}
@@ -167,13 +167,17 @@ def _write_labels(
 
 
 def _write_span(
-    sampler: Sampler, paths: Sequence[Path], span: range, drawn: Drawn, given: Given | None
+    sampler: Sampler,
+    paths: Sequence[Path],
+    span: range,
+    requested: SampleRequests,
+    conditions: GenerationConditions | None,
 ) -> tuple[int, int]:
     """Compute a whole chunk, as an uninterrupted call would, and write what is missing of it."""
-    labels, seeds = drawn
+    labels, seeds = requested
     part = slice(span.start, span.stop)
-    told = None if given is None else given.rows(part)
-    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part], given=told)
+    part_conditions = None if conditions is None else conditions.rows(part)
+    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part], conditions=part_conditions)
     done = 0
     for index, sample in zip(span, solution.x, strict=True):
         if paths[index].exists():

@@ -65,7 +65,7 @@ class Reconstructor(Inference):
 
     def _read(self, path: Path) -> np.ndarray:
         """Pixels (1, H, W, C) of a file, cut to a size that the net takes."""
-        image = FileImages(path.parent, [path]).upright(0).convert(MODES[self.net.image_channels])
+        image = FileImages(path.parent, [path]).apply_orientation(0).convert(MODES[self.net.image_channels])
         width, height = (side - side % self.net.factor for side in image.size)
         if not width or not height:
             raise ValueError(f"{path}: {image.size} pixels, the autoencoder takes {self.net.factor} and more")
