@@ -16,7 +16,7 @@ WINGS = ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan", "miipher")
 # What each floor imports besides itself and the version.
 FLOORS = {
     "common": (),
-    "blocks": (),
+    "blocks": ("common",),
     "runs": ("common",),
     "audio": ("common", "runs"),
     "convert": ("common", "runs"),

@@ -24,9 +24,9 @@ ARGS = [
     *SGD,
     "--trainer.max_steps=3",
     "--trainer.val_check_interval=3",
-    "--data.init_args.val_items=3",
+    "--data.init_args.split.items=3",
 ]
-ARGS += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
+ARGS += ["--data.init_args.corpus.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
 
 
 def weights(run: Path) -> torch.Tensor:

@@ -8,8 +8,6 @@ from rich.console import Console
 from zoo.common.reports import (
     markdown_table,
     new_figure,
-    replace_non_finite,
-    subplot_grid,
     terminal_table,
     write_report,
 )
@@ -44,22 +42,9 @@ def test_an_unwritable_file_leaves_the_old_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and json.loads((tmp_path / "a.json").read_text())
 
 
-def test_plain_values_have_no_nan():
-    assert replace_non_finite({"a": (1, math.nan, [math.inf, "x"]), "b": None}) == {
-        "a": [1, None, [None, "x"]],
-        "b": None,
-    }
-
-
 def test_tables():
     assert markdown_table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
     console = Console(width=40, record=True, file=open("/dev/null", "w"))
     console.print(terminal_table(("name", "value"), [("x", "1"), ("longer", "22")], "title", ("name",)))
     lines = console.export_text().splitlines()
     assert lines[0].startswith("title") and "│ x      │     1 │" in lines
-
-
-def test_panels_fill_lines_of_three():
-    figure, grid = subplot_grid(4, 2.0, 1.0)
-    assert len(grid) == 4 and figure.get_size_inches().tolist() == [6.0, 2.0]
-    assert sum(axes.get_visible() for axes in figure.axes) == 4

@@ -13,7 +13,7 @@ from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, bests, callback, fingerprint
 FIT = [*TOY_FIT, *callback("zoo.training.EMA", modules=["net"], decay=0.9)]
 HIFIGAN = [
     "fit", "--config", SMOKE, *TOY_ARGS, "--trainer.max_steps=60", "--trainer.limit_train_batches=20",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
+    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.corpus.embedded_utterances=26",
     "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
     *callback("zoo.training.EMA", modules=["generator"], decay=0.9),
 ]  # fmt: skip

@@ -38,8 +38,7 @@ from zoo.common.configs import check_config_paths
 from zoo.common.locks import lock_folder
 from zoo.runs import frozen
 from zoo.runs import run_folder as runs
-from zoo.runs.checkpoints import parse_step
-from zoo.runs.components import read_frozen_records
+from zoo.runs.checkpoints import load_checkpoint, parse_step
 from zoo.runs.hub.models import pin_revisions
 from zoo.runs.init_from import init_from
 from zoo.runs.metrics_csv import MetricsCSV
@@ -257,7 +256,7 @@ class ZooCLI(LightningCLI):
         self.config = copy.deepcopy(self.config)
         arguments, used = self._parsed["model"].get("init_args") or {}, {}
         if self.checkpoint is not None:
-            recorded = read_frozen_records(self.checkpoint)
+            recorded = load_checkpoint(self.checkpoint, mmap=True).get("frozen", {})
             used = frozen.use_local_copies(
                 self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent
             )

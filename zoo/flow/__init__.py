@@ -12,7 +12,7 @@ __getattr__, __all__ = register_components(
         "evaluation.validation_metrics": "FeatureMetrics",
         "inference.reconstructor": "Reconstructor",
         "inference.sampler": "MeanFlowSampler Sampler",
-        "nets.autoencoder": "AutoencoderKL FrozenAutoencoder LatentSpace",
+        "nets.autoencoder": "FrozenAutoencoder LatentSpace",
         "nets.dit": "DiT",
         "nets.frozen": "FrozenNet",
         "nets.mlp": "ToyNet",

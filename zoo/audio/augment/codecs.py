@@ -109,11 +109,7 @@ def encode_decode(audio: np.ndarray, sample_rate: int, codec: str, setting: floa
 
     It is resampled to a rate that the codec knows and back where needed, and scaled around the codec where its peak
     exceeds 1. The delay of a codec is measured once on a probe, so that it does not depend on what is coded.
-
-    Args:
-        codec: one of `available_codecs()`.
-        setting: kb/s (mp3, opus, amr_nb, amr_wb, aac), quality 0 to 10 (vorbis), or the line's rate in Hz (alaw, mulaw:
-            8000 is a telephone; None codes at `sample_rate`). None takes the usual one.
+    Settings are those of `CODECS`, None the usual one; alaw and mulaw take the line's rate in Hz, 8000 for a telephone.
 
     Raises:
         ValueError: unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.

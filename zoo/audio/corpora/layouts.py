@@ -48,19 +48,11 @@ class Utterance:
 
 
 def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
-    """List the utterances of a corpus folder, sorted by name.
+    """List the utterances of a corpus folder, or of the folder around it, sorted by name.
 
-    Files without transcript are among them, except for FLEURS-R. Files that a list names and that are missing are left
-    out with a warning.
-
-    Args:
-        root: folder of the corpus, or the folder around it that an archive unpacks into.
-        kind: "ljspeech" (`metadata.csv`, `wavs/`), "libritts_r" (`<split>/<speaker>/<chapter>/*.wav`), "jvs"
-            (`jvsNNN/<subset>/wav24kHz16bit/*.wav`), "fleurs_r" (`data/<locale>/<split>.tsv`), "tree" (any folder of
-            audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
-            `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or beside it), or
-            "auto": the one whose layout is found.
-        with_text: read the transcripts; training on audio alone does not need them.
+    A "tree" is any folder of audio: the first folder below it is the speaker; transcripts stand in
+    `<name>.normalized.txt`, `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or
+    beside it. "auto" takes the kind whose layout is found. Listed files that are missing are named in a warning.
 
     Raises:
         FileNotFoundError: there is no such folder, or it has not the layout of that kind.

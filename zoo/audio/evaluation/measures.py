@@ -78,11 +78,9 @@ class AudioPair:
 def compute_metrics(
     pair: AudioPair, names: Sequence[str], sample_rate: int, match_level: bool = False
 ) -> dict[str, float]:
-    """Take measures of a pair; NaN where undefined, such as of silent or too short clips.
+    """Take measures of a pair, NaN where undefined; `sample_rate` (Hz) is for metrics without a rate of their own.
 
-    Args:
-        sample_rate: in Hz, of the metrics without a rate of their own.
-        match_level: bring the signal to the RMS level of the clean one for the metrics that follow the level.
+    `match_level` brings the signal to the RMS level of the clean one for the metrics that follow the level.
     """
     gain = 10 ** (-pair.level_db / 20) if match_level and math.isfinite(pair.level_db) else 1.0
     values: dict[str, float] = {}

@@ -75,11 +75,9 @@ class Chunker:
         """Compute a stream of known length.
 
         Args:
-            blocks: pieces (C, n) of the signal, n of any size; together (C, samples).
-            samples: length of the signal, > 0.
+            blocks: pieces (C, n) of the signal, n of any size; together (C, samples), samples > 0.
             compute: takes chunks (N, units * unit_samples) float32, zero-padded at the end, and the number of valid
                 samples of each; returns (N, ..., units * scale).
-            shift: see `spans`.
 
         Yields:
             Pieces (C, ..., m); together (C, ..., units(samples) * scale).

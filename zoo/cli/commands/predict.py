@@ -10,7 +10,7 @@ from zoo.cli.log_filters import configure_logging
 from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
 from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
 from zoo.common import registry
-from zoo.common.environment import exit_on_sigterm, local_device, verbosity
+from zoo.common.environment import exit_on_sigterm, local_device
 from zoo.common.locks import writes_into
 from zoo.common.reports import Row
 from zoo.runs.checkpoints import find_checkpoint
@@ -81,10 +81,9 @@ def main(
 
         model = {"path": str(path.absolute()), "device": device, "allow_import": registry.allowed_packages(), **options}
         return predict_with_ray(model, files, output, settings, overwrite, precision, ray_address, ray_workers)
-    show_progress = verbosity() != "quiet"
     with exit_on_sigterm():  # so that the file under way does not count as one that killed its process
         inference = build_inference(path, components, local_device(device), **options)
-        return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision, show_progress)
+        return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision)
 
 
 def check_model_options(args: Sequence[str]) -> None:

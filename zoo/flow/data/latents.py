@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.blocks.autoencoder import sample_posterior
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.items import Items
-from zoo.flow.nets.autoencoder import LatentSpace, sample_moments
+from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.sampling import noise
 from zoo.training.array_files import MappedArrays, array_paths, write_array_files
@@ -113,7 +114,7 @@ class LatentItems(Items):
         if not self.draw:
             return moments.chunk(2, dim=1)[0], seeds
         shape = (moments.shape[1] // 2, *moments.shape[2:])
-        return sample_moments(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
+        return sample_posterior(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
 
     def _rows(self, items: Sequence[int]) -> list[int]:
         return [self.images.indices[item] for item in items]

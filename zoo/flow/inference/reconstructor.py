@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.flow import rendering
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import MODES, FileImages, to_values
-from zoo.flow.nets.autoencoder import AutoencoderKL
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import Output, Progress

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.blocks import check_size, maybe_checkpointed
+from zoo.blocks.image import check_divisible, checkpoint_block
 from zoo.common.checks import check_at_least, check_one_of, check_within
 from zoo.flow.nets.transformer import ROTARY_BASE, Block, Modulated, modulate
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, check_conditions, expand_time
@@ -138,7 +138,7 @@ class DiT(VelocityNet):
         conditions: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Predict for images (B, C, H, W) whose sides the patch divides; see `VelocityNet.forward`."""
-        check_size(x, self.patch)
+        check_divisible(x, self.patch)
         given = check_conditions(self.condition_shapes, conditions)
         vector = self.time_embedding(expand_time(t, x))  # (B, D)
         if self.class_embedding is not None and label is not None:
@@ -162,7 +162,7 @@ class DiT(VelocityNet):
         context, mask = given.get("tokens"), given.get("mask")
         allowed = None if mask is None else mask.bool()[:, None, None]  # (B, 1, 1, tokens)
         for block in self.blocks:
-            h = maybe_checkpointed(self.checkpointing, block, h, vector, rotary, None, context, allowed)
+            h = checkpoint_block(self.checkpointing, block, h, vector, rotary, None, context, allowed)
         shift, scale = self.norm(vector)
         h = self.tail(modulate(h, shift, scale, EPS))  # (B, L, p * p * C)
         return _joined(h, rows, columns, self.patch)  # (B, C, H, W)

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.blocks import mix
+from zoo.blocks.image import classifier_free_guidance
 from zoo.common.checks import check_one_of, check_within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
 from zoo.flow.process.conditions import KINDS, ConditionBatch, predict_branches
@@ -91,7 +91,9 @@ class Guidance:
             scale, kinds = self.scale_at(t), [(), KINDS]
             branches = kinds[1:] if scale == 1 else kinds[:1] if scale == 0 else kinds
             outputs = predict_branches(net, t, x, label, conditions, branches)
-            return outputs[0] if len(outputs) == 1 else mix(outputs[1], outputs[0], scale, self.rescale)
+            if len(outputs) == 1:
+                return outputs[0]
+            return classifier_free_guidance(outputs[1], outputs[0], scale, self.rescale)
         if label is None:
             raise ValueError("guidance needs labels or conditions")
         null = torch.full_like(label, NULL_LABELS[self.null_mode])
@@ -101,7 +103,7 @@ class Guidance:
         if scale == 0:
             return net(x, t, null)
         unconditional, conditional = net(torch.cat([x, x]), t, torch.cat([null, label])).chunk(2)
-        return mix(conditional, unconditional, scale, self.rescale)
+        return classifier_free_guidance(conditional, unconditional, scale, self.rescale)
 
 
 class Autoguidance(Guidance):
@@ -143,7 +145,7 @@ class Autoguidance(Guidance):
             raise ValueError("Autoguidance needs a weaker net: model.guide in the recipe, or zoo sample --guide RUN")
         inputs = (x, t, label) if conditions is None else (x, t, label, conditions.values)
         scale, strong = self.scale_at(t), net(*inputs)
-        return strong if scale == 1 else mix(strong, guide(*inputs), scale, self.rescale)
+        return strong if scale == 1 else classifier_free_guidance(strong, guide(*inputs), scale, self.rescale)
 
 
 class NestedGuidance(Guidance):
@@ -186,7 +188,7 @@ class NestedGuidance(Guidance):
         result = outputs[0]
         for scale, (before, after) in zip(self.scales.values(), pairwise(outputs), strict=True):
             result = result + scale * (after - before)
-        return mix(outputs[-1], result, 0.0, self.rescale)
+        return classifier_free_guidance(outputs[-1], result, 0.0, self.rescale)
 
 
 def velocity_field(
