@@ -55,8 +55,8 @@ def image_grid(images: np.ndarray) -> np.ndarray:
     rows = -(-count // columns)
     sheet = np.zeros((rows * columns, height, width, channels), dtype=images.dtype)
     sheet[:count] = images
-    laid = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return laid.reshape(rows * height, columns * width, channels)
+    rows_of_tiles = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    return rows_of_tiles.reshape(rows * height, columns * width, channels)
 
 
 def enlarge(image: np.ndarray, least: int = MIN_SIDE) -> np.ndarray:
@@ -140,8 +140,8 @@ def _image(pixels: np.ndarray) -> Image:
 
 def point_plots(states: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
     """Scatter plots (N, S, S, 3), uint8, of points (N, B, 2) over grey ones (M, 2), without axes: in milliseconds."""
-    shown = states.flatten(0, 1) if data is None else torch.cat([states.flatten(0, 1), data])
-    low, high = shown.min(dim=0).values, shown.max(dim=0).values
+    points = states.flatten(0, 1) if data is None else torch.cat([states.flatten(0, 1), data])
+    low, high = points.min(dim=0).values, points.max(dim=0).values
     middle, reach = (low + high) / 2, (high - low).max().clamp(min=1e-6) * (0.5 + MARGIN)
     colours = np.array(COLOURS, np.uint8)[0 if labels is None else np.asarray(labels) % len(COLOURS)]
 
@@ -152,9 +152,9 @@ def point_plots(states: Tensor, labels: Sequence[int] | None = None, data: Tenso
             for down in (0, 1):
                 canvas[PLOT_SIDE - 2 - rows + down, columns + right] = colour
 
-    drawn = np.full((len(states), PLOT_SIDE, PLOT_SIDE, 3), 255, np.uint8)
-    for canvas, points in zip(drawn, states, strict=True):
+    plots = np.full((len(states), PLOT_SIDE, PLOT_SIDE, 3), 255, np.uint8)
+    for canvas, points in zip(plots, states, strict=True):
         if data is not None:
             put(canvas, data, np.full(3, 190, np.uint8))
         put(canvas, points, colours)
-    return drawn
+    return plots

@@ -22,12 +22,12 @@ _PAIRS = 2**24  # distances at once
 def spread(features: Tensor, labels: Sequence[int]) -> dict[int, float]:
     """Root mean square distance of features (N, D) from their class's mean, by label; classes of one are left out."""
     classes = torch.tensor(list(labels))
-    found = {}
+    spreads = {}
     for label in sorted(set(labels)):
-        own = features[classes == label].double()
-        if len(own) > 1:
-            found[label] = float(own.var(dim=0).sum().sqrt())
-    return found
+        members = features[classes == label].double()
+        if len(members) > 1:
+            spreads[label] = float(members.var(dim=0).sum().sqrt())
+    return spreads
 
 
 def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_labels: Sequence[int]) -> float:
@@ -35,22 +35,22 @@ def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_la
 
     Classes that one side lacks do not count; NaN where none is left.
     """
-    ours, theirs = spread(fake, fake_labels), spread(real, real_labels)
-    shared = ours.keys() & theirs.keys()
-    total = sum(theirs[label] for label in shared)
-    return sum(ours[label] for label in shared) / total if total > 0 else float("nan")
+    fake_spread, real_spread = spread(fake, fake_labels), spread(real, real_labels)
+    shared = fake_spread.keys() & real_spread.keys()
+    total = sum(real_spread[label] for label in shared)
+    return sum(fake_spread[label] for label in shared) / total if total > 0 else float("nan")
 
 
 def nearest_distances(points: Tensor, others: Tensor) -> Tensor:
     """Euclidean distance (N,), float64, of each point (N, D) to the nearest of others (M, D); exactly 0 for a copy."""
     points, others = distances.checked_pair(points, others, 1)
     squares = others.square().sum(dim=1)
-    found = []
+    nearest_of_rows = []
     for rows in points.split(max(1, _PAIRS // len(others))):
         # products find the nearest fast, differences tell its distance exactly
         nearest = (squares - 2 * rows @ others.T).argmin(dim=1)
-        found.append((rows - others[nearest]).norm(dim=1))
-    return torch.cat(found)
+        nearest_of_rows.append((rows - others[nearest]).norm(dim=1))
+    return torch.cat(nearest_of_rows)
 
 
 QUICK = ("frechet", "accuracy", "spread", "nearest")
@@ -131,21 +131,23 @@ class Comparison:
             of values in [-1, 1]), and `nearest_ratio`, the same as a share of that of the reference: near 0 for copies.
         """
         fake = self.features(samples) if features is None else features
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if "frechet" in self.metrics:
-            found["frechet"] = distances.frechet_distance(self.moments, fake)
+            figures["frechet"] = distances.frechet_distance(self.moments, fake)
         if "accuracy" in self.metrics and (right := self.right(samples, fake)) is not None:
-            found["accuracy"] = float(right.mean())
+            figures["accuracy"] = float(right.mean())
         real_labels = None if self.reference is None else self.reference.labels
         if "spread" in self.metrics and samples.labels is not None and real_labels is not None:
-            found["std_ratio"] = spread_ratio(self.real, real_labels, fake, samples.labels)
+            figures["std_ratio"] = spread_ratio(self.real, real_labels, fake, samples.labels)
         if "nearest" in self.metrics and (near := self._nearest(samples)) is not None:
-            found["nearest"] = float(near.median())
+            figures["nearest"] = float(near.median())
             if self._held_out_nearest is not None:
-                found["nearest_ratio"] = found["nearest"] / max(float(self._held_out_nearest.median()), distances.TINY)
+                figures["nearest_ratio"] = figures["nearest"] / max(
+                    float(self._held_out_nearest.median()), distances.TINY
+                )
         if "manifold" in self.metrics:
-            found |= distances.manifold_scores(self._some(self.real), self._some(fake))
-        return found
+            figures |= distances.manifold_scores(self._some(self.real), self._some(fake))
+        return figures
 
     def right(self, samples: SampleSet, features: Tensor) -> np.ndarray | None:
         """Whether the classifier takes each sample for its label (N,), 0 or 1; None without classifier or labels."""

@@ -39,7 +39,7 @@ ROTATION_DEGREES = 10.0
 SCALE = 0.1
 SHEAR = 0.1
 NOISE = 0.2  # standard deviation, where images lie in [-1, 1]
-RECIPE = 1  # count up with any change above: kept classifiers are then trained anew
+RECIPE = 1  # increase with any change above: cached classifiers are then trained again
 
 
 class DigitsClassifier(ClassifierFeatures):

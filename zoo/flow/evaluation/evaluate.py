@@ -75,7 +75,7 @@ def evaluate(
     """Compare generated images with real ones: Fréchet distance, accuracy, variety, copying.
 
     Prints a table and writes evaluation.json, evaluation.csv, classes.csv and evaluation.png. A Fréchet distance says
-    nothing without the number of images and the feature net: both stand beside it, and with fewer images than
+    nothing without the number of images and the feature net: the report has both, and with fewer images than
     dimensions a warning. The interval of the Fréchet distance is of the generated images' draw.
 
     Args:
@@ -103,12 +103,12 @@ def evaluate(
         What evaluation.json holds: `rows`, one per system and figure; `classes`, one per class; `notes`; and the
         circumstances.
     """
-    samples, real, known = _read(generated, reference, train, resolution, val_every, split_seed)
-    net = build_extractor(extractor, samples.pixels.shape[1:], known, weights, seed, cache)
-    comparison = Comparison(real, net, known, metrics or METRICS, cache, batch_size, device, seed)
+    samples, real, train_images = _read(generated, reference, train, resolution, val_every, split_seed)
+    net = build_extractor(extractor, samples.pixels.shape[1:], train_images, weights, seed, cache)
+    comparison = Comparison(real, net, train_images, metrics or METRICS, cache, batch_size, device, seed)
     systems = {GENERATED: samples}
     if controls:
-        systems |= _controls(known, real, len(samples), seed)
+        systems |= _controls(train_images, real, len(samples), seed)
     features = {name: comparison.features(system) for name, system in systems.items()}
     rows = [row for name in systems for row in figure_rows(comparison, name, systems[name], features[name], seed)]
     classes = comparison.by_class(samples, features[GENERATED])
@@ -158,13 +158,15 @@ def figure_rows(
 
 def comparison_warnings(samples: SampleSet, reference: SampleSet | Moments, dims: int) -> list[str]:
     """What to know beside the figures, also logged as warnings."""
-    found, counts = [], {"samples": len(samples)}
+    messages, counts = [], {"samples": len(samples)}
     if isinstance(reference, Moments):
-        found.append("the reference is mean and covariance, of how many images is not known: only a Fréchet distance")
+        messages.append(
+            "the reference is mean and covariance, of how many images is not known: only a Fréchet distance"
+        )
     else:
         counts["real images"] = len(reference)
     if min(counts.values()) <= dims:
-        found.append(
+        messages.append(
             f"{' and '.join(f'{count} {name}' for name, count in counts.items())} in {dims} dimensions: a covariance "
             "is singular and the Fréchet distance far too large; compare it only with others of the same numbers"
         )
@@ -172,36 +174,36 @@ def comparison_warnings(samples: SampleSet, reference: SampleSet | Moments, dims
         shares = [{k: n / len(part) for k, n in Counter(part).items()} for part in (samples.labels, reference.labels)]
         difference = max(abs(shares[0].get(label, 0) - shares[1].get(label, 0)) for label in shares[0] | shares[1])
         if difference > SHARE_TOLERANCE:
-            found.append(
+            messages.append(
                 f"a class's share of the samples differs by {difference:.1%} from that of the real images, which adds "
                 "to the Fréchet distance: sample labels in their proportions "
                 "(zoo.flow.evaluation.controls.matching_labels)"
             )
-    for message in found:
+    for message in messages:
         log.warning(message)
-    return found
+    return messages
 
 
 def frechet_interval(real: Tensor | Moments, fake: Tensor, groups: int = GROUPS, seed: int = 0) -> Interval:
     """Fréchet distance with the 95 % interval of a grouped jackknife over the samples; the real ones are kept.
 
-    Each group of samples is left out in turn. The interval tells how the value changes from draw to draw of as many
+    Each group of samples is left out in turn. The interval shows how the value changes from draw to draw of as many
     samples, not its bias: few samples make it too large. Drawing with replacement would make it larger still. It has
     no ends for fewer than two samples in a group.
 
     Source: Efron and Tibshirani, "An introduction to the bootstrap" (1993), chapter 11.
     """
-    known = moments(real)
-    value = frechet_distance(known, fake)
+    real_moments = moments(real)
+    value = frechet_distance(real_moments, fake)
     if len(fake) < 2 * groups:
         return Interval(value, float("nan"), float("nan"))
     order = torch.randperm(len(fake), generator=torch.Generator().manual_seed(seed))
-    kept = torch.ones(len(fake), dtype=torch.bool)
+    remaining = torch.ones(len(fake), dtype=torch.bool)
     values = []
     for part in order.tensor_split(groups):
-        kept[part] = False
-        values.append(frechet_distance(known, fake[kept]))
-        kept[part] = True
+        remaining[part] = False
+        values.append(frechet_distance(real_moments, fake[remaining]))
+        remaining[part] = True
     error = float(np.std(values) * (groups - 1) ** 0.5)
     width = float(scipy.stats.t.ppf((1 + LEVEL) / 2, groups - 1)) * error
     return Interval(value, max(0.0, value - width), value + width)
@@ -218,13 +220,13 @@ def _read(
     """Generated, held-out and training images, all of one size."""
     samples = read_samples(generated, resolution)
     size = samples.pixels.shape[1], samples.pixels.shape[3]
-    real, known = read_sets(reference, train, size, val_every, split_seed)
-    parts = (samples, real, known)
+    real, train_images = read_sets(reference, train, size, val_every, split_seed)
+    parts = (samples, real, train_images)
     names = {tuple(part.classes) for part in parts if isinstance(part, SampleSet) and part.classes}
     if len(names) > 1:
-        found = "; ".join(", ".join(each) for each in sorted(names))
-        raise ValueError(f"generated, reference and training images have different classes: {found}")
-    return samples, real, known
+        classes = "; ".join(", ".join(each) for each in sorted(names))
+        raise ValueError(f"generated, reference and training images have different classes: {classes}")
+    return samples, real, train_images
 
 
 def _controls(train: SampleSet | None, real: SampleSet | Moments, count: int, seed: int) -> dict[str, SampleSet]:
@@ -262,8 +264,8 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
 
 def _cell(row: Mapping[str, Any], with_interval: bool) -> str:
     value = f"{row['value']:{'.4g' if with_interval else '.3g'}}"
-    shown = with_interval and row["low"] is not None
-    return f"{value}\n{row['low']:.3g} to {row['high']:.3g}" if shown else value
+    with_ends = with_interval and row["low"] is not None
+    return f"{value}\n{row['low']:.3g} to {row['high']:.3g}" if with_ends else value
 
 
 def draw_report(report: Mapping[str, Any], comparison: Comparison, fake: Tensor) -> Figure:
@@ -288,9 +290,9 @@ def draw_report(report: Mapping[str, Any], comparison: Comparison, fake: Tensor)
 
 def plane(comparison: Comparison, fake: Tensor) -> tuple[Tensor, Tensor]:
     """Project real features and others (M, D) onto the two directions of most variance of the real: (N, 2), (M, 2)."""
-    real, known = comparison.real, comparison.moments
-    centre = known.mean.to(real)
-    directions = torch.linalg.eigh(known.covariance).eigenvectors.T.flip(0).to(real)
+    real, real_moments = comparison.real, comparison.moments
+    centre = real_moments.mean.to(real)
+    directions = torch.linalg.eigh(real_moments.covariance).eigenvectors.T.flip(0).to(real)
     projected = [(features - centre) @ directions[:2].T for features in (real, fake)]
     # features of a single dimension lie on a line
     padded = [torch.nn.functional.pad(points, (0, 2 - points.shape[1])) for points in projected]

@@ -29,7 +29,7 @@ class FeatureExtractor(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def identity(self) -> str:
-        """What tells this extractor from others, for caches and reports."""
+        """Return a name that is unique to this extractor and its weights, for caches and reports."""
         state = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
         return f"{type(self).__name__} {checksum(save(state))}"
 

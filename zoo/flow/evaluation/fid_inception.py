@@ -79,14 +79,14 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Join what the branches give of (B, C, H, W)."""
-        found = []
+        outputs = []
         for number, branch in enumerate(self.branches):
             h = self.pool(x) if number == len(self.branches) - 1 else x
             for layer in branch:
                 names = [f"{layer.name}a", f"{layer.name}b"] if layer.halves else [layer.name]
                 h = torch.cat([self.get_submodule(name)(h) for name in names], dim=1)
-            found.append(h)
-        return torch.cat(found, dim=1)
+            outputs.append(h)
+        return torch.cat(outputs, dim=1)
 
 
 def _small(in_channels: int, pooled: int) -> Mixed:

@@ -37,8 +37,8 @@ def read_sets(
         return read_reference(reference, *size), None if train is None else read_samples(train, *size)
     if train is not None:
         raise ValueError("--train without --reference: the digits bring their own training images")
-    known, real = read_digits(val_every, split_seed, *size)
-    return real, known
+    train_images, real = read_digits(val_every, split_seed, *size)
+    return real, train_images
 
 
 def build_extractor(
@@ -105,6 +105,6 @@ def build_quality(
         return PointQuality(point_set)
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
-    real, known = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
-    net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, cache=cache)
-    return Comparison(real, net, known, cache=cache, device=device)
+    real, train_images = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
+    net = build_extractor(extractor, (*shape[1:], shape[0]), train_images, weights, cache=cache)
+    return Comparison(real, net, train_images, cache=cache, device=device)

@@ -96,8 +96,10 @@ def read_digits(val_every: int, split_seed: int | None, resolution: int, channel
     pixels = _decode(images.source, resolution, channels)
     held_out = np.array(image_sets.holdout_mask(images.labels, val_every, split_seed))
     labels = np.array(images.labels)
-    train, held = (SampleSet(pixels[part], labels[part].tolist(), images.classes) for part in (~held_out, held_out))
-    return train, held
+    train, held_out_set = (
+        SampleSet(pixels[part], labels[part].tolist(), images.classes) for part in (~held_out, held_out)
+    )
+    return train, held_out_set
 
 
 def read_statistics(path: Path) -> Moments:
@@ -109,8 +111,8 @@ def read_statistics(path: Path) -> Moments:
     arrays = read_npz(path, "mu", "sigma")
     size, kinds = arrays["mu"].size if "mu" in arrays else 0, {array.dtype.kind for array in arrays.values()}
     if not size or [array.shape for array in arrays.values()] != [(size,), (size, size)] or kinds != {"f"}:
-        found = ", ".join(f"{name} {_describe_array(array)}" for name, array in arrays.items())
-        raise ValueError(f"{path}: expected floats mu (D,) and sigma (D, D), found {found}")
+        content = ", ".join(f"{name} {_describe_array(array)}" for name, array in arrays.items())
+        raise ValueError(f"{path}: expected floats mu (D,) and sigma (D, D), found {content}")
     moments = Moments(*(torch.from_numpy(array.astype(np.float64)) for array in arrays.values()))
     symmetric = torch.allclose(moments.covariance, moments.covariance.T, rtol=1e-3, atol=1e-6)
     if not symmetric or moments.covariance.diagonal().min() < 0 or not moments.mean.isfinite().all():

@@ -62,10 +62,10 @@ class FeatureMetrics(SampleMetrics):
         """Draw the samples and compare them with all validation images."""
         if self._comparison is None:
             with torch.inference_mode(False), torch.enable_grad():  # the classifier is trained
-                real, known = _samples(val_set), _samples(train_set)
+                real, train_images = _samples(val_set), _samples(train_set)
                 shape = real.images().movedim(1, 3).shape[1:]
-                net = build_extractor(self.extractor, shape, known, seed=self.seed, cache=self.cache)
-            self._comparison = Comparison(real, net, known, self.metrics, seed=self.seed)
+                net = build_extractor(self.extractor, shape, train_images, seed=self.seed, cache=self.cache)
+            self._comparison = Comparison(real, net, train_images, self.metrics, seed=self.seed)
             self._real_labels = real.labels or []
         labels = matching_labels(self._real_labels, self.count) if num_classes else None
         seeds = [item_seed(self.seed, SAMPLES, index) for index in range(self.count)]

@@ -53,7 +53,7 @@ def generate(
     images: Path | None = None,
     masks: Path | None = None,
 ) -> dict[str, Any]:
-    """Write samples, one file each; the same call goes on after a kill.
+    """Write samples, one file each; the same call resumes after a kill.
 
     OUTPUT holds `0.png`, `1.png`, ... (`0.npy`, ... where samples are no images), `labels.csv` with file, label, seed
     (a pair that a request file of `zoo predict` takes) and class name of each, and `settings.json`. Samples that are
@@ -211,7 +211,7 @@ def sample(
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
-    Sample i is the same for any chunk, device or number of processes, up to rounding. The same call goes on after a
+    Sample i is the same for any chunk, device or number of processes, up to rounding. The same call resumes after a
     kill. Under torchrun the processes share the work.
 
     Args:
@@ -231,7 +231,7 @@ def sample(
             --guidance.scale, 2 when not given.
         prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.
         images: for a run that takes images: one, or a folder of them, taken in turns by name.
-        masks: likewise, white where an image is to be made anew; random rectangles when not given.
+        masks: likewise, white where an image is to be generated; random rectangles when not given.
         put_back: keep what an image has outside of the mask to the bit, by putting it back at each step; for a run that
             inpaints (see `zoo.flow.Inpainting`).
     """

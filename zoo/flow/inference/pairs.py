@@ -132,7 +132,7 @@ def write_pairs(
 ) -> dict[str, int]:
     """Write a run's samples with the noise that each was made of, to train on: reflow and distillation.
 
-    A pair is the same for any chunk, shard size or number of processes, up to rounding. The same call goes on after a
+    A pair is the same for any chunk, shard size or number of processes, up to rounding. The same call resumes after a
     kill. Under torchrun the processes share the work.
 
     Args:
@@ -149,7 +149,7 @@ def write_pairs(
         device: torch device.
         prompts: for a run that takes texts, in turns; likewise
         images: one, or a folder of them, for a run that takes images, and
-        masks: of them, white where they are to be made anew; see `zoo sample`.
+        masks: of them, white where they are to be generated; see `zoo sample`.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)
     sources: dict[str, Any] = {"prompts": prompts, "images": images, "masks": masks}

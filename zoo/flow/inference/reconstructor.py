@@ -79,8 +79,8 @@ class Reconstructor(Inference):
     def dry_run(self) -> str:
         """Reconstruct a grey image."""
         side = 8 * self.net.factor
-        found = self(np.full((1, side, side, self.net.image_channels), 127, np.uint8))
-        return f"1 image of shape {found.shape[1:]}"
+        images = self(np.full((1, side, side, self.net.image_channels), 127, np.uint8))
+        return f"1 image of shape {images.shape[1:]}"
 
     def write_example(self, stem: Path) -> Path:
         """Write a small image of a slope."""

@@ -366,8 +366,8 @@ class Sampler(Inference):
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Draw samples, and their way from the noise."""
-        (drawn,) = forms.draw_requests(self, [values], progress)
-        return forms.write_outputs(self, values, folder, drawn)
+        (samples,) = forms.draw_requests(self, [values], progress)
+        return forms.write_outputs(self, values, folder, samples)
 
     def answer_batch(
         self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
@@ -427,8 +427,8 @@ class Sampler(Inference):
         if wrong:
             raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
         conditions = conditions or GenerationConditions()
-        found: dict[str, Sequence[str] | Tensor | None] = {"prompts": conditions.prompts, "images": conditions.images}
-        for what, value in found.items():
+        counted: dict[str, Sequence[str] | Tensor | None] = {"prompts": conditions.prompts, "images": conditions.images}
+        for what, value in counted.items():
             if value is not None and len(value) != len(seeds):
                 raise ValueError(f"{len(value)} {what} and {len(seeds)} seeds: one of each per sample is needed")
 
