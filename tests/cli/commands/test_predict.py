@@ -116,8 +116,8 @@ def test_failed_file_gives_exit_code_1_and_left_out_files_are_counted(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["predict"], "zoo predict --ckpt_path RUN --input PATH --output DIR"),
-        (["predict", "flow/smoke"], "takes no recipe"),
+        (["predict", "flow/smoke"], "required: ckpt_path"),
+        ([*ARGS, "flow/smoke"], "takes no recipe"),
         ([*ARGS, "--trainer.devices", "2"], "torchrun"),
         ([*ARGS, "--trainer.precision", "bf16-mixed"], "--precision"),
         ([*ARGS, "--data.root", "x"], "predict has no option --data.root"),
