@@ -89,8 +89,6 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     known = {key for cls in classes if cls.__module__.startswith("zoo") for key in inspect.signature(cls).parameters}
     given = spec["init_args"]
     small = {key: value for key, value in SMALL.items() if key in known and (key != "batch_size" or key in given)}
-    if kind == "HistoryData":
-        del small["val_items"]
     (folder / "small.yaml").write_text(yaml.safe_dump({**overlay, "data": {"init_args": small}}))
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}/run"]
     if "root" in given:
