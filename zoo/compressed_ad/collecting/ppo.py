@@ -1,4 +1,4 @@
-"""Proximal policy optimisation of many tasks at once: each has nets, random numbers and gradients of its own."""
+"""Proximal policy optimisation of many tasks at once: each with separate nets, random numbers and gradients."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ KEYS = {
     "tf_n_inner": SettingRule(hint="ignored by the original, which takes tf_dim_feedforward"),
     "traj_dir": SettingRule(hint="data.init_args.root, a folder of zoo collect"),
 }
-OWN: dict[Kind, dict[str, SettingRule]] = {
+KEYS_OF_KIND: dict[Kind, dict[str, SettingRule]] = {
     "AD": {},
     "CAD": {
         **dict.fromkeys(("use_recon_reg", "use_reward_weighted_recon"), SettingRule()),
@@ -122,7 +122,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{path}: {' '.join(map(str, error.args))}") from error
     if original is not None and original.is_policy:
         recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that a training can start from it
-    return recipe, untranslated_keys(KEYS | OWN[kind], config)
+    return recipe, untranslated_keys(KEYS | KEYS_OF_KIND[kind], config)
 
 
 def recipe_path(kind: Kind, env: str) -> Path:
@@ -157,7 +157,7 @@ def _set_options(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) 
     parts = to_number(config.get("gradient_accumulation_steps", 1), int, "gradient_accumulation_steps")
     if kind == "CAD" and config.get("curriculum_schedule"):
         _set_stages(data["curriculum"]["init_args"], config["curriculum_schedule"], parts)
-    table = KEYS | OWN[kind]
+    table = KEYS | KEYS_OF_KIND[kind]
     for key in filter(table.__contains__, config):
         for option, value in table[key].recipe_values(config[key], parts).items():
             set_recipe_option(recipe, option, _to_number(key, value))

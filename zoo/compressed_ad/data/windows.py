@@ -32,7 +32,7 @@ class WindowOptions:
     """Which parts of the histories are items.
 
     Args:
-        offset: where an item begins: at the "start" of its history, at "random", or "every" part is an item of its own,
+        offset: where an item begins: at the "start" of its history, at "random", or "every" part is an item,
             one history after the other.
         episode_stride: keep every k-th episode only, which makes learning in the histories faster.
         shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.

@@ -259,7 +259,7 @@ class DarkroomPermuted(GridEnv):
 class DarkKeyToDoor(GridEnv):
     """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
 
-    The state does not show whether the agent has the key. A door in the key's cell takes a step of its own.
+    The state does not show whether the agent has the key. A door in the cell of the key takes another step.
 
     Args:
         grid_size: rows and columns, at least 2.

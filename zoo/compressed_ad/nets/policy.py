@@ -93,7 +93,7 @@ class InContextPolicy(nn.Module):
         embedding: of transitions and query states.
         transformer: its context is the window T: latents, transitions and query.
         compressor: turns what leaves the window into latents; null for none.
-        arrangement: "separate" gives each transition and each query a token of its own, as the original does; "fused"
+        arrangement: "separate" gives each transition and each query a token, as the original does; "fused"
             adds a query to the transition before it, which halves the tokens.
         latent_mask: "causal" lets latents see nothing later, so that all steps train at once and keys and values can
             be cached; "full" lets them see recent transitions and the query, as the original does.
