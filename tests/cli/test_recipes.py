@@ -252,7 +252,6 @@ def test_auto_starts_or_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["fit", "--ckpt_path", "last"], "no run with a checkpoint"),
         (["fit", "--ckpt_path", "https://example.org/x.ckpt"], "local paths only"),
         (["predict", "--ckpt_path", "nowhere", "--input", ".", "--output", "out"], "nowhere"),
-        (["fit", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["fit", "--config", str(VOCODER), "--trainer.accumulate_grad_batches", "2"], "step.accumulate"),
     ],
 )
@@ -283,9 +282,3 @@ def test_weights_of_an_original_begin_and_predict_but_do_not_go_on(
     args = ["predict", "--ckpt_path", "golden.ckpt", "--input", "in.wav", "--output", "out"]
     assert main(args) == 0
     assert files.info("out/in.wav").samples == 11025
-
-
-def test_progress_bar_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    quiet = ["--trainer.enable_progress_bar=false", "--trainer.max_steps=1"]
-    assert main(["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, *quiet]) == 0

@@ -12,7 +12,7 @@ from zoo.audio.io import files
 RATE = 22050
 FIT = [
     "fit", "--config", SMOKE, "--trainer.max_steps=1", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null",
-    "--data.init_args.val_items=1", "--data.init_args.batch_size=2",
+    "--data.init_args.split.items=1", "--data.init_args.batch_size=2",
 ]  # fmt: skip
 
 

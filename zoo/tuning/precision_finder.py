@@ -75,6 +75,6 @@ def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         train(cli)
-        memory = cost.weight_bytes + cost.frozen_bytes + cost.gradient_bytes + cost.optimizer_bytes
-        memory = peak_memory_bytes(device) if device.type == "cuda" else memory + cost.activation_bytes
+        is_cuda = device.type == "cuda"
+        memory = peak_memory_bytes(device) if is_cuda else cost.state_bytes + cost.activation_bytes
         return measurement, cost.step_seconds, memory

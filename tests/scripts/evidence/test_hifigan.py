@@ -45,8 +45,8 @@ def run(tmp_path):
     state = {f"generator.{key}": value for key, value in build(PARTS["generator"]).state_dict().items()}
     specs = {"version": "0", "inference": "zoo.hifigan.Vocoder", "format": 2, "components": PARTS}
     save_checkpoint({"state_dict": state, "zoo": specs, "global_step": 40}, folder / "step_00000040.ckpt")
-    data = {"root": str(clips[0].parent), "sample_rate": 8000, "val_items": 1, "batch_size": 1}
-    data["cache"] = str(tmp_path / "cache")
+    data = {"root": str(clips[0].parent), "sample_rate": 8000, "split": {"items": 1}, "batch_size": 1}
+    data["corpus"] = {"cache": str(tmp_path / "cache")}
     config = {"data": {"class_path": "zoo.hifigan.VocoderData", "init_args": data}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "metrics.csv").write_text(

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -21,6 +22,23 @@ CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, of normalized training clips
 MAX_EXAMPLES = 5  # names in a message
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """Options of a datamodule for its corpus.
+
+    Args:
+        cache: folder of the corpus caches.
+        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
+        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
+        embedded_utterances: size of the embedded corpus.
+    """
+
+    cache: str = CACHES
+    max_bad_share: float = 0.1
+    embedded_if_missing: bool = False
+    embedded_utterances: int = 24
 
 
 class Corpus(Protocol):
