@@ -20,7 +20,7 @@ from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.baselines import oracle_return
-from zoo.compressed_ad.envs.grids import BatchedEnv, Darkroom
+from zoo.compressed_ad.envs.grids import BatchedGrids, Darkroom
 from zoo.compressed_ad.losses import cross_entropy
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
@@ -184,7 +184,7 @@ def cut(batches: Iterator[Steps], seed: int = 0) -> Iterator[Steps]:
         yield steps.slice(0, int(torch.randint(1, steps.length + 1, (), generator=generator)))
 
 
-def _walk(envs: BatchedEnv | PythonEnvs, actions: Sequence[Any]) -> None:
+def _walk(envs: BatchedGrids | PythonEnvs, actions: Sequence[Any]) -> None:
     """Take one step after the other."""
     step = envs.step
     for each in actions:

@@ -128,10 +128,10 @@ def _fit(root: Path, name: str, recipe: str, seed: int, **changes: Any) -> Evide
 
 
 def _plan_rooms(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
-    recipe, shuffled = "compressed_ad/demo", {"data__init_args__shuffle_episodes": "true"}
+    recipe, shuffled = "compressed_ad/demo", {"data__init_args__windows__shuffle_episodes": "true"}
     return [
         _fit(root, "plain", recipe, seed),
-        _fit(root, "mixed", recipe, seed, **shuffled, data__init_args__mix_tasks="true"),
+        _fit(root, "mixed", recipe, seed, **shuffled, data__init_args__windows__mix_tasks="true"),
         _fit(root, "shuffled", recipe, seed, **shuffled),
     ]
 
@@ -147,7 +147,7 @@ def _plan_memory(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     return [
         _fit(root, "latents", recipe, seed),
         _fit(root, "none", recipe, seed, **forget),
-        _fit(root, "sliding", recipe, seed, **sliding, data__init_args__offset="random"),
+        _fit(root, "sliding", recipe, seed, **sliding, data__init_args__windows__offset="random"),
     ]
 
 
@@ -155,7 +155,7 @@ def _plan_chain(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     recipe, data = "compressed_ad/demo_chain", "data__init_args"
     histories = {f"{data}__root": root / "histories"}
     sliding = {"model__init_args__policy": "{init_args: {compressor: null, decoder: null}}", f"{data}__length": 11}
-    sliding |= {f"{data}__offset": "random", f"{data}__batch_size": 290, f"{data}__epoch_items": 29000}
+    sliding |= {f"{data}__windows__offset": "random", f"{data}__batch_size": 290, f"{data}__epoch_items": 29000}
     room = ["--env=Darkroom", "--env.grid_size=5", "--env.horizon=10", "--train_share=0.8", "--shard_size=25"]
     ppo = {"learners": 16, "rollout_steps": 40, "minibatch": 160, "epochs": 10, "learning_rate": 0.007}
     learned = ["--episodes=10", "--episode_stride=6", f"--streams={4 if quick else 64}"]
@@ -173,10 +173,10 @@ def _plan_chain(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
 
 
 def _plan_points(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
-    recipe, control = "compressed_ad/demo_points", {"data__init_args__shuffle_episodes": "true"}
+    recipe, control = "compressed_ad/demo_points", {"data__init_args__windows__shuffle_episodes": "true"}
     return [
         _fit(root, "plain", recipe, seed),
-        _fit(root, "mixed", recipe, seed, **control, data__init_args__mix_tasks="true"),
+        _fit(root, "mixed", recipe, seed, **control, data__init_args__windows__mix_tasks="true"),
     ]
 
 
@@ -187,7 +187,7 @@ def _plan_lakes(root: Path, seed: int, quick: bool) -> list[EvidenceStep]:
     learned = ["--steps=112", "--episode_stride=2", f"--streams={1 if quick else 16}", "--algorithm=q_learning"]
     learned += [f"--q_learning.{key}={value}" for key, value in learner.items()]
     split = ["--train_share=0.8", f"--seed={seed}", f"--split_seed={seed}"]
-    control = {f"{data}__shuffle_episodes": "true", f"{data}__mix_tasks": "true"}
+    control = {f"{data}__windows__shuffle_episodes": "true", f"{data}__windows__mix_tasks": "true"}
     return [
         EvidenceStep("histories", ["collect", str(store), f"--env={json.dumps(env)}", *split, *learned]),
         _fit(root, "plain", recipe, seed, **{f"{data}__root": store}),

@@ -10,7 +10,7 @@ import yaml
 from scripts.evidence import compressed_ad as evidence
 from scripts.evidence.compressed_ad import measure_chain, measure_demo, measure_demo_9x9, measure_lakes, measure_memory
 from tests.harness import REPOSITORY
-from zoo.compressed_ad.collecting.collect import Epsilon, collect, env_of
+from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect, recipe_env
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.base import Env
@@ -58,7 +58,8 @@ def make_run(
         "class_path": f"{PARTS}.EpsilonCurriculum",
         "init_args": {"env": described, "episodes": 4, "best": 1.0, "greedy_after": 0.9},
     }
-    usual = {"root": None, "demonstrator": demonstrator, "shuffle_episodes": False, "split_seed": 0, "train_share": 0.8}
+    windows = {key: data.pop(key, False) for key in ("shuffle_episodes", "mix_tasks")}
+    usual = {"root": None, "demonstrator": demonstrator, "windows": windows, "split_seed": 0, "train_share": 0.8}
     (folder / CONFIG_NAME).write_text(yaml.safe_dump({"data": {"init_args": {**usual, **data}}}))
     return folder
 
@@ -108,7 +109,16 @@ def test_memory_is_compared_arm_by_arm(tmp_path: Path) -> None:
 
 def test_the_chain_is_compared_arm_by_arm(tmp_path: Path) -> None:
     histories = tmp_path / "histories"
-    collect(evidence.SMALL, histories, Epsilon(), episodes=4, streams=2, split_seed=0, train_share=0.8, progress=False)
+    collect(
+        evidence.SMALL,
+        histories,
+        EpsilonAlgorithm(),
+        episodes=4,
+        streams=2,
+        split_seed=0,
+        train_share=0.8,
+        progress=False,
+    )
     root = str(histories)
     cad = make_run(tmp_path / "cad", "latents", root=root)
     scratch, ad = make_run(tmp_path / "scratch", "latents", seed=1, root=root), make_run(tmp_path / "ad", root=root)
@@ -126,7 +136,7 @@ def test_the_chain_is_compared_arm_by_arm(tmp_path: Path) -> None:
 
 
 def test_the_lakes_are_compared_with_what_they_learned_from(tmp_path: Path) -> None:
-    env = env_of(REPOSITORY / "configs/compressed_ad/demo_lakes.yaml")
+    env = recipe_env(REPOSITORY / "configs/compressed_ad/demo_lakes.yaml")
     histories = tmp_path / "histories"
     learner = QLearning(epsilon=0.0, last_epsilon=0.0, rate=1.0, bonus=0.02)
     collect(env, histories, learner, steps=80, streams=1, train_share=0.8, progress=False)
