@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -274,20 +273,7 @@ class FlowTask(SingleOptimizerTask):
             if self.text is not None or self.image_condition is not None:
                 raise ValueError("the net is conditioned on texts or images, and the data gives none of them")
             return None
-        assert self.text is not None or self.image_condition is not None
-        return add_nulls(batch["conditions"], self._null_text, self._encoder)
-
-    def _null_text(self) -> dict[str, Tensor]:
-        assert self.text is not None
-        return self.text.null()
-
-    @property
-    def _encoder(self) -> Callable[[Tensor], Tensor] | None:
-        """What brings image conditions into latents."""
-        if self.latents is None:
-            return None
-        masked = self.image_condition is not None and self.image_condition.masked
-        return partial(self.latents.condition, masked=masked)
+        return add_nulls(batch["conditions"], self.text, self.latents, self.image_condition)
 
     def on_validation_epoch_end(self) -> None:
         """Compute metrics of samples where it is time, and log the means."""
