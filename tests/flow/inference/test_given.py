@@ -123,7 +123,7 @@ def test_pairs_hold_what_their_samples_were_given(model: Sampler, tmp_path: Path
     with pytest.raises(ValueError, match="prompts are needed"):
         make_pairs(model, tmp_path / "pairs", GenerationRequest(2))
     request = GenerationRequest(7, prompts=["a cat", "", "a dog"], images=tmp_path)
-    assert make_pairs(model, tmp_path / "pairs", request, shard_size=4, progress=False)["made"] == 7
+    assert make_pairs(model, tmp_path / "pairs", request, shard_size=4)["made"] == 7
     student = task()
     data = PairData(str(tmp_path / "pairs"), batch_size=2, val_share=0.3, cache=str(tmp_path / "cache"))
     prepared(data, text=student.text, image_condition=student.image_condition, net=student.net)

@@ -45,7 +45,7 @@ def teacher(
 
 def make(output: Path, sampler: Sampler | None = None, count: int = 10, **kwargs: object) -> dict[str, int]:
     request = GenerationRequest(count, kwargs.pop("seed", 0), kwargs.pop("labels", None))
-    return make_pairs(sampler or teacher(), output, request, progress=False, **{"shard_size": 4, **kwargs})
+    return make_pairs(sampler or teacher(), output, request, **{"shard_size": 4, **kwargs})
 
 
 def content(folder: Path) -> np.ndarray:
@@ -229,7 +229,7 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     torch.testing.assert_close(mean, own.double().mean(dim=(0, 2, 3)))
     torch.testing.assert_close(deviation, own.double().std(dim=(0, 2, 3), correction=0))
     other = LatentSpace(FrozenAutoencoder(config={**config, "block_out_channels": [4, 6]}))
-    for latents, message in ((None, "holds latents"), (other, "of another")):
+    for latents, message in ((None, "hold latents"), (other, "of another")):
         data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=latents))
         with pytest.raises(ValueError, match=message):
             data.setup("fit")
@@ -237,5 +237,5 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     make(points)
     data = PairData(str(points), val_share=0.5)
     data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=space))
-    with pytest.raises(ValueError, match="holds samples, no latents"):
+    with pytest.raises(ValueError, match="hold no latents"):
         data.setup("fit")

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 
-from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import process_rank
-from zoo.common.journal import begin_output, pending_items
+from zoo.common.journal import begin_output
 from zoo.common.locks import writes_into
-from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
+from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, STEM, row_type
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sampler_settings
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import PAIRS
 from zoo.flow.process.solvers import Solver
+from zoo.training.array_files import write_array_files
 
 NOT_COMPARED = ("run",)  # a matter of where it lies; the teacher's weights are compared by their hash
 
@@ -34,7 +31,6 @@ def make_pairs(
     shard_size: int = 1024,
     rank: int = 0,
     world_size: int = 1,
-    progress: bool = True,
     run: str = "",
     classes: list[str] | None = None,
 ) -> dict[str, int]:
@@ -56,24 +52,24 @@ def make_pairs(
     begin_output(
         output, {"run": run, **settings, "shard_size": shard_size}, META_NAME, NOT_COMPARED, sweep=world_size == 1
     )
-    parts = [range(start, min(start + shard_size, request.count)) for start in range(0, request.count, shard_size)]
-    shards = list(zip(shard_paths(output, request.count, shard_size), parts, strict=True))
-    pending = pending_items(shards, lambda shard: shard[0].is_file(), rank, world_size)
-    made = sum(len(part) for _, part in pending)
-    with Progress(disable=not progress) as bar:
-        task = bar.add_task(f"pairs in {output.name}", total=made)
-        for path, part in pending:
-            rows = np.zeros(len(part), row_type(sampler.net.sample_shape, settings.get("image_shape")))
-            rows["seed"] = seeds[part.start : part.stop]
-            conditions = request.conditions(sampler, rows["seed"].tolist(), first=part.start)
-            if conditions is not None and conditions.images is not None:
-                rows["image"] = conditions.images.numpy()
-            if labels is not None:
-                rows["label"] = labels[part.start : part.stop]
-            for done in _sample(sampler, rows, conditions):
-                bar.advance(task, done)
-            write_atomic(path, partial(np.save, arr=rows))
-    return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
+    made = 0
+
+    def rows(part: range) -> np.ndarray:
+        nonlocal made
+        made += len(part)
+        rows = np.zeros(len(part), row_type(sampler.net.sample_shape, settings.get("image_shape")))
+        rows["seed"] = seeds[part.start : part.stop]
+        conditions = request.conditions(sampler, rows["seed"].tolist(), first=part.start)
+        if conditions is not None and conditions.images is not None:
+            rows["image"] = conditions.images.numpy()
+        if labels is not None:
+            rows["label"] = labels[part.start : part.stop]
+        _fill_samples(sampler, rows, conditions)
+        return rows
+
+    write_array_files(output / STEM, request.count, shard_size, rows, rank, world_size)
+    starts = range(0, request.count, shard_size)[rank::world_size]
+    return {"made": made, "skipped": sum(min(shard_size, request.count - start) for start in starts) - made}
 
 
 def _settings(
@@ -95,17 +91,15 @@ def _settings(
     return settings
 
 
-def _sample(sampler: Sampler, rows: np.ndarray, conditions: GenerationConditions | None) -> Iterator[int]:
-    """Fill in samples, and what their noise begins with; yields how many at a time."""
-    seeds, labels = rows["seed"].tolist(), rows["label"].tolist()
-    start = 0
+def _fill_samples(sampler: Sampler, rows: np.ndarray, conditions: GenerationConditions | None) -> None:
+    """Fill in samples, and what their noise begins with."""
+    seeds, start = rows["seed"].tolist(), 0
     to_data = torch.nn.Identity() if sampler.latents is None else sampler.latents.denormalise
-    labelled = labels if sampler.net.num_classes else None
-    for solution in sampler.solutions(labelled, seeds, conditions=conditions, decode=False):
+    labels = rows["label"].tolist() if sampler.net.num_classes else None
+    for solution in sampler.solutions(labels, seeds, conditions=conditions, decode=False):
         part = slice(start, start + len(solution.x))
         rows["x0_start"][part] = sampler.noise(seeds[part]).flatten(1)[:, :CHECKED_VALUES].cpu().numpy()
         rows["x1"][part] = to_data(solution.x.to(sampler.device)).cpu().numpy()
-        yield len(solution.x)
         start = part.stop
 
 

@@ -20,6 +20,7 @@ from zoo.flow import rendering
 from zoo.flow.data.images import FileImages, Framing, to_values
 from zoo.flow.inference import forms
 from zoo.flow.inference.request_files import CONDITION_KEYS, read_request_file
+from zoo.flow.losses import average_field
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
@@ -27,7 +28,6 @@ from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, add_nulls
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition, Inpainting
-from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import keep_known_region, noise
 from zoo.flow.process.solvers import Method, Projection, Solution, Solver
