@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, gather, plan
+from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, gather
 from tests.ci_llm.crowd_parts import CONFIGS
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -63,13 +63,3 @@ def test_runs_of_a_seed_are_compared(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 1 agents, expected several"):
         make_run(tmp_path / "other" / f"{CROWD}_7", count=1)
         gather(tmp_path / "other", 7)
-
-
-def test_plan_trains_every_arm_on_one_backbone(tmp_path: Path) -> None:
-    trainings = dict(plan(tmp_path, 7))
-    assert [folder.name for folder in trainings] == ["backbone", *(f"{name}_7" for name in (CROWD, PLAIN, *SINGLES))]
-    for folder, arguments in list(trainings.items())[1:]:
-        assert f"--trainer.default_root_dir={folder}" in arguments and "--seed_everything=7" in arguments
-        alone = "--model.init_args.crowd.init_args.agents.init_args.count=1" in arguments
-        assert alone == folder.name.startswith(SINGLES)
-        assert any(each.endswith(f"source={tmp_path / 'backbone' / 'backbone'}") for each in arguments)
