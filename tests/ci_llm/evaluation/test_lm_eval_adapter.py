@@ -42,11 +42,10 @@ def request(*args):
     return SimpleNamespace(args=args)
 
 
-def test_lm_eval_is_needed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+def test_lm_eval_is_needed(adapter, net, monkeypatch):
+    monkeypatch.setattr(adapter, "LM", object)
     with pytest.raises(ImportError, match=r"zoo\[lm_eval\]"):
-        importlib.import_module(MODULE)
+        adapter.CrowdLM(net, TOKENIZER)
 
 
 def test_pairs_are_tokenised_as_one_text(adapter):

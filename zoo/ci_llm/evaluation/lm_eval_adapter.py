@@ -29,8 +29,8 @@ from zoo.training.resume import item_seed
 
 try:
     from lm_eval.api.model import LM
-except ImportError as error:
-    raise ImportError("benchmarks need lm-eval: pip install 'zoo[lm_eval]'") from error
+except ImportError:
+    LM = object
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,8 @@ class CrowdLM(LM):
     def __init__(
         self, crowd: Crowd, tokenizer: Tokenizer, decoding_mode: str = "mean", batch_size: int = 16, seed: int = 0
     ) -> None:
+        if LM is object:
+            raise ImportError("benchmarks need lm-eval: pip install 'zoo[lm_eval]'")
         super().__init__()
         modes = [*token_rules(crowd.count), *(f"agent-{k}" for k in range(crowd.count)), "backbone"]
         if decoding_mode not in modes:
