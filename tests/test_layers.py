@@ -37,14 +37,17 @@ LAYERS = {
 MODULES = {
     **dict.fromkeys("nets losses process diffusion envs aggregation answers rendering rollout".split(), 0),
     "data": 1,
+    "options": 1,
     **dict.fromkeys(
-        "task task_vae task_distill pretrain_task validation_samples validation_texts inference collecting".split(), 2
+        """task task_vae task_autoencoder task_distill pretrain_task validation_samples validation_texts inference
+        loss_monitor collecting""".split(),
+        2,
     ),
     "evaluation": 3,
     "convert": 4,
     "commands": 5,
 }
-TRAINS = ("task", "task_vae", "task_distill", "pretrain_task")
+TRAINS = ("task", "task_vae", "task_autoencoder", "task_distill", "pretrain_task")
 NOT_TRAINED = ("inference", "evaluation", "convert", "commands")
 
 
