@@ -145,10 +145,7 @@ class TwoTerms(Task):
         (lambda: GANStep(accumulate=0), "accumulate"),
         (lambda: GANStep(discriminator_start=-1), "discriminator_start"),
         (lambda: GANStep(adversarial="wasserstein"), "adversarial"),
-        (
-            lambda: Task(step=GANStep(discriminator_start=3), loss_weights=WEIGHTS | {"g/l1": 0.0}),
-            "discriminator_start",
-        ),
+        (lambda: Task(step=GANStep(discriminator_start=3), loss_weights=WEIGHTS | {"g/l1": 0}), "discriminator_start"),
         (lambda: GANTask(nn.Linear(1, 1), {"generator": Toy(1)}, SGD, SGD, {}), "'generator'"),
         (lambda: GANTask(nn.Linear(1, 1), {"a.b": Toy(1)}, SGD, SGD, {}), "'a.b'"),
         (lambda: split_batch({"names": ["a"]}, 2), "accumulate"),
