@@ -69,8 +69,8 @@ def process(item):
 
 def test_workers_answer_in_order():
     assert list(map_in_processes(process, [1, 2], 0)) == [(1, os.getpid()), (2, os.getpid())]
-    found = list(map_in_processes(process, list(range(7)), 2))
-    assert [item for item, _ in found] == list(range(7)) and os.getpid() not in {process for _, process in found}
+    results = list(map_in_processes(process, list(range(7)), 2))
+    assert [item for item, _ in results] == list(range(7)) and os.getpid() not in {process for _, process in results}
 
 
 def die(item):
