@@ -6,7 +6,7 @@ from torch import Tensor
 from scripts.evidence import flow, flow_nets
 from scripts.evidence.demos import BESIDE, CLAIMS
 from tests.scripts.evidence.test_flow import fit, hasty
-from zoo.flow.evaluation.classifier import DigitsClassifier, train_digits_classifier
+from zoo.flow.evaluation.digits_classifier import DigitsClassifier, train_digits_classifier
 
 TINY = [f"--model.init_args.net.init_args.{key}=1" for key in ("depth", "heads")]
 TINY += ["--model.init_args.net.init_args.dim=8", "--model.init_args.scheduler.init_args.warmup_steps=0"]
