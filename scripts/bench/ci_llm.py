@@ -57,11 +57,13 @@ def decoding(settings: Settings) -> list[Finding]:
     findings = []
     for rows in (1, 4):
         ids, mask = _texts(rows, PROMPT_TOKENS)
-        found: dict[str, Tensor] = {}
+        measured: dict[str, Tensor] = {}
         ways = {"batched": generate_batched, "sequential": generate_sequential}
-        runs = {name: partial(_keep, found, name, partial(way, crowd, ids, mask, steps)) for name, way in ways.items()}
+        runs = {
+            name: partial(_keep, measured, name, partial(way, crowd, ids, mask, steps)) for name, way in ways.items()
+        }
         costs = interleave(runs, settings.few(15, 1))
-        same = float((found["batched"] == found["sequential"]).float().mean())
+        same = float((measured["batched"] == measured["sequential"]).float().mean())
         details = {"new tokens": steps, "share of equal tokens": same}
         findings.append(_times("decoding", rows, costs, 3.0 if rows == 1 else None, details))
     return findings
@@ -87,13 +89,13 @@ def peft(settings: Settings) -> list[Finding]:
     findings = []
     for rows in (1, 4):
         ids, mask = _texts(rows, PROMPT_TOKENS)
-        found: dict[str, Tensor] = {}
+        measured: dict[str, Tensor] = {}
         runs = {
-            "batched": partial(_keep, found, "batched", partial(generate_batched, crowd, ids, mask, steps)),
-            "peft": partial(_keep, found, "peft", partial(other.generate, ids, mask, steps)),
+            "batched": partial(_keep, measured, "batched", partial(generate_batched, crowd, ids, mask, steps)),
+            "peft": partial(_keep, measured, "peft", partial(other.generate, ids, mask, steps)),
         }
         costs = interleave(runs, settings.few(15, 1))
-        same = float((found["batched"] == found["peft"]).float().mean())
+        same = float((measured["batched"] == measured["peft"]).float().mean())
         details = {"new tokens": steps, "share of equal tokens": same}
         findings.append(_times("decoding", rows, costs, 2.0 if rows == 1 else None, details))
         passes = {"batched": partial(_forward, crowd, ids, mask), "peft": partial(other.logits, ids, mask)}
@@ -157,8 +159,8 @@ def _forward(crowd: Crowd, ids: Tensor, mask: Tensor) -> Tensor:
     return crowd(ids, mask)
 
 
-def _keep(found: dict[str, Any], name: str, run: Callable[[], Any]) -> None:
-    found[name] = run()
+def _keep(measured: dict[str, Any], name: str, run: Callable[[], Any]) -> None:
+    measured[name] = run()
 
 
 def _texts(rows: int, length: int) -> tuple[Tensor, Tensor]:

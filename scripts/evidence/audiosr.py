@@ -1,4 +1,4 @@
-"""What super-resolution learns: python -m scripts.evidence.audiosr [FOLDER] writes its clips; see `all.py`."""
+"""What super-resolution learns: python -m scripts.evidence.audiosr [FOLDER] writes its clips; see `run.py`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
         yield folder, arguments
 
 
-def gather(run: Path, quick: bool = False) -> dict[str, float]:
+def measure(run: Path, quick: bool = False) -> dict[str, float]:
     """Evaluate a run of `demo` on its validation clips; tables, sounds and images go into its `evidence/`.
 
     Args:

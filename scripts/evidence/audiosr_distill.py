@@ -1,4 +1,4 @@
-"""What a distilled diffusion restores in few steps: figures of one seed's runs; see `all.py`."""
+"""What a distilled diffusion restores in few steps: figures of one seed's runs; see `run.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
     yield root / STAGE, [*arguments, f"--model.init_args.teacher.init_args.source={run}"]
 
 
-def gather(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
+def measure(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
     """Compare a student's few steps with many of its teacher, and with as few of its teacher.
 
     Args:

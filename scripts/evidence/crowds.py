@@ -66,7 +66,7 @@ class Arm(NamedTuple):
         batch: examples of each agent in a step.
         steps: of training.
         data: "shared" (the same batches for all), "own" (batches of their own), "splits" (parts of the data).
-        prompts: each agent reads prompts of its own.
+        prompts: each agent reads other prompts.
         weight: of the diversity term.
     """
 
@@ -100,14 +100,14 @@ class Texts:
 
     Attributes:
         ids: (..., N, T) int64.
-        labels: likewise, -100 beside answers.
+        labels: likewise, -100 outside answers.
     """
 
     ids: Tensor
     labels: Tensor = field(repr=False)
 
     @classmethod
-    def of(cls, pairs: Pairs, prompt: str = "") -> Texts:
+    def from_pairs(cls, pairs: Pairs, prompt: str = "") -> Texts:
         """Rows of characters' numbers, padded on the right."""
         rows = [([*map(CHARACTERS.index, prompt + one)], [*map(CHARACTERS.index, other)]) for one, other in pairs]
         width = max(len(one) + len(other) for one, other in rows)
@@ -133,7 +133,7 @@ def pretrained(pairs: Pairs, seed: int, steps: int) -> LearningBackbone:
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32,
         "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1,
     }  # fmt: skip
-    backbone, texts = LearningBackbone(config, seed), Texts.of(pairs)
+    backbone, texts = LearningBackbone(config, seed), Texts.from_pairs(pairs)
     optimizer = torch.optim.AdamW(backbone.parameters(), NEAR_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, NEAR_RATE, steps)
     for numbers in _orders(len(pairs), NEAR_BATCH, steps, seed):
@@ -150,7 +150,7 @@ def pretrained(pairs: Pairs, seed: int, steps: int) -> LearningBackbone:
 @torch.no_grad()
 def exact(backbone: LearningBackbone, pairs: Pairs) -> float:
     """The share of pairs that a backbone answers rightly."""
-    texts = Texts.of(pairs)
+    texts = Texts.from_pairs(pairs)
     targets = learned(texts.labels)
     predicted = backbone(input_ids=texts.ids, attention_mask=texts.mask).logits.argmax(-1)
     return float(((predicted == targets) | (targets == IGNORED)).all(-1).float().mean())
@@ -203,8 +203,8 @@ def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Cr
 def _read(arm: Arm, pairs: Pairs) -> list[Texts]:
     """The texts as each agent reads them."""
     if not arm.prompts:
-        return [Texts.of(pairs)] * arm.count
-    return [Texts.of(pairs, PROMPTS[agent]) for agent in range(arm.count)]
+        return [Texts.from_pairs(pairs)] * arm.count
+    return [Texts.from_pairs(pairs, PROMPTS[agent]) for agent in range(arm.count)]
 
 
 @torch.no_grad()
@@ -232,16 +232,16 @@ def scores(crowd: Crowd, arm: Arm, pairs: Pairs) -> dict[str, float]:
 
 def compare(seed: int, quick: bool = False) -> dict[str, float]:
     """Every arm's scores on both tasks, as `<task>, <arm>: <score>`."""
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for task, make in TASKS.items():
         near, new = make(random.Random(seed))
         backbone = pretrained(near, seed, 2 if quick else NEAR_STEPS)
-        found[f"{task}, backbone on what is near: exact"] = exact(backbone, near)
+        scores[f"{task}, backbone on what is near: exact"] = exact(backbone, near)
         for name, arm in ARMS.items():
             taught = arm._replace(steps=2) if quick else arm
             crowd = trained(backbone, taught, new[:TRAIN], seed)
-            kept = scores(crowd, arm, new[TRAIN : TRAIN + TEST])
-            found |= {f"{task}, {name}: {score}": value for score, value in kept.items()}
-        best = min(found[f"{task}, {name}: NLL"] for name in EQUAL_COMPUTE)
-        found[f"{task}, one LoRA of equal size and compute: NLL"] = best
-    return found
+            selected = scores(crowd, arm, new[TRAIN : TRAIN + TEST])
+            scores |= {f"{task}, {name}: {score}": value for score, value in selected.items()}
+        best = min(scores[f"{task}, {name}: NLL"] for name in EQUAL_COMPUTE)
+        scores[f"{task}, one LoRA of equal size and compute: NLL"] = best
+    return scores

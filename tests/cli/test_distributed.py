@@ -189,10 +189,10 @@ PRETRAINING = [
     f"--data.init_args.env={ROOM}",
     "--data.init_args.root=null",
     f"--data.init_args.demonstrator={{class_path: {DEMONSTRATOR}, init_args: {{env: {ROOM}, episodes: 10}}}}",
-    "--data.init_args.streams=null",
-    "--data.init_args.history_steps=null",
+    "--data.init_args.store.streams=null",
+    "--data.init_args.store.steps=null",
     "--data.init_args.epoch_items=64",
-    "--data.init_args.val_items=4",  # one batch, of which each of two processes needs a part
+    "--data.init_args.evaluation.items=4",  # one batch, of which each of two processes needs a part
     "--data.init_args.num_workers=0",
 ]
 WITNESS = """

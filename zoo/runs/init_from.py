@@ -32,7 +32,7 @@ State = dict[str, Tensor]
 def init_from(
     model: L.LightningModule, paths: Path | Sequence[Path], min_matched: float = 0.9
 ) -> dict[str, Counter[str]]:
-    """Copy matching tensors into a model and report per component what matched.
+    """Copy matching tensors into a model; return counts of matched, missing, unexpected, mismatched ones by component.
 
     Args:
         model: the task; its components are the first parts of its parameter names.
@@ -40,10 +40,8 @@ def init_from(
             (`hf://user/name@revision`); a later one adds to, and overrides, what an earlier one has.
         min_matched: smallest share of a component's tensors that must match, for each component that the files have.
 
-    Returns:
-        Counts of matched, missing, unexpected and mismatched (other shape) tensors by component. Frozen weights count
-        only where a file has them. Errors are FileNotFoundError, and ValueError for too few matches or another frozen
-        backbone.
+    Raises:
+        FileNotFoundError, ValueError: nothing at a path; too few matches, or another frozen backbone than the model's.
     """
     model_state = model.state_dict()
     backbones = frozen.frozen_modules({"": model})

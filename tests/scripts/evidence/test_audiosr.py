@@ -30,7 +30,7 @@ def test_clips_are_compared_by_kind_and_sampler(tmp_path: Path, monkeypatch: pyt
         return SimpleNamespace(rows=rows)
 
     monkeypatch.setattr(audiosr, "evaluate", evaluate)
-    figures = audiosr.gather(tmp_path / "demo", quick=True)
+    figures = audiosr.measure(tmp_path / "demo", quick=True)
     assert evaluated.keys() == audiosr.SAMPLERS.keys()
     assert evaluated.pop(audiosr.RECIPE).options == {}
     assert {settings.options["sampler"]["init_args"]["steps"] for settings in evaluated.values()} == {2}

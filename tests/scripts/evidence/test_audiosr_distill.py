@@ -40,7 +40,7 @@ def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, m
     monkeypatch.setattr(audiosr_distill, "load", restorer)
     monkeypatch.setattr(audiosr_distill, "evaluate", evaluate)
     monkeypatch.setattr(audiosr_distill, "recipe_data", lambda *_: data)
-    lsd, distance = audiosr_distill.gather(tmp_path / "student", tmp_path / "demo", quick=True).values()
+    lsd, distance = audiosr_distill.measure(tmp_path / "student", tmp_path / "demo", quick=True).values()
     assert asked == {"student": ("student", 2), "teacher": ("demo", 4), "undistilled": ("demo", 2)}
     assert lsd == pytest.approx(0.8)
     assert distance == pytest.approx(1.0)  # the nets are the same, the noise too

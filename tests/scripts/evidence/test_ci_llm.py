@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, gather
+from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, measure
 from tests.ci_llm.crowd_parts import CONFIGS
 from zoo.ci_llm.evaluation.controls import spoiled, spoiled_scores
 from zoo.ci_llm.nets.agents import Agents
@@ -59,12 +59,12 @@ def test_runs_of_a_seed_are_compared(tmp_path: Path) -> None:
     make_run(tmp_path / f"{PLAIN}_7", weight=0.0)
     for name in SINGLES:
         make_run(tmp_path / f"{name}_7", weight=0.0, count=1, rank=4)
-    figures = gather(tmp_path, 7, quick=True)
+    figures = measure(tmp_path, 7, quick=True)
     facts = json.loads((tmp_path / f"{CROWD}_7" / "evidence" / "evaluation" / "evaluation.json").read_text())
     assert figures["ensemble"] == facts["likelihood"]["mean"]["nll_ensemble"] and len(figures) == 4
     with pytest.raises(ValueError, match="has 1 agents, expected several"):
         make_run(tmp_path / "other" / f"{CROWD}_7", count=1)
-        gather(tmp_path / "other", 7)
+        measure(tmp_path / "other", 7)
 
 
 def test_an_agent_is_spoiled_alone_and_mended(tmp_path: Path) -> None:

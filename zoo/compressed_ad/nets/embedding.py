@@ -6,28 +6,24 @@ import json
 import math
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.schema import Box, Discrete, Space
+from zoo.compressed_ad.envs.spaces import Box, Discrete, Space, describe_space, is_picture
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 
 REWARDS = 2  # values of a reward: none, or one
 
 
-def check_spaces(spaces: tuple[Space, Space], env: Env) -> None:
-    """Refuse an environment whose observations or actions are not those of a policy, and print both."""
-    for what, mine, theirs in zip(
-        ("observation", "action"), spaces, (env.schema.observation, env.schema.action), strict=True
-    ):
-        if mine != theirs:
-            raise ValueError(
-                f"the policy's {what} is {json.dumps(mine.describe())}, that of {env.name} is "
-                f"{json.dumps(theirs.describe())}"
-            )
+def check_space(name: str, expected: Space, found: Space, env: Env) -> None:
+    """Refuse an environment whose observation or action space is not that of a policy."""
+    if expected != found:
+        expected_text, found_text = (json.dumps(describe_space(each)) for each in (expected, found))
+        raise ValueError(f"the policy's {name} is {expected_text}, that of {env.name} is {found_text}")
 
 
 class StepEmbedding(nn.Module, ABC):
@@ -49,14 +45,14 @@ class StepEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def queries(self, states: Tensor) -> Tensor:
-        """Tokens (B, ..., dim) of the states (B, ..., *observation) in which an action is wanted."""
+        """Tokens (B, ..., dim) of the states (B, ..., *observation) in which to act."""
 
     @abstractmethod
     def check(self, env: Env) -> None:
         """Refuse an environment that this was not made for."""
 
     def fit(self, statistics: Statistics) -> None:
-        """Take over how the values of training histories are spread, where that is used."""
+        """Use statistics of training histories, where the embedding has a use for them."""
 
 
 class GridEmbedding(StepEmbedding):
@@ -75,12 +71,11 @@ class GridEmbedding(StepEmbedding):
         self.grid_size = grid_size
 
     def check(self, env: Env) -> None:
-        """Refuse another grid, and what is none."""
-        space, action = env.schema.observation, env.schema.action
-        known = Box((2,), "int64", (0,), (self.grid_size - 1,))
-        if space != known or action != Discrete(self.num_actions):
+        """Refuse another grid, and other environments."""
+        cells = Box(0, self.grid_size - 1, (2,), np.int64)
+        if env.schema.observation != cells or env.schema.action != Discrete(self.num_actions):
             raise ValueError(
-                f"the policy knows a grid of {self.grid_size} rows and {self.num_actions} actions, {env.name} has "
+                f"the policy is for a grid of {self.grid_size} rows and {self.num_actions} actions, {env.name} has "
                 f"{json.dumps(env.schema.describe())}: give the embedding the environment's grid_size and num_actions, "
                 "or take SpaceEmbedding"
             )
@@ -163,7 +158,8 @@ class SpaceEmbedding(StepEmbedding):
     """
 
     def __init__(self, env: Env, dim: int = 64, hidden: int = 0) -> None:
-        super().__init__(dim, env.schema.action.n if isinstance(env.schema.action, Discrete) else None)
+        action_space = env.schema.action
+        super().__init__(dim, int(action_space.n) if isinstance(action_space, Discrete) else None)
         check_at_least(0, hidden=hidden)
         self.spaces = (env.schema.observation, env.schema.action)
         self.state = _features(env.schema.observation, dim)
@@ -185,11 +181,12 @@ class SpaceEmbedding(StepEmbedding):
         return self.query(self.state(states))
 
     def check(self, env: Env) -> None:
-        """Refuse other spaces, and print both."""
-        check_spaces(self.spaces, env)
+        """Refuse other spaces."""
+        check_space("observation", self.spaces[0], env.schema.observation, env)
+        check_space("action", self.spaces[1], env.schema.action, env)
 
     def fit(self, statistics: Statistics) -> None:
-        """Take over means and deviations."""
+        """Set means and standard deviations."""
         for part, moments in ((self.state, statistics.states), (self.action, statistics.actions)):
             if isinstance(part, Normalised):
                 part.set(*moments)
@@ -209,7 +206,7 @@ class OneHot(nn.Module):
 
 
 class Normalised(nn.Module):
-    """Arrays of `width` numbers, flattened, less their mean and divided by their deviation."""
+    """Arrays of `width` numbers, flattened and normalised."""
 
     mean: Tensor
     std: Tensor
@@ -222,7 +219,7 @@ class Normalised(nn.Module):
         self.register_buffer("std", torch.ones(width))
 
     def set(self, mean: Tensor, std: Tensor) -> None:
-        """Take over mean and deviation (width,); numbers that never change are left as they are but for the mean."""
+        """Set mean and standard deviation (width,); of numbers that never change the mean alone."""
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 0, std, torch.ones_like(std)))
 
@@ -255,8 +252,8 @@ class Pictures(nn.Module):
 
 def _features(space: Space, dim: int) -> OneHot | Normalised | Pictures:
     if isinstance(space, Discrete):
-        return OneHot(space.n)
-    return Pictures(space.shape, dim) if space.is_image else Normalised(math.prod(space.shape), len(space.shape))
+        return OneHot(int(space.n))
+    return Pictures(space.shape, dim) if is_picture(space) else Normalised(math.prod(space.shape), len(space.shape))
 
 
 def _layers(inputs: int, hidden: int, dim: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Heads: what a policy says of the next action, as the parameters of a distribution."""
+"""Heads: the parameters of a distribution of the next action."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 from abc import abstractmethod
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.schema import Box
+from zoo.compressed_ad.envs.spaces import Box, describe_space, size
+from zoo.compressed_ad.nets.embedding import check_space
 from zoo.compressed_ad.nets.steps import Statistics
 
 
@@ -24,11 +26,11 @@ class ActionHead(nn.Linear):
         outputs: parameters of the distribution.
 
     Attributes:
-        numbers: random numbers that a draw takes.
+        numbers: random numbers that a sample takes.
     """
 
     error: ClassVar[str]
-    """What `errors` are called in the log."""
+    """Name of `errors` in the log."""
     numbers: int = 1
 
     def __init__(self, dim: int, outputs: int) -> None:
@@ -39,22 +41,22 @@ class ActionHead(nn.Linear):
         """Negative log-likelihoods (B, L), in nats, of actions (B, L, *action) by parameters (B, L, P)."""
 
     @abstractmethod
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Actions (B, *action) by parameters (B, P) and random numbers (numbers, B), float64, in (0, 1)."""
 
     @abstractmethod
-    def best(self, parameters: Tensor) -> Tensor:
+    def most_likely(self, parameters: Tensor) -> Tensor:
         """The likeliest actions (..., *action) by parameters (..., P)."""
 
     @abstractmethod
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """How right (categorical) or how far off (else) the likeliest actions are, (B, L)."""
+        """Accuracy (categorical) or distance (else) of the likeliest actions, (B, L)."""
 
     def check(self, env: Env) -> None:
         """Refuse an environment that takes other actions."""
 
     def fit(self, statistics: Statistics) -> None:
-        """Take over how the actions of training histories are spread, where that is used."""
+        """Use statistics of training histories, where the head has a use for them."""
 
 
 class CategoricalHead(ActionHead):
@@ -75,21 +77,21 @@ class CategoricalHead(ActionHead):
         logits = parameters.float().transpose(1, 2)
         return F.cross_entropy(logits, actions, reduction="none", label_smoothing=label_smoothing)
 
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Actions (B,) by the inverse of the distribution function."""
-        return choose(parameters.double().softmax(1), uniforms[0])
+        return sample_categorical(parameters.double().softmax(1), uniforms[0])
 
-    def best(self, parameters: Tensor) -> Tensor:
+    def most_likely(self, parameters: Tensor) -> Tensor:
         """The likeliest (...), int64."""
         return parameters.argmax(-1)
 
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Whether the likeliest action is the right one (B, L), float32."""
-        return (self.best(parameters) == actions).float()
+        return (self.most_likely(parameters) == actions).float()
 
 
-def choose(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
+def sample_categorical(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Sample (B,) by weights (B, N) float64 and random numbers (B,) in (0, 1); none of weight 0."""
     sums = weights.cumsum(1)
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
 
@@ -108,24 +110,20 @@ class BoxHead(ActionHead):
     high: Tensor
 
     def __init__(self, env: Env, dim: int, outputs: int) -> None:
-        space = bounded(env)
+        space = bounded_actions(env)
         super().__init__(dim, outputs)
         self.space = space
-        low, high = (torch.tensor(bounds, dtype=torch.float32) for bounds in space.limits())
+        low, high = (torch.from_numpy(each.astype(np.float32).reshape(-1)) for each in (space.low, space.high))
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
     def check(self, env: Env) -> None:
-        """Refuse an environment that takes other actions, and print both."""
-        if env.schema.action != self.space:
-            found = json.dumps(env.schema.action.describe())
-            raise ValueError(
-                f"the policy's action is {json.dumps(self.space.describe())}, that of {env.name} is {found}"
-            )
+        """Refuse an environment that takes other actions."""
+        check_space("action", self.space, env.schema.action, env)
 
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Mean distance (B, L) of the likeliest action, over the numbers of an action."""
-        return (self._flat(self.best(parameters)) - self._flat(actions)).abs().mean(-1)
+        return (self._flat(self.most_likely(parameters)) - self._flat(actions)).abs().mean(-1)
 
     def _flat(self, actions: Tensor) -> Tensor:
         """Actions (..., *action) as (..., A) float32."""
@@ -137,17 +135,12 @@ class BoxHead(ActionHead):
         return inside.reshape(*values.shape[:-1], *self.space.shape)
 
 
-def bounded(env: Env) -> Box:
-    """The space of an environment's actions.
-
-    Raises:
-        ValueError: when it is no Box with bounds.
-    """
+def bounded_actions(env: Env) -> Box:
+    """Return the space of an environment's actions; ValueError when it is no Box with bounds."""
     space = env.schema.action
-    if not isinstance(space, Box) or not space.bounded:
-        raise ValueError(
-            f"actions of {env.name} are {json.dumps(space.describe())}: this head is for a Box with finite bounds"
-        )
+    if not isinstance(space, Box) or not space.is_bounded():
+        text = json.dumps(describe_space(space))
+        raise ValueError(f"actions of {env.name} are {text}: this head is for a Box with finite bounds")
     return space
 
 
@@ -166,15 +159,15 @@ class BinsHead(BoxHead):
 
     def __init__(self, env: Env, dim: int = 64, bins: int = 21, quantiles: bool = False) -> None:
         check_at_least(2, bins=bins)
-        super().__init__(env, dim, bounded(env).size * bins)
+        super().__init__(env, dim, size(bounded_actions(env)) * bins)
         self.bins = bins
         self.quantiles = quantiles
-        self.numbers = 2 * self.space.size
+        self.numbers = 2 * size(self.space)
         shares = torch.linspace(0, 1, bins + 1)
         self.register_buffer("edges", self.low[:, None] + shares * (self.high - self.low)[:, None])  # (A, bins + 1)
 
     def fit(self, statistics: Statistics) -> None:
-        """Cut at the quantiles of training actions, where that is wanted."""
+        """Set the edges to quantiles of training actions, with `quantiles`."""
         if not self.quantiles:
             return
         span = (self.high - self.low)[:, None]
@@ -198,21 +191,23 @@ class BinsHead(BoxHead):
         widths = self.edges.diff(dim=1).expand(*flat.shape, -1).gather(-1, places[..., None])[..., 0]
         return (crosses + widths.log()).sum(-1)
 
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Draw a bin and a place in it, for each number."""
+    def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Sample a bin and a number inside it, for each number of an action."""
         logits = self._logits(parameters).double()  # (B, A, bins)
-        count = self.space.size
-        places = choose(logits.softmax(-1).flatten(0, 1), uniforms[:count].T.flatten()).view(logits.shape[:-1])
+        count = size(self.space)
+        places = sample_categorical(logits.softmax(-1).flatten(0, 1), uniforms[:count].T.flatten()).view(
+            logits.shape[:-1]
+        )
         return self._action(self._inside(places, uniforms[count:].T))
 
-    def best(self, parameters: Tensor) -> Tensor:
+    def most_likely(self, parameters: Tensor) -> Tensor:
         """Centres of the likeliest bins."""
         places = self._logits(parameters).argmax(-1)
         return self._action(self._inside(places, torch.full_like(places, 0.5, dtype=torch.float64)))
 
     def _logits(self, parameters: Tensor) -> Tensor:
         """(..., A, bins) float32."""
-        return parameters.float().unflatten(-1, (self.space.size, self.bins))
+        return parameters.float().unflatten(-1, (size(self.space), self.bins))
 
     def _inside(self, places: Tensor, shares: Tensor) -> Tensor:
         """Numbers (..., A) at a share of bins (..., A)."""

@@ -9,7 +9,14 @@ import torch
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
-from zoo.compressed_ad.evaluation.simple import DISCOUNT, Gram, Learner, Replay, simple_learners, simple_returns
+from zoo.compressed_ad.evaluation.simple_learners import (
+    DISCOUNT,
+    Gram,
+    Learner,
+    Replay,
+    simple_learners,
+    simple_returns,
+)
 
 
 def episode(learner: Learner, steps: list[tuple[int, int, float]]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of CompressedAD (AD, CAD, and the earlier encoder "v1"): their names, their policies, and back."""
+"""Checkpoints of CompressedAD (AD, CAD, and the earlier encoder "v1") as policies, and back."""
 
 from __future__ import annotations
 
@@ -68,28 +68,28 @@ NAMES: dict[Kind, NameTable] = {
         HEAD,
     ),
 }
-# A tensor that a model alone has, with which its pre-trained compressor is told as well; the first that fits counts.
+# A tensor of each model, also of its pre-trained compressor; the first match counts.
 MARKS: dict[Kind, str] = {
     "v1": "encoder.query_tokens",
     "CAD": "compression_transformer.compress_queries",
     "AD": "transformer.pos_embedding",
 }
-WHOLE = "transformer.pos_embedding"  # of ours: not in a pre-trained compressor
-# What shapes cannot tell: the original's key, and its value where a file does not say.
+POLICY_MARK = "transformer.pos_embedding"  # of a policy: not in a pre-trained compressor
+# Not determined by shapes: the original's key, and its default.
 HEADS: dict[Kind, dict[str, int]] = {
     "AD": {"tf_n_head": 4},
     "CAD": {"tf_n_head": 4, "compress_n_heads": 4},
     "v1": {"tf_n_head": 8, "encoder_n_head": 8},
 }
 DROPOUT = 0.1
-# the original's name: our class, steps of an episode, other arguments (written out, for a resume compares them)
+# the original's name: class, steps of an episode, other arguments (complete, since a resume compares them)
 ENVIRONMENTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "darkroom": ("Darkroom", 20, {"start": None, "hard": False, "random_start": False}),
     "darkroom_permuted": ("DarkroomPermuted", 20, {}),
     "dark_key_to_door": ("DarkKeyToDoor", 50, {}),
 }
 TRAINING = ("step", "eval_reward")
-# The original's key: where a policy has it; of modules their number, of a tensor its second axis.
+# The original's key: attribute of a policy; of modules their number, of a tensor its second axis.
 SIZES = {
     "num_actions": "embedding.num_actions",
     "grid_size": "embedding.grid_size",
@@ -120,30 +120,30 @@ MODELS: dict[Kind, str] = {"AD": "AD", "CAD": "CompressedAD", "v1": "CompressedA
 KINDS: dict[type[nn.Module] | None, Kind] = {None: "AD", QueryCompressor: "CAD", EncoderCompressor: "v1"}
 
 
-def kind_of(state: Mapping[str, object]) -> Kind | None:
-    """Which of the original's models has these tensors; None for none of them."""
+def checkpoint_kind(state: Mapping[str, object]) -> Kind | None:
+    """Return which of the original's models has these tensors, or None."""
     return next((kind for kind, mark in MARKS.items() if mark in state and "embed_context.weight" in state), None)
 
 
-def to_theirs(state: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
-    """An `InContextPolicy`'s tensors (or other values by their names) in the order of the original's parameters."""
+def to_original_state(state: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return the tensors (or other values by name) of an `InContextPolicy` under the original's names, in its order."""
     return NAMES[kind].write(state)
 
 
 @dataclass
-class PolicyFile(OriginalFile):
-    """What a file of the original holds; `layout` is the kind of its model, `settings` the merged configuration."""
+class PolicyCheckpoint(OriginalFile):
+    """A checkpoint of the original; `layout` is the kind of its model, `settings` the merged configuration."""
 
     layout: Kind
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it is a policy, not a pre-trained compressor alone."""
-        return WHOLE in self.state
+    def is_policy(self) -> bool:
+        """Whether it is a policy, and not only a pre-trained compressor."""
+        return POLICY_MARK in self.state
 
 
-def grid_size(source: PolicyFile) -> int:
-    """Rows of the grid whose states have a token each; a grid that is not square is a ValueError."""
+def grid_size(source: PolicyCheckpoint) -> int:
+    """Return the rows of the grid whose states have a token each; ValueError when it is not square."""
     states = len(source.state["embedding.query_state.weight"])
     if math.isqrt(states) ** 2 != states:
         raise ValueError(f"{states} query states are those of no square grid")
@@ -153,8 +153,8 @@ def grid_size(source: PolicyFile) -> int:
 WIDTH = size_of_axis("embedding.context.weight")
 
 
-def _heads(key: str) -> Leaf:
-    def read(source: PolicyFile) -> int:
+def _head_count(key: str) -> Leaf:
+    def read(source: PolicyCheckpoint) -> int:
         heads, dim = to_number(source.settings.get(key, HEADS[source.layout][key]), int, key), WIDTH(source)
         if dim % heads:
             raise ValueError(f"{key}: {heads} heads do not divide {dim} channels")
@@ -164,13 +164,13 @@ def _heads(key: str) -> Leaf:
 
 
 def _layers(prefix: str, heads: str, hidden: str) -> dict[str, Any]:
-    """Arguments that all nets of layers have."""
+    """Arguments of all nets of layers."""
     return {
         "dim": WIDTH,
         "depth": count_blocks(prefix),
-        "heads": _heads(heads),
+        "heads": _head_count(heads),
         "feedforward": size_of_axis(f"{prefix}0.{hidden}.weight"),
-        "dropout": DROPOUT,  # fixed in the original
+        "dropout": DROPOUT,  # constant in the original
     }
 
 
@@ -205,8 +205,8 @@ POLICY = component(
         "zoo.compressed_ad.Transformer",
         dim=WIDTH,
         depth=count_blocks(BLOCKS),
-        heads=_heads("tf_n_head"),
-        context=size_of_axis(WHOLE, 1),
+        heads=_head_count("tf_n_head"),
+        context=size_of_axis(POLICY_MARK, 1),
         feedforward=size_of_axis(f"{BLOCKS}0.mlp.fc1.weight"),
         dropout=setting("tf_dropout", DROPOUT, float),
         activation="gelu",
@@ -222,11 +222,7 @@ POLICY = component(
 
 
 def env_spec(config: Mapping[str, Any], grid_size: int) -> dict[str, Any]:
-    """Describe the environment that a configuration names.
-
-    Raises:
-        ValueError: when there is no such environment.
-    """
+    """Describe the environment that a configuration names; ValueError for an unknown one."""
     name = config.get("env", "darkroom")
     if name not in ENVIRONMENTS:
         raise ValueError(f"env is one of {', '.join(ENVIRONMENTS)}, found {name!r}")
@@ -235,20 +231,16 @@ def env_spec(config: Mapping[str, Any], grid_size: int) -> dict[str, Any]:
     return component(f"zoo.compressed_ad.{cls}", **arguments)
 
 
-def policy_spec(original: PolicyFile, path: Path) -> dict[str, Any]:
-    """Describe the policy of a file: `class_path` and `init_args`, with every argument written out.
-
-    Raises:
-        ValueError: when it holds a pre-trained compressor alone, or its tensors are not those of a whole model.
-    """
-    if not original.is_whole:
+def policy_spec(original: PolicyCheckpoint, path: Path) -> dict[str, Any]:
+    """Describe the policy of a checkpoint: `class_path` and all `init_args`; ValueError when it has none."""
+    if not original.is_policy:
         raise ValueError(
             f"{path} holds a pre-trained compressor without a policy; start a training from it with init_from"
         )
     return fill_description(POLICY, original, path)
 
 
-class PolicyConverter(Converter[PolicyFile]):
+class PolicyConverter(Converter[PolicyCheckpoint]):
     """Checkpoints of AD, CAD and the earlier encoder, and pre-trained compressors."""
 
     system, part = "compressed_ad", "policy"
@@ -257,32 +249,33 @@ class PolicyConverter(Converter[PolicyFile]):
         "known are ckpt-*.pt, best-model.pt and pretrain-*.pt of AD, CAD and the earlier encoder, and their state dicts"
     )
 
-    def parse_content(self, content: Mapping[str, Any], path: Path) -> PolicyFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> PolicyCheckpoint:
         """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         tensors = content.get("model", content)
         is_state = isinstance(tensors, Mapping) and all(isinstance(value, Tensor) for value in tensors.values())
         state = strip_state_wrappers(tensors) if is_state and "zoo" not in content else {}
-        kind = kind_of(state)
+        kind = checkpoint_kind(state)
         if kind is None:
             raise self._unknown(path, content)
-        renamed, strangers = NAMES[kind].read(state)
-        if strangers:
-            raise ValueError(f"{path}: {len(strangers)} tensors belong to no {kind} model: {', '.join(strangers[:4])}")
-        found = content.get("config", {}) if tensors is not content else {}
-        known = to_plain_value(found) if isinstance(found, Mapping) else {}
+        zoo_state, unexpected_keys = NAMES[kind].read(state)
+        if unexpected_keys:
+            names = ", ".join(unexpected_keys[:4])
+            raise ValueError(f"{path}: {len(unexpected_keys)} tensors belong to no {kind} model: {names}")
+        config = content.get("config", {}) if tensors is not content else {}
+        settings = to_plain_value(config) if isinstance(config, Mapping) else {}
         training = {key: content[key] for key in TRAINING if tensors is not content and key in content}
-        return PolicyFile(kind, renamed, known, training)
+        return PolicyCheckpoint(kind, zoo_state, settings, training)
 
-    def _spec(self, original: PolicyFile, path: Path, **options: Any) -> dict[str, Any]:
+    def _spec(self, original: PolicyCheckpoint, path: Path, **options: Any) -> dict[str, Any]:
         return policy_spec(original, path)
 
-    def describe_content(self, original: PolicyFile, path: Path) -> dict[str, Any]:
+    def describe_content(self, original: PolicyCheckpoint, path: Path) -> dict[str, Any]:
         """Summarise a file; see `Converter.describe_content`."""
         facts: dict[str, Any] = count_tensors(original.state)
-        if original.is_whole:
-            for name, found in policy_spec(original, path)["init_args"].items():
-                if isinstance(found, Mapping):
-                    facts[name] = {"net": found["class_path"].rpartition(".")[2], **found["init_args"]}
+        if original.is_policy:
+            for name, spec in policy_spec(original, path)["init_args"].items():
+                if isinstance(spec, Mapping):
+                    facts[name] = {"net": spec["class_path"].rpartition(".")[2], **spec["init_args"]}
         else:
             facts = {"format": f"pre-trained compressor of {original.layout}", **facts}
         training = original.training
@@ -293,27 +286,22 @@ class PolicyConverter(Converter[PolicyFile]):
         return {**facts, "settings in the file": original.settings}
 
     def from_original(self, path: Path | str, config: Mapping[str, Any] | Path | str | None = None) -> InContextPolicy:
-        """Build the policy of a checkpoint of the original.
+        """Build the policy of a checkpoint of the original, in evaluation mode.
 
         Args:
-            path: AD, CAD or the earlier encoder; what it is, follows from its tensors.
-            config: the original's configuration (or its YAML file), where the checkpoint has none: numbers of heads
-                cannot be told from tensors.
-
-        Returns:
-            An `InContextPolicy` in evaluation mode. `policy.logits(...)` computes as the original does while it trains,
-            `zoo.compressed_ad.convert.original_agents` as it does while it acts.
+            path: AD, CAD or the earlier encoder; the tensors determine which.
+            config: the original's configuration (or its YAML file) with the numbers of heads, where the checkpoint has
+                none.
 
         Raises:
-            FileNotFoundError: when there is no such file.
-            ValueError: when its layout is not known, or its tensors do not make up a whole policy.
+            ValueError: when its layout is unknown, or its tensors are not a complete policy.
         """
         path = Path(path)
         original = self.read(path)
         original.settings |= read_settings_file(Path(config)) if isinstance(config, Path | str) else dict(config or {})
         return self.build(original, path)
 
-    def to_zoo(self, original: PolicyFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
+    def to_zoo(self, original: PolicyCheckpoint, source: Path, is_checkpoint: bool) -> ConvertedModel:
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         policy = self.build(original, source)
         return ConvertedModel(
@@ -333,19 +321,13 @@ class PolicyConverter(Converter[PolicyFile]):
         return {"settings": settings, "step": int(checkpoint.checkpoint.get("global_step", 0))}
 
     def to_original(
-        self,
-        module: nn.Module,
-        path: Path | str,
-        settings: Mapping[str, Any] | None = None,
-        step: int = 0,
+        self, module: nn.Module, path: Path | str, settings: Mapping[str, Any] | None = None, step: int = 0
     ) -> None:
         """Write a policy as a checkpoint of the original.
 
         Args:
-            module: an `InContextPolicy` that computes as one of the original's models.
-            path: file to write.
-            settings: of the original's configuration (environment, split, training), beside the model's sizes.
-            step: optimizer steps trained.
+            settings: of the original's configuration (environment, split, training), besides the model's sizes.
+            step: optimizer steps.
 
         Raises:
             ValueError: when the original's models would compute something else with these weights.
@@ -355,16 +337,13 @@ class PolicyConverter(Converter[PolicyFile]):
         content = {
             "step": step,
             "config": {**(settings or {}), **settings_of(policy, kind), "device": torch.device("cpu")},
-            "model": to_theirs(state, kind),
+            "model": to_original_state(state, kind),
         }
         write_atomic(Path(path), lambda file: torch.save(content, file))
 
 
 def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
-    """Tell which of the original's models a policy is.
-
-    Returns:
-        The policy itself, and the model.
+    """Return a policy and which of the original's models it is.
 
     Raises:
         ValueError: when it is none of them: they would compute something else with its weights.
@@ -376,8 +355,8 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
     earlier = kind == "v1"
     block: Any = module.transformer.blocks[0]
     differing = [
-        f"{what} {found}, theirs {theirs}"
-        for what, found, theirs in (
+        f"{name} {value}, the original's {expected}"
+        for name, value, expected in (
             ("embedding", type(module.embedding).__name__, LinearEmbedding.__name__),
             ("arrangement", module.arrangement, "separate"),
             ("latent_mask", module.latent_mask if compressor else "full", "full"),
@@ -388,7 +367,7 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
             ("type_embedding", module.latent_type is not None, kind == "CAD"),
             ("decoder", type(module.decoder), ReconstructionDecoder if module.decoder is not None else type(None)),
         )
-        if found != theirs
+        if value != expected
     ]
     if kind is None:
         raise ValueError(f"the original has no compressor like {compressor and compressor.__name__}; use `zoo export`")
@@ -401,14 +380,14 @@ def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
 
 
 def settings_of(policy: InContextPolicy, kind: Kind) -> dict[str, Any]:
-    """The sizes of a policy under the original's names."""
+    """Return the sizes of a policy under the original's names."""
 
-    def sized(value: Any) -> Any:
+    def size(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.shape[1]
         return len(value) if isinstance(value, nn.ModuleList) else value
 
-    sizes = {key: sized(attrgetter(place)(policy)) for key, place in {**SIZES, **OWN_SIZES[kind]}.items()}
+    sizes = {key: size(attrgetter(attribute)(policy)) for key, attribute in {**SIZES, **OWN_SIZES[kind]}.items()}
     return {"model": MODELS[kind], "dim_states": 2, "dim_actions": 1, **sizes}
 
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from zoo.compressed_ad.nets.compression import Compressor
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy, State
+from zoo.compressed_ad.nets.policy import ContextState, InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
 
 class LegacyCAD:
-    """CAD: in the step after each compression it answers from the query alone, as if it had no latents.
+    """CAD: in the step after each compression it acts by the query alone, as if it had no latents.
 
     Args:
         policy: CAD in evaluation mode.
@@ -24,10 +24,10 @@ class LegacyCAD:
 
     def act(self, queries: Tensor) -> Tensor:
         """Logits (B, actions) of the states (B, 2)."""
-        return self.policy.act(State() if self.state.steps is None else self.state, queries)
+        return self.policy.act(ContextState() if self.state.steps is None else self.state, queries)
 
     def observe(self, step: Steps) -> None:
-        """Take in what a step brought (L = 1)."""
+        """Append a step (L = 1)."""
         self.policy.observe(self.state, step)
 
 
@@ -76,6 +76,44 @@ class LegacyEncoder:
         return policy.head(policy.transformer(torch.cat(sequence, 1), mask=mask)[:, -1])
 
     def observe(self, step: Steps) -> None:
-        """Take in what a step brought (L = 1)."""
+        """Append a step (L = 1)."""
         token = self._embedding.transitions(step)
         self.tokens = token if self.tokens is None else torch.cat([self.tokens, token], 1)
+
+
+def training_logits(
+    policy: InContextPolicy,
+    states: Tensor,
+    actions: Tensor,
+    rewards: Tensor,
+    next_states: Tensor,
+    query_states: Tensor,
+    *,
+    segment_lengths: list[int] | None = None,
+    max_compressions: int | None = None,
+) -> Tensor:
+    """Logits (B, actions) of the next action after a context of L transitions, as the originals compute in training.
+
+    Args:
+        policy: AD, CAD or the earlier model.
+        states: (B, L, 2), as are next_states.
+        actions: (B, L, actions), one-hot.
+        rewards: (B, L).
+        query_states: (B, 2).
+        segment_lengths: compress so many transitions each, one after the other (the earlier original). Otherwise
+            the oldest that are too many for the window are compressed at once (the last original).
+        max_compressions: 0 leaves out what is too old.
+    """
+    dones = torch.zeros(rewards.shape, dtype=torch.bool, device=rewards.device)
+    steps = Steps(states.long(), actions.argmax(-1), rewards, next_states.long(), dones)
+    latents: Tensor | None = None
+    if policy.compressor is None or max_compressions == 0:
+        segment_lengths = []
+        steps = steps.slice(max(0, steps.length - policy.window + 1), steps.length)
+    elif segment_lengths is None:
+        over = steps.length - policy.capacity(False)
+        segment_lengths = [over + policy.num_latents] if over > 0 else []
+    for length in segment_lengths:
+        latents = policy.compress(latents, steps.slice(0, length)).latents
+        steps = steps.slice(length, steps.length)
+    return policy.last_logits(latents, steps, query_states.long())
