@@ -8,20 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness import REPOSITORY, environment, forked, forked_ranks, good, newest
+from tests.harness import REPOSITORY, SMOKE, environment, forked, forked_ranks, good, newest
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.process.time_samplers import UniformTimes, sample_times
 from zoo.runs.checkpoints import load_checkpoint
 
 DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
+SGD = [f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"]
 # in float64 the halves of a batch sum up to the batch on every processor; with SSE4 weights differ by 3e-15
 EXACT = "--trainer.precision=64-true"
-SLOW = pytest.mark.slow
-STEPS = [EXACT, "--trainer.max_steps=3", "--trainer.val_check_interval=3", "--trainer.log_every_n_steps=1"]
-SPEECH = {
-    "hifigan": ["--data.init_args.split.items=3", "--data.init_args.corpus.embedded_utterances=15"],
-    "miipher": ["--data.init_args.val_items=3", "--data.init_args.embedded_utterances=15"],
-}
+ARGS = [
+    EXACT,
+    "--config",
+    SMOKE,
+    *SGD,
+    "--trainer.max_steps=3",
+    "--trainer.val_check_interval=3",
+    "--data.init_args.split.items=3",
+]
+ARGS += ["--data.init_args.corpus.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -42,52 +47,65 @@ def losses(run: Path) -> dict[str, float]:
     return {key: float(row[key]) for key in names if key.startswith("train/")}
 
 
-def assert_equal_runs(two: Path, one: Path, metric: str, rel: float = 1e-5) -> None:
-    torch.testing.assert_close(weights(two), weights(one), rtol=0, atol=1e-10)
-    values, expected = validation(two, metric), validation(one, metric)
-    if metric == "val/mel_l1":  # others of vocoders take decisions
-        assert values.keys() == expected.keys()
-        values, expected = {metric: values[metric]}, {metric: expected[metric]}
-    assert values == pytest.approx(expected, rel=rel)
-    assert losses(two) == pytest.approx(losses(one), rel=rel)
-
-
-def fit_both(args: list[object], batch: int, folder: Path, **variables: str) -> tuple[Path, Path]:
-    """Train in two processes, and in one with the joined batch; returns their runs."""
-    one = [f"--data.init_args.batch_size={batch}", "--trainer.devices=1", "--trainer.default_root_dir=one"]
-    good(forked("fit", *args, *one, cwd=folder, **variables))
-    two = [f"--data.init_args.batch_size={batch // 2}", "--config", DDP, "--trainer.accelerator=cpu"]
-    two += ["--trainer.default_root_dir=two"]
-    for result in forked_ranks("fit", *args, *two, cwd=folder, **variables):
+def good_ranks(results: list[subprocess.CompletedProcess[str]]) -> None:
+    for result in results:
         good(result)
-    return folder / "two", folder / "one"
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("recipe", ["smoke", "smoke_magnitudes", "smoke_stochastic"])
+def test_two_processes_equal_one_with_the_joined_batch(recipe: str, tmp_path: Path) -> None:
+    args = [SMOKE.with_stem(recipe) if each == SMOKE else each for each in ARGS]
+    good(forked("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
+    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
+    good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    found, expected = (validation(tmp_path / run) for run in ("two", "one"))
+    assert found.keys() == expected.keys()
+    assert found["val/mel_l1"] == pytest.approx(expected["val/mel_l1"], rel=1e-4)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize(
-    ("recipe", "rates", "metric"),
+    ("stage", "rates", "metric"),
     # the log of near-silence that an untrained vocoder makes lets rounding grow from step to step: a small rate there
     [
-        ("hifigan/smoke", {"optimizer_g": 1e-3, "optimizer_d": 1e-3}, "val/mel_l1"),
-        ("hifigan/smoke_magnitudes", {"optimizer_g": 1e-3, "optimizer_d": 1e-3}, "val/mel_l1"),
-        ("hifigan/smoke_stochastic", {"optimizer_g": 1e-3, "optimizer_d": 1e-3}, "val/mel_l1"),
-        ("miipher/smoke_adapter", {"optimizer": 0.01}, "val/loss"),
-        ("miipher/smoke_finetune", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1"),
-        pytest.param("miipher/smoke_vocos", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1", marks=SLOW),
+        ("adapter", {"optimizer": 0.01}, "val/loss"),
+        ("finetune", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1"),
+        pytest.param("vocos", {"optimizer_g": 1e-4, "optimizer_d": 1e-4}, "val/mel_l1", marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_equal_one_with_the_joined_batch(
-    recipe: str, rates: dict[str, float], metric: str, tmp_path: Path
-) -> None:
-    args = [recipe, *STEPS, *SPEECH[recipe.partition("/")[0]]]
+def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float], metric: str, tmp_path: Path) -> None:
+    recipe = REPOSITORY / "configs" / "miipher" / f"smoke_{stage}.yaml"
+    args = [
+        EXACT,
+        "--config",
+        recipe,
+        "--trainer.max_steps=3",
+        "--trainer.val_check_interval=3",
+        "--data.init_args.val_items=3",
+    ]
+    args += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
     args += [
         f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()
     ]
-    assert_equal_runs(*fit_both(args, 4, tmp_path), metric, rel=1e-4)
+    good(forked("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
+    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
+    good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 FLOW = [
-    *("--config", REPOSITORY / "configs" / "flow" / "smoke.yaml", *STEPS, "--data.init_args.max_per_class=10"),
+    EXACT,
+    "--config",
+    REPOSITORY / "configs" / "flow" / "smoke.yaml",
+    "--trainer.max_steps=3",
+    "--trainer.val_check_interval=3",
+    "--trainer.log_every_n_steps=1",
+    "--data.init_args.max_per_class=10",
     # pairs of a batch would be others in the halves of a batch
     "--model.init_args.coupling=null",
     "--model.init_args.net.init_args.dropout=0",
@@ -120,7 +138,9 @@ def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launch
     result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     good(result)
     run = tmp_path / "run"
-    assert_equal_runs(run, one, "val/loss")
+    torch.testing.assert_close(weights(run), weights(one), rtol=0, atol=1e-10)
+    assert validation(run, "val/loss") == pytest.approx(validation(one, "val/loss"), rel=1e-5)
+    assert losses(run) == pytest.approx(losses(one), rel=1e-5)
     # the warm-up counts updates, not processes
     steps = [load_checkpoint(newest(each))["lr_schedulers"][0]["last_epoch"] for each in (one, run)]
     assert steps == [3, 3]
@@ -140,7 +160,12 @@ def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launch
 def test_two_processes_equal_one_for_the_transformer(recipe: str, images: str, tmp_path: Path) -> None:
     args = [each.with_stem(recipe) if isinstance(each, Path) else each for each in FLOW]
     args = [str(each).replace("data.init_args", images) for each in args]
-    assert_equal_runs(*fit_both(args, 8, tmp_path), "val/loss")
+    good(forked("fit", *args, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
+    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
+    good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    assert validation(tmp_path / "two", "val/loss") == pytest.approx(validation(tmp_path / "one", "val/loss"), rel=1e-5)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
 def test_noise_and_times_of_flow_differ_between_ranks() -> None:
@@ -224,8 +249,15 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     (tmp_path / "witness").mkdir()
     (tmp_path / "witness" / "__init__.py").write_text(WITNESS)
     path = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{tmp_path}")["PYTHONPATH"]
-    two, one = fit_both([*stage, *COMPRESSED_AD, EXACT], 8, tmp_path, PYTHONPATH=path)
-    assert_equal_runs(two, one, metric)
+    one = ["--trainer.devices=1", "--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
+    two = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
+    args = [*stage, *COMPRESSED_AD, EXACT]
+    good(forked("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
+    good_ranks(forked_ranks("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
+    found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     seen = [set((tmp_path / f"seen_{name}.txt").read_text().split("\n")[:-1]) for name in ("1_0", "2_0", "2_1")]
     assert [len(rows) for rows in seen] == [48, 24, 24]
     assert not seen[1] & seen[2] and seen[1] | seen[2] == seen[0]
