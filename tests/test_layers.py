@@ -37,12 +37,17 @@ LAYERS = {
 MODULES = {
     **dict.fromkeys("nets losses process diffusion envs aggregation rendering rollout".split(), 0),
     "data": 1,
-    **dict.fromkeys("task task_vae task_distill validation_samples pretrain inference collecting".split(), 2),
+    "options": 1,
+    **dict.fromkeys(
+        """task task_vae task_autoencoder task_distill validation_samples pretrain inference loss_monitor
+        collecting""".split(),
+        2,
+    ),
     "evaluation": 3,
     "convert": 4,
     "commands": 5,
 }
-TRAINS = ("task", "task_vae", "task_distill", "pretrain")
+TRAINS = ("task", "task_vae", "task_autoencoder", "task_distill", "pretrain")
 NOT_TRAINED = ("inference", "evaluation", "convert", "commands")
 
 

@@ -101,13 +101,3 @@ def test_full_disk_loses_no_row_and_leaves_no_torn_line(tmp_path, caplog):
     assert [record.message.count("the disk is full") for record in caplog.records] == [1]
     logger.finalize("success")
     assert logger.path.read_text() == "step,epoch,a,b\n0,,1.0,\n1,,2.0,\n2,,,3.0\n"
-
-
-def test_other_ranks_write_nothing(tmp_path, monkeypatch):
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    logger = MetricsCSV(tmp_path / "run")
-    logger.log_metrics({"a": 1.0}, step=0)
-    logger.trim(0)
-    assert not (tmp_path / "run").exists()

@@ -25,6 +25,7 @@ from zoo.runs.model_description import validate_records
 log = logging.getLogger(__name__)
 
 _WEIGHT_NORM = "parametrizations.weight.original"
+_MAX_NAMES = 5  # in a message
 
 State = dict[str, Tensor]
 
@@ -62,6 +63,10 @@ def init_from(
                 f"at least {min_matched:.0%} must (init_from_min_matched)"
             )
     matching = {key: source_state[key] for key in model_state if _compare(key, model_state, source_state) == "matched"}
+    used = {id(value) for value in matching.values()}  # a file may give one tensor two names
+    if unused := [key for key, value in source_state.items() if id(value) not in used]:
+        names = f"{', '.join(unused[:_MAX_NAMES])}{', …' if len(unused) > _MAX_NAMES else ''}"
+        log.warning("init_from %s: %d tensors are not used: %s", paths, len(unused), names)
     model.load_state_dict(matching, strict=False)
     return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,9 @@ def load(
             or without `@revision`: a model that was pushed to a hub.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose registered components this process may build from now on.
-        options: values of the Inference's constructor instead of the recipe's, such as a chunk length (an object may be
-            given as its `class_path` and `init_args`); its components stay as they were trained.
+        options: values of the Inference's constructor instead of the recipe's, such as a chunk length; its components
+            stay as they were trained. An object may be given as its `class_path` and `init_args`, a group of options
+            as a mapping of those that change.
 
     Raises:
         OSError: there is nothing to load, or a hub does not serve it.
@@ -60,6 +62,9 @@ def build_inference(path: Path, saved: Components, device: str | torch.device = 
         if isinstance(component, nn.Module):
             load_weights(component, component_state(saved.state, name), name in saved.fused)
     values = {**description.get("options", {}), **options}
+    for name, value in options.items():
+        if dataclasses.is_dataclass(slots.get(name)) and isinstance(value, Mapping):
+            values[name] = {**description.get("options", {}).get(name, {}), **value}
     built = {name: build(value, slots.get(name, Any)) for name, value in values.items()}
     try:
         return cls(**components, **built).to(device).eval()

@@ -34,14 +34,7 @@ from zoo.common.registry import allowed_packages
 from zoo.common.reports import write_report
 from zoo.runs.run_folder import CSV_NAME
 from zoo.runs.run_info import flatten_config, read_curves
-from zoo.tuning.search_space import (
-    RESERVED_KEYS,
-    grid_points,
-    limit_flags,
-    parse_search_space,
-    recipe_values,
-    suggest,
-)
+from zoo.tuning.search_space import RESERVED_KEYS, grid_points, limit_flags, parse_search_space, recipe_values, suggest
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -1,4 +1,4 @@
-"""ProjectLily's (or AudioSR's) config.yaml as a recipe of ours."""
+"""A recipe of ours from ProjectLily's (or AudioSR's) config.yaml."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from zoo.audio.io import files
-from zoo.audiosr.convert.ours import FEATURES, PREDICTIONS, STEPS, features_spec
-from zoo.audiosr.convert.read import (
-    ENCODER_SIZES,
-    HEAD_CHANNELS,
-    LAYOUTS,
-    NORM_GROUPS,
-    TARGETS,
-    VAE_DROPOUT,
-    read_config,
-    section,
-)
+from zoo.audiosr.convert.from_original import FEATURES, PREDICTIONS, STEPS, describe_features
+from zoo.audiosr.convert.layouts import LAYOUTS, TARGETS, read_config, section
+from zoo.audiosr.convert.net_sizes import ENCODER_SIZES, HEAD_CHANNELS, NORM_GROUPS, VAE_DROPOUT
 from zoo.convert.network_description import component
 from zoo.convert.settings import SettingsReader, to_number
 
 SAMPLE_RATE = 48_000
-# said by other keys, or the same here without being said
+# the same here, or determined by other keys
 IMPLIED = ("data.categories", "data.win_length", "train.lr")
 HINTS = {
-    "train.fastboot": "`zoo cache` prepares the data once; data.init_args.cache_mode: none starts at once",
+    "train.fastboot": "`zoo cache` prepares the data once",
     "train.use_jit_compile": "the original ignores it; train.use_torch_compile counts",
     "train.use_ddp": "the original's script ignores it; for several processes set model.init_args.parallel: none, take "
     "configs/trainer/ddp.yaml and LossGuard in place of LossMonitor",
@@ -41,7 +33,7 @@ HINTS = {
 SECTIONS = ("data", "experiment", "inference", "train")
 NETS = ("first_stage_config", "cond_stage_config", "unet_config", "data_config")  # of model.params
 EMPTY: tuple[Any, ...] = (None, False, [], 0, 0.0)  # values that need no note
-RISING = 0.1  # the original's last factor on the rate, whatever min_lr_ratio says
+MIN_FACTOR = 0.1  # the original's last factor on the rate, whatever min_lr_ratio says
 # of the denoiser, see `Denoiser.groups`
 GROUPS = (
     "global_encoder", "time_embed", "input_blocks", "middle_block", "output_blocks", "out", "global_fusion",
@@ -133,7 +125,6 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
             f"{settings.path}: parameterization is one of {', '.join(PREDICTIONS)} and beta_schedule cosine; found "
             f"{prediction!r} and {schedule!r}"
         )
-    theirs = layout == "audiosr"
     data = {key: settings.get(f"data.{key}") for key, _ in FEATURES.values()}
     data["sample_rate"] = data["sample_rate"] or SAMPLE_RATE
     steps = settings.number("model.timesteps", STEPS, int)
@@ -155,19 +146,24 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
         "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
         "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=autoencoder),
         "vocoder": None,
-        "features": features_spec({"data": data}, "audiosr" if theirs else "projectlily", sizes.get("mel_bins")),
+        "features": describe_features(
+            {"data": data}, "audiosr" if layout == "audiosr" else "projectlily", sizes.get("mel_bins")
+        ),
         "diffusion": component("zoo.audiosr.CosineDiffusion", steps=steps, prediction=PREDICTIONS[prediction]),
         "losses": {"latent": component("zoo.audiosr.Latent", distance=str(settings.get("model.loss_type", "l2")))},
-        "latent_scale": "auto" if theirs else settings.number("model.scale_factor", 1.0),
-        "condition_dropout": 0.1 if theirs else 0.0,
-        "global_input": "lowres",
-        "guidance_scale": 3.5 if theirs else 1.0,
+        "latent_scale": "auto" if layout == "audiosr" else settings.number("model.scale_factor", 1.0),
+        "condition": {"dropout": 0.1 if layout == "audiosr" else 0.0},
         "parallel": "dp",
-        **_inference(settings),
-        "seed": settings.number("experiment.seed", 1337, int),
+        "restore": {
+            "guidance_scale": 1.0 if layout != "audiosr" else 3.5,
+            "seed": settings.number("experiment.seed", 1337, int),
+            **_inference(settings),
+        },
         "compile": settings.flag("train.use_torch_compile", False),
-        "compile_mode": str(settings.get("train.compile_mode", "default")),
-        "compile_fullgraph": settings.flag("train.compile_fullgraph", False),
+        "compile_options": {
+            "mode": str(settings.get("train.compile_mode", "default")),
+            "fullgraph": settings.flag("train.compile_fullgraph", False),
+        },
         "optimizer": component("torch.optim.AdamW", lr=rate, betas=betas, weight_decay=decay),
     }
 
@@ -177,15 +173,15 @@ def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, l
     context = None
     if layout != "audiosr" and bool(unet.get("use_global_encoder", True)):
         channels, heads, layers = LAYOUTS[layout].encoder
-        said = tuple(unet.get(key, size) for key, size in zip(ENCODER_SIZES, (channels, layers), strict=True))
-        named = unet if layout == "model.py" or said == (channels, layers) else {}
+        sizes = tuple(unet.get(key, size) for key, size in zip(ENCODER_SIZES, (channels, layers), strict=True))
+        table = unet if layout == "model.py" or sizes == (channels, layers) else {}
         context = to_number(unet.get("global_context_dim", 128), int, "global_context_dim")
         encoder = component(
             "zoo.audiosr.GlobalEncoder",
             n_mels="${model.init_args.features.init_args.n_mels}",
-            channels=to_number(named.get("global_encoder_hidden_dim", channels), int, "global_encoder_hidden_dim"),
-            heads=to_number(named.get("global_encoder_heads", heads), int, "global_encoder_heads"),
-            layers=to_number(named.get("global_encoder_layers", layers), int, "global_encoder_layers"),
+            channels=to_number(table.get("global_encoder_hidden_dim", channels), int, "global_encoder_hidden_dim"),
+            heads=to_number(table.get("global_encoder_heads", heads), int, "global_encoder_heads"),
+            layers=to_number(table.get("global_encoder_layers", layers), int, "global_encoder_layers"),
             context_channels=context,
         )
     net = component(
@@ -207,15 +203,15 @@ def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, l
 
 
 def _inference(settings: SettingsReader) -> dict[str, Any]:
-    """Options of `zoo predict`, as far as the original's unused section says them."""
-    found: dict[str, Any] = {}
+    """Options of `zoo predict` from the original's unused section."""
+    options: dict[str, Any] = {}
     if settings.values.get("inference.sampler") == "ddim":
         settings.get("inference.sampler")
-        found["sampler"] = component("zoo.audiosr.DDIM", steps=settings.number("inference.sample_steps", 100, int))
+        options["sampler"] = component("zoo.audiosr.DDIM", steps=settings.number("inference.sample_steps", 100, int))
     if (seconds := settings.number("inference.chunk_seconds", None)) is not None:
         hop = settings.number("inference.chunk_hop_seconds", seconds)
-        found |= {"chunk_seconds": seconds, "overlap_seconds": seconds - hop}
-    return found
+        options |= {"chunk_seconds": seconds, "overlap_seconds": seconds - hop}
+    return options
 
 
 def _data(settings: SettingsReader) -> dict[str, Any]:
@@ -227,11 +223,15 @@ def _data(settings: SettingsReader) -> dict[str, Any]:
         "root": str(settings.get("data.dataset_root", "data")),
         "sample_rate": "${model.init_args.features.init_args.sample_rate}",
         "segment_samples": round(rate * settings.number("data.segment_seconds", 10.24)),
-        "val_ratio": settings.number("data.valid_ratio", 0.05),
-        "split_seed": settings.number("data.split_seed", 1337, int),
-        "blank_ratio_max": settings.number("data.blank_ratio_max", 0.3),
-        "blank_hop_seconds": settings.number("data.blank_hop_seconds", 1.0),
-        "blank_threshold": settings.number("data.blank_thr", 1e-4),
+        "split": {
+            "ratio": settings.number("data.valid_ratio", 0.05),
+            "seed": settings.number("data.split_seed", 1337, int),
+        },
+        "silence": {
+            "max_share": settings.number("data.blank_ratio_max", 0.3),
+            "hop_seconds": settings.number("data.blank_hop_seconds", 1.0),
+            "threshold": settings.number("data.blank_thr", 1e-4),
+        },
         "cache_mode": "ram" if settings.flag("train.preload_data_to_ram", False) else "memmap",
         "batch_size": settings.number("train.batch_size", 8, int),
         "num_workers": settings.number("train.num_workers", 4, int),
@@ -243,12 +243,12 @@ def _schedule(settings: SettingsReader, recipe: dict[str, Any]) -> None:
     """Warm-up and cosine over the epochs' steps; where the data are not there to count, a warm-up alone."""
     epochs = settings.number("train.epochs", 1000, int)
     warmup = settings.number("train.warmup_steps", 1000, int)
-    last = settings.number("train.min_lr_ratio", RISING)
+    last = settings.number("train.min_lr_ratio", MIN_FACTOR)
     data, trainer = recipe["data"]["init_args"], recipe["trainer"]
     root = Path(data["root"])
     folders = [root / split / "high" for split in ("train", "valid")]
     clips = sum(len(files.find_audio_files(folder)) for folder in folders if folder.is_dir())
-    batches = math.ceil((clips - int(clips * data["val_ratio"])) / data["batch_size"])
+    batches = math.ceil((clips - int(clips * data["split"]["ratio"])) / data["batch_size"])
     steps = epochs * batches // trainer["accumulate_grad_batches"]
     if steps > warmup:
         trainer["max_steps"] = steps
@@ -256,29 +256,29 @@ def _schedule(settings: SettingsReader, recipe: dict[str, Any]) -> None:
     else:
         trainer["max_epochs"] = epochs
         name, arguments = "WarmupConstant", {}
-        found = f"no audio in {root}/train/high" if not clips else f"{steps} steps, {warmup} of them warm-up"
-        settings.notes.append(f"train.min_lr_ratio: {found}: no cosine; set model.init_args.scheduler")
+        reason = f"no audio in {root}/train/high" if not clips else f"{steps} steps, {warmup} of them warm-up"
+        settings.notes.append(f"train.min_lr_ratio: {reason}: no cosine; set model.init_args.scheduler")
     recipe["model"]["init_args"]["scheduler"] = component(f"zoo.training.{name}", warmup_steps=warmup, **arguments)
 
 
 def _start(settings: SettingsReader, recipe: dict[str, Any]) -> None:
-    """Weights to start from, and what they leave frozen."""
-    given = settings.get("train.pretrained_path")
-    exists = given is not None and Path(str(given)).exists()
+    """Weights to start from, and the groups that stay frozen."""
+    path = settings.get("train.pretrained_path")
+    exists = path is not None and Path(str(path)).exists()
     if exists:
-        recipe["init_from"] = str(given)
+        recipe["init_from"] = str(path)
     else:
-        what = "no pretrained_path" if given is None else f"pretrained_path: no file at {given}"
+        reason = "no pretrained_path" if path is None else f"pretrained_path: no file at {path}"
         settings.notes.append(
-            f"train.{what}: the frozen autoencoder is random, as the original's; set "
+            f"train.{reason}: the frozen autoencoder is random, as the original's; set "
             "model.init_args.autoencoder.init_args.source"
         )
     settings.notes.append(
         "vocoder: none; set model.init_args.vocoder for sound (`zoo convert` of the weights writes one)"
     )
-    wanted = settings.get("train.key_filter_contains", "")
-    if exists and wanted not in ("", "model.diffusion_model."):
-        settings.notes.append(f"train.key_filter_contains: {wanted!r} is not applied, the whole file is taken")
+    key_filter = settings.get("train.key_filter_contains", "")
+    if exists and key_filter not in ("", "model.diffusion_model."):
+        settings.notes.append(f"train.key_filter_contains: {key_filter!r} is not applied, the whole file is taken")
     frozen = settings.get("train.freeze_substrings", [])
     unfreezes = settings.flag("train.unfreeze_if_no_pretrained", True)
     if frozen and (exists or not unfreezes):
@@ -288,14 +288,14 @@ def _start(settings: SettingsReader, recipe: dict[str, Any]) -> None:
 def _freeze(settings: SettingsReader, substrings: Sequence[str], arguments: dict[str, Any]) -> None:
     has_encoder = arguments["net"]["init_args"]["global_encoder"] is not None
     groups = [group for group in GROUPS if has_encoder or not group.startswith("global_")]
-    resting = set()
+    frozen_groups = set()
     for text in substrings:
-        wanted = str(text).strip(".").removeprefix("model.")
-        named = [group for group in groups if wanted in (group, f"diffusion_model.{group}")]
-        resting.update(named)
-        if not named and not any(text in each for each in ("first_stage_model", "cond_stage_model")):
-            settings.notes.append(f"train.freeze_substrings: {text!r} names no group as a whole; these are {groups}")
-    if trains := [group for group in groups if group not in resting]:
-        arguments["trains"] = trains if resting else "full"
+        name = str(text).strip(".").removeprefix("model.")
+        matches = [group for group in groups if name in (group, f"diffusion_model.{group}")]
+        frozen_groups.update(matches)
+        if not matches and not any(text in each for each in ("first_stage_model", "cond_stage_model")):
+            settings.notes.append(f"train.freeze_substrings: {text!r} names no complete group; these are {groups}")
+    if trains := [group for group in groups if group not in frozen_groups]:
+        arguments["trains"] = trains if frozen_groups else "full"
     else:
         raise ValueError(f"{settings.path}: train.freeze_substrings {list(substrings)} leave nothing to train")

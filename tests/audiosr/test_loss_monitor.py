@@ -7,7 +7,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
-from zoo.audiosr.convert.loss_monitor import LossMonitor
+from zoo.audiosr.loss_monitor import LossMonitor
 
 NAN = float("nan")
 

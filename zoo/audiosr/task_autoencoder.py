@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, mean_kl, weighted_sum
-from zoo.audiosr.nets.features import MelFeatures, whole_mel
+from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, mean_kl, validate_losses, weighted_sum
+from zoo.audiosr.nets.features import MelFeatures, crop_to_multiple
 from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean, sample_posterior
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
@@ -20,7 +20,7 @@ Batch = dict[str, Tensor]
 
 
 class _Stage(ZooTask):
-    """What both ways of training share: the losses, and a validation that decodes the means of the latents."""
+    """Losses of both kinds of training, and a validation that decodes the means of the latents."""
 
     inference_class = "zoo.audiosr.Reconstructor"
     inference_modules = ("autoencoder", "features")
@@ -38,18 +38,18 @@ class _Stage(ZooTask):
             )
         self.autoencoder = autoencoder
         self.features = features
-        self.losses = checked({**losses})
+        self.losses = validate_losses({**losses})
         self.media_items: int = options["media_items"]
         self.store_options(options)
 
     def on_fit_start(self) -> None:
-        """Compile both halves in place when asked for: they are what is called."""
+        """Compile encoder and decoder in place with `compile`."""
         if self.compile_modules:
             for half in (self.autoencoder.encoder, self.autoencoder.decoder):
                 compile_module(half)
 
     def _mel(self, batch: Batch) -> Tensor:
-        return whole_mel(self.features(batch["high"]), self.autoencoder.factor)
+        return crop_to_multiple(self.features(batch["high"]), self.autoencoder.factor)
 
     def _terms(self, step: AutoencoderStep) -> dict[str, Tensor]:
         return {name: term(step) for name, term in self.losses.items()}
@@ -83,7 +83,7 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
         autoencoder: log-mel images to latents and back; it trains.
         features: audio to log-mels, part of inference.
         losses: terms by name, such as `recon` and `kl`.
-        media_items: validation clips that are drawn.
+        media_items: validation clips that are plotted.
         chunk_seconds: long files are reconstructed in pieces of this length.
 
     Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022), section 3.1.
@@ -106,7 +106,7 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Encode `high` (B, 1, T) at the features' rate, sample latents, decode."""
         mel = self._mel(batch)
-        decoded, moments = through_latents(self.autoencoder, mel)
+        decoded, moments = reconstruct(self.autoencoder, mel)
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
         loss = weighted_sum(terms, self.losses)
         self.log_terms("train", {"loss": loss, **terms}, batch_size=len(mel))
@@ -122,7 +122,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         losses: terms by name; each is logged as `g/<name>`.
         discriminators: by name, each of mel images (B, 1, F, n_mels).
         loss_weights: of `d/<name>`, `g/adv_<name>` and `g/fm_<name>` of each discriminator.
-        media_items: validation clips that are drawn.
+        media_items: validation clips that are plotted.
         chunk_seconds: long files are reconstructed in pieces of this length.
         kwargs: of GANTask; `step.discriminator_start` is the warm-up.
 
@@ -160,7 +160,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
             Decoded and true log-mels (B, 1, F, n_mels).
         """
         mel = self._mel(batch)
-        decoded, batch["moments"] = through_latents(self.autoencoder, mel)
+        decoded, batch["moments"] = reconstruct(self.autoencoder, mel)
         return decoded, mel
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -169,8 +169,8 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         return {f"g/{name}": value for name, value in terms.items()}
 
 
-def through_latents(autoencoder: AutoencoderKL, mel: Tensor) -> tuple[Tensor, Tensor]:
-    """Decode a sample of the latents of log-mels (B, 1, F, n_mels); returns the moments, too."""
+def reconstruct(autoencoder: AutoencoderKL, mel: Tensor) -> tuple[Tensor, Tensor]:
+    """Decode a sample of the latents of log-mels (B, 1, F, n_mels); returns the moments too."""
     moments = autoencoder.encode(mel)
     noise = torch.randn_like(posterior_mean(moments))
     return autoencoder.decode(sample_posterior(moments, noise)), moments

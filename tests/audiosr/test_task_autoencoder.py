@@ -9,7 +9,7 @@ import torch
 from tests.audiosr.task_parts import AUTOENCODER, Data, features, trainer
 from zoo.audiosr.losses import KL, Reconstruction
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
-from zoo.audiosr.task_vae import AdversarialAutoencoderTask, AutoencoderTask
+from zoo.audiosr.task_autoencoder import AdversarialAutoencoderTask, AutoencoderTask
 from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.training.gan import GANStep
 
