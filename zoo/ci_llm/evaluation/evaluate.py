@@ -22,11 +22,11 @@ from zoo.ci_llm.data.text_files import Example
 from zoo.ci_llm.data.tokens import PROMPT, TokenTable, tokenise
 from zoo.ci_llm.evaluation.answering import VOTE, AnswerSettings, Row, generate_all_answers, gold_answer, grade
 from zoo.ci_llm.evaluation.report import compute_accuracies, print_report, reliability_bins, write_evaluation
-from zoo.ci_llm.evaluation.scoring import Scores, fit_weights, fitting_examples, make_batch, score, token_rules
+from zoo.ci_llm.evaluation.scoring import fit_weights, fitting_examples, make_batch, score, token_rules
 from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions
 from zoo.ci_llm.inference.generate import length_error
 from zoo.ci_llm.losses.distances import sliced_wasserstein
-from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
+from zoo.ci_llm.losses.metrics import risk_coverage, summarise_scores
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import local_device
@@ -67,7 +67,7 @@ class CrowdEvaluation:
 
     def path(self, number: int) -> Path:
         """File of a part."""
-        return self.folder / f"{number:05d}.npz"
+        return self.folder / f"{number:05d}.pt"
 
     def compute_part(self, number: int, questions: Sequence[int]) -> None:
         """Answer and score some questions, and write the part."""
@@ -75,7 +75,7 @@ class CrowdEvaluation:
         fitting = set(fitting_examples(self.tokens, crowd, self.new_tokens))
         indices = [index for index in questions if index in fitting]
         texts: dict[str, list[list[str]]] = {}
-        arrays: dict[str, Any] = {}
+        part: dict[str, Any] = {"tokens": {}, "representations": {}}
         if indices:
             prompts = [self.tokens.prompt(index) for index in indices]
             texts = generate_all_answers(
@@ -83,11 +83,10 @@ class CrowdEvaluation:
             )
             seeds = [item_seed(self.settings.seed, 0, index) for index in indices]
             batch = make_batch(self.tokens, indices, crowd, tokenizer)
-            arrays = _to_arrays(score(crowd, batch, self.rules, seeds, self.layers), indices)
+            part = vars(score(crowd, batch, self.rules, seeds, self.layers))
         rows = [self._row(index, {key: each[at] for key, each in texts.items()}) for at, index in enumerate(indices)]
         rows += [self._row(index, {}) for index in questions if index not in fitting]
-        content = np.frombuffer(json.dumps(rows, ensure_ascii=False).encode(), np.uint8)
-        write_atomic(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
+        write_atomic(self.path(number), lambda file: torch.save({"rows": rows, **part}, file))
 
     def _row(self, index: int, texts: dict[str, list[str]]) -> Row:
         example = self.examples[index]
@@ -105,29 +104,19 @@ class CrowdEvaluation:
 
     def join(self, count: int) -> tuple[dict[str, Any], list[Row]]:
         """Join the parts: the facts of the evaluation, and a row per question."""
-        rows: list[Row] = []
-        scores: dict[str, CrowdScores] = {name: CrowdScores() for name in self.rules}
-        points: dict[str, list[Tensor]] = {}
-        for number in range(count):
-            with np.load(self.path(number), allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-            rows += json.loads(arrays.pop("rows").tobytes())
-            texts = arrays.pop("texts", None)
-            for name, rule_scores in scores.items() if texts is not None else ():
-                tokens = {
-                    key.rpartition(":")[2]: torch.from_numpy(values)
-                    for key, values in arrays.items()
-                    if key.startswith(f"tokens:{name}:")
-                }
-                rule_scores.add(tokens, torch.from_numpy(texts))
-            for key in arrays:
-                if key.startswith("points:"):
-                    points.setdefault(key.partition(":")[2], []).append(torch.from_numpy(arrays[key]))
-        rows.sort(key=lambda row: row["index"])
-        scored = scores if points else {}
-        return self._facts(rows, scored, {key: torch.cat(each, 1) for key, each in points.items()}), rows
+        parts = [torch.load(self.path(number), weights_only=True) for number in range(count)]
+        rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: row["index"])
+        tokens = [part["tokens"] for part in parts if part["tokens"]]
+        points = [part["representations"] for part in parts if part["representations"]]
+        names = self.rules if tokens else {}
+        scores = {name: {key: torch.cat([each[name][key] for each in tokens], -1) for key in tokens[0][name]}
+                  for name in names}  # fmt: skip
+        joined = {key: torch.cat([each[key] for each in points], 1) for key in (points[0] if points else {})}
+        return self._facts(rows, scores, joined), rows
 
-    def _facts(self, rows: list[Row], scores: dict[str, CrowdScores], points: dict[str, Tensor]) -> dict[str, Any]:
+    def _facts(
+        self, rows: list[Row], scores: dict[str, dict[str, Tensor]], points: dict[str, Tensor]
+    ) -> dict[str, Any]:
         generator = torch.Generator()
         return {
             "version": zoo.__version__,
@@ -139,16 +128,12 @@ class CrowdEvaluation:
             "answers": asdict(self.settings) | {"sampled_agent": self.sampled_agent},
             "weights": self.weights,
             "accuracy": compute_accuracies(rows, self.trained.crowd.count),
-            "likelihood": {name: each.summary() for name, each in scores.items()},
-            "intervals": {
-                name: {key: interval._asdict() for key, interval in each.intervals().items()}
-                for name, each in scores.items()
-            },
+            "likelihood": {name: summarise_scores(each) for name, each in scores.items()},
             "sliced_wasserstein": {
                 key: float(sliced_wasserstein(each, PROJECTIONS, generator.manual_seed(self.settings.seed)))
                 for key, each in points.items()
             },
-            "reliability": {name: reliability_bins(each.state()[0]) for name, each in scores.items()},
+            "reliability": {name: reliability_bins(each) for name, each in scores.items()},
             "risk_coverage": _vote_risk(rows) if self.trained.crowd.count > 1 else None,
         }
 
@@ -159,14 +144,6 @@ def _vote_risk(rows: Sequence[Row]) -> dict[str, list[float]]:
     correct = torch.tensor([row["correct"]["flexible"].get(VOTE, False) for row in rows])
     coverage, risk = risk_coverage(agreement, correct)
     return {"coverage": coverage.tolist(), "risk": risk.tolist()}
-
-
-def _to_arrays(scores: Scores, questions: Sequence[int]) -> dict[str, np.ndarray]:
-    """Scores as arrays of a part's file."""
-    arrays = {"texts": torch.tensor(questions)[scores.texts].numpy()}
-    for name, tokens in scores.tokens.items():
-        arrays |= {f"tokens:{name}:{key}": values.numpy() for key, values in tokens.items()}
-    return arrays | {f"points:{key}": points.numpy() for key, points in scores.representations.items()}
 
 
 @writes_into("output", positional=False)

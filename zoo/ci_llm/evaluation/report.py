@@ -23,7 +23,7 @@ NAME, ITEMS_NAME = "evaluation", "items.jsonl"
 KINDS = ("strict", "flexible")
 SINGLE = "agents, mean"  # the baseline: an agent at random
 _STATISTICS = ("mean", "se", "low", "high", "gain", "gain_low", "gain_high")
-_CALIBRATION = ("brier", "ece", "ece_scaled")
+_CALIBRATION = ("brier", "ece")
 COLUMNS = ("system", *(f"{kind}_{statistic}" for kind in KINDS for statistic in _STATISTICS), "nll", *_CALIBRATION)
 
 

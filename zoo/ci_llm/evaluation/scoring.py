@@ -38,12 +38,10 @@ class Scores:
 
     Attributes:
         tokens: of `zoo.ci_llm.losses.metrics.token_scores` by rule.
-        texts: (N,) int64, the row of each token in the batch.
         representations: (K, B, D) by `<strategy>/<layer>`.
     """
 
     tokens: dict[str, dict[str, Tensor]]
-    texts: Tensor
     representations: dict[str, Tensor]
 
 
@@ -118,7 +116,7 @@ def score(
         for strategy in STRATEGIES:
             points = text_representations(hidden, mask, labels, strategy)
             representations[f"{strategy}/{layer}"] = points.float().cpu()
-    return Scores(tokens, selected.nonzero()[:, 0].cpu(), representations)
+    return Scores(tokens, representations)
 
 
 def fit_weights(
