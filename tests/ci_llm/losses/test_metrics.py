@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from zoo.ci_llm.aggregation import aggregate, uniform_log_weights
-from zoo.ci_llm.losses.metrics import calibration_error, risk_coverage, summarise_scores, token_scores
+from zoo.ci_llm.losses.metrics import calibration_error, summarise_scores, token_scores
 
 
 def test_scores_of_a_token_by_hand():
@@ -40,9 +40,3 @@ def test_calibration_error():
     assert calibration_error(confidence, torch.tensor([1, 1, 1, 0, 1, 0])) == pytest.approx(expected, rel=1e-5)
     assert calibration_error(torch.tensor([1.0, 0.0]), torch.tensor([1, 0])) == 0
     assert math.isnan(calibration_error(torch.zeros(0), torch.zeros(0)))
-
-
-def test_risk_and_coverage():
-    coverage, risk = risk_coverage(torch.tensor([1.0, 0.5, 0.5, 0.25]), torch.tensor([1, 1, 0, 0]))
-    assert coverage.tolist() == pytest.approx([0.25, 0.75, 1.0])
-    assert risk.tolist() == pytest.approx([0, 1 / 3, 0.5])

@@ -20,13 +20,13 @@ import zoo
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example
 from zoo.ci_llm.data.tokens import PROMPT, TokenTable, tokenise
-from zoo.ci_llm.evaluation.answering import VOTE, AnswerSettings, Row, generate_all_answers, gold_answer, grade
+from zoo.ci_llm.evaluation.answering import AnswerSettings, Row, generate_all_answers, gold_answer, grade
 from zoo.ci_llm.evaluation.report import compute_accuracies, print_report, reliability_bins, write_evaluation
 from zoo.ci_llm.evaluation.scoring import fit_weights, fitting_examples, make_batch, score, token_rules
 from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions
 from zoo.ci_llm.inference.generate import length_error
 from zoo.ci_llm.losses.distances import sliced_wasserstein
-from zoo.ci_llm.losses.metrics import risk_coverage, summarise_scores
+from zoo.ci_llm.losses.metrics import summarise_scores
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import local_device
@@ -55,7 +55,6 @@ class CrowdEvaluation:
     examples: Sequence[Example]
     tokens: TokenTable
     settings: AnswerSettings
-    layers: Sequence[int]
     weights: dict[str, list[float]]
     folder: Path
 
@@ -83,7 +82,7 @@ class CrowdEvaluation:
             )
             seeds = [item_seed(self.settings.seed, 0, index) for index in indices]
             batch = make_batch(self.tokens, indices, crowd, tokenizer)
-            part = vars(score(crowd, batch, self.rules, seeds, self.layers))
+            part = vars(score(crowd, batch, self.rules, seeds))
         rows = [self._row(index, {key: each[at] for key, each in texts.items()}) for at, index in enumerate(indices)]
         rows += [self._row(index, {}) for index in questions if index not in fitting]
         write_atomic(self.path(number), lambda file: torch.save({"rows": rows, **part}, file))
@@ -134,16 +133,7 @@ class CrowdEvaluation:
                 for key, each in points.items()
             },
             "reliability": {name: reliability_bins(each) for name, each in scores.items()},
-            "risk_coverage": _vote_risk(rows) if self.trained.crowd.count > 1 else None,
         }
-
-
-def _vote_risk(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Risk over coverage of the vote, by the agreement of the agents."""
-    agreement = torch.tensor([row["agreement"] for row in rows])
-    correct = torch.tensor([row["correct"]["flexible"].get(VOTE, False) for row in rows])
-    coverage, risk = risk_coverage(agreement, correct)
-    return {"coverage": coverage.tolist(), "risk": risk.tolist()}
 
 
 @writes_into("output", positional=False)
@@ -157,7 +147,6 @@ def evaluate(
     answer_field: str | None = None,
     max_items: int | None = None,
     answers: AnswerSettings = DEFAULT_ANSWERS,
-    layers: Sequence[int] = (-1,),
     batch_size: int = 16,
     device: str = "cpu",
     rank: int = 0,
@@ -178,7 +167,6 @@ def evaluate(
         answer_field: name of the answer; likewise.
         max_items: first so many questions; all by default.
         answers: how questions are answered.
-        layers: of the hidden states whose distances between agents are measured.
         batch_size: questions computed together; fewer need less memory.
     """
     trained, data, limit = load_crowd(run, local_device(device))
@@ -191,7 +179,7 @@ def evaluate(
         held_out = read_questions(Path(validation), "val", fields)
     settings = replace(answers, max_new_tokens=answers.max_new_tokens or limit)
     return evaluate_crowd(
-        trained, examples[:max_items], held_out, output, settings, layers, batch_size, rank, world_size, progress
+        trained, examples[:max_items], held_out, output, settings, batch_size, rank, world_size, progress
     )
 
 
@@ -201,7 +189,6 @@ def evaluate_crowd(
     validation: Sequence[Example] | None,
     output: Path,
     settings: AnswerSettings,
-    layers: Sequence[int] = (-1,),
     batch_size: int = 16,
     rank: int = 0,
     world_size: int = 1,
@@ -220,8 +207,8 @@ def evaluate_crowd(
     """
     check_within(0, world_size - 1, rank=rank)
     check_at_least(1, batch_size=batch_size)
-    if not examples or not layers:
-        raise ValueError("no question to evaluate, or no layer: the file is empty, max_items is 0 or layers is []")
+    if not examples:
+        raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
     for each in examples:
         gold_answer(each.answer, f"{each.file}, line {each.line}")  # refused now, not after hours
     count = trained.crowd.eval().count
@@ -229,9 +216,9 @@ def evaluate_crowd(
         settings = replace(settings, samples=(count,) if count > 1 else ())
     tokens = tokenise(examples, trained.tokenizer, trained.text_format)
     output = Path(output).resolve()
-    begin_output(output, _describe(trained, tokens, validation, settings, layers, batch_size), sweep=world_size == 1)
+    begin_output(output, _describe(trained, tokens, validation, settings, batch_size), sweep=world_size == 1)
     weights = _read_weights(trained, validation, output / WEIGHTS_NAME, batch_size)
-    evaluation = CrowdEvaluation(trained, examples, tokens, settings, layers, weights, output / PARTS_NAME)
+    evaluation = CrowdEvaluation(trained, examples, tokens, settings, weights, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
     parts = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
     numbers = range(len(parts))
@@ -252,7 +239,6 @@ def _describe(
     tokens: TokenTable,
     validation: Sequence[Example] | None,
     settings: AnswerSettings,
-    layers: Sequence[int],
     batch_size: int,
 ) -> dict[str, Any]:
     """What must be equal in all calls that write a folder."""
@@ -262,7 +248,6 @@ def _describe(
         "backbone": trained.crowd.backbone.fingerprint(),
         "questions": _digest(tokens),
         "validation": None if held_out is None else _digest(held_out),
-        "layers": list(layers),
         "batch_size": batch_size,
         "answers": asdict(settings),
     }

@@ -88,18 +88,3 @@ def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> 
     at = (confidence * bins).ceil().long().clamp(1, bins) - 1
     gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, at, confidence - correct.double())
     return float(gaps.abs().sum() / len(confidence))
-
-
-def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Error rate among the answers above each level of confidence.
-
-    Returns:
-        Coverage (M,) rising to 1, and risk (M,), float64, a point for each of the M levels of confidence.
-
-    Source: Geifman and El-Yaniv, "Selective Classification for Deep Neural Networks" (2017), section 2.
-    """
-    levels, at = confidence.double().unique(return_inverse=True)
-    counts = torch.zeros(len(levels), dtype=torch.float64).index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
-    wrong = torch.zeros(len(levels), dtype=torch.float64).index_add_(0, at, 1 - correct.double())
-    covered = counts.flip(0).cumsum(0)
-    return covered / len(at), wrong.flip(0).cumsum(0) / covered
