@@ -191,18 +191,18 @@ def _walk(envs: BatchedGrids | PythonEnvs, actions: Sequence[Any]) -> None:
         step(each)
 
 
-def _play(found: dict[str, Rollout], name: str, play: Callable[[], Rollout]) -> None:
-    found[name] = play()
+def _play(measured: dict[str, Rollout], name: str, play: Callable[[], Rollout]) -> None:
+    measured[name] = play()
 
 
 def _times_as_many(
     name: str, costs: dict[str, list[Cost]], units: dict[str, int], what: str, at_least: float | None
 ) -> Finding:
     """How much the first of two contestants does in the time of the second, by processor time."""
-    ours, other = ([cost / units[key] for cost in found] for key, found in costs.items())
-    ratio = ratios(other, ours)
-    rates = {f"{key}, {what}/s": units[key] / median(found).cpu for key, found in costs.items()}
-    details = {"by wall time, x": ratio.wall, **rates, "rounds": len(ours)}
+    zoo_policy, other = ([cost / units[key] for cost in measured] for key, measured in costs.items())
+    ratio = ratios(other, zoo_policy)
+    rates = {f"{key}, {what}/s": units[key] / median(measured).cpu for key, measured in costs.items()}
+    details = {"by wall time, x": ratio.wall, **rates, "rounds": len(zoo_policy)}
     return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
 
 

@@ -1,4 +1,4 @@
-"""What in-context policies have learned: figures of one seed's runs on goals that were never trained; see `all.py`."""
+"""What in-context policies have learned: figures of one seed's runs on goals that were never trained; see `run.py`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Arm(NamedTuple):
         return float(after)
 
 
-def gather_demo(run: Path, shuffled: Path, mixed: Path, quick: bool = False) -> Figures:
+def measure_demo(run: Path, shuffled: Path, mixed: Path, quick: bool = False) -> Figures:
     """Evaluate runs of `demo` on held-out goals.
 
     Args:
@@ -93,7 +93,7 @@ def gather_demo(run: Path, shuffled: Path, mixed: Path, quick: bool = False) -> 
     return figures | arm.baselines()
 
 
-def gather_demo_9x9(run: Path, quick: bool = False) -> Figures:
+def measure_demo_9x9(run: Path, quick: bool = False) -> Figures:
     """Evaluate a run of `demo_9x9` on held-out goals, and the histories that it learned from."""
     arm = play(run, LARGE, quick=quick)
     source = demonstrated(run, arm.facts)
@@ -101,7 +101,7 @@ def gather_demo_9x9(run: Path, quick: bool = False) -> Figures:
     return figures | arm.baselines()
 
 
-def gather_memory(latents: Path, none: Path, sliding: Path, quick: bool = False) -> Figures:
+def measure_memory(latents: Path, none: Path, sliding: Path, quick: bool = False) -> Figures:
     """Evaluate the arms of `demo_memory`: the same window, and what lies before it compressed, forgotten, or slid out.
 
     Raises:
@@ -116,7 +116,7 @@ def gather_memory(latents: Path, none: Path, sliding: Path, quick: bool = False)
     return figures
 
 
-def gather_chain(cad: Path, scratch: Path, ad: Path, quick: bool = False) -> Figures:
+def measure_chain(cad: Path, scratch: Path, ad: Path, quick: bool = False) -> Figures:
     """Evaluate the arms of `demo_chain` on held-out goals: the same window on the same histories of PPO.
 
     Args:
@@ -143,13 +143,13 @@ def gather_chain(cad: Path, scratch: Path, ad: Path, quick: bool = False) -> Fig
     return figures
 
 
-def gather_points(run: Path, mixed: Path, quick: bool = False) -> Figures:
+def measure_points(run: Path, mixed: Path, quick: bool = False) -> Figures:
     """Evaluate runs of `demo_points` on held-out goals; `mixed` is the control that has nothing to learn from."""
     return _rises(run, mixed, POINTS, quick)
 
 
-def gather_lakes(run: Path, mixed: Path, quick: bool = False) -> Figures:
-    """Evaluate runs of `demo_lakes` on held-out lakes, as `gather_points` does, and the histories learned from."""
+def measure_lakes(run: Path, mixed: Path, quick: bool = False) -> Figures:
+    """Evaluate runs of `demo_lakes` on held-out lakes, as `measure_points` does, and the histories learned from."""
     env = recipe_env(recipe_root() / "compressed_ad" / "demo_lakes.yaml")
     source = demonstrated(run, play(run, env, quick=quick).facts)
     learned = {f"{LEARNED}, first episode": source[0], f"{LEARNED}, last episode": source[-1]}

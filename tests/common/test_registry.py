@@ -61,7 +61,7 @@ def test_a_slot_takes_its_base_class_only() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a part"),
+        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a class"),
         ({"class_path": "zoo.flow.AffinePath"}, "is a base class"),
         ({"class_path": "zoo.audio.LogMel", "init_args": [1]}, "init_args are a mapping"),
         ({"class_path": "zoo.audio.LogMel", "init_args": {3: 1}}, "init_args are a mapping"),
