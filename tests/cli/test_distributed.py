@@ -84,9 +84,9 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
         recipe,
         "--trainer.max_steps=3",
         "--trainer.val_check_interval=3",
-        "--data.init_args.val_items=3",
+        "--data.init_args.split.items=3",
     ]
-    args += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
+    args += ["--data.init_args.corpus.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
     args += [
         f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()
     ]

@@ -64,7 +64,11 @@ def build_inference(path: Path, saved: Components, device: str | torch.device = 
     for name, component in components.items():
         if isinstance(component, nn.Module):
             load_weights(component, component_state(saved.state, name), name in saved.fused)
-    values = {**description.get("options", {}), **options}
+    values = dict(description.get("options", {}))
+    for name, value in options.items():
+        # keys of a group that are left out stay as they were
+        is_group = isinstance(value, Mapping) and isinstance(values.get(name), Mapping) and "class_path" not in value
+        values[name] = {**values[name], **value} if is_group else value
     built = {name: build(value, slots.get(name, Any)) for name, value in values.items()}
     try:
         return cls(**components, **built).to(device).eval()

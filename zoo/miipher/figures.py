@@ -1,4 +1,4 @@
-"""What the stages show of features and log-mels while they train."""
+"""Figures of features and log-mels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 def features_figure(clean: Tensor, degraded: Tensor, cleaned: Tensor) -> Figure:
     """Draw the features (F, C) of a clip, of its degraded version, and those cleaned; and how far the two are off."""
-    clean, degraded, cleaned = (features.float().cpu() for features in (clean, degraded, cleaned))
+    clean, degraded, cleaned = (each.float().cpu() for each in (clean, degraded, cleaned))
     mean, scale = clean.mean(0), clean.std(0, correction=0).clamp(min=1e-6)  # encoders have channels of any size
-    named = {"clean": clean, "degraded": degraded, "cleaned": cleaned}
-    images = {f"features: {title}": ((values - mean) / scale).T for title, values in named.items()}
-    curves = {title: (named[title] - clean).abs().mean(1) for title in ("degraded", "cleaned")}
+    features = {"clean": clean, "degraded": degraded, "cleaned": cleaned}
+    images = {f"features: {title}": ((values - mean) / scale).T for title, values in features.items()}
+    curves = {title: (features[title] - clean).abs().mean(1) for title in ("degraded", "cleaned")}
     return _figure(images, "channel", (-3.0, 3.0), curves)
 
 
@@ -38,9 +38,9 @@ def _figure(
     figure = new_figure(8.0, 0.6 + 1.8 * count)
     panels = list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
     for panel, (title, image) in zip(panels, images.items(), strict=False):
-        drawn = panel.imshow(image, origin="lower", aspect="auto", cmap="magma", vmin=scale[0], vmax=scale[1])
+        image_artist = panel.imshow(image, origin="lower", aspect="auto", cmap="magma", vmin=scale[0], vmax=scale[1])
         panel.set(title=title, ylabel=ylabel)
-    figure.colorbar(drawn, ax=panels)
+    figure.colorbar(image_artist, ax=panels)
     for title, curve in curves.items():
         panels[-1].plot(curve, label=title)
     if curves:
