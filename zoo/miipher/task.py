@@ -19,7 +19,6 @@ from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.task import HiFiGANTask
 from zoo.miipher.data.clips import Segments
 from zoo.miipher.data.datamodule import VocoderSegments
-from zoo.miipher.figures import features_figure, mels_figure
 from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
@@ -89,13 +88,17 @@ class AdapterTask(SingleOptimizerTask):
             self.log_media(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
         return {**self._compare(cleaned, target, lengths), **identity}, len(lengths)
 
-    def _log_media(self, name: str, batch: Batch, *features: Tensor) -> None:
-        """Show the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
+    def _log_media(self, name: str, batch: Batch, clean: Tensor, degraded: Tensor, cleaned: Tensor) -> None:
+        """Log the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
         length = batch["lengths"][0]
         for key, kind in (("input", "input"), ("clean", "target")):
             self.write_media("audio", f"{name}_{kind}", batch[key][0, :length], self.encoder.sample_rate)
         frames = self.encoder.frames(length)
-        self.write_media("figure", f"{name}_features", features_figure(*(each[:frames] for each in features)))
+        clean, degraded, cleaned = (each[:frames].float() for each in (clean, degraded, cleaned))
+        mean, scale = clean.mean(0), clean.std(0, correction=0).clamp(min=1e-6)  # encoders have channels of any size
+        features = {"clean": clean, "degraded": degraded, "cleaned": cleaned}
+        matrices = {title: ((each - mean) / scale).T for title, each in features.items()}
+        self.write_media("matrices", f"{name}_features", matrices)
 
     def _compare(self, prediction: Tensor, target: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         terms = feature_loss(prediction, target, self.encoder.frames(lengths), self.reduction)
@@ -289,24 +292,23 @@ class BackboneTask(SingleOptimizerTask):
 
     def log_samples(self, batches: list[Batch], last: bool) -> None:
         """Show clips with gaps and the log-mels predicted from them, which the last validation turns into audio."""
-        count = 0
+        clip, rate = 0, self.encoder.sample_rate
         for batch in batches:
-            clips = self._mask_gaps(batch["clean"])
-            mels = {"input": self.mel(clips).transpose(1, 2), "prediction": self._predict(clips, batch["lengths"])}
-            mels["target"] = self.mel(batch["clean"]).transpose(1, 2)
-            for row, length in enumerate(batch["lengths"].tolist()):
-                name, rate = f"clip{count}", self.encoder.sample_rate
-                if count == self.sample_settings.items:
+            clean, lengths = batch["clean"], batch["lengths"]
+            clips = self._mask_gaps(clean)
+            mels = {"target": self.mel(clean), "input": self.mel(clips)}
+            mels["prediction"] = self._predict(clips, lengths).transpose(1, 2)
+            for row, length in enumerate(lengths.tolist()):
+                if clip == self.sample_settings.items:
                     return
-                clip_mels = {title: mel[row, : length // self.mel.hop_length] for title, mel in mels.items()}
-                self.write_media("audio", f"{name}_input", clips[row, :length], rate)
-                self.write_media("audio", f"{name}_target", batch["clean"][row, :length], rate)
-                self.write_media("figure", f"{name}_mel", mels_figure(clip_mels))
+                clip_mels = {title: mel[row, :, : length // self.mel.hop_length] for title, mel in mels.items()}
+                self.write_media("audio", f"clip{clip}_input", clips[row, :length], rate)
+                self.write_media("audio", f"clip{clip}_target", clean[row, :length], rate)
+                self.write_media("matrices", f"clip{clip}_mel", clip_mels)
                 if last:
-                    self.write_media(
-                        "audio", f"{name}_prediction", griffin_lim(clip_mels["prediction"].T[None], self.mel), rate
-                    )
-                count += 1
+                    audio = griffin_lim(clip_mels["prediction"][None], self.mel)
+                    self.write_media("audio", f"clip{clip}_prediction", audio, rate)
+                clip += 1
 
     def on_validation_end(self) -> None:
         """Write the backbone in transformers' layout."""

@@ -44,11 +44,6 @@ from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.load import build_components
 from zoo.runs.pretrained_files import load_config
 
-README = """# Miipher-2
-
-Adapter and vocoder in the layout of the Miipher-2 reproduction, written by the zoo.
-The licence of the weights is that of the data and checkpoints they come from.
-"""
 Nets = dict[str, Cleaner | Generator]  # `adapter` and `vocoder`, as far as there are
 
 
@@ -216,8 +211,7 @@ class MiipherConverter(Converter[MiipherFile]):
                 names = [file.name for file in write(folder)]
                 unified = _unified_config(nets, files, backbone, rate, step)
                 (folder / CONFIG_NAME).write_text(json.dumps(unified, indent=2), encoding="utf-8")
-                (folder / "README.md").write_text(README, encoding="utf-8")
-            written = [target / name for name in [*names, CONFIG_NAME, "README.md"]]
+            written = [target / name for name in [*names, CONFIG_NAME]]
         notes = ["the generator had no weight norm: it was added again, its function is the same"]
         notes = (notes if "generator" in fused else []) + ([EMA_NOTE] if specs.get("averaged") else [])
         return {"target": written, "step": step, "notes": notes}
