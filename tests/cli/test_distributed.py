@@ -10,7 +10,7 @@ import torch
 
 from tests.harness import REPOSITORY, SMOKE, environment, forked, forked_ranks, good, newest
 from zoo.flow.data.datamodule import ImageData
-from zoo.flow.process.time_samplers import UniformTimes, seeded_draws
+from zoo.flow.process.time_samplers import UniformTimes, sample_times
 from zoo.runs.checkpoints import load_checkpoint
 
 DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
@@ -175,7 +175,7 @@ def test_noise_and_times_of_flow_differ_between_ranks() -> None:
     def batch(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
         data.batch_size = 8 // world
         made = data.collate([data.train_set[key] for key in next(iter(data.train_batches(rank, world)))])
-        return made["x0"], seeded_draws(UniformTimes(), 0.1, made["seeds"])[0]
+        return made["x0"], sample_times(UniformTimes(), 0.1, made["seeds"])[0]
 
     joined = batch(0, 1)
     for whole, first, second in zip(joined, batch(0, 2), batch(1, 2), strict=True):
@@ -214,10 +214,10 @@ PRETRAINING = [
     f"--data.init_args.env={ROOM}",
     "--data.init_args.root=null",
     f"--data.init_args.demonstrator={{class_path: {DEMONSTRATOR}, init_args: {{env: {ROOM}, episodes: 10}}}}",
-    "--data.init_args.streams=null",
-    "--data.init_args.history_steps=null",
+    "--data.init_args.store.streams=0",
+    "--data.init_args.store.steps=0",
     "--data.init_args.epoch_items=64",
-    "--data.init_args.val_items=4",  # one batch, of which each of two processes needs a part
+    "--data.init_args.evaluation.items=4",  # one batch, of which each of two processes needs a part
     "--data.init_args.num_workers=0",
 ]
 WITNESS = """

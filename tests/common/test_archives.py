@@ -26,9 +26,9 @@ def test_archive_is_extracted_and_can_be_extracted_again(tmp_path, suffix):
     archive = make_archive(tmp_path, suffix)
     for _ in range(2):
         assert extract_archive(archive, tmp_path / "out") == len(CONTENT)
-        found = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
+        contents = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
                  for path in (tmp_path / "out").rglob("*") if path.is_file()}  # fmt: skip
-        assert found == CONTENT
+        assert contents == CONTENT
 
 
 @pytest.mark.parametrize("name", ["../evil.wav", "/tmp/evil.wav", "a/../../evil.wav"])

@@ -8,16 +8,6 @@ import pytest
 from zoo.common import checks
 
 
-def test_what_fits_passes() -> None:
-    checks.check_at_least(1, batch_size=1, steps=2.5)
-    checks.check_positive(rate=1e-9)
-    checks.check_above(1, factor=1.5)
-    checks.check_below(1, decay=0.5)
-    checks.check_between(0, 1, decay=0.5)
-    checks.check_within(0, 1, share=0, other=1.0)
-    checks.check_one_of(("mean", "sum"), reduction="sum")
-
-
 @pytest.mark.parametrize(
     ("check", "message"),
     [

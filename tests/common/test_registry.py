@@ -16,10 +16,10 @@ def test_every_public_name_is_a_class_of_its_package(package: str) -> None:
     names = registry.component_names(package)
     assert names
     for name in names:
-        found = registry.get_class(name)
-        assert found.__module__.startswith(f"{package}.")
-        assert registry.public_name(found) == name
-        assert getattr(importlib.import_module(package), found.__name__) is found
+        cls = registry.get_class(name)
+        assert cls.__module__.startswith(f"{package}.")
+        assert registry.public_name(cls) == name
+        assert getattr(importlib.import_module(package), cls.__name__) is cls
 
 
 @pytest.mark.parametrize("package", registry.EXTERNAL_CLASSES)
@@ -62,7 +62,7 @@ def test_a_slot_takes_its_base_class_only() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a part"),
+        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a class"),
         ({"class_path": "zoo.flow.AffinePath"}, "is a base class"),
         ({"class_path": "zoo.audio.LogMel", "init_args": [1]}, "init_args are a mapping"),
         ({"class_path": "zoo.audio.LogMel", "init_args": {3: 1}}, "init_args are a mapping"),

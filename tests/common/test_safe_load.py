@@ -71,19 +71,19 @@ def write_legacy(stream: bytes, path: Path) -> Path:
     return path
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(result: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype
-        assert torch.equal(found, expected.detach())
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected.detach())
     elif isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype.newbyteorder("=")
-        np.testing.assert_array_equal(found, expected)
+        assert result.dtype == expected.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(result, expected)
     elif isinstance(expected, dict):
-        assert list(found) == list(expected)
+        assert list(result) == list(expected)
         for key in expected:
-            assert_equal(found[key], expected[key])
+            assert_equal(result[key], expected[key])
     else:
-        assert found == expected
+        assert result == expected
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -108,24 +108,24 @@ def test_reads_what_torch_saves(tmp_path: Path, zipped: bool) -> None:
         "kinds": (None, True, 1 << 80, 2.5, 1j, b"", b"raw", "é", {1, 2}, frozenset([3]), bytearray(b"x")),
         "path": PurePosixPath("/a/b"),
     }
-    found = load_foreign_checkpoint(save(content, tmp_path / "x.pt", zipped), mmap=True)
-    assert_equal(found, {**content, "queue": [1, 2]})
-    found["weight"][1, 2] = -1
-    assert found["row"][2] == -1
+    result = load_foreign_checkpoint(save(content, tmp_path / "x.pt", zipped), mmap=True)
+    assert_equal(result, {**content, "queue": [1, 2]})
+    result["weight"][1, 2] = -1
+    assert result["row"][2] == -1
 
 
 def test_foreign_classes_become_records(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(2, 3), nn.SiLU())
     content = {"scheduler": Scheduler(1e-3), "network": network, "kind": Scheduler, "w": torch.ones(1)}
-    found = load_foreign_checkpoint(save(content, tmp_path / "x.ckpt"))
-    scheduler = found["scheduler"]
+    result = load_foreign_checkpoint(save(content, tmp_path / "x.ckpt"))
+    scheduler = result["scheduler"]
     assert isinstance(scheduler, Record) and scheduler.path.endswith("Scheduler")
     assert (scheduler.get("sigma_min"), scheduler.get("missing", 5)) == (1e-3, 5)
-    linear = found["network"].get("_modules")["0"]
+    linear = result["network"].get("_modules")["0"]
     assert linear.path == "torch.nn.modules.linear.Linear"
     assert torch.equal(linear.get("_parameters")["weight"], network[0].weight.detach())
-    assert issubclass(found["kind"], Record)
-    paths = {entry.path for entry in iterate_contents(found, set()) if hasattr(entry, "path")}
+    assert issubclass(result["kind"], Record)
+    paths = {entry.path for entry in iterate_contents(result, set()) if hasattr(entry, "path")}
     assert paths >= {scheduler.path, linear.path, "torch.nn.modules.activation.SiLU"}
 
 
@@ -145,9 +145,9 @@ def test_namespaces_and_omegaconf_become_plain_values(tmp_path: Path) -> None:
 
     config = {"a": [1, {"b": "c"}], "d": None}
     content = {"cfg": OmegaConf.create(config), "args": Namespace(rate=1), "other": (Scheduler(1),)}
-    found = to_plain_values(load_foreign_checkpoint(save(content, tmp_path / "x.pt")))
-    assert (found["cfg"], found["args"]) == (config, {"rate": 1})
-    assert isinstance(found["other"][0], Record)
+    result = to_plain_values(load_foreign_checkpoint(save(content, tmp_path / "x.pt")))
+    assert (result["cfg"], result["args"]) == (config, {"rate": 1})
+    assert isinstance(result["other"][0], Record)
     circle: list[Any] = []
     circle.append(circle)
     with pytest.raises(UnsafeFileError):
@@ -293,9 +293,9 @@ def test_reads_every_golden_file(shared: Path) -> None:
     for path in files:
         content = load_foreign_checkpoint(path)
         assert isinstance(content, dict), path
-    found = load_foreign_checkpoint(shared / "golden" / "flow" / "cfg_fmsave.ckpt")
-    assert found["hparams"]["network"].path == "network.UNet"
-    found = load_foreign_checkpoint(shared / "golden" / "miipher" / "vocoder_plain" / "vocoder.ckpt")
+    result = load_foreign_checkpoint(shared / "golden" / "flow" / "cfg_fmsave.ckpt")
+    assert result["hparams"]["network"].path == "network.UNet"
+    result = load_foreign_checkpoint(shared / "golden" / "miipher" / "vocoder_plain" / "vocoder.ckpt")
     assert not any(
-        isinstance(entry, Record) for entry in iterate_contents(to_plain_values(found["hyper_parameters"]), set())
+        isinstance(entry, Record) for entry in iterate_contents(to_plain_values(result["hyper_parameters"]), set())
     )

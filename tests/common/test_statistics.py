@@ -15,7 +15,7 @@ def test_bootstrap_interval_is_that_of_the_normal_law():
     assert bootstrap_mean(values) == (mean, low, high)
 
 
-def test_bootstrap_covers_the_truth_as_often_as_it_says():
+def test_bootstrap_coverage():
     rng = np.random.default_rng(0)
     intervals = [bootstrap_mean(rng.normal(0.0, 1.0, 30)) for _ in range(200)]
     covered = sum(interval.low <= 0 <= interval.high for interval in intervals) / len(intervals)

@@ -65,9 +65,9 @@ def test_five_per_cent_train_on_and_twenty_per_cent_abort(tmp_path):
     result = forked(*FIT, f"--data.init_args.root={many}", f"{root}/run2", cwd=tmp_path)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    (said,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
-    assert "max_bad_share" in said
-    assert "of 40 audio files are bad" in said
+    (message,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
+    assert "max_bad_share" in message
+    assert "of 40 audio files are bad" in message
 
 
 def test_predict_reports_each_file_and_computes_the_others(tmp_path):

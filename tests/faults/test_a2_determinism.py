@@ -54,13 +54,13 @@ def batches(data: ZooDataModule, workers: int = 0, start: str | None = None) -> 
     data.num_workers = workers
     loader = data.train_dataloader()
     loader.multiprocessing_context = start
-    found = []
+    hashes = []
     for epoch in range(2):
         if hasattr(loader.batch_sampler, "set_epoch"):
             loader.batch_sampler.set_epoch(epoch)
         for batch in loader:
-            found.append(hashlib.sha256(b"".join(map(content, batch.values()))).hexdigest())
-    return found
+            hashes.append(hashlib.sha256(b"".join(map(content, batch.values()))).hexdigest())
+    return hashes
 
 
 def content(value: torch.Tensor | list[int]) -> bytes:

@@ -79,9 +79,9 @@ class Uninterrupted(dict[str, Path]):
 
     def __missing__(self, system: str) -> Path:
         folder = self.factory.mktemp(system)
-        root = f"--trainer.default_root_dir={folder / 'whole'}"
+        root = f"--trainer.default_root_dir={folder / 'reference'}"
         good(forked("fit", *arguments(system, 0), root, cwd=folder))
-        self[system] = folder / "whole"
+        self[system] = folder / "reference"
         return self[system]
 
 
@@ -103,9 +103,9 @@ def killed_and_resumed(system: str, step: int, workers: int, folder: Path, *opti
     return run
 
 
-def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    assert losses(run, key) == losses(whole, key)
+def assert_equal_runs(run: Path, reference: Path, key: str) -> None:
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert losses(run, key) == losses(reference, key)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_every_kill_point(uninterrupted: Uninterrupted, tmp_path: Path, system: 
 
 def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:
     plain = ["--config", TOY_RECIPE, *TOY_ARGS, "--data=toy_wing.faults.PlainData"]
-    whole, run = tmp_path / "whole", tmp_path / "killed"
-    good(forked("fit", *plain, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    reference, run = tmp_path / "reference", tmp_path / "killed"
+    good(forked("fit", *plain, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
     assert (
         forked("fit", *plain, KILL, STEP.format(8), f"--trainer.default_root_dir={run}", cwd=tmp_path).returncode == -9
     )
     good(forked("fit", *plain, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
-    assert fingerprint(newest(run)) != fingerprint(newest(whole))
+    assert fingerprint(newest(run)) != fingerprint(newest(reference))

@@ -25,7 +25,7 @@ def replay(env: Env, task: np.ndarray, golden, name: str) -> None:
     assert [int(step.rewards) for step in steps] == golden[f"{name}_rewards"].tolist()
     if f"{name}_done" in golden:
         done = golden[f"{name}_done"]
-        assert [[step.done, step.done] for step in steps] == done.tolist()
+        assert [[bool(step.dones)] * 2 for step in steps] == done.tolist()
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -106,6 +106,8 @@ def test_the_originals_source_histories():
                 assert worlds.states.tolist() == group["states"][moment].tolist()
                 step = worlds.step(actions)
                 assert step.rewards.tolist() == group["rewards"][moment].tolist()
-                assert [step.done] * len(actions) == group["dones"][moment].tolist()
-                stored = worlds.states if step.done else step.next_states  # the original stores the cell after reset
+                assert step.dones.tolist() == group["dones"][moment].tolist()
+                stored = (
+                    worlds.states if step.dones.all() else step.next_states
+                )  # the original stores the cell after reset
                 assert stored.tolist() == group["next_states"][moment].tolist()

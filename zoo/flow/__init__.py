@@ -9,7 +9,7 @@ __getattr__, __all__ = register_components(
         "data.glyphs": "Glyphs",
         "data.latents": "LatentData",
         "data.pair_data": "PairData",
-        "evaluation.feature_metrics": "FeatureMetrics",
+        "evaluation.validation_metrics": "FeatureMetrics",
         "inference.reconstructor": "Reconstructor",
         "inference.sampler": "MeanFlowSampler Sampler",
         "nets.autoencoder": "FrozenAutoencoder LatentSpace",

@@ -70,9 +70,9 @@ class AutoencoderTask(SingleOptimizerTask):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of latents drawn."""
         batch = self.prepare_training_batch(batch)
-        found, _ = self.terms(batch["x1"], batch["noise"])
-        self.log_terms("train", found, batch_size=len(batch["x1"]))
-        return found["loss"]
+        terms, _ = self.terms(batch["x1"], batch["noise"])
+        self.log_terms("train", terms, batch_size=len(batch["x1"]))
+        return terms["loss"]
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The same of the latents' means; nothing is random."""

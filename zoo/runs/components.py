@@ -135,14 +135,9 @@ class FrozenNet(FrozenModule):
 
     Args:
         source: a run of the net's stage, a folder of such runs (the latest is taken), a checkpoint or an export; null
-            for random weights.
+            for random weights. A ValueError where it holds no such net.
         revision: not used; runs have none.
-        config: the net where there is no source, see `describe_net`.
-        seed: of random weights.
-
-    Raises:
-        FileNotFoundError: there is nothing at the source.
-        ValueError: the source holds no such net, or neither source nor config is given.
+        config, seed: of a net with random weights, see `describe_net`.
     """
 
     net_base: ClassVar[type[nn.Module]]  # of the nets that a source may hold

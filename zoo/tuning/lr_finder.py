@@ -44,7 +44,7 @@ def find_lr(
     loss: str | None = None,
     output: Path | None = None,
 ) -> int:
-    """Find learning rates for a recipe by a range test: zoo find-lr RECIPE [options of fit].
+    """Find learning rates by a range test: zoo find-lr RECIPE.
 
     Trains through the rates from the lowest to the highest, in a temporary folder, on one device, without schedules
     and callbacks, until the loss diverges. A GAN's optimizers rise together and keep their ratio.
@@ -56,9 +56,6 @@ def find_lr(
         batches: steps; one takes several batches where the recipe accumulates.
         loss: key such as g/mel or total; a GAN's default is its first reconstruction term.
         output: folder for lr.csv and lr.png; runs/find-lr/RECIPE when not given.
-
-    Raises:
-        ValueError: when a number is out of its range, or the recipe has no such loss.
     """
     check_positive(min_lr=min_lr)
     check_at_least(MIN_STEPS, batches=batches)
@@ -77,8 +74,7 @@ def find_lr(
             curve = test.curve()
             suggestion = suggest_lr(curve["rate"], curve["smoothed"], curve["loss"])
             write_report(folder, {"lr.csv": _table(test, curve), "lr.png": _plot(test, curve, suggestion)})
-    print(f"{cli.recipe}: loss {test.loss_key}, {'diverged' if test.diverged else 'did not diverge'}")
-    print(f"curve: {folder / 'lr.csv'}, {folder / 'lr.png'}")
+    print(f"{cli.recipe}: loss {test.loss_key}, {'diverged' if test.diverged else 'did not diverge'}; see {folder}")
     _print_rates(test, suggestion)
     return 0
 
@@ -96,10 +92,9 @@ def recipe_rates(cli: Any) -> dict[str, float]:
 
 
 class LrRangeTest(L.Callback):
-    """Sets the rates of each step, from `low` to `high`, notes the losses they lead to, and ends the training.
+    """Sets the rates of each step, from `low` to `high`, and ends after one more, whose loss the last rate leads to.
 
     Rates are of the first optimizer, in the units of `recipe_rates`, which a task may scale with its batch.
-    One more step than `steps` is trained, for the loss that the last rate leads to.
     """
 
     def __init__(
@@ -109,8 +104,8 @@ class LrRangeTest(L.Callback):
         self.recipe_rates, self.loss_key = recipe_rates, loss_key
         self.diverged = False  # or not finite
         self.rates: dict[str, float] = {}  # the recipe's, of each optimizer
-        self.rows: list[dict[str, float]] = []  # losses of each step
-        self._batches: list[dict[str, float]] = []  # losses of the batches of a step
+        self.losses: list[float] = []  # of each step
+        self._batch_losses: list[float] = []  # of a step
         self._stepped = False
 
     def rate(self, step: int) -> float:
@@ -135,43 +130,38 @@ class LrRangeTest(L.Callback):
 
     def _rate_setter(self, initial: list[float]) -> Any:
         def set_rates(optimizer: Optimizer, *_: Any) -> None:
-            factor = self.rate(len(self.rows)) / next(iter(self.rates.values()))
+            factor = self.rate(len(self.losses)) / next(iter(self.rates.values()))
             for group, rate in zip(optimizer.param_groups, initial, strict=True):
                 group["lr"] = rate * factor
             self._stepped = True
 
         return set_rates
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Forget whether the last batch ended a step."""
-        self._stepped = False
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the losses; end training after the last step, or where it diverged."""
+        """Note the loss; end training after the last step, or where it diverged."""
         losses = {key.removeprefix("train/"): float(value) for key, value in trainer.callback_metrics.items()}
         if isinstance(outputs, Mapping) and isinstance(outputs.get("loss"), Tensor):
             losses["total"] = float(outputs["loss"]) * trainer.accumulate_grad_batches
-        self._batches.append(losses)
+        if self.loss_key not in losses:
+            raise ValueError(f"--loss {self.loss_key}: the recipe has none such (its losses: {', '.join(losses)})")
+        self._batch_losses.append(losses[self.loss_key])
         if not self._stepped:
             return
-        row = {key: float(np.mean([each[key] for each in self._batches if key in each])) for key in losses}
-        self._batches.clear()
-        if (loss := row.get(self.loss_key or "")) is None:
-            raise ValueError(f"--loss {self.loss_key}: the recipe has none such (its losses: {', '.join(sorted(row))})")
-        self.rows.append(row)
-        self.diverged = not math.isfinite(loss)
-        if not self.diverged and len(self.rows) > MIN_STEPS:
-            averages = smooth([each[self.loss_key or ""] for each in self.rows[1:]])[MIN_STEPS - 1 :]
+        self.losses.append(float(np.mean(self._batch_losses)))
+        self._stepped, self._batch_losses = False, []
+        self.diverged = not math.isfinite(self.losses[-1])
+        if not self.diverged and len(self.losses) > MIN_STEPS:
+            averages = smooth(self.losses[1:])[MIN_STEPS - 1 :]
             self.diverged = averages[-1] > averages.min() + (DIVERGED - 1) * abs(averages.min())
-        trainer.should_stop = self.diverged or len(self.rows) > self.steps
+        trainer.should_stop = self.diverged or len(self.losses) > self.steps
 
     def curve(self) -> dict[str, np.ndarray]:
         """Return the tested rates and the losses that they led to, and both averaged, (steps,) each."""
-        if len(self.rows) < 2 and not self.diverged:
+        if len(self.losses) < 2 and not self.diverged:
             raise ValueError("the recipe trains no second step: see its data and trainer.limit_train_batches")
-        losses = np.array([row[self.loss_key or ""] for row in self.rows[1:]])
+        losses = np.array(self.losses[1:])
         losses = losses[: int(np.argmin(np.append(np.isfinite(losses), False)))]
         if not len(losses):
             raise ValueError(f"the loss is not finite at the lowest rate already ({self.low:g}): lower --min_lr")
@@ -186,12 +176,9 @@ def smooth(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def suggest_lr(rates: np.ndarray, smoothed: np.ndarray, losses: np.ndarray) -> tuple[float, float] | None:
-    """Return the rates where the smoothed loss falls fastest and a tenth of where it is lowest; None where it does not.
+    """Return the rates where the smoothed loss falls fastest and a tenth of where it is lowest.
 
-    Args:
-        rates: smoothed, rising, (steps,).
-        smoothed: the loss at them, (steps,).
-        losses: as measured, (steps,), whose noise the fall has to exceed.
+    `rates` are smoothed and rise, `losses` are as measured, (steps,) each. None where the fall is within their noise.
     """
     lowest = int(np.argmin(smoothed))
     first = min(lowest, len(smoothed) // 10)  # the average of the few before is noise
@@ -206,15 +193,14 @@ def suggest_lr(rates: np.ndarray, smoothed: np.ndarray, losses: np.ndarray) -> t
     return float(rates[first + int(np.argmin(slopes[first : lowest + 1]))]), float(rates[lowest]) / CONSERVATIVE
 
 
-def _table(test: LrRangeTest, curve: Mapping[str, np.ndarray]) -> tuple[list[str], list[dict[str, Any]]]:
+def _table(test: LrRangeTest, curve: Mapping[str, np.ndarray]) -> tuple[list[str], list[dict[str, float]]]:
     """Make a row for each tested rate: columns and rows."""
-    rows = []
-    for step, rate in enumerate(curve["tested"]):
-        row = {f"lr_{name}": ratio * rate for name, ratio in test.ratios().items()}
-        row |= {"loss": curve["loss"][step], "smoothed": curve["smoothed"][step], "smoothed_lr": curve["rate"][step]}
-        rows.append(row | test.rows[step + 1])
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return columns, [dict.fromkeys(columns) | row for row in rows]
+    rows = [
+        {f"lr_{name}": ratio * rate for name, ratio in test.ratios().items()}
+        | {"loss": loss, "smoothed": smoothed, "smoothed_lr": smoothed_rate}
+        for rate, loss, smoothed_rate, smoothed in zip(*curve.values(), strict=True)
+    ]
+    return list(rows[0]), rows
 
 
 def _plot(test: LrRangeTest, curve: Mapping[str, np.ndarray], suggestion: tuple[float, float] | None) -> Figure:

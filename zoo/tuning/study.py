@@ -11,32 +11,38 @@ import ctypes
 import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
+from omegaconf import OmegaConf
 
+from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
 from zoo.common.environment import exit_on_sigterm, verbosity
 from zoo.common.locks import lock_folder
 from zoo.common.registry import allowed_packages
+from zoo.common.reports import write_report
 from zoo.runs.run_folder import CSV_NAME
 from zoo.runs.run_info import flatten_config, read_curves
-from zoo.tuning.report import BEST_NAME, TRIALS_NAME, StudyConfig, find_best, planned_trials, write_plots, write_results
-from zoo.tuning.search_space import RESERVED_KEYS, grid_points, limit_flags, parse_search_space, suggest
+from zoo.tuning.search_space import RESERVED_KEYS, grid_points, limit_flags, parse_search_space, recipe_values, suggest
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial, Trial
 
+BEST_NAME, TRIALS_NAME = "best.yaml", "trials.csv"
+NOTES = ("step", "seconds", "reason")  # columns of trials.csv
+STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "RUNNING": "open", "FAIL": "failed"}
 DATABASE, OUTPUT_LOG = "study.db", "output.log"
 DEFAULT_TRIALS, MAX_FAILURES = 20, 3
 HEARTBEAT_SECONDS, GRACE_SECONDS = 10, 40  # a trial without a heartbeat for so long is queued again
@@ -47,6 +53,17 @@ STOP_CODES = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 
 class TrialError(RuntimeError):
     """A trial failed; the study continues."""
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """What all processes on a study share; stored with the study."""
+
+    fit: list[str]  # recipe, fragments and flags of `zoo fit`
+    search: list[str]  # the values of `--search`
+    metric: str  # logged key that is optimised
+    direction: str  # "min" or "max"
+    keys: dict[str, str]  # the recipe's full key by each searched key, in which `init_args` may be left out
 
 
 def main(
@@ -61,7 +78,7 @@ def main(
     output: Path | None = None,
     storage: str | None = None,
 ) -> int:
-    """Search a recipe's keys for the best metric: zoo tune RECIPE --search 'KEY=log(1e-5, 1e-3)' ... --trials 40.
+    """Search a recipe's keys for the best metric: zoo tune RECIPE --search ...
 
     Trials are runs in OUTPUT/trial_0000 and so on. The same command again, at the same time or after a kill, works on
     the same study; `zoo tune --output DIR` alone continues the one there.
@@ -80,17 +97,9 @@ def main(
 
     Returns:
         0; 1 when no trial has succeeded.
-
-    Raises:
-        ValueError: a wrong key, value or search space, another study in this folder, or too many failures in a row.
     """
     check_at_least(1, trials=1 if trials is None else trials, startup=startup)
-    try:
-        import optuna
-    except ImportError as error:
-        raise ImportError(f"tune needs Optuna: pip install 'zoo[tune]' ({error})") from error
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    optuna = load_optuna()
     recipe = Path(next((word for word in fit if not word.startswith("-")), "study"))
     folder = (output or Path("runs", "tune", recipe.parent.name, recipe.stem)).absolute()
     with lock_folder(folder, "tune", LOCK_SECONDS):
@@ -104,6 +113,17 @@ def main(
     with exit_on_sigterm():  # so that the trial under way is ended
         run_study(study, config, folder)
     return 0 if find_best(study) else 1
+
+
+def load_optuna() -> Any:
+    """Import Optuna, and let it print nothing."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError(f"tune needs Optuna: pip install 'zoo[tune]' ({error})") from error
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
 
 
 def open_study(
@@ -122,20 +142,20 @@ def open_study(
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
         )
     except Exception as error:  # of SQLAlchemy and its drivers
-        raise ValueError(f"--storage {re.sub('//.*@', '//…@', url or '')}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--storage: {str(error).splitlines()[0]}") from error
     name = folder.as_posix() if url else "study"
     requested = {"fit": list(fit), "search": search, "metric": metric, "direction": direction}
     names = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage) if name in names else None
-    if study and "config" in study.user_attrs:
-        config = StudyConfig(**study.user_attrs["config"])
-        for key, value in requested.items():
-            if value and value != getattr(config, key):
-                raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
-        return study, config
-    config = define_study(list(fit), search, metric, direction)
-    goal: Literal["minimize", "maximize"] = "minimize" if config.direction == "min" else "maximize"
-    study = study or optuna.create_study(study_name=name, storage=storage, direction=goal)
+    saved = study.user_attrs.get("config") if study else None
+    config = StudyConfig(**saved) if saved else define_study(list(fit), search, metric, direction)
+    for key, value in requested.items():
+        if value and value != getattr(config, key):
+            raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
+    if study is None:
+        directions = optuna.study.StudyDirection
+        goal = directions.MINIMIZE if config.direction == "min" else directions.MAXIMIZE
+        study = optuna.create_study(study_name=name, storage=storage, direction=goal)
     study.set_user_attr("config", asdict(config))
     return study, config
 
@@ -147,18 +167,17 @@ def define_study(fit: list[str], search: list[str], metric: str | None, directio
     if any(word.partition("=")[0].removeprefix("--") in RESERVED_KEYS[:2] for word in fit):
         raise ValueError("tune sets ckpt_path and trainer.default_root_dir of its trials itself: leave them out")
     space = parse_search_space(search)
-    recipes = []
     for flags in itertools.zip_longest(*(limit_flags(key, each) for key, each in space.items())):
         command = fit_command([*fit, *(flag for flag in flags if flag), "--print_config"])
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)
         if done.returncode:
             raise SystemExit(done.returncode)
-        recipes.append(yaml.safe_load(done.stdout))
-    monitor, mode = (recipes[0]["checkpoints"][key] for key in ("monitor", "mode"))
+    recipe = yaml.safe_load(done.stdout)
+    monitor, mode = (recipe["checkpoints"][key] for key in ("monitor", "mode"))
     metric = metric or monitor
     if metric is None:
         raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
-    full = {key.replace("init_args.", ""): key for key in flatten_config(recipes[0])}
+    full = {key.replace("init_args.", ""): key for key in flatten_config(recipe)}
     keys = {key: full.get(key.replace("init_args.", ""), key) for key in space}
     return StudyConfig(fit, search, metric, direction or (mode if metric == monitor else "min"), keys)
 
@@ -198,7 +217,6 @@ def run_study(study: Study, config: StudyConfig, folder: Path) -> None:
         if len(failures) >= MAX_FAILURES:
             raise ValueError(f"{len(failures)} trials in a row failed (the same command continues): {failures[-1]}")
     write_results(study, config, folder)
-    write_plots(study, config, folder)
     notify(f"{len(planned_trials(study))} trials: {folder / TRIALS_NAME}")
     if find_best(study):
         print((folder / BEST_NAME).read_text(encoding="utf-8"))
@@ -259,16 +277,15 @@ def train(trial: Trial, config: StudyConfig, run: Path, flags: Sequence[str]) ->
     try:
         while True:
             code = process.poll()
-            values = [value for value, _ in read_curve(run, config.metric)]
-            for number in range(reported, len(values)):
-                trial.report(values[number], number + 1)
+            for value, _ in read_curve(run, config.metric)[reported:]:
+                reported += 1
+                trial.report(value, reported)
                 if code is None and trial.should_prune():
                     return None
             if code in STOP_CODES:
                 raise SystemExit(128 + abs(code) % 128)
             if code is not None:
                 return code
-            reported = len(values)
             time.sleep(POLL_SECONDS)
     finally:
         process.terminate()
@@ -299,12 +316,47 @@ def failure_reason(run: Path, code: int, metric: str) -> str:
     """Describe in one line why a trial failed."""
     if code == 0:
         return f"no finite {metric} was logged; see metrics.csv for the metrics there are"
-    log = (run / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace")
-    errors = [line for line in log.split("\n") if "error:" in line]
-    return " ".join(errors[-1].split()) if errors else f"exit code {code}"
+    log = (run / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((" ".join(line.split()) for line in reversed(log) if "error:" in line), f"exit code {code}")
 
 
 def notify(line: str) -> None:
     """Print a line, unless the command is quiet."""
     if verbosity() != "quiet":
         print(line, flush=True)
+
+
+def planned_trials(study: Study) -> list[FrozenTrial]:
+    """List the trials in order; of one that was taken up again after a kill, the last attempt."""
+    trials = study.get_trials(deepcopy=False)
+    return list({each.user_attrs["folder"]: each for each in trials if "folder" in each.user_attrs}.values())
+
+
+def find_best(study: Study) -> FrozenTrial | None:
+    """Return the finished trial with the best value."""
+    return study.best_trial if any(each.state.name == "COMPLETE" for each in planned_trials(study)) else None
+
+
+def write_results(study: Study, config: StudyConfig, folder: Path) -> None:
+    """Write trials.csv and, when a trial has finished, best.yaml."""
+    columns = ("trial", "state", "value", *NOTES, *config.keys)
+    rows = []
+    for trial in planned_trials(study):
+        if trial.state.name in STATES:
+            row = {"trial": trial.user_attrs["folder"], "state": STATES[trial.state.name], "value": trial.value}
+            row |= {name: trial.user_attrs.get(name) for name in NOTES}
+            rows.append(dict.fromkeys(columns) | row | recipe_values(trial))
+    write_report(folder, {TRIALS_NAME: (columns, rows)})
+    best = find_best(study)
+    if best is None:
+        return
+    fragment = OmegaConf.create()
+    for key, value in recipe_values(best).items():
+        OmegaConf.update(fragment, config.keys[key], value, force_add=True)
+    first = int(not config.fit[0].startswith("-"))
+    command = shlex.join(["zoo", "fit", *config.fit[:first], str(folder / BEST_NAME), *config.fit[first:]])
+    text = (
+        f"# {config.metric} {best.value:.6g} at step {best.user_attrs.get('step')}: {best.user_attrs['folder']}, "
+        f"best of {len(rows)} trials\n# Use: {command}\n{OmegaConf.to_yaml(fragment)}"
+    )
+    write_atomic(folder / BEST_NAME, lambda file: file.write(text.encode()))

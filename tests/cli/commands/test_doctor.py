@@ -1,5 +1,4 @@
 import importlib.metadata
-import socket
 import types
 
 import pytest
@@ -11,36 +10,23 @@ from zoo.cli.main import main
 def test_machine_is_reported(tmp_path, capsys):
     assert main(["doctor", "--root", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    for subject in ("python", "torchaudio", "lightning", "cpu", "libsndfile", "extra [export]", "disk", "port", "hub"):
+    for subject in ("python", "torchaudio", "lightning", "cpu", "libsndfile", "extra [export]", "distributed", "disk"):
         assert subject in out
     assert "FAILED" not in out
 
 
-def test_versions_must_match(monkeypatch):
+def test_versions_must_match(monkeypatch, tmp_path):
     versions = {name: "1.0" for name in doctor.VERSIONS} | {"torch": "2.11.0", "torchaudio": "2.10.1"}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     checks = {check.subject: check for check in doctor.check_versions()}
     assert checks["torchaudio"].status == "FAILED" and "torch is 2.11" in checks["torchaudio"].detail
+    assert doctor.main(root=tmp_path) == 1
     versions["torchaudio"] = "2.11.4+cpu"
     assert {check.status for check in doctor.check_versions()} == {"ok"}
 
 
-def test_missing_package_fails_the_command(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(doctor, "VERSIONS", ["torch", "no-such-package"])
-    assert doctor.main(root=tmp_path) == 1
-    assert "failed: no-such-package" in capsys.readouterr().out
-
-
-def machine(root, port=29500):
-    return {check.subject: check for check in doctor.check_machine(root, port)}
-
-
-def test_used_port_is_named(tmp_path):
-    with socket.socket() as used:
-        used.bind(("", 0))
-        used.listen()
-        check = machine(tmp_path, used.getsockname()[1])["port"]
-    assert check.status == "warning" and "MASTER_PORT" in check.detail
+def machine(root):
+    return {check.subject: check for check in doctor.check_machine(root)}
 
 
 def test_disk(tmp_path, monkeypatch):

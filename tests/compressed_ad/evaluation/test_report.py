@@ -10,7 +10,7 @@ import pytest
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation import plots
-from zoo.compressed_ad.evaluation.evaluate import baselines_of, task_rows, write_evaluation
+from zoo.compressed_ad.evaluation.evaluate import baseline_returns, task_rows, write_evaluation
 from zoo.compressed_ad.evaluation.report import report, training_curves
 from zoo.compressed_ad.evaluation.summary import summarise
 
@@ -39,7 +39,7 @@ def make(
         "weights": "0",
         "policy": {"window": window, "num_latents": latents, "compressor": compressor, "parameters": 100},
         "compressions_per_episode": 0.5,
-        "baselines": baselines_of(env, TASKS, episodes),
+        "baselines": baseline_returns(env, TASKS, episodes),
         "summary": summarise(returns, random, oracle),
         "gap": {"steps": 20, "pairs": 12, "count": 9, "before": 6.0, "after": 5.0, "random": 0.4, "oracle": 8.0}
         if gap
@@ -109,6 +109,6 @@ def test_unlike_evaluations_are_told_apart(tmp_path: Path) -> None:
 
 def test_many_tasks_are_a_line(tmp_path: Path) -> None:
     rows = [{"task": str(number), "last": float(number % 7), "oracle": 8.0} for number in range(100)]
-    axes = plots.tasks({"all": {"tasks": rows}}).axes[0]
+    axes = plots.task_curves({"all": {"tasks": rows}}).axes[0]
     drawn = axes.lines[0].get_ydata()
     assert len(drawn) == 100 and list(drawn) == sorted(drawn, reverse=True)

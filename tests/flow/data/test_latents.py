@@ -11,7 +11,7 @@ from tests.flow.conditions import net, prepared, text
 from zoo.blocks.autoencoder import sample_posterior
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
-from zoo.flow.data.latents import LatentData, Moments, write_shards
+from zoo.flow.data.latents import LatentData, LatentShards, write_shards
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.sampling import noise
@@ -94,7 +94,7 @@ def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"LatentData needs model.init_args.latents"):
         data(tmp_path, None)
     with pytest.raises(FileNotFoundError, match=r"1 array files are missing, the first x-00000\.npy"):
-        Moments(tmp_path / "x", 1, 1)
+        LatentShards(tmp_path / "x", 1, 1)
 
 
 def test_conditions_reach_latents(tmp_path):

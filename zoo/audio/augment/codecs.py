@@ -35,24 +35,16 @@ _MP3_BANDS = (
 
 @dataclass(frozen=True)
 class Codec:
-    """How a codec is reached and what its setting means.
+    """How a codec is reached and what its setting means."""
 
-    Attributes:
-        container: libsndfile's or ffmpeg's name of the file format; `encoder` its subtype or ffmpeg's encoder.
-        unit: meaning of the setting, from the lowest to the highest of `span`; empty when there is none.
-        default: setting where none is given; None leaves it to the codec (A-law: the signal's own rate).
-        rates: sample rates in Hz that it can code; empty for any.
-        exact: whether the decoder removes the codec's delay by itself.
-    """
-
-    container: str
-    encoder: str
-    unit: str = ""
-    span: tuple[float, float] = (0.0, 0.0)
-    default: float | None = None
-    rates: tuple[int, ...] = ()
+    container: str  # libsndfile's or ffmpeg's name of the file format
+    encoder: str  # its subtype, or ffmpeg's encoder
+    unit: str = ""  # of the setting; empty when there is none
+    span: tuple[float, float] = (0.0, 0.0)  # lowest and highest setting
+    default: float | None = None  # setting; None leaves it to the codec (A-law: the signal's own rate)
+    rates: tuple[int, ...] = ()  # sample rates in Hz that it can code; empty for any
     ffmpeg: bool = False
-    exact: bool = True
+    exact: bool = True  # whether the decoder removes the codec's delay by itself
 
     @property
     def is_available(self) -> bool:

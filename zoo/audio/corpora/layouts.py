@@ -31,20 +31,13 @@ _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(?<![^/])\.")  # also dots that begin 
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording of a corpus.
-
-    Attributes:
-        speaker: name of the speaker, unique in the corpus; empty where the corpus does not tell.
-        text: transcript; empty where there is none.
-        name: unique in the corpus, POSIX, may hold `/`; without suffix a relative path, whose last part has no dot.
-        language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
-    """
+    """One recording of a corpus; texts are empty where the corpus lacks them."""
 
     path: Path
-    speaker: str
+    speaker: str  # unique in the corpus
     text: str
-    name: str
-    language: str
+    name: str  # unique in the corpus: a relative POSIX path without suffix, whose last part has no dot
+    language: str  # `en`, `ja`, or FLEURS's locale (`ja_jp`)
 
 
 def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:

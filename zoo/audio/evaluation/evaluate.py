@@ -49,7 +49,7 @@ class EvaluationModels:
         asr_model: hub id or folder of a transformers recogniser, for word and character error rates.
         asr_language: for a recogniser of several languages, such as en.
         speaker_model: hub id or folder of a transformers x-vector model, for speaker similarity.
-        dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
+        dnsmos: folder with Microsoft's sig_bak_ovr.onnx.
         mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
         device: torch device of the transformers models.
     """
@@ -80,18 +80,10 @@ _NO_MODELS = EvaluationModels()
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """What is measured; see `evaluate_folders`."""
 
-    Attributes:
-        metrics: names of `zoo.audio.evaluation.measures.METRICS`.
-        sample_rate: in Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
-            clean files, or an empty band would be compared.
-        match_level: bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
-        models: models that score besides.
-    """
-
-    metrics: tuple[str, ...]
-    sample_rate: int = 22050
+    metrics: tuple[str, ...]  # of `zoo.audio.evaluation.measures.METRICS`
+    sample_rate: int = 22050  # above that of the clean files an empty band would be compared
     match_level: bool = False
     models: tuple[MetricModel, ...] = ()
 

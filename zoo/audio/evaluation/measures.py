@@ -30,21 +30,13 @@ Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Metric:
-    """Compares a signal with the clean one.
+    """Compares a signal with the clean one."""
 
-    Attributes:
-        measures: columns, in the order of `compute`.
-        sample_rate: at which it is taken, in Hz; None is the evaluation's.
-        compute: maps restored (T,), clean (T,) float32 and their rate to values; NaN is undefined.
-        package: of the extra `metrics` that it needs, "" for none.
-        follows_level: whether the level of the signal changes the value.
-    """
-
-    measures: tuple[MetricColumn, ...]
-    sample_rate: int | None
-    compute: Compute
-    package: str = ""
-    follows_level: bool = False
+    measures: tuple[MetricColumn, ...]  # columns, in the order of `compute`
+    sample_rate: int | None  # at which it is taken, in Hz; None is the evaluation's
+    compute: Compute  # maps restored (T,), clean (T,) float32 and their rate to values; NaN is undefined
+    package: str = ""  # of the extra `metrics` that it needs
+    follows_level: bool = False  # whether the level of the signal changes the value
 
 
 class AudioPair:

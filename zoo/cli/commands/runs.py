@@ -35,10 +35,6 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
         root: the folder that runs lie below.
         last: list so many; 0 lists all.
         json: print JSON.
-
-    Raises:
-        ValueError: there is no such run, or more than one is named.
-        FileNotFoundError: there is no folder `root`.
     """
     if len(run) > 1:
         raise ValueError(f"runs tells one run, found {', '.join(run)}; `zoo compare` takes several")
@@ -55,7 +51,7 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
     runs_below = run_info.list_runs(root)
     newest = runs_below[:last] if last > 0 else runs_below
     rows = [
-        (each.recipe, each.short_name, each.state, format_steps(each),
+        (each.recipe, each.folder.name, each.state, format_steps(each),
          "-" if each.best is None else f"{each.monitor} {each.best:.4g}", format_age(each.changed))
         for each in newest
     ]  # fmt: skip
@@ -79,9 +75,6 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
         metrics: names or patterns separated by commas (`val/*,train/g/mel`); by default what the runs monitor,
             validation and total losses.
         output: folder for compare.md, compare.csv, compare.json and compare.png.
-
-    Raises:
-        ValueError: fewer than two runs, one that is not there, or a metric that not all have.
     """
     if len(runs) < 2:
         raise ValueError(f"compare needs two or more runs, found {', '.join(runs) or 'none'}: zoo compare RUN RUN ...")

@@ -108,14 +108,14 @@ class LatentSpace(nn.Module):
         check_at_least(1, chunk=chunk)
         self.autoencoder = autoencoder
         self.chunk = chunk
-        found = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)
-        shift, scale = found or (
+        fixed_scale = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)
+        shift, scale = fixed_scale or (
             torch.zeros(autoencoder.net.latent_channels),
             torch.ones(autoencoder.net.latent_channels),
         )
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
-        self.register_buffer("is_fitted", torch.tensor(found is not None))
+        self.register_buffer("is_fitted", torch.tensor(fixed_scale is not None))
 
     def fit(self, mean: Tensor, deviation: Tensor) -> None:
         """Take the statistics (C,) of a training set's latents, unless there is a scale already."""
@@ -141,13 +141,13 @@ class LatentSpace(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             return self.autoencoder.net.encode(images.float())
 
-    def condition(self, given: Tensor, masked: bool) -> Tensor:
+    def condition(self, image: Tensor, masked: bool) -> Tensor:
         """An image condition (B, C, H, W) in the latents' size: the image encoded, a mask 1 where anything is missing.
 
         Args:
             masked: whether the first channel is a mask.
         """
-        mask, images = given[:, : int(masked)], given[:, int(masked) :]
+        mask, images = image[:, : int(masked)], image[:, int(masked) :]
         latents = self.normalise(self.encode(images).chunk(2, dim=1)[0])
         return torch.cat([F.max_pool2d(mask, self.autoencoder.net.factor), latents], dim=1) if masked else latents
 
@@ -155,8 +155,8 @@ class LatentSpace(nn.Module):
     def decode(self, z: Tensor) -> Tensor:
         """Images (B, C, H, W), about in [-1, 1], of the flow's latents, a chunk at a time, in float32."""
         with torch.autocast(z.device.type, enabled=False):
-            own = self.denormalise(z.float())
-            return torch.cat([self.autoencoder.net.decode(part) for part in own.split(self.chunk)])
+            latents = self.denormalise(z.float())
+            return torch.cat([self.autoencoder.net.decode(part) for part in latents.split(self.chunk)])
 
 
 def scale_of(config: Mapping[str, Any], channels: int) -> tuple[Tensor, Tensor] | None:
@@ -193,20 +193,20 @@ def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str
         return dict(saved.description["components"][name].get("init_args") or {}), component_state(saved.state, name)
     if not folder.is_dir():
         folder = _from_hub(source, revision)
-    found = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
-    if found is None:
+    home = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
+    if home is None:
         raise FileNotFoundError(f"autoencoder: {folder} holds no {CONFIG_NAME}, neither itself nor in vae/")
-    config = {"scaling_factor": USUAL_SCALE, **json.loads((found / CONFIG_NAME).read_text(encoding="utf-8"))}
-    if (found / INDEX_NAME).is_file():
-        index = json.loads((found / INDEX_NAME).read_text(encoding="utf-8"))
+    config = {"scaling_factor": USUAL_SCALE, **json.loads((home / CONFIG_NAME).read_text(encoding="utf-8"))}
+    if (home / INDEX_NAME).is_file():
+        index = json.loads((home / INDEX_NAME).read_text(encoding="utf-8"))
         names = sorted(set(index["weight_map"].values()))
     else:
         names = [WEIGHTS_NAME]
     state: dict[str, Tensor] = {}
     for name in names:
-        if Path(name).name != name or not (found / name).is_file():
-            raise FileNotFoundError(f"{found}: no weights {name} (safetensors) beside {CONFIG_NAME}")
-        state |= load_file(found / name)
+        if Path(name).name != name or not (home / name).is_file():
+            raise FileNotFoundError(f"{home}: no weights {name} (safetensors) beside {CONFIG_NAME}")
+        state |= load_file(home / name)
     return config, {_current(key): value for key, value in state.items()}
 
 
@@ -215,8 +215,8 @@ def write_autoencoder(net: AutoencoderKL, config: Mapping[str, Any], folder: Pat
     save_file({key: value.contiguous() for key, value in net.state_dict().items()}, folder / WEIGHTS_NAME)
     levels = len(config.get("block_out_channels", (128, 256, 512, 512)))
     blocks = {key: [block] * levels for key, block in BLOCKS.items()}
-    whole = {"_class_name": "AutoencoderKL", "act_fn": "silu", "scaling_factor": None, **blocks, **config}
-    (folder / CONFIG_NAME).write_text(json.dumps(whole, indent=2), encoding="utf-8")
+    diffusers_config = {"_class_name": "AutoencoderKL", "act_fn": "silu", "scaling_factor": None, **blocks, **config}
+    (folder / CONFIG_NAME).write_text(json.dumps(diffusers_config, indent=2), encoding="utf-8")
 
 
 def _from_hub(source: str, revision: str | None) -> Path:
@@ -224,9 +224,9 @@ def _from_hub(source: str, revision: str | None) -> Path:
 
     if source.startswith((".", "/", "runs/")):
         raise FileNotFoundError(f"autoencoder: no folder {source}")
-    wanted = [f"{place}{name}" for place in ("", "vae/") for name in (CONFIG_NAME, INDEX_NAME, "*.safetensors")]
+    patterns = [f"{place}{name}" for place in ("", "vae/") for name in (CONFIG_NAME, INDEX_NAME, "*.safetensors")]
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted, ignore_patterns=["*fp16*"]))
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns, ignore_patterns=["*fp16*"]))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
@@ -243,18 +243,19 @@ def _current(name: str) -> str:
 
 
 def _load(net: AutoencoderKL, state: Mapping[str, Tensor], where: str) -> None:
-    own = net.state_dict()
+    expected = net.state_dict()
     shaped = {
-        key: value.reshape(own[key].shape) if _is_flat(key, value, own) else value for key, value in state.items()
+        key: value.reshape(expected[key].shape) if _is_flat(key, value, expected) else value
+        for key, value in state.items()
     }
-    missing, others = sorted(own.keys() - shaped.keys()), sorted(shaped.keys() - own.keys())
-    differing = [key for key in own.keys() & shaped.keys() if own[key].shape != shaped[key].shape]
+    missing, others = sorted(expected.keys() - shaped.keys()), sorted(shaped.keys() - expected.keys())
+    differing = [key for key in expected.keys() & shaped.keys() if expected[key].shape != shaped[key].shape]
     for what, names in (("lacks", missing), ("has unknown", others), ("has other shapes for", differing)):
         if names:
             raise ValueError(f"{where}: the file {what} {len(names)} of the config's tensors, among them {names[0]}")
     net.load_state_dict(dict(shaped))
 
 
-def _is_flat(key: str, value: Tensor, own: Mapping[str, Tensor]) -> bool:
+def _is_flat(key: str, value: Tensor, expected: Mapping[str, Tensor]) -> bool:
     """Whether a convolution of size 1 stands for a linear layer."""
-    return ".attentions." in key and key in own and math.prod(value.shape) == own[key].numel()
+    return ".attentions." in key and key in expected and math.prod(value.shape) == expected[key].numel()

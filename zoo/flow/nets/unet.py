@@ -134,7 +134,7 @@ class UNet(VelocityNet):
         time_scale: factor on the time before its sinusoids; 1 in the original.
         norm_groups: groups of every norm; null suits each block (see `group_norm`), 32 is the original's.
         attention_gain: gain of the attention's output weights at the start; the original ends up with 1.
-        checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
+        checkpointing: recompute activations of blocks in the backward pass instead of storing them.
         channels_last: keep images and weights in channels-last order, faster on tensor cores.
 
     Source: KAIST CS492(D) 2024, assignment 7 (names of the weights are the same); Ho et al., "DDPM" (2020), appendix B.

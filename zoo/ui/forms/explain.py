@@ -15,7 +15,7 @@ SECTIONS = {
     "checkpoints": ("zoo.training.callbacks.checkpoint", "Checkpoints"),
     "samples": ("zoo.training.callbacks.samples", "Samples"),
     "wandb": ("zoo.training.callbacks.loggers", "WandbSettings"),
-    "terminal": ("zoo.training.callbacks.progress", "TerminalSettings"),
+    "terminal": ("zoo.training.callbacks.progress", "ProgressBar"),
 }
 TOP = {
     "seed_everything": "all random numbers come from it",

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.flow.evaluation import digits_classifier as classifier
+from zoo.flow.evaluation.digits_classifier import cached_digits_classifier, load_classifier, train_digits_classifier
+from zoo.flow.evaluation.samples import read_digits
+
+
+@pytest.fixture(scope="module")
+def digits():
+    train, held = read_digits(val_every=2, split_seed=0, resolution=8, channels=1)
+    return train.images(), train.labels, held.images(), held.labels
+
+
+def accuracy(net, images, labels):
+    with torch.no_grad():
+        return float(np.mean(np.array(net.predict(net(images))) == np.array(labels)))
+
+
+def test_a_few_passes_learn_most_digits(digits):
+    images, labels, held, held_labels = digits
+    net = train_digits_classifier(images, labels, epochs=4)
+    assert accuracy(net, held, held_labels) > 0.9
+    assert net(held[:3]).shape == (3, 64) and not net.training and not any(p.requires_grad for p in net.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_held_out_accuracy(seed):
+    train, held = read_digits(val_every=2, split_seed=seed, resolution=8, channels=1)
+    net = train_digits_classifier(train.images(), train.labels, seed)
+    assert accuracy(net, held.images(), held.labels) >= 0.985
+
+
+def test_training_repeats_and_leaves_the_global_generator(digits):
+    images, labels = digits[0][:40], digits[1][:40]
+    torch.manual_seed(5)
+    one = train_digits_classifier(images, labels, seed=1, epochs=1, num_classes=10)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1))
+    same, other = (train_digits_classifier(images, labels, seed, epochs=1, num_classes=10) for seed in (1, 2))
+    assert torch.equal(one.head.weight, same.head.weight) and not torch.equal(one.head.weight, other.head.weight)
+
+
+def test_colours_and_sizes_reach_the_net(digits):
+    net = classifier.DigitsClassifier().eval()
+    images = digits[0][:2]
+    assert torch.allclose(net(images.repeat(1, 3, 1, 1)), net(images), atol=1e-5)
+    assert net(torch.nn.functional.interpolate(images, (16, 16))).shape == (2, 64)
+
+
+def test_kept_classifiers_are_read_and_follow_the_data(digits, tmp_path, monkeypatch):
+    images, labels = digits[0][:30], [1, 2, 3] * 10
+    monkeypatch.setattr(classifier.train_digits_classifier, "__defaults__", (0, 1, None))
+    first = cached_digits_classifier(images, labels, cache=tmp_path)
+    monkeypatch.setattr(classifier, "train_digits_classifier", None)
+    again = cached_digits_classifier(images, labels, cache=tmp_path)
+    assert torch.equal(first(images), again(images)) and again.num_classes == 3
+    with pytest.raises(TypeError):
+        cached_digits_classifier(images[:29], labels[:29], cache=tmp_path)
+
+
+def test_broken_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none.safetensors"):
+        load_classifier(tmp_path / "none.safetensors")
+    (tmp_path / "a.safetensors").write_bytes(b"abc")
+    with pytest.raises(ValueError, match=r"a.safetensors: no digits classifier of this version"):
+        load_classifier(tmp_path / "a.safetensors")
+
+
+def test_labels_and_images_must_belong_together(digits):
+    with pytest.raises(ValueError, match="N >= 2 labels"):
+        train_digits_classifier(digits[0][:3], [1, 2])
+    with pytest.raises(ValueError, match="between 1 and 2, found 0"):
+        train_digits_classifier(digits[0][:3], [0, 1, 2])

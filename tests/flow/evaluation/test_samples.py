@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.flow import rendering
+from zoo.flow.data.datamodule import ImageData
+from zoo.flow.evaluation.metrics import frechet_distance
+from zoo.flow.evaluation.samples import read_digits, read_reference, read_samples
+
+
+def pictures(count=4, size=3, channels=1):
+    return np.random.default_rng(0).integers(0, 256, (count, size, size, channels), dtype=np.uint8)
+
+
+def write(folder, pixels, names=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, image in enumerate(pixels):
+        rendering.write_png(folder / (names[index] if names else f"{index}.png"), image)
+    return folder
+
+
+def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
+    pixels = pictures(12)
+    folder = write(tmp_path / "s", pixels)
+    lines = [f"{index}.png,{1 + index % 3},7" for index in range(12)]
+    (folder / "labels.csv").write_text("\n".join(["file,label,seed", *lines]))
+    samples = read_samples(folder)
+    assert np.array_equal(samples.pixels, pixels) and samples.labels == [1 + index % 3 for index in range(12)]
+    (folder / "labels.csv").write_text("file,label,seed\n0.png,0,1\n")
+    assert read_samples(folder).labels is None
+    (folder / "labels.csv").write_text("file,label,seed\n0.png,1,1\n90.png,1,1\n")
+    with pytest.raises(ValueError, match=r"1 of the 2 images of labels.csv are missing \(90.png\)"):
+        read_samples(folder)
+    (folder / "labels.csv").write_text("file,seed\n0.png,1\n")
+    with pytest.raises(ValueError, match=r"expected the columns file and label"):
+        read_samples(folder)
+    (folder / "labels.csv").write_text("file,label,seed\n0.png,1,1\n1.png,0,1\n")
+    with pytest.raises(ValueError, match=r"some labels are 0"):
+        read_samples(folder)
+
+
+def test_flat_and_class_folders(tmp_path):
+    pixels = pictures(2, channels=3)
+    flat = read_samples(write(tmp_path / "flat", pixels))
+    assert np.array_equal(flat.pixels, pixels) and flat.labels is None
+    write(tmp_path / "classes" / "b", pixels[:1])
+    write(tmp_path / "classes" / "a", pixels[1:])
+    sorted_ = read_samples(tmp_path / "classes", resolution=6, channels=1)
+    assert sorted_.pixels.shape == (2, 6, 6, 1) and sorted_.labels == [1, 2] and sorted_.classes == ["a", "b"]
+
+
+def test_npz_of_images(tmp_path):
+    pixels = pictures(3)
+    np.savez(tmp_path / "bare.npz", images=pixels)
+    assert np.array_equal(read_samples(tmp_path / "bare.npz").pixels, pixels)
+    np.savez(tmp_path / "full.npz", images=pixels, labels=[1, 2, 1])
+    assert read_samples(tmp_path / "full.npz").labels == [1, 2, 1]
+    with pytest.raises(FileNotFoundError, match="nothing: expected a folder"):
+        read_samples(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"images": pictures(3).astype(float)},
+        {"images": np.zeros((3, 2, 2, 5), np.uint8)},
+        {"images": np.zeros((0, 2, 2), np.uint8)},
+        {"images": pictures(3), "labels": [0, 1, 2]},
+        {"images": pictures(3), "labels": [1, 2]},
+        {"images": pictures(3), "labels": np.array([1, 2, print], dtype=object)},
+        {"pictures": pictures(3)},
+    ],
+)
+def test_other_arrays_are_refused(tmp_path, arrays):
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    with pytest.raises(ValueError, match=r"expected|cannot be read"):
+        read_samples(tmp_path / "wrong.npz")
+
+
+def test_the_digits_are_split_as_in_training():
+    data = ImageData(image_resolution=8, channels=1, val_every=3, split_seed=4)
+    data.setup("fit")
+    train, held = read_digits(3, 4, 8, 1)
+    assert len(train) == len(data.train_set) and len(held) == len(data.val_set) and held.classes == data.classes
+    items = [data.val_set[index] for index in (0, 100)]
+    assert all(torch.equal(held.images()[index], item["x1"]) for index, item in zip((0, 100), items, strict=True))
+    with pytest.raises(ValueError, match="at least 2, not 1"):
+        read_digits(1, None, 8, 1)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_statistics_of_the_fields_tools(tmp_path, save):
+    rows = np.random.default_rng(0).standard_normal((30, 4))
+    mean, covariance = rows.mean(0), np.cov(rows, rowvar=False)
+    save(tmp_path / "edm.npz", mu=mean, sigma=covariance)
+    # ADM's hold the images too, and statistics of other features
+    save(tmp_path / "adm.npz", arr_0=pictures(), mu=mean, sigma=covariance, mu_s=mean[:2], sigma_s=covariance[:2, :2])
+    for name in ("edm", "adm"):
+        known = read_reference(tmp_path / f"{name}.npz", 8, 3)
+        assert known.mean.dtype == torch.float64
+        assert frechet_distance(known, torch.from_numpy(rows)) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sigma": None}, r"expected floats mu \(D,\) and sigma \(D, D\), found mu \(3,\) float64"),
+        ({"sigma": np.eye(4)}, r"found mu \(3,\) float64, sigma \(4, 4\) float64"),
+        ({"mu": np.zeros((1, 3))}, r"found mu \(1, 3\) float64"),
+        ({"mu": np.zeros(0), "sigma": np.zeros((0, 0))}, r"found mu \(0,\)"),
+        ({"mu": np.float64(1), "sigma": np.float64(1)}, r"found mu \(\) float64"),
+        ({"mu": np.zeros(3, int)}, "int64"),
+        ({"mu": np.array([1.0, 2.0, np.nan])}, "not finite"),
+        ({"sigma": np.triu(np.ones((3, 3)))}, "not symmetric"),
+        ({"sigma": np.full((3, 3), np.nan)}, "not finite"),
+        ({"sigma": -np.eye(3)}, "no mean and covariance"),
+        ({"mu": np.array([1.0, 2.0, print], dtype=object)}, "cannot be read as npz .*Object arrays"),
+    ],
+)
+def test_other_arrays_are_no_statistics(tmp_path, changes, message):
+    arrays = {"mu": np.zeros(3), "sigma": np.eye(3), **changes}
+    np.savez(tmp_path / "s.npz", **{name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(ValueError, match=rf"s\.npz: .*{message}"):
+        read_reference(tmp_path / "s.npz", 8, 1)

@@ -1,0 +1,120 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from zoo.flow.evaluation import solver_tables as tables
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.solvers import Solver
+
+SEEDS = [3, 4, 5, 6]
+
+
+class Growth(VelocityNet):
+    """x' = 0.5 k x with k the label: the samples are the noise times exp(0.5 k)."""
+
+    def __init__(self, classes: int = 2) -> None:
+        super().__init__()
+        self.sample_shape, self.num_classes = (2,), classes
+        self.rows: list[int] = []
+
+    def forward(self, x: Tensor, t: float, label: Tensor | None = None) -> Tensor:
+        self.rows.append(len(x))
+        return 0.5 * (label.reshape(-1, 1) if label is not None else 1) * x
+
+
+def build(classes: int = 2, guidance: Guidance | None = None) -> Sampler:
+    return Sampler(Growth(classes), ConditionalOT(0.0), Solver("euler", 7), guidance, chunk=3)
+
+
+def error(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
+    rates = torch.tensor(labels or [1] * len(samples)) * 0.5
+    exact = build().noise(SEEDS) * rates.exp()[:, None]
+    return {"error": float((samples - exact).abs().max()), "mean": float(samples.mean())}
+
+
+def test_solvers_get_as_many_steps_as_the_budget_allows() -> None:
+    assert [tables.steps_within(method, 10) for method in tables.METHODS[:4]] == [10, 5, 5, 2]
+    assert tables.steps_within("rk4", 3) == 0
+
+
+def test_solver_table_counts_what_was_evaluated_and_sees_the_orders() -> None:
+    model = build()
+    rows = tables.solver_table(model, [1, 2, 1, 2], SEEDS, error, budgets=(1, 10, 40), tolerances=(1e-3, 1e-5))
+    found = {(row["method"], row["budget"]): row for row in rows}
+    assert {key[0] for key in found if key[1] == 1} == {"euler"}  # one step of the others costs more
+    assert (found["rk4", 10]["steps"], found["rk4", 10]["nfe"], found["rk4", 10]["passes"]) == (2, 8, 8)
+    for method, order in (("euler", 1), ("midpoint", 2), ("heun2", 2), ("rk4", 4)):
+        gain = found[method, 10]["quality"]["error"] / found[method, 40]["quality"]["error"]
+        ratio = found[method, 40]["steps"] / found[method, 10]["steps"]
+        assert math.log(gain) / math.log(ratio) == pytest.approx(order, abs=0.35), method
+    loose, tight = (row for row in rows if row["method"] == "dopri5")
+    assert (loose["budget"], loose["tolerance"], tight["tolerance"]) == (None, 1e-3, 1e-5)
+    assert 6 < loose["nfe"] < tight["nfe"] and loose["quality"]["error"] > tight["quality"]["error"]
+    assert model.net._forward_pre_hooks == {} and len(model.solver.grid) == 8
+
+
+def test_guidance_costs_passes_not_evaluations() -> None:
+    model = build(guidance=Guidance(4.0, interval=(0.0, 0.5)))
+    rows = tables.guidance_table(model, [1, 2, 1, 2], SEEDS, error, scales=(1.0, 2.0), budgets=(4,))
+    assert [(row["scale"], row["nfe"], row["passes"]) for row in rows] == [(1.0, 4, 4), (2.0, 4, 7)]
+    assert model.guidance is not None and model.guidance.scale == 4.0
+    (row,) = tables.guidance_table(build(), [1, 2, 1, 2], SEEDS, error, scales=(2.0,), budgets=(200,), method="rk4")
+    assert row["passes"] == 400
+    # all labels of the field doubled, for the null class stands still
+    doubled = build().noise(SEEDS) * torch.tensor([1.0, 2.0, 1.0, 2.0]).exp()[:, None]
+    assert row["quality"]["mean"] == pytest.approx(float(doubled.mean()), abs=1e-4)
+    with pytest.raises(ValueError, match="equal NFE"):
+        tables.guidance_table(model, [1], [1], error, method="dopri5")
+
+
+def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tables.solver_table(
+        build(), [1, 2, 1, 2], SEEDS, error, ["euler", "rk4", "dopri5"], (1, 5), tolerances=[0.1]
+    )
+    tables.print_table(rows, "solvers", Console(width=100))
+    text = capsys.readouterr().out
+    assert text.count("solvers: ") == 2 and text.count("NFE: evaluations") == 1
+    assert "as needed" in text and "dopri5 1e-01" in text
+    (line,) = [line for line in text.split("solvers: mean")[0].splitlines() if "rk4" in line]
+    assert "@4" in line
+
+
+def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def quality(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
+        return {"spread": float(samples.std()), "shift": float(samples.mean())}
+
+    found = tables.compare(
+        build(), tmp_path / "out", quality, ([1, 2, 1, 2], SEEDS), 63, ["euler", "dopri5"], (1, 4), (1.0, 3.0), (1e-2,)
+    )
+    assert [len(found[name]) for name in ("solvers", "guidance")] == [3, 4]
+    for name in ("solvers", "guidance"):
+        written = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+        assert written["rows"] == found[name] and written["samples"] == 4 and "machine" in written
+        with Image.open(tmp_path / "out" / f"{name}.png") as picture:
+            assert picture.size == (1100, 450)
+    assert "guidance: spread" in capsys.readouterr().out
+    unconditional = tables.compare(
+        build(0), tmp_path / "free", quality, (None, SEEDS), 63, methods=["euler"], budgets=(1,)
+    )
+    assert list(unconditional) == ["solvers"]
+    with pytest.raises(ValueError, match="nothing to compare"):
+        tables.compare(build(0), tmp_path / "none", quality, (None, SEEDS), 63, methods=[])
+
+
+def test_log_axis_only_where_the_values_span_enough() -> None:
+    rows = [
+        {"series": "a", "nfe": nfe, "quality": {"wide": 10.0**-nfe, "narrow": 1.0 + nfe / 10, "signed": -1.0 * nfe}}
+        for nfe in (1, 2)
+    ]
+    axes = tables.draw_table(rows, "t").get_axes()
+    assert [each.get_yscale() for each in axes] == ["log", "linear", "linear"]
+    assert all(each.get_xscale() == "log" for each in axes)

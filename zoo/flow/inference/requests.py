@@ -1,0 +1,119 @@
+"""What all that draw many samples share: labels and seeds, the loaded run, its description, the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.common.checks import check_at_least
+from zoo.common.environment import local_device
+from zoo.common.tensors import state_digest
+from zoo.flow.data.image_sets import SUFFIXES
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.frozen import FrozenNet
+from zoo.flow.process.conditions import GenerationConditions
+from zoo.flow.process.guidance import Autoguidance, Guidance
+from zoo.flow.process.sampling import SAMPLES
+from zoo.flow.process.solvers import Solver
+from zoo.runs.load import load
+from zoo.training.resume import item_seed
+
+SampleRequests = tuple[list[int] | None, list[int]]
+"""Labels (None without classes) and seeds, one per sample."""
+
+
+def sample_requests(
+    count: int, seed: int, num_classes: int, labels: Sequence[int] | None = None, epoch: int = SAMPLES
+) -> SampleRequests:
+    """Labels, in turns, and seeds of samples 0, 1, ...; those of a sample do not depend on the count.
+
+    Args:
+        num_classes: of the net; 0 for none.
+        labels: taken in turns; one that stands twice comes twice as often. None for all classes.
+        epoch: of the keys of the noise.
+    """
+    check_at_least(1, count=count)
+    if labels is not None and not num_classes:
+        raise ValueError(f"labels {list(labels)} are given to a net that has no classes: leave them out")
+    if labels is not None and (not labels or any(not 0 <= label <= num_classes for label in labels)):
+        raise ValueError(f"labels lie between 1 and {num_classes} (0 is the null class), found {list(labels)}")
+    seeds = [item_seed(seed, epoch, index) for index in range(count)]
+    if not num_classes:
+        return None, seeds
+    choice = list(labels) if labels is not None else list(range(1, num_classes + 1))
+    return [choice[index % len(choice)] for index in range(count)], seeds
+
+
+def image_files(path: Path | None) -> list[Path]:
+    """An image, or all of a folder by name; none for None."""
+    if path is None or path.is_file():
+        return [] if path is None else [path]
+    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else []
+    if not files:
+        raise FileNotFoundError(f"{path} is neither an image nor a folder of images")
+    return files
+
+
+def cycle_conditions(
+    sampler: Sampler,
+    seeds: Sequence[int],
+    prompts: Sequence[str] | None,
+    images: Sequence[Path],
+    masks: Sequence[Path],
+    first: int = 0,
+) -> GenerationConditions | None:
+    """Prompts, images and masks of samples, each in turns; masks go with the images where they are as many.
+
+    The seeds are those of the samples from number `first` on.
+    """
+
+    def turns(values: Sequence[Any]) -> list[Any]:
+        return [values[(first + index) % len(values)] for index in range(len(seeds))] if values else []
+
+    if sampler.text is not None and not prompts:
+        raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")
+    return sampler.read_conditions(turns(prompts) if prompts else None, turns(images), turns(masks), seeds)
+
+
+def load_sampler(
+    run: Path,
+    solver: Solver | None = None,
+    guidance: Guidance | None = None,
+    chunk: int | None = None,
+    device: str = "cpu",
+    guide: Path | None = None,
+) -> Sampler:
+    """Load a run folder, checkpoint or export to sample from it; None takes the run's solver, guidance or chunk.
+
+    `cuda` is each process's own device where torchrun started several. `guide` is the run of a weaker net, by which the
+    sampler guides itself; the scale is 2 unless `guidance` gives another `Autoguidance`.
+    """
+    options: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
+    sampler = load(run, local_device(device), **{name: value for name, value in options.items() if value is not None})
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
+    if guide is not None:
+        sampler.guide = FrozenNet(str(guide)).to(sampler.device)
+        if not isinstance(sampler.guidance, Autoguidance):
+            sampler.guidance = Autoguidance()
+    return sampler
+
+
+def sampler_settings(sampler: Sampler) -> dict[str, Any]:
+    """What decides samples besides their labels and seeds, for JSON: the weights as a hash, path, solver, guidance."""
+    return {
+        **({} if sampler.guide is None else {"guide": sampler.guide.fingerprint()}),
+        **({} if sampler.latents is None else {"latents": state_digest(sampler.latents.state_dict())}),
+        **({} if sampler.text is None else {"text": sampler.text.fingerprint()}),
+        **({} if sampler.image_condition is None else {"image_condition": _describe(sampler.image_condition)}),
+        "weights": state_digest(sampler.net.state_dict()),
+        "prediction": sampler.prediction,
+        "path": _describe(sampler.path),
+        "solver": _describe(sampler.solver),
+        "guidance": None if sampler.guidance is None else _describe(sampler.guidance),
+    }
+
+
+def _describe(part: Any) -> dict[str, Any]:
+    return {"class": type(part).__name__, **vars(part)}
