@@ -73,7 +73,6 @@ WRONG = [
     ("find-lr flow/smoke --stepps 5", "find-lr has no option --stepps (options: --min_lr"),
     ("runs --lsat 5", "runs has no option --lsat: did you mean --last?"),
     ("inspect x --pth y", "inspect has no option --pth"),
-    ("collect x --env PointMas", "env"),
     ("evaluate compressed_ad --run x --output y --episodes many", "expected int, got many"),
 ]
 

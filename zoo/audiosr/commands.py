@@ -7,6 +7,6 @@ COMMANDS = {
     ),
     "evaluate": (
         "zoo.audiosr.evaluation.evaluate:evaluate_run",
-        "Measure how well a run restores clips at a grid of cut-offs, with baselines and the ceiling of its components.",
+        "Measure how well a run restores clips at cut-offs, with baselines and the ceiling of its components.",
     ),
 }
