@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from zoo.audio.io import files
-from zoo.audiosr.evaluation.evaluate import (
+from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate
+from zoo.audiosr.evaluation.report import (
     CEILING,
     HF_BANDS,
     LINEAR,
@@ -23,8 +24,6 @@ from zoo.audiosr.evaluation.evaluate import (
     RESTORED,
     UNPROCESSED,
     Evaluation,
-    Settings,
-    evaluate,
 )
 from zoo.common.systems import recipe_root
 
@@ -141,8 +140,8 @@ def measure(run: Path, quick: bool = False) -> dict[str, float]:
     evaluations = {}
     for name, sampler in SAMPLERS.items():
         chosen = {**sampler, "init_args": {"steps": 2}} if quick and sampler else sampler
-        settings = Settings(keep=2 if name == RECIPE else 0, options={"sampler": chosen} if chosen else {})
-        evaluations[name] = evaluate(run, run / FOLDER / name, settings)
+        options = EvaluationOptions(keep=2 if name == RECIPE else 0, restore={"sampler": chosen} if chosen else {})
+        evaluations[name] = evaluate(run, run / FOLDER / name, options)
     means = {name: _means(each.rows) for name, each in evaluations.items()}
     recipe, slow, fast = (means[name] for name in (RECIPE, "ddim", "dpm"))
     figures = {

@@ -11,6 +11,7 @@ import torch
 from tests.audiosr.task_parts import VOCODER, Data, denoiser, task, trainer
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver
 from zoo.audiosr.nets.frozen import FrozenVocoder
+from zoo.audiosr.options import RestoreOptions
 from zoo.cli.main import main
 from zoo.common.systems import recipe_root
 from zoo.runs.checkpoints import find_checkpoints, load_checkpoint
@@ -53,8 +54,8 @@ def test_samples_change_no_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"guidance_scale": 1.0, "restore_sampler": DPMSolver(2)},
-        {"net": "film", "vocoder": FrozenVocoder(config=VOCODER), "restore_sampler": DDIM(2, eta=1.0)},
+        {"restore": RestoreOptions(guidance_scale=1.0), "validation_sampler": DPMSolver(2)},
+        {"net": "residual", "vocoder": FrozenVocoder(config=VOCODER), "validation_sampler": DDIM(2, eta=1.0)},
     ],
     ids=["no vocoder", "no clip to restore"],
 )
@@ -69,8 +70,9 @@ def test_mels_are_drawn_where_no_clip_becomes_sound(
 
 
 def test_no_more_clips_are_kept_than_restored(tmp_path: Path) -> None:
-    settings = {"vocoder": FrozenVocoder(config=VOCODER), "restore_items": 1, "restore_sampler": DPMSolver(1)}
-    model = task(guidance_scale=1.0, chunk_seconds=0.32, overlap_seconds=0.08, **settings)
+    settings = {"vocoder": FrozenVocoder(config=VOCODER), "restore_items": 1, "validation_sampler": DPMSolver(1)}
+    restore = RestoreOptions(guidance_scale=1.0, chunk_seconds=0.32, overlap_seconds=0.08)
+    model = task(restore=restore, **settings)
     run = trainer(tmp_path, max_steps=1, val_check_interval=1, limit_val_batches=1.0, callbacks=[Samples(items=9)])
     run.fit(model, datamodule=Data(samples=2720))
     assert shown(tmp_path) == {"step_00000001": SOUNDS | {"clip0_spectra.png"}}

@@ -84,9 +84,9 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
         recipe,
         "--trainer.max_steps=3",
         "--trainer.val_check_interval=3",
-        "--data.init_args.val_items=3",
+        "--data.init_args.split.items=3",
     ]
-    args += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
+    args += ["--data.init_args.corpus.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
     args += [
         f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()
     ]
@@ -214,8 +214,8 @@ PRETRAINING = [
     f"--data.init_args.env={ROOM}",
     "--data.init_args.root=null",
     f"--data.init_args.demonstrator={{class_path: {DEMONSTRATOR}, init_args: {{env: {ROOM}, episodes: 10}}}}",
-    "--data.init_args.store.streams=null",
-    "--data.init_args.store.steps=null",
+    "--data.init_args.store.streams=0",
+    "--data.init_args.store.steps=0",
     "--data.init_args.epoch_items=64",
     "--data.init_args.evaluation.items=4",  # one batch, of which each of two processes needs a part
     "--data.init_args.num_workers=0",

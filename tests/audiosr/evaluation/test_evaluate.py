@@ -13,12 +13,12 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.evaluation.evaluate import (
-    Settings,
+    EvaluationOptions,
     evaluate,
     evaluate_run,
     level_factor,
+    load_recipe_data,
     low_band_si_sdr,
-    recipe_data,
     wide_band_pesq,
 )
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
@@ -52,7 +52,11 @@ def export(tmp_path: Path) -> Path:
         "features": features(),
         "diffusion": CosineDiffusion(),
     }
-    specs = {"inference": "zoo.audiosr.Restorer", "components": parts, "options": {"overlap_seconds": 0.32}}
+    specs = {
+        "inference": "zoo.audiosr.Restorer",
+        "components": parts,
+        "options": {"restore": {"overlap_seconds": 0.32}},
+    }
     write_export(tmp_path / "export", specs, built, "a test")
     for index in range(3):
         speech = SyntheticSpeech(sample_rate=RATE).utterance(index)[: RATE // 2]
@@ -91,7 +95,7 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
 def test_without_training_audio_a_row_is_missing_and_a_bad_file_is_named(export, tmp_path):
     files.write(tmp_path / "data" / "short.wav", np.ones(40, np.float32) / 9, RATE)
     (tmp_path / "data" / "0.wav").write_bytes((tmp_path / "data" / "0.wav").read_bytes()[:-900])
-    settings = Settings(data=tmp_path / "data", cutoffs_hz=(3000.0,), seconds=0.2, match_level=True, keep=0)
+    settings = EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(3000.0,), seconds=0.2, match_level=True, keep=0)
     with pytest.raises(ValueError, match=r"0\.wav") as caught:
         evaluate(export, tmp_path / "out", settings)
     assert "max_bad_share" not in str(caught.value)  # no option of the command
@@ -99,9 +103,9 @@ def test_without_training_audio_a_row_is_missing_and_a_bad_file_is_named(export,
 
 def test_what_cannot_be_evaluated_is_refused(export, tmp_path):
     with pytest.raises(FileNotFoundError, match="--data"):
-        evaluate(export, tmp_path / "out", Settings())
+        evaluate(export, tmp_path / "out", EvaluationOptions())
     with pytest.raises(ValueError, match="nothing to restore"):
-        evaluate(export, tmp_path / "out", Settings(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
+        evaluate(export, tmp_path / "out", EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(7900.0,)))
     with pytest.raises(ValueError, match="--sampler"):
         evaluate_run(export, tmp_path / "out", steps=3)
 
@@ -111,8 +115,8 @@ def test_missing_data_of_a_run_is_replaced_by_an_option(tmp_path):
     data = {"class_path": "zoo.audiosr.SuperResolutionData", "init_args": {"root": "nowhere", "sample_rate": RATE}}
     (tmp_path / "run" / "config.yaml").write_text(json.dumps({"data": data}))
     with pytest.raises(FileNotFoundError, match="--data"):
-        recipe_data(tmp_path / "run", Settings())
-    assert recipe_data(tmp_path / "run", Settings(data=tmp_path)) is None
+        load_recipe_data(tmp_path / "run", EvaluationOptions())
+    assert load_recipe_data(tmp_path / "run", EvaluationOptions(data=tmp_path)) is None
 
 
 def test_the_low_band_alone_is_compared():

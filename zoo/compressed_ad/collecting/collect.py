@@ -23,7 +23,8 @@ from zoo.compressed_ad.collecting.base import Algorithm, HistoryRequest
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, Recorder, keep_every_nth_episode
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.data.history_writer import HistoryWriter, Recorder, keep_every_nth_episode
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import Darkroom

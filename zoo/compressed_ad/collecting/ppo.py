@@ -14,8 +14,8 @@ from zoo.common.checks import check_at_least, check_positive, check_within
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.collecting.base import Algorithm, HistoryRequest
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer, RewardScaler, clip_norms
-from zoo.compressed_ad.data.history import Recorder
-from zoo.compressed_ad.envs.base import BatchedEnvs, Env
+from zoo.compressed_ad.data.history_writer import Recorder
+from zoo.compressed_ad.envs.base import BatchedEnvs
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.training.resume import item_seed
 
@@ -90,10 +90,6 @@ class PPO(Algorithm):
         check_at_least(2, minibatch=self.minibatch)
         check_within(0, 1, discount=self.discount, trace=self.trace)
         check_positive(learning_rate=self.learning_rate, clip=self.clip)
-
-    def check(self, env: Env, steps: int) -> None:
-        """Refuse pictures."""
-        Observer(env, (1, 1), self.frames, self.minibatch)
 
     def make(self, request: HistoryRequest) -> np.ndarray:
         """Learn tasks from scratch; learning takes complete rollouts, the histories are cut."""

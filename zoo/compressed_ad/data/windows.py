@@ -18,7 +18,7 @@ from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore, replace_last_states, to_steps
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.envs.spaces import Box, Space, is_picture, size
+from zoo.compressed_ad.envs.spaces import Box, Space, size
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 from zoo.training.resume import Key, item_seed
 
@@ -113,16 +113,14 @@ class StoredSource(HistorySource):
 
     Args:
         positions: of the tasks in the store, in this order.
-        streams: first histories of each task; all by default.
-        length: first steps of each history; all by default.
+        streams: first histories of each task; 0 for all.
+        length: first steps of each history; 0 for all.
     """
 
-    def __init__(
-        self, store: HistoryStore, positions: Sequence[int], streams: int | None = None, length: int | None = None
-    ) -> None:
+    def __init__(self, store: HistoryStore, positions: Sequence[int], streams: int = 0, length: int = 0) -> None:
         for value, most, name in ((streams, store.streams, "streams"), (length, store.steps, "steps")):
-            if value is not None and not 1 <= value <= most:
-                raise ValueError(f"data.init_args.store.{name} is {value}; {store.folder} has 1 to {most}")
+            if not 0 <= value <= most:
+                raise ValueError(f"data.init_args.store.{name} is {value}; {store.folder} has {most}")
         self.env = store.env
         self.store = store
         self.positions = list(positions)
@@ -288,8 +286,8 @@ class HistoryWindows(Dataset[dict[str, Any]]):
 
 
 def _space_moments(values: Tensor, space: Space) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of values (B, L, *space) in a Box; empty for classes and pictures."""
-    if not isinstance(space, Box) or is_picture(space):
+    """Mean and standard deviation of values (B, L, *space) in a Box; empty for classes."""
+    if not isinstance(space, Box):
         return torch.empty(0), torch.empty(0)
     return _moments(values.reshape(-1, size(space)))
 

@@ -78,11 +78,15 @@ CONTROLS = (
     Control("Precision", "Performance", "choice", ("trainer.precision",), _PRECISIONS),
     Control("Compile", "Performance", "switch", (f"{_MODEL}compile", "*.compile")),
     Control(
-        "Compile mode", "Performance", "choice", ("*.compile_mode",), ("default", "reduce-overhead", "max-autotune")
+        "Compile mode",
+        "Performance",
+        "choice",
+        ("*.compile_options.mode",),
+        ("default", "reduce-overhead", "max-autotune"),
     ),
     Control("Compile the full graph", "Performance", "switch", ("*fullgraph", "*.full_graph")),
     Control("Gradient checkpointing", "Performance", "switch", ("*.checkpointing", "*.gradient_checkpointing")),
-    Control("Cache of the data", "Performance", "choice", (f"{_DATA}cache_mode",), ("none", "ram", "memmap")),
+    Control("Cache of the data", "Performance", "choice", (f"{_DATA}cache_mode",), ("ram", "memmap")),
     Control("Devices", "Performance", "text", ("trainer.devices",), info="a number, or auto"),
     Control("Parallel", "Performance", "choice", (f"{_MODEL}parallel",), ("none", "dp")),
     Control(
