@@ -26,8 +26,8 @@ from zoo.flow.process.solvers import METHODS, Solver
 from zoo.training.task import ZooTask
 
 SMALL = {
-    "batch_size": 2, "num_workers": 0, "embedded_utterances": 6, "val_items": 2, "val_speakers": None,
-    "val_seconds": 1.0, "max_seconds": 1.0, "train_points": 64,
+    "batch_size": 2, "num_workers": 0, "embedded_utterances": 6, "val_items": 2,
+    "max_seconds": 1.0, "train_points": 64,
 }  # fmt: skip
 NESTED = {"split": {"items": 2, "seconds": 1.0}, "corpus": {"embedded_utterances": 6}}  # of the audio systems
 
