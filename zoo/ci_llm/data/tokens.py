@@ -131,7 +131,8 @@ def tokenise_files(
         for path, array in zip(paths, (table.ids, table.items), strict=True):
             write_atomic(path, lambda file, array=array: np.save(file, array))  # type: ignore[misc]
         arrays = [_map_array(path) for path in paths]
-    return TokenTable(*arrays, [str(path) for path in files])
+    ids, items = arrays
+    return TokenTable(ids, items, [str(path) for path in files])
 
 
 def _map_array(path: Path) -> np.ndarray:

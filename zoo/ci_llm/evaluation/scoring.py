@@ -106,7 +106,7 @@ def score(
         scores = token_scores(log_probs, rule.combine(log_probs, path[selected]), targets[selected])
         tokens[name] = {key: values.cpu() for key, values in scores.items()}
     assert output.hidden is not None
-    representations = {
+    representations: dict[str, Tensor] = {
         strategy: text_representations(output.hidden, mask, labels, strategy).float().cpu() for strategy in STRATEGIES
     }
     return Scores(tokens, representations)
