@@ -10,14 +10,15 @@ from tests.ci_llm import task_parts
 from tests.ci_llm.crowd_parts import crowd
 from tests.ci_llm.task_parts import BYTES, trainer
 from tests.harness import REPOSITORY
-from zoo.ci_llm.aggregation.aggregator import Vote
+from zoo.ci_llm.aggregation import Vote
 from zoo.ci_llm.data.arithmetic import Arithmetic
 from zoo.ci_llm.data.datamodule import TextData
-from zoo.ci_llm.data.questions import Question, in_one_line, questions, room
+from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.nets.backbone import LearningBackbone
-from zoo.ci_llm.pretrain import PretrainTask
+from zoo.ci_llm.pretrain_task import PretrainTask
 from zoo.ci_llm.task import CrowdTask
+from zoo.ci_llm.validation_texts import Question, list_questions, max_new_tokens, to_one_line
 from zoo.cli.main import main
 from zoo.training.callbacks.samples import Samples
 
@@ -33,7 +34,8 @@ def table(folder: Path, name: str = "val_answers", step: int = 2) -> tuple[list[
 
 def data(val_items: int = 6) -> TextData:
     corpus = Arithmetic(train_items=8, val_items=val_items, test_items=2)
-    return TextData(ByteTokenizer(), template=TEMPLATE, max_length=128, batch_size=4, corpus=corpus)
+    text_format = TextFormat(template=TEMPLATE)
+    return TextData(ByteTokenizer(), text_format=text_format, max_length=128, batch_size=4, corpus=corpus)
 
 
 def task(count: int = 2, **arguments) -> CrowdTask:
@@ -74,13 +76,13 @@ def test_answers_are_those_of_the_inference(tmp_path: Path) -> None:
     made = fit(task(), tmp_path, Samples(items=3))
     heads, rows = table(tmp_path)
     asked = [row[0] for row in rows]
-    own = {problem.question: in_one_line(problem.answer) for problem in data().corpus.problems("val")}
+    own = {problem.question: to_one_line(problem.answer) for problem in data().corpus.problems("val")}
     assert len(asked) == 3 and [row[-1] for row in rows] == [own[question] for question in asked]
     writer = made.inference()
-    assert [row[heads.index("crowd")] for row in rows] == [in_one_line(text) for text in writer(asked)]
+    assert [row[heads.index("crowd")] for row in rows] == [to_one_line(text) for text in writer(asked)]
     for number in range(2):
-        with made.crowd.only(number):
-            assert [row[1 + number] for row in rows] == [in_one_line(text) for text in writer(asked)]
+        with made.crowd.select_agents(number):
+            assert [row[1 + number] for row in rows] == [to_one_line(text) for text in writer(asked)]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +99,11 @@ def test_unusual_crowds_and_sets(count: int, val_items: int, arguments: dict, tm
 def test_questions_of_a_batch() -> None:
     tokenizer = ByteTokenizer()
     batch = next(iter(_prepared(data()).val_dataloader()))
-    asked = questions([batch, batch], 5, tokenizer, TEMPLATE)
+    asked = list_questions([batch, batch], 5, tokenizer, TEMPLATE)
     assert len(asked) == 5 and asked[4] == asked[0]
     assert tokenizer.decode(asked[0].prompt) == TEMPLATE.replace("{prompt}", asked[0].text)
     nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
-    (found,) = questions([nothing], 1, tokenizer, TEMPLATE)
+    (found,) = list_questions([nothing], 1, tokenizer, TEMPLATE)
     assert found.answer == "" and found.prompt[: len(asked[0].prompt)] == asked[0].prompt
 
 
@@ -110,9 +112,13 @@ def _prepared(source: TextData) -> TextData:
     return source
 
 
-def test_room_within_the_context() -> None:
+def test_new_tokens_fit_into_the_context() -> None:
     asked = [Question([1] * 5, "", ""), Question([1] * 12, "", "")]
-    assert (room(asked, 16, 100), room(asked, 16, 3), room(asked, None, 100)) == (4, 3, 64)
+    assert (max_new_tokens(asked, 16, 100), max_new_tokens(asked, 16, 3), max_new_tokens(asked, None, 100)) == (
+        4,
+        3,
+        64,
+    )
 
 
 @pytest.mark.parametrize("make", [task, pretraining])

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.harness import environment
 from zoo.ci_llm.losses.distances import pairwise_divergences
-from zoo.ci_llm.losses.diversity import Diversity, gather_points, representations, sliced_wasserstein
+from zoo.ci_llm.losses.diversity import Diversity, gather_points, sliced_wasserstein, text_representations
 
 
 def clouds(agents=3, rows=4, dims=8, seed=0):
@@ -38,14 +38,14 @@ WHERE = {
 @pytest.mark.parametrize("strategy", WHERE)
 def test_strategies_heed_the_mask(strategy, side):
     values = clouds(2, 8).reshape(2, 2, 4, 8)
-    found = representations(values, MASKS[side], LABELS[side], strategy)
+    found = text_representations(values, MASKS[side], LABELS[side], strategy)
     for row, positions in enumerate(WHERE[strategy][side]):
         torch.testing.assert_close(found[:, row], values[:, row, positions].mean(1))
 
 
 def test_answer_tokens_are_points_of_their_own():
     values = clouds(2, 8).reshape(2, 2, 4, 8)
-    found = representations(values, MASKS["right"], LABELS["right"], "answer_tokens")
+    found = text_representations(values, MASKS["right"], LABELS["right"], "answer_tokens")
     torch.testing.assert_close(found, torch.stack([values[:, 0, 0], values[:, 0, 1], values[:, 1, 0]], dim=1))
 
 
@@ -53,27 +53,27 @@ def test_answer_tokens_are_points_of_their_own():
 def test_agents_that_read_texts_of_their_own(strategy):
     values = clouds(2, 8).reshape(2, 2, 4, 8)
     masks, labels = (torch.stack([table["left"], table["right"]]) for table in (MASKS, LABELS))
-    found = representations(values, masks, labels, strategy)
+    found = text_representations(values, masks, labels, strategy)
     for agent, side in enumerate(("left", "right")):
-        alone = representations(values[agent][None], MASKS[side], LABELS[side], strategy)
+        alone = text_representations(values[agent][None], MASKS[side], LABELS[side], strategy)
         torch.testing.assert_close(found[agent], alone[0])
     with pytest.raises(ValueError, match="same texts"):
-        representations(values, masks, labels, "answer_tokens")
+        text_representations(values, masks, labels, "answer_tokens")
 
 
 def test_without_mask_padding_counts():
     values = clouds(2, 8).reshape(2, 2, 4, 8)
     mask = MASKS["right"]
-    torch.testing.assert_close(representations(values, mask, None, "last_token", mask=False), values[:, :, 3])
-    torch.testing.assert_close(representations(values, mask, None, "mean_pool", mask=False), values.mean(2))
+    torch.testing.assert_close(text_representations(values, mask, None, "last_token", mask=False), values[:, :, 3])
+    torch.testing.assert_close(text_representations(values, mask, None, "mean_pool", mask=False), values.mean(2))
 
 
 def test_missing_labels_and_unknown_strategies_are_refused():
     values = clouds(2, 8).reshape(2, 2, 4, 8)
     with pytest.raises(ValueError, match="needs labels"):
-        representations(values, MASKS["right"], None, "answer_mean")
-    with pytest.raises(ValueError, match="use last_token"):
-        representations(values, MASKS["right"], None, "middle")
+        text_representations(values, MASKS["right"], None, "answer_mean")
+    with pytest.raises(ValueError, match="strategy is one of last_token"):
+        text_representations(values, MASKS["right"], None, "middle")
 
 
 def test_weight_zero_asks_for_nothing():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from zoo.ci_llm.aggregation.aggregator import aggregate, uniform_log_weights
+from zoo.ci_llm.aggregation import aggregate, uniform_log_weights
 from zoo.ci_llm.losses.metrics import (
     CrowdScores,
     calibration_error,

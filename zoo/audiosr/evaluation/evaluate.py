@@ -335,7 +335,7 @@ def evaluate_run(
     seed: int | None = None,
     device: str = "cpu",
 ) -> int:
-    """Measure how well a run restores clips at a grid of cut-offs, with baselines and the ceiling of its components.
+    """Measure how well a run restores clips at cut-offs, with baselines and the ceiling of its components.
 
     Prints a report and writes per_item.csv, summary.csv, summary.json, report.md, and sound and pictures
     of the first clips. A second call computes only what is missing. Returns 0, or 1 when an item failed.

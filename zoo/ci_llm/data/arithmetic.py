@@ -1,4 +1,4 @@
-"""Word problems of addition and subtraction, made in code: a corpus for runs without any file."""
+"""Synthetic word problems of addition and subtraction: a corpus for runs without any file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Split = Literal["train", "val", "test"]
 Operation = Literal["add", "subtract"]
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-HELD_OUT = 0.2  # of all sums, for validation and for the test each
+HOLD_OUT = 0.2  # share of all sums, for validation and for the test each
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 THINGS = ("apples", "books", "coins", "eggs", "pens", "shells", "stamps", "toys")
 TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -40,15 +40,15 @@ class Problem(NamedTuple):
 
 
 class Arithmetic:
-    """Problems drawn from seeds. No sum (operation and both numbers) of one split occurs in another.
+    """Problems sampled from seeds. No sum (operation and both numbers) of one split occurs in another.
 
     Args:
         train_items: number of training problems; sums repeat in other words where there are more problems than sums.
         val_items: number of validation problems, likewise.
         test_items: number of test problems, likewise.
-        operations: what is asked for.
+        operations: kinds of problems.
         largest: of the numbers added, and of the number subtracted from; the smallest is 0.
-        seed: of the problems and of who is in which split.
+        seed: of the problems and of the splits.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Arithmetic:
 
     def _sums(self, split: Split) -> list[tuple[str, int, int]]:
         span = range(self.largest + 1)
-        every = [(name, a, b) for name in self.operations for a in span for b in span if name == "add" or b <= a]
+        sums = [(name, a, b) for name in self.operations for a in span for b in span if name == "add" or b <= a]
         generator = torch.Generator().manual_seed(item_seed(self.seed, len(SPLITS), 0))
-        order = torch.randperm(len(every), generator=generator).tolist()
-        held = int(HELD_OUT * len(every))
-        parts = {"val": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}
-        return [every[i] for i in parts[split]]
+        order = torch.randperm(len(sums), generator=generator).tolist()
+        count = int(HOLD_OUT * len(sums))
+        parts = {"val": order[:count], "test": order[count : 2 * count], "train": order[2 * count :]}
+        return [sums[i] for i in parts[split]]
 
-    def _problem(self, drawn: tuple[str, int, int], seed: int) -> Problem:
-        operation, a, b = drawn
+    def _problem(self, terms: tuple[str, int, int], seed: int) -> Problem:
+        operation, a, b = terms
         choices = (TEMPLATES[operation], NAMES, THINGS)
         shares = sample_uniforms([seed], len(choices))[:, 0].tolist()
         template, name, thing = (each[int(share * len(each))] for each, share in zip(choices, shares, strict=True))

@@ -1,4 +1,4 @@
-"""How good, how calibrated and how diverse a crowd's predictions are, token by token and answer by answer."""
+"""Likelihood, calibration and diversity of a crowd's predictions, by token and by answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.common.statistics import Interval, bootstrap_mean
 
 BINS = 15  # of the calibration error, as Guo et al. (2017)
-TEMPERATURES = tuple(2.0 ** (step / 8) for step in range(-16, 17))  # 0.25 to 4, where the best one is looked for
+TEMPERATURES = tuple(2.0 ** (step / 8) for step in range(-16, 17))  # 0.25 to 4, candidates of temperature scaling
 
 
 def entropy(log_probs: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def entropy(log_probs: Tensor) -> Tensor:
 
 
 def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """What is measured of each token; small, so that predictions need not be kept.
+    """Scores of each token; they are small, so predictions need not be stored.
 
     Args:
         log_probs: the agents' log-probabilities (K, N, V).
@@ -44,41 +44,41 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
     mean = log_probs.logsumexp(0) - math.log(len(log_probs))
     pairs = list(combinations(range(len(log_probs)), 2))
     differ = [(tops[i] != tops[j]).float() for i, j in pairs]
-    none = torch.zeros(len(labels), device=labels.device)
-    right = taken(ensemble, labels)
+    zeros = torch.zeros(len(labels), device=labels.device)
+    right = gather_log_probs(ensemble, labels)
     norms = torch.stack([(ensemble / temperature).logsumexp(-1) for temperature in TEMPERATURES])
-    heats = torch.tensor(TEMPERATURES, device=ensemble.device)[:, None]
+    temperatures = torch.tensor(TEMPERATURES, device=ensemble.device)[:, None]
     scores = {
-        "agent_nll": -taken(log_probs, labels),
+        "agent_nll": -gather_log_probs(log_probs, labels),
         "agent_correct": tops == labels,
         "nll": -right,
         "correct": ensemble.argmax(-1) == labels,
         "confidence": ensemble.amax(-1).exp(),
         "brier": ensemble.exp().square().sum(-1) - 2 * right.exp() + 1,
-        "kl": pairwise_divergences(log_probs, "kl").mean(0) if pairs else none,
-        "js": pairwise_divergences(log_probs, "js").mean(0) if pairs else none,
-        "disagreement": torch.stack(differ).mean(0) if pairs else none,
+        "kl": pairwise_divergences(log_probs, "kl").mean(0) if pairs else zeros,
+        "js": pairwise_divergences(log_probs, "js").mean(0) if pairs else zeros,
+        "disagreement": torch.stack(differ).mean(0) if pairs else zeros,
         "mutual_information": entropy(mean) - entropy(log_probs).mean(0),
-        "scaled_nll": norms - right / heats,
-        "scaled_confidence": (ensemble.amax(-1) / heats - norms).exp(),
+        "scaled_nll": norms - right / temperatures,
+        "scaled_confidence": (ensemble.amax(-1) / temperatures - norms).exp(),
     }
     return {name: values.detach().float() for name, values in scores.items()}
 
 
-def taken(log_probs: Tensor, tokens: Tensor) -> Tensor:
-    """What log-probabilities (..., V) give the tokens (...), which may lack axes in front."""
+def gather_log_probs(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """The log-probabilities of tokens (...), which may lack leading axes, in predictions (..., V)."""
     return log_probs.gather(-1, tokens.expand(log_probs.shape[:-1])[..., None]).squeeze(-1)
 
 
 class CrowdScores:
-    """Scores of the tokens of a set, text by text, and what they sum up to."""
+    """Scores of the tokens of a set, and their summary."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Tensor]] = {}
         self._texts: list[Tensor] = []
 
     def add(self, scores: Mapping[str, Tensor], texts: Tensor) -> None:
-        """Add what `token_scores` or `state` gave; `texts` (N,), int64, is the text that each token belongs to."""
+        """Add the results of `token_scores` or `state`; `texts` (N,) int64, index of each token's text."""
         for name, values in scores.items():
             self._parts.setdefault(name, []).append(values)
         self._texts.append(texts)
@@ -190,7 +190,7 @@ def error_correlation(correct: Tensor) -> float:
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Error rate among the answers kept, as the least confidence that is kept falls; equals are kept together.
+    """Error rate among the answers above each level of confidence.
 
     Returns:
         Coverage (M,) rising to 1, and risk (M,), float64, a point for each of the M levels of confidence.
@@ -202,5 +202,5 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     levels, at = confidence.double().unique(return_inverse=True)
     counts = torch.zeros(len(levels), dtype=torch.float64).index_add_(0, at, torch.ones(len(at), dtype=torch.float64))
     wrong = torch.zeros(len(levels), dtype=torch.float64).index_add_(0, at, 1 - correct.double())
-    kept = counts.flip(0).cumsum(0)
-    return kept / len(at), wrong.flip(0).cumsum(0) / kept
+    covered = counts.flip(0).cumsum(0)
+    return covered / len(at), wrong.flip(0).cumsum(0) / covered
