@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
 from scripts.bench.tools import Costs, Finding, Settings, command, in_folders, interleave, times_as_fast
-from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.likelihood import losses
-from zoo.ci_llm.losses.objective import objective
+from zoo.ci_llm.losses.objective import CrowdObjective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput, Mode
+from zoo.ci_llm.nets.crowd import Crowd, Mode
 from zoo.cli.trainer import ZooCLI
 
 Init = Literal["lora", "normal"]
@@ -114,7 +113,7 @@ class Training:
 
     Args:
         crowd: that is trained.
-        ids: texts (B, T), learned as a whole.
+        ids: texts (B, T), shifted_labels as a whole.
         mask: of them.
 
     Attributes:
@@ -122,7 +121,8 @@ class Training:
     """
 
     def __init__(self, crowd: Crowd, ids: Tensor, mask: Tensor) -> None:
-        self.crowd, self.ids, self.mask = crowd.train(), ids, mask
+        self.crowd = crowd.train()
+        self.batch = {"input_ids": ids, "attention_mask": mask, "labels": ids}
         self.optimizer = torch.optim.AdamW(crowd.agents.parameters(), 1e-4)
         self.diversity = Diversity(0.01, strategy="answer_mean")
         self.first = float("nan")
@@ -131,22 +131,13 @@ class Training:
     def __call__(self) -> None:
         """Take a step."""
         self.optimizer.zero_grad()
-        loss = objective(self.crowd, self.ids, self.mask, self._task, self._represent, self._penalty, hidden=True)
+        loss = CrowdObjective(self.batch, self.diversity, self.steps).compute(self.crowd)
         if not self.steps:
             self.first = float(loss.total.detach())
         loss.total.backward()
         nn.utils.clip_grad_norm_(self.crowd.agents.parameters(), 1.0)
         self.optimizer.step()
         self.steps += 1
-
-    def _task(self, logits: Tensor, members: range) -> Tensor:
-        return losses(logits, self.ids)
-
-    def _represent(self, output: CrowdOutput, members: range) -> Tensor:
-        return self.diversity.represent(output.logits, output.hidden, self.mask, self.ids)
-
-    def _penalty(self, points: Tensor) -> Tensor:
-        return self.diversity.loss(self.diversity.value(points, self.steps), self.steps)
 
 
 def generate_batched(crowd: Crowd, ids: Tensor, mask: Tensor, steps: int) -> Tensor:
@@ -167,11 +158,6 @@ def _texts(rows: int, length: int) -> tuple[Tensor, Tensor]:
     """Random texts (B, T) without padding."""
     ids = torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
     return ids, torch.ones_like(ids)
-
-
-def _numbers(batches: Iterable[Sequence[tuple[int, int]]]) -> list[list[int]]:
-    """Numbers of the texts of each batch."""
-    return [[index for _, index in batch] for batch in batches]
 
 
 def _times(name: str, rows: int, costs: Costs, at_least: float | None, details: dict[str, Any]) -> Finding:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from scripts.bench.tools import Cost, Finding, command, interleave, median, peak_memory, times_as_fast
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.inference.restore import Restorer
+from zoo.miipher.inference.restorer import Restorer
 from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.likelihood import IGNORED, learned, losses
-from zoo.ci_llm.losses.metrics import taken
+from zoo.ci_llm.losses.likelihood import IGNORED, losses, shifted_labels
+from zoo.ci_llm.losses.metrics import gather_log_probs
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import LearningBackbone
 from zoo.ci_llm.nets.crowd import Crowd
@@ -62,7 +62,7 @@ class Arm(NamedTuple):
 
     Attributes:
         count: agents.
-        rank: of each, or one for all.
+        rank: of each.
         batch: examples of each agent in a step.
         steps: of training.
         data: "shared" (the same batches for all), "own" (batches of their own), "splits" (parts of the data).
@@ -71,7 +71,7 @@ class Arm(NamedTuple):
     """
 
     count: int = COUNT
-    rank: int | list[int] = RANK
+    rank: int = RANK
     batch: int = BATCH
     steps: int = STEPS
     data: str = "own"
@@ -85,7 +85,6 @@ ARMS = {
     "seeds and order": Arm(),
     "splits": Arm(data="splits"),
     "prompts": Arm(prompts=True),
-    "ranks": Arm(rank=[1, 2, 4, 9]),
     "diversity": Arm(data="shared", weight=0.03),
     "one, equal size": ONE,
     "one, larger batches": ONE._replace(batch=COUNT * BATCH),
@@ -151,7 +150,7 @@ def pretrained(pairs: Pairs, seed: int, steps: int) -> LearningBackbone:
 def exact(backbone: LearningBackbone, pairs: Pairs) -> float:
     """The share of pairs that a backbone answers rightly."""
     texts = Texts.from_pairs(pairs)
-    targets = learned(texts.labels)
+    targets = shifted_labels(texts.labels)
     predicted = backbone(input_ids=texts.ids, attention_mask=texts.mask).logits.argmax(-1)
     return float(((predicted == targets) | (targets == IGNORED)).all(-1).float().mean())
 
@@ -169,9 +168,7 @@ def _orders(count: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
 
 def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Crowd:
     """Agents that have learnt pairs the arm's way."""
-    ranks = arm.rank if isinstance(arm.rank, list) else [arm.rank] * arm.count
-    alphas: list[float] = [2.0 * rank for rank in ranks]
-    agents = Agents(arm.count, ranks, alphas, "all-linear", dropout=0.0, seed=seed)
+    agents = Agents(arm.count, arm.rank, 2 * arm.rank, "all-linear", dropout=0.0, seed=seed)
     crowd = Crowd(copy.deepcopy(backbone), agents).train()
     texts = _read(arm, pairs)
     apart = len(pairs) // arm.count if arm.data == "splits" else 0
@@ -212,12 +209,12 @@ def scores(crowd: Crowd, arm: Arm, pairs: Pairs) -> dict[str, float]:
     """NLL in nats a character and the share of right answers: of the mean of the predictions, and of the agents."""
     texts = _read(arm, pairs)
     ids = torch.stack([each.ids for each in texts])  # (K, N, T)
-    targets = learned(texts[0].labels)
+    targets = shifted_labels(texts[0].labels)
     counted = targets != IGNORED
     log_probs = crowd(ids, (ids != 0).long()).float().log_softmax(-1)
     mixture = log_probs.logsumexp(0, keepdim=True) - math.log(len(log_probs))
     everyone = torch.cat([mixture, log_probs])  # the crowd, then the agents
-    nll = -taken(everyone, targets.clamp(min=0))[:, counted].mean(-1)
+    nll = -gather_log_probs(everyone, targets.clamp(min=0))[:, counted].mean(-1)
     right = ((everyone.argmax(-1) == targets) | ~counted).all(-1).float().mean(-1)  # (1 + K,)
     kl = pairwise_divergences(log_probs[:, counted], "kl").mean() if len(log_probs) > 1 else torch.zeros(())
     return {

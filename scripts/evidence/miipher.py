@@ -20,7 +20,7 @@ from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments
-from zoo.miipher.inference.restore import Restorer
+from zoo.miipher.inference.restorer import Restorer
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.runs.load import load
 from zoo.runs.metrics_csv import read_metrics

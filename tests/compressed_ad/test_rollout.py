@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused() -> None:
         rollout(net, ENV, TASKS, SEEDS, 0)
     with pytest.raises(ValueError, match="4 tasks and 2 seeds"):
         rollout(net, ENV, TASKS, SEEDS[:2], 1)
-    with pytest.raises(ValueError, match="grid of 5 rows"):
+    with pytest.raises(ValueError, match="the policy's observation is"):
         rollout(net, Darkroom(9), TASKS, SEEDS, 1)
 
 

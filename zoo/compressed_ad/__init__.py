@@ -15,7 +15,7 @@ __getattr__, __all__ = register_components(
         "inference": "Agent",
         "nets.compression": "Compressor EncoderCompressor FieldDecoder Forget QueryCompressor ReconstructionDecoder",
         "nets.embedding": "FactoredEmbedding GridEmbedding LinearEmbedding SpaceEmbedding StepEmbedding",
-        "nets.heads": "ActionHead BinsHead BoxHead CategoricalHead",
+        "nets.heads": "ActionHead BinsHead CategoricalHead",
         "nets.policy": "InContextPolicy",
         "nets.transformer": "Transformer",
         "task": "DistillationTask PolicyTask PretrainTask",

@@ -27,7 +27,7 @@ CONFIG_NAME = "config.json"
 class Components(NamedTuple):
     """What can be loaded of a run, checkpoint or export."""
 
-    description: dict[str, Any]  # `inference`, `components`, `options`, `frozen` and `step`
+    description: dict[str, Any]  # `inference`, `components`, `options`, `frozen`, `step` and `averaged`
     state: dict[str, Tensor]  # by `<component>.<name>`
     fused: list[str]  # names of the components whose norms are folded
 
@@ -70,6 +70,7 @@ def read_components(path: Path, ema: bool = True) -> Components:
     if ema and "ema" in checkpoint:
         state.update(checkpoint["ema"]["shadow"])
     extra = {"step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
+    extra["averaged"] = ema and "ema" in checkpoint
     return Components({**checkpoint["zoo"], **extra}, state, [])
 
 

@@ -130,7 +130,7 @@ def _match_backbones(path: Path, records: frozen.Records, backbones: dict[str, A
 
 
 def _rename(key: str, paths: Mapping[str, str]) -> str:
-    """Put what was trained within a frozen module (`layer_weights`) below that module's path in the model."""
+    """Put what was trained within a frozen module (LoRA's weights) below that module's path in the model."""
     source_path = next((each for each in paths if key.startswith(f"{each}.")), "")
     return paths.get(source_path, "") + key.removeprefix(source_path)
 

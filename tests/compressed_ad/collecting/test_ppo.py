@@ -10,7 +10,7 @@ from torch import distributions, nn
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
 from zoo.compressed_ad.collecting.ppo import LEARNERS, PPO, PpoRollout
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer, RewardScaler, RunningMoments
-from zoo.compressed_ad.data.history import Recorder
+from zoo.compressed_ad.data.history_writer import Recorder
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
@@ -145,11 +145,10 @@ def test_actions_are_sampled_and_scored_as_torch_does(action: Discrete | Box) ->
     torch.testing.assert_close(env_actions, expected.maximum(low).minimum(high))
 
 
-@pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize("env", [Darkroom(3, 4), GymnasiumEnv("Counter-v0", [{"length": 3}, {"length": 9}], limit=4)])
-def test_targets_are_rewards_and_what_follows(env: Env, bootstrap: bool) -> None:
+def test_targets_are_rewards_and_what_follows(env: Env) -> None:
     """With a trace of 0 the critic's targets are (scaled) reward + discount * value of the true next state."""
-    ppo = PPO(trace=0.0, discount=0.5, bootstrap=bootstrap, rollout_steps=10)
+    ppo = PPO(trace=0.0, discount=0.5, rollout_steps=10)
     observer = Observer(env, (2, 1), 1, 1000)
     nets, is_grid = ActorCritics(env, observer.inputs), isinstance(env, Darkroom)
     parameters = nets.initial_weights([1, 2])
@@ -168,14 +167,14 @@ def test_targets_are_rewards_and_what_follows(env: Env, bootstrap: bool) -> None
     seen = [observer.preview(states[:, time], observer.frames) for time in range(10)]
     after = torch.cat([nets.evaluate_actions(parameters, observer.table, each, torch.zeros(2, 1).long() if is_grid else
                                              torch.zeros(2, 1, 2))[1] for each in seen], 1)  # fmt: skip
-    ended = terminated | truncated if is_grid and not bootstrap else terminated
+    ended = terminated | truncated if is_grid else terminated
     targets, last = rewards + 0.5 * after * ~ended, terminated | truncated
     last[:, -1] = True  # within episodes, the next value is that of the observation when it was scaled
     rows_checked = torch.ones_like(last) if is_grid else last
     torch.testing.assert_close(rollout.returns[rows_checked], targets[rows_checked], rtol=1e-3, atol=1e-3)
 
 
-def test_frames_begin_with_zeros_and_pictures_are_refused() -> None:
+def test_frames_begin_with_zeros() -> None:
     observer = Observer(Darkroom(), (1, 2), 3, 1000)
     assert observer.table is None and observer.inputs == 6
     first, second = torch.tensor([[4, 4], [1, 2]]), torch.tensor([[5, 4], [1, 3]])
@@ -183,8 +182,6 @@ def test_frames_begin_with_zeros_and_pictures_are_refused() -> None:
     assert observer.observe(second).tolist() == [[[0, 0, 4, 4, 5, 4], [0, 0, 1, 2, 1, 3]]]
     observer.reset(torch.tensor([[True, False]]))
     assert observer.preview(first, observer.frames).tolist() == [[[0, 0, 0, 0, 4, 4], [1, 2, 1, 3, 1, 2]]]
-    with pytest.raises(ValueError, match="ppo learns no pictures"):
-        PPO().check(env_of(Box(0, 255, (8, 8, 3), np.uint8), Discrete(2)), 5)
 
 
 def test_moments_and_reward_scales_are_those_of_all_rows() -> None:
@@ -202,7 +199,7 @@ def test_moments_and_reward_scales_are_those_of_all_rows() -> None:
 CASES = {
     "table": (Darkroom(3, 5), PPO(rollout_steps=10, minibatch=30, epochs=2)),
     "random_start": (Darkroom(3, 5, random_start=True), PPO(rollout_steps=7, minibatch=30, epochs=2)),
-    "frames": (DarkKeyToDoor(3, 6), PPO(rollout_steps=6, minibatch=20, epochs=2, frames=4, bootstrap=True)),
+    "frames": (DarkKeyToDoor(3, 6), PPO(rollout_steps=6, minibatch=20, epochs=2, frames=4)),
     "learners": (Darkroom(3, 5), PPO(learners=3, rollout_steps=10, minibatch=30, epochs=2)),
     "points": (POINTS, SMALL),
     "corridor": (CORRIDOR, SMALL),

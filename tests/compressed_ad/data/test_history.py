@@ -13,13 +13,8 @@ from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers 
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect, last_returns
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.datamodule import HistoryData
-from zoo.compressed_ad.data.history import (
-    HistoryStore,
-    HistoryWriter,
-    keep_every_nth_episode,
-    replace_last_states,
-    to_steps,
-)
+from zoo.compressed_ad.data.history import HistoryStore, replace_last_states, to_steps
+from zoo.compressed_ad.data.history_writer import HistoryWriter, keep_every_nth_episode
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv

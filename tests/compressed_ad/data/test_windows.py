@@ -168,7 +168,7 @@ def test_options_that_are_refused(args: tuple[int, ...], options: dict[str, Any]
 
 
 def test_more_of_a_store_than_there_is_is_refused(store: HistoryStore) -> None:
-    for settings, message in (({"streams": 3}, r"streams is 3; .* has 1 to 2"), ({"length": 25}, "steps is 25")):
+    for settings, message in (({"streams": 3}, "streams is 3"), ({"length": 25}, "steps is 25")):
         with pytest.raises(ValueError, match=message):
             StoredSource(store, [0], **settings)
 

@@ -71,7 +71,7 @@ def test_worlds_in_lock_step_equal_worlds_one_by_one(env):
 def test_the_demonstrator_reaches_the_best_return(env):
     tasks = some_tasks(env, 200)
     worlds = env.start(tasks, range(200))
-    best = worlds.best_return()
+    best = env.best_return(worlds.tasks, worlds.states)
     returns = sum(worlds.step(worlds.optimal_actions()).rewards for _ in range(env.horizon))
     assert torch.equal(returns, best.float())
     assert worlds.time == 0
@@ -122,7 +122,7 @@ def test_split_divides_the_tasks():
 
 def test_best_returns_known_in_closed_form():
     def best(env, tasks):
-        return env.start(torch.tensor(tasks)).best_return().tolist()
+        return env.best_return(torch.tensor(tasks), env.start(torch.tensor(tasks)).states).tolist()
 
     assert best(Darkroom(), [[4, 4], [4, 5], [5, 6], [0, 0]]) == [20, 20, 18, 13]
     assert best(Darkroom(9, 3), [[0, 0], [4, 6]]) == [0, 2]
@@ -144,12 +144,11 @@ def test_random_starts_depend_on_seed_and_episode_alone():
     together, alone = env.start(torch.zeros(4, 2, dtype=torch.int64), seeds), env.start(torch.zeros(1, 2).long(), [5])
     seen = []
     for _ in range(12):
-        together.reset()  # at the start of an episode: without effect
         assert together.states[2].tolist() == alone.states[0].tolist()
         seen.append(tuple(together.states.flatten().tolist()))
         for worlds in (together, alone):
             worlds.step(torch.zeros(len(worlds.tasks), dtype=torch.int64))
-            worlds.reset()
+            worlds.step(torch.zeros(len(worlds.tasks), dtype=torch.int64))
     assert len(set(seen)) == 12
     many = env.start(torch.zeros(20000, 2, dtype=torch.int64), range(20000)).states
     counts = torch.bincount(many[:, 0] * 5 + many[:, 1], minlength=25)
@@ -187,7 +186,7 @@ def test_worlds_on_a_gpu_equal_worlds_on_the_cpu(env):
         one, other = here.step(chosen), there.step(chosen.cuda())
         assert torch.equal(one.next_states, other.next_states.cpu())
         assert torch.equal(one.rewards, other.rewards.cpu())
-    assert torch.equal(here.best_return(), there.best_return().cpu())
+    assert torch.equal(env.best_return(here.tasks, here.states), env.best_return(there.tasks, there.states).cpu())
 
 
 def test_histories_are_cut_and_joined():

@@ -17,7 +17,8 @@ from zoo.common import registry
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.collecting.collect import collect
 from zoo.compressed_ad.collecting.q_learning import QLearning
-from zoo.compressed_ad.data.history import HistoryStore, Recorder
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.data.history_writer import Recorder
 from zoo.compressed_ad.envs.base import build_env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import zoo
-from zoo.compressed_ad.data.history import HistoryWriter
+from zoo.compressed_ad.data.history_writer import HistoryWriter
 from zoo.compressed_ad.envs.grids import Darkroom, DarkroomPermuted
 from zoo.compressed_ad.evaluation import evaluate as module
 from zoo.compressed_ad.evaluation.evaluate import baseline_returns, evaluate, load_agent, split_tasks

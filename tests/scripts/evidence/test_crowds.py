@@ -41,13 +41,12 @@ def test_a_backbone_is_right_where_greedy_writing_is():
 
 def test_arms_have_the_size_and_compute_that_they_say():
     for name, arm in ARMS.items():
-        ranks = arm.rank if isinstance(arm.rank, list) else [arm.rank] * arm.count
-        assert sum(ranks) == COUNT * RANK and len(ranks) == arm.count, name
+        assert arm.count * arm.rank == COUNT * RANK, name
     examples = {name: arm.count * arm.batch * arm.steps for name, arm in ARMS.items()}
-    assert {examples[name] for name in (*crowds.EQUAL_COMPUTE, "seeds", "splits", "ranks")} == {examples["seeds"]}
+    assert {examples[name] for name in (*crowds.EQUAL_COMPUTE, "seeds", "splits")} == {examples["seeds"]}
 
 
-@pytest.mark.parametrize("name", ["seeds", "splits", "prompts", "ranks", "diversity"])
+@pytest.mark.parametrize("name", ["seeds", "splits", "prompts", "diversity"])
 def test_agents_are_parted_and_scored(name):
     near, new = TASKS["reversals"](random.Random(2))
     backbone = pretrained(near, 0, 1)

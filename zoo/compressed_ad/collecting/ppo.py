@@ -14,8 +14,8 @@ from zoo.common.checks import check_at_least, check_positive, check_within
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.collecting.base import Algorithm, HistoryRequest
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer, RewardScaler, clip_norms
-from zoo.compressed_ad.data.history import Recorder
-from zoo.compressed_ad.envs.base import BatchedEnvs, Env
+from zoo.compressed_ad.data.history_writer import Recorder
+from zoo.compressed_ad.envs.base import BatchedEnvs
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.training.resume import item_seed
 
@@ -45,9 +45,9 @@ class PpoRollout(NamedTuple):
 class PPO(Algorithm):
     """Learns each task with streams that share a policy, and records what they do meanwhile.
 
-    Actor and critic are two nets of 2 x 64 tanh units. Grids are seen as raw (row, column); beyond them observations in
-    a Box and rewards are scaled by what was seen so far. Minibatches are larger, and the learning rate with them, than
-    in the original (40 and 3e-4), which takes 52,000 steps of Adam per task to the same curve.
+    Actor and critic are two nets of 2 x 64 tanh units. Grids are seen as raw (row, column), and nothing is expected
+    after their last step; elsewhere observations in a Box and rewards are scaled by what was seen so far. Minibatches
+    are larger, and the learning rate with them, than in the original (40 and 3e-4).
 
     Args:
         learners: of each task, among which its streams are divided. A stream of few gets better by what it found
@@ -61,8 +61,6 @@ class PPO(Algorithm):
         max_norm: gradients of a task are scaled down to this norm.
         frames: states that nets see together, the last one and those before it; zeros stand for what lies before the
             episode. The stored histories have one.
-        bootstrap: in grids, count what the critic expects after the last step of an episode. The original's
-            environments end for good there. Elsewhere it counts where the limit of steps ended the episode.
 
     Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); defaults of its values from the
     `MlpPolicy` of stable-baselines3.
@@ -81,7 +79,6 @@ class PPO(Algorithm):
     value_weight: float = 0.5
     max_norm: float = 0.5
     frames: int = 1
-    bootstrap: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(
@@ -90,10 +87,6 @@ class PPO(Algorithm):
         check_at_least(2, minibatch=self.minibatch)
         check_within(0, 1, discount=self.discount, trace=self.trace)
         check_positive(learning_rate=self.learning_rate, clip=self.clip)
-
-    def check(self, env: Env, steps: int) -> None:
-        """Refuse pictures."""
-        Observer(env, (1, 1), self.frames, self.minibatch)
 
     def make(self, request: HistoryRequest) -> np.ndarray:
         """Learn tasks from scratch; learning takes complete rollouts, the histories are cut."""
@@ -149,7 +142,7 @@ class PPO(Algorithm):
             transition = envs.step(env_actions)
             recorder.add(states, env_actions, transition)
             dones = transition.dones.view(shape)
-            ended = transition.terminated.view(shape) if scaler is not None or self.bootstrap else dones
+            ended = transition.terminated.view(shape) if scaler is not None else dones
             if step == len(uniforms) - 1 or (dones & ~ended).any():
                 later[step] = (transition.next_states, observer.frames)
             if dones.any():

@@ -5,7 +5,6 @@ Weights of all tasks are (N, P) float32.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.envs.spaces import Box, Discrete, describe_space, is_picture, size, tensor_dtype
+from zoo.compressed_ad.envs.spaces import Box, Discrete, size, tensor_dtype
 from zoo.training.resume import item_seed
 
 HIDDEN = 64
@@ -146,15 +145,10 @@ class Observer:
     Attributes:
         table: (K, F) float32, all states; None where observations are not numbers of its rows.
         frames: (N, S, frames, width), the last ones.
-
-    Raises:
-        ValueError: for pictures.
     """
 
     def __init__(self, env: Env, shape: tuple[int, int], frames: int, samples: int) -> None:
         self.space, self.shape = env.schema.observation, shape
-        if is_picture(self.space):
-            raise ValueError(f"ppo learns no pictures, found {json.dumps(describe_space(self.space))}: flatten them")
         self._grid_size = env.grid_size if isinstance(env, GridEnv) else 0
         self._width = int(self.space.n) if isinstance(self.space, Discrete) else size(self.space)
         self.inputs = self._width * frames

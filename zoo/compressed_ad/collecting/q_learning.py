@@ -7,17 +7,21 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from zoo.common.checks import check_at_least, check_below, check_within
-from zoo.compressed_ad.collecting.base import STREAMS, EpsilonGreedy, HistoryRequest, StateIndex, StepRandoms
-from zoo.compressed_ad.data.history import Recorder
-from zoo.compressed_ad.envs.base import Env
+from zoo.common.checks import check_at_least, check_below, check_positive, check_within
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
+from zoo.compressed_ad.collecting.base import Algorithm, HistoryRequest
+from zoo.compressed_ad.data.history_writer import Recorder
+from zoo.compressed_ad.envs.base import Env, Transition
 from zoo.compressed_ad.envs.grids import GridEnv
 from zoo.compressed_ad.envs.spaces import Discrete
 
+STREAMS = 1  # number of a task's seeds of its streams
+
 
 @dataclass(frozen=True)
-class QLearning(EpsilonGreedy):
+class QLearning(Algorithm):
     """Learns a table of action values, and records what it does meanwhile.
 
     A table's rows are the states' numbers (`StateIndex`). The end of an episode of a grid does not change values: the
@@ -29,7 +33,7 @@ class QLearning(EpsilonGreedy):
         discount: of later rewards, 0 to below 1.
         epsilon: share of random actions at the beginning.
         last_epsilon: the same after `explored`.
-        explored: share of the history in which epsilon falls linearly.
+        explored: share of the history in which epsilon falls linearly, above 0.
         bonus: added reward of an action taken in a state for the first time, falling with the root of the count (UCB);
             values begin as high as that allows, so that untried actions are tried. 0 for none. With it, `epsilon` and
             `last_epsilon` of 0 are usual.
@@ -40,13 +44,17 @@ class QLearning(EpsilonGreedy):
 
     name: ClassVar[str] = "q_learning"
 
+    epsilon: float = 1.0
+    last_epsilon: float = 0.05
+    explored: float = 0.7
     rate: float = 0.5
     discount: float = 0.9
     bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within(0, 1, rate=self.rate)
+        check_within(0, 1, epsilon=self.epsilon, last_epsilon=self.last_epsilon, rate=self.rate)
+        check_within(0, 1, explored=self.explored)
+        check_positive(explored=self.explored)
         check_at_least(0, discount=self.discount, bonus=self.bonus)
         check_below(1, discount=self.discount)
 
@@ -61,7 +69,7 @@ class QLearning(EpsilonGreedy):
         env, action = request.env, request.env.schema.action
         assert isinstance(action, Discrete)
         seeds = request.stream_seeds(STREAMS)
-        envs, randoms = env.start(request.rows(), seeds), StepRandoms(seeds, 2)
+        envs, generators = env.start(request.rows(), seeds), np.array(seeds, dtype=np.uint64)
         index, recorder = StateIndex(env, request.size), Recorder(env.schema, request.size, request.steps)
         values = torch.full((request.size * index.count, int(action.n)), self.bonus / (1 - self.discount))
         visits = torch.zeros_like(values)
@@ -69,7 +77,8 @@ class QLearning(EpsilonGreedy):
         for step in range(request.steps):
             states = envs.states
             rows = first_rows + index.of_states(states)
-            actions = self.choose(values[rows], randoms.next(), self.epsilon_at(step / request.steps))
+            uniforms = sample_uniforms((generators + np.uint64(2 * step * int(SPLITMIX_INCREMENT) % 2**64)).tolist(), 2)
+            actions = self.choose(values[rows], uniforms, step / request.steps)
             transition = envs.step(actions)
             recorder.add(states, actions, transition)
             visits[rows, actions] += 1
@@ -79,3 +88,43 @@ class QLearning(EpsilonGreedy):
             values[rows, actions] += self.rate * (target - values[rows, actions])
             request.advance(request.size)
         return request.by_task(recorder.histories)
+
+    def choose(self, values: Tensor, uniforms: Tensor, progress: float) -> Tensor:
+        """Choose actions (B,) by values (B, A) and random numbers (2, B), after a share of the history."""
+        epsilon = self.epsilon + (self.last_epsilon - self.epsilon) * min(1.0, progress / self.explored)
+        allowed = (values == values.amax(dim=1, keepdim=True)) | (uniforms[0] < epsilon)[:, None]
+        rank = (uniforms[1] * allowed.sum(dim=1)).long()
+        return (allowed.cumsum(dim=1) > rank[:, None]).int().argmax(dim=1)
+
+
+class StateIndex:
+    """Numbers of the states of B environments: Discrete ones as they are, of grids the cells.
+
+    Where the goals of a grid pay once an episode, there is a number for each cell and count of goals reached.
+    """
+
+    def __init__(self, env: Env, histories: int) -> None:
+        self._size, self._levels = 0, 1
+        self._reached = torch.zeros(histories, dtype=torch.int64)
+        if isinstance(env, GridEnv):
+            self._size = env.grid_size
+            self._levels = 1 if env.repeats else env.goals(env.tasks()[:1]).shape[1] + 1
+            self.count = env.grid_size**2 * self._levels
+        else:
+            assert isinstance(env.schema.observation, Discrete)
+            self.count = int(env.schema.observation.n)
+
+    def of_states(self, states: Tensor) -> Tensor:
+        """Return numbers (B,) int64 of states (B, ...)."""
+        if not self._size:
+            return states
+        cells = states[:, 0] * self._size + states[:, 1]
+        return cells if self._levels == 1 else cells * self._levels + self._reached
+
+    def advance(self, transition: Transition) -> Tensor:
+        """Return numbers (B,) of the next states, and reset the counts where an episode ended."""
+        if self._levels > 1:
+            self._reached = self._reached + transition.rewards.long()
+        numbers = self.of_states(transition.next_states)
+        self._reached = self._reached.masked_fill(transition.dones, 0)
+        return numbers

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from zoo.common.atomic_files import replace_atomically
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, Recorder, replace_last_states, to_steps
+from zoo.compressed_ad.data.history import HistoryStore, replace_last_states, to_steps
+from zoo.compressed_ad.data.history_writer import HistoryWriter, Recorder
 from zoo.compressed_ad.envs.base import RecordedEnv
 from zoo.compressed_ad.envs.grids import Darkroom, GridEnv
 from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema

@@ -37,13 +37,13 @@ class StoreOptions:
     """Which part of a folder of histories is used.
 
     Args:
-        streams: first histories of each task; null for all.
-        steps: first steps of each history; null for all.
+        streams: first histories of each task; 0 for all.
+        steps: first steps of each history; 0 for all.
         allow_missing: leave out the tasks of missing or corrupt shards.
     """
 
-    streams: int | None = None
-    steps: int | None = None
+    streams: int = 0
+    steps: int = 0
     allow_missing: bool = False
 
 

@@ -18,7 +18,7 @@ from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore, replace_last_states, to_steps
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.envs.spaces import Box, Space, is_picture, size
+from zoo.compressed_ad.envs.spaces import Box, Space, size
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 from zoo.training.resume import Key, item_seed
 
@@ -65,11 +65,7 @@ class HistorySource(ABC):
         """Read the steps (B, L), 0 to length - 1, of histories (B,); what is random in them depends on seeds (B,)."""
 
     def episodes(self, history: int) -> np.ndarray:
-        """Return the bounds (E, 2) of complete episodes of different lengths: first step and the one after the last.
-
-        Raises:
-            ValueError: where histories are made on demand.
-        """
+        """Return the bounds (E, 2) of complete episodes of different lengths: first step and the one after the last."""
         raise ValueError(
             "episode_stride, shuffle_episodes and mix_tasks need a folder (data.init_args.root) where episodes are of "
             "different lengths"
@@ -113,16 +109,14 @@ class StoredSource(HistorySource):
 
     Args:
         positions: of the tasks in the store, in this order.
-        streams: first histories of each task; all by default.
-        length: first steps of each history; all by default.
+        streams: first histories of each task; 0 for all.
+        length: first steps of each history; 0 for all.
     """
 
-    def __init__(
-        self, store: HistoryStore, positions: Sequence[int], streams: int | None = None, length: int | None = None
-    ) -> None:
+    def __init__(self, store: HistoryStore, positions: Sequence[int], streams: int = 0, length: int = 0) -> None:
         for value, most, name in ((streams, store.streams, "streams"), (length, store.steps, "steps")):
-            if value is not None and not 1 <= value <= most:
-                raise ValueError(f"data.init_args.store.{name} is {value}; {store.folder} has 1 to {most}")
+            if not 0 <= value <= most:
+                raise ValueError(f"data.init_args.store.{name} is {value}; {store.folder} has {most}")
         self.env = store.env
         self.store = store
         self.positions = list(positions)
@@ -288,8 +282,8 @@ class HistoryWindows(Dataset[dict[str, Any]]):
 
 
 def _space_moments(values: Tensor, space: Space) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of values (B, L, *space) in a Box; empty for classes and pictures."""
-    if not isinstance(space, Box) or is_picture(space):
+    """Mean and standard deviation of values (B, L, *space) in a Box; empty for classes."""
+    if not isinstance(space, Box):
         return torch.empty(0), torch.empty(0)
     return _moments(values.reshape(-1, size(space)))
 
@@ -303,11 +297,7 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
 class EvaluationBatches(Dataset[dict[str, Any]]):
     """Complete batches of an evaluation: first items for the loss, if any, then pairs of task (n, F) and seed (n,).
 
-    Args:
-        processes: that divide the batches; each needs one, so where there are too few they are cut smaller.
-
-    Raises:
-        ValueError: when there are fewer items and pairs than processes.
+    Each of the processes that divide the batches needs one, so where there are too few they are cut smaller.
     """
 
     def __init__(

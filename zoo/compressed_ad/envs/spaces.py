@@ -16,11 +16,6 @@ Space = Discrete | Box
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 
 
-def is_picture(space: Space) -> bool:
-    """Tell whether a value is a picture (H, W, C) or (C, H, W) of bytes."""
-    return isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3
-
-
 def size(space: Box) -> int:
     """Return the count of numbers of one value."""
     return math.prod(space.shape)

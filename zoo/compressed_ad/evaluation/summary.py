@@ -19,13 +19,10 @@ MAX_WEIGHTS = 4_000_000  # sampled at once, which bounds the memory of large set
 
 
 def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Compute percentile intervals of a mean by resampling groups, and in each its members.
-
-    Args:
-        values: (groups, members, N) float, finite.
+    """Compute 95 % intervals of the mean of values (groups, members, N) by resampling groups, and in each its members.
 
     Returns:
-        Lower and upper ends (N,) of the 95 % intervals; NaN for a single value.
+        Lower and upper ends (N,); NaN for a single value.
 
     Source: Davison and Hinkley, "Bootstrap methods and their application" (1997), section 3.8.
     """

@@ -22,7 +22,6 @@ class ActionHead(nn.Linear):
     """Base: one linear layer to the parameters of a distribution over actions.
 
     Args:
-        dim: width of the tokens.
         outputs: parameters of the distribution.
 
     Attributes:
@@ -60,12 +59,7 @@ class ActionHead(nn.Linear):
 
 
 class CategoricalHead(ActionHead):
-    """Logits of a few actions.
-
-    Args:
-        dim: width of the tokens.
-        num_actions: that there are to choose from.
-    """
+    """Logits of `num_actions` actions."""
 
     error = "acc_action"
 
@@ -86,7 +80,7 @@ class CategoricalHead(ActionHead):
         return parameters.argmax(-1)
 
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """Whether the likeliest action is the right one (B, L), float32."""
+        """Accuracy (B, L) of the likeliest action, 0 or 1."""
         return (self.most_likely(parameters) == actions).float()
 
 
@@ -96,75 +90,38 @@ def sample_categorical(weights: Tensor, numbers: Tensor) -> Tensor:
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
 
 
-class BoxHead(ActionHead):
-    """Base of the heads of actions in a bounded Box.
+class BinsHead(ActionHead):
+    """A bounded Box cut into bins, each number of an action separately; uniform inside a bin.
 
     Args:
-        env: whose actions they are.
-        dim: width of the tokens.
-        outputs: parameters of the distribution.
+        bins: of each number, at least 2.
+        quantiles: cut at quantiles of the training actions, not evenly between the bounds. Bins are never narrower
+            than a hundredth of an even one.
     """
 
     error = "mae_action"
     low: Tensor
     high: Tensor
-
-    def __init__(self, env: Env, dim: int, outputs: int) -> None:
-        space = bounded_actions(env)
-        super().__init__(dim, outputs)
-        self.space = space
-        low, high = (torch.from_numpy(each.astype(np.float32).reshape(-1)) for each in (space.low, space.high))
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("high", high, persistent=False)
-
-    def check(self, env: Env) -> None:
-        """Refuse an environment that takes other actions."""
-        check_space("action", self.space, env.schema.action, env)
-
-    def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """Mean distance (B, L) of the likeliest action, over the numbers of an action."""
-        return (self._flat(self.most_likely(parameters)) - self._flat(actions)).abs().mean(-1)
-
-    def _flat(self, actions: Tensor) -> Tensor:
-        """Actions (..., *action) as (..., A) float32."""
-        return actions.reshape(*actions.shape[: actions.ndim - len(self.space.shape)], -1).float()
-
-    def _action(self, values: Tensor) -> Tensor:
-        """Numbers (..., A) as actions (..., *action) within bounds."""
-        inside = torch.minimum(torch.maximum(values.float(), self.low), self.high)
-        return inside.reshape(*values.shape[:-1], *self.space.shape)
-
-
-def bounded_actions(env: Env) -> Box:
-    """Return the space of an environment's actions; ValueError when it is no Box with bounds."""
-    space = env.schema.action
-    if not isinstance(space, Box) or not space.is_bounded():
-        text = json.dumps(describe_space(space))
-        raise ValueError(f"actions of {env.name} are {text}: this head is for a Box with finite bounds")
-    return space
-
-
-class BinsHead(BoxHead):
-    """A Box cut into bins, each number of an action on its own; uniform inside a bin.
-
-    Args:
-        env: whose actions they are.
-        dim: width of the tokens.
-        bins: of each number, at least 2.
-        quantiles: cut where training actions are as many on both sides, not evenly between the bounds. Bins are never
-            narrower than a hundredth of an even one.
-    """
-
     edges: Tensor
 
     def __init__(self, env: Env, dim: int = 64, bins: int = 21, quantiles: bool = False) -> None:
         check_at_least(2, bins=bins)
-        super().__init__(env, dim, size(bounded_actions(env)) * bins)
-        self.bins = bins
-        self.quantiles = quantiles
-        self.numbers = 2 * size(self.space)
+        space = env.schema.action
+        if not isinstance(space, Box) or not space.is_bounded():
+            text = json.dumps(describe_space(space))
+            raise ValueError(f"actions of {env.name} are {text}: this head is for a Box with finite bounds")
+        super().__init__(dim, size(space) * bins)
+        self.space, self.bins, self.quantiles = space, bins, quantiles
+        self.numbers = 2 * size(space)
+        low, high = (torch.from_numpy(each.astype(np.float32).reshape(-1)) for each in (space.low, space.high))
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
         shares = torch.linspace(0, 1, bins + 1)
-        self.register_buffer("edges", self.low[:, None] + shares * (self.high - self.low)[:, None])  # (A, bins + 1)
+        self.register_buffer("edges", low[:, None] + shares * (high - low)[:, None])  # (A, bins + 1)
+
+    def check(self, env: Env) -> None:
+        """Refuse an environment of other actions."""
+        check_space("action", self.space, env.schema.action, env)
 
     def fit(self, statistics: Statistics) -> None:
         """Set the edges to quantiles of training actions, with `quantiles`."""
@@ -183,34 +140,42 @@ class BinsHead(BoxHead):
         """Negative logarithm of the density (B, L): cross-entropy of the bins and logarithm of their widths, summed."""
         flat = self._flat(actions)  # (B, L, A)
         inner = self.edges[:, 1:-1]
-        places = (flat[..., None] >= inner).sum(-1)  # (B, L, A)
+        bins = (flat[..., None] >= inner).sum(-1)  # (B, L, A)
         logits = self._logits(parameters)
         crosses = F.cross_entropy(
-            logits.flatten(0, -2), places.flatten(), reduction="none", label_smoothing=label_smoothing
+            logits.flatten(0, -2), bins.flatten(), reduction="none", label_smoothing=label_smoothing
         ).view_as(flat)
-        widths = self.edges.diff(dim=1).expand(*flat.shape, -1).gather(-1, places[..., None])[..., 0]
+        widths = self.edges.diff(dim=1).expand(*flat.shape, -1).gather(-1, bins[..., None])[..., 0]
         return (crosses + widths.log()).sum(-1)
 
     def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Sample a bin and a number inside it, for each number of an action."""
         logits = self._logits(parameters).double()  # (B, A, bins)
         count = size(self.space)
-        places = sample_categorical(logits.softmax(-1).flatten(0, 1), uniforms[:count].T.flatten()).view(
-            logits.shape[:-1]
-        )
-        return self._action(self._inside(places, uniforms[count:].T))
+        shares = logits.softmax(-1).flatten(0, 1)
+        bins = sample_categorical(shares, uniforms[:count].T.flatten()).view(logits.shape[:-1])
+        return self._actions(bins, uniforms[count:].T)
 
     def most_likely(self, parameters: Tensor) -> Tensor:
         """Centres of the likeliest bins."""
-        places = self._logits(parameters).argmax(-1)
-        return self._action(self._inside(places, torch.full_like(places, 0.5, dtype=torch.float64)))
+        bins = self._logits(parameters).argmax(-1)
+        return self._actions(bins, torch.full_like(bins, 0.5, dtype=torch.float64))
+
+    def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """Mean distance (B, L) of the likeliest action, over the numbers of an action."""
+        return (self._flat(self.most_likely(parameters)) - self._flat(actions)).abs().mean(-1)
 
     def _logits(self, parameters: Tensor) -> Tensor:
         """(..., A, bins) float32."""
         return parameters.float().unflatten(-1, (size(self.space), self.bins))
 
-    def _inside(self, places: Tensor, shares: Tensor) -> Tensor:
-        """Numbers (..., A) at a share of bins (..., A)."""
-        edges = self.edges.expand(*places.shape, -1)
-        low, high = (edges.gather(-1, (places + step)[..., None])[..., 0].double() for step in (0, 1))
-        return low + shares * (high - low)
+    def _flat(self, actions: Tensor) -> Tensor:
+        """Actions (..., *action) as (..., A) float32."""
+        return actions.reshape(*actions.shape[: actions.ndim - len(self.space.shape)], -1).float()
+
+    def _actions(self, bins: Tensor, shares: Tensor) -> Tensor:
+        """Actions (..., *action) at a share of bins (..., A)."""
+        edges = self.edges.expand(*bins.shape, -1)
+        low, high = (edges.gather(-1, (bins + step)[..., None])[..., 0].double() for step in (0, 1))
+        values = (low + shares * (high - low)).float()
+        return values.maximum(self.low).minimum(self.high).reshape(*bins.shape[:-1], *self.space.shape)

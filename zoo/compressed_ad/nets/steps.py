@@ -12,7 +12,7 @@ from torch import Tensor
 class Statistics(NamedTuple):
     """Moments of the values of training histories.
 
-    states: mean and standard deviation (N,) float32 of an observation; (0,) for classes and pictures.
+    states: mean and standard deviation (N,) float32 of an observation; (0,) for classes.
     actions: likewise.
     rewards: mean and standard deviation (1,).
     sample: (n, A) float32 of actions, for quantiles; (0, 0) for classes.

@@ -2,7 +2,7 @@ from decimal import Decimal
 
 import pytest
 
-from zoo.ci_llm.aggregation.answers import flexible_answer, same_answer, strict_answer, vote
+from zoo.ci_llm.answers import flexible_answer, same_answer, strict_answer, vote
 
 
 @pytest.mark.parametrize(

@@ -48,30 +48,30 @@ CONFORMER_KEYS = {
 
 
 @dataclass
-class Vocoder(HifiganFile):
-    """What a vocoder file holds: generator (with its front end), mpd and msd by our names.
+class VocoderFile(HifiganFile):
+    """Contents of a vocoder file: generator (with its front end), mpd and msd by our names.
 
-    The layout is "ssl-vocoder", "prenet", "prenet with EMA", "state dicts" or "accelerate"; `settings` is what the file
-    itself says about the generator, in the original's words, and `training` has the batches trained as `step`.
+    The layout is "ssl-vocoder", "prenet", "prenet with EMA", "state dicts" or "accelerate"; `settings` are the file's
+    on the generator, by the original's keys, and `training` has the batches trained as `step`.
     """
 
     ema: State = field(default_factory=dict)  # averaged parameters of the generator by our names
 
 
-def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
-    """Recognise a vocoder of Miipher-2 among what a file holds (OmegaConf nodes already plain), or return None."""
+def detect_vocoder(content: Mapping[str, Any], source: Path) -> VocoderFile | None:
+    """Recognise a vocoder of Miipher-2 among the plain contents of a file, or return None."""
     if is_state_dict(content.get("generator_modules")):
         parts = group_by_component(strip_state_wrappers(content["generator_modules"]))
         vocoder = with_prenet("prenet with EMA", parts, content, source)
         if is_state_dict(content.get("ema_g")):
-            vocoder.ema = _merged(group_by_component(strip_state_wrappers(content["ema_g"])), source).state
+            vocoder.ema = _merge_prenet(group_by_component(strip_state_wrappers(content["ema_g"])), source).state
     elif is_state_dict(content.get("generator")) and is_state_dict(content.get("prenet")):
         parts = {name: strip_state_wrappers(content[name]) for name in ("prenet", "generator")}
         vocoder = with_prenet("prenet", parts, content, source)
     elif is_state_dict(content.get("model_state_dict")) and _is_generator(content["model_state_dict"]):
-        given = {ours: content[name] for ours, name in BY_STATE_DICT.items() if is_state_dict(content.get(name))}
-        nets = {ours: strip_state_wrappers(net) for ours, net in given.items()}
-        vocoder = _vocoder("state dicts", rename_tensors("", nets))
+        states = {net: content[name] for net, name in BY_STATE_DICT.items() if is_state_dict(content.get(name))}
+        nets = {net: strip_state_wrappers(state) for net, state in states.items()}
+        vocoder = _vocoder_file("state dicts", rename_tensors("", nets))
     elif "zoo" not in content and is_state_dict(content.get("state_dict")):
         state = rename_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
         if not any(key.startswith("generator.conv_pre.") for key in state):
@@ -80,7 +80,7 @@ def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
         settings = dict((config.get("model") or {}).get("generator") or {})
         if "sample_rate" in config:
             settings["sampling_rate"] = config["sample_rate"]
-        vocoder = _vocoder("ssl-vocoder", rename_tensors("", group_by_component(state)), settings)
+        vocoder = _vocoder_file("ssl-vocoder", rename_tensors("", group_by_component(state)), settings)
     else:
         return None
     step = content.get("steps", content.get("step", content.get("global_step")))
@@ -89,8 +89,8 @@ def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
     return vocoder
 
 
-def kind_of(state: Mapping[str, Tensor]) -> str | None:
-    """Which net of a vocoder run a state dict is: generator, prenet, mpd, msd, or None for another."""
+def vocoder_part(state: Mapping[str, Tensor]) -> str | None:
+    """Recognise a state dict of a vocoder run: generator, prenet, mpd, msd, or None for another."""
     if _is_generator(state):
         return "generator"
     names = strip_state_wrappers(state)
@@ -104,11 +104,12 @@ def kind_of(state: Mapping[str, Tensor]) -> str | None:
     return "mpd" if weights[-1].dim() == 4 else "msd"  # a period discriminator convolves in two dimensions
 
 
-def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate: int, step: int) -> dict[str, Any]:
-    """What an original vocoder file holds for a generator of ours, by its front end.
+def write_vocoder(
+    generator: Generator, discriminators: Mapping[str, Tensor], sample_rate: int, step: int
+) -> dict[str, Any]:
+    """Return the contents of an original's vocoder file for a generator of ours, by its front end.
 
-    With a Conformer or none the layout is Lightning's, with a prenet the older one; others are refused. `others` are
-    `mpd.*` and `msd.*` as far as they are to be written, `step` counts the batches trained.
+    With a Conformer or none the layout is Lightning's, with a prenet the older one; others are a ValueError.
     """
     front = generator.conditioner
     if generator.padding_mode != "zeros" or (
@@ -119,31 +120,31 @@ def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate
             f"{generator.padding_mode!r}; use `zoo export`"
         )
     check_convertible(generator)
-    own = with_weight_norm(generator.state_dict())  # an exported generator is fused
-    state = to_original_names({**add_prefix(own, "generator."), **others})
+    weights = with_weight_norm(generator.state_dict())  # an exported generator has none
+    state = to_original_names({**add_prefix(weights, "generator."), **discriminators})
     if isinstance(front, PrenetConditioner):
         parts = group_by_component(state)
-        whole = parts.pop("generator")
+        state = parts.pop("generator")
         prenet: State = {SCALE: torch.tensor(front.scale)}
         if len(front.layers):
             prenet[POSITIONS] = sinusoids(MAX_POSITIONS, front.in_channels)
-        prenet |= select_prefix(whole, "conditioner.")
-        plain = {key: value for key, value in whole.items() if not key.startswith("conditioner.")}
+        prenet |= select_prefix(state, "conditioner.")
+        plain = {key: value for key, value in state.items() if not key.startswith("conditioner.")}
         return {"prenet": prenet, "generator": plain, **parts, "steps": step}
-    theirs = {ours: name for name, ours in PREFIXES["ssl-vocoder"].items()}
-    nets = ((theirs[f"{part}."], net) for part, net in group_by_component(state).items())
-    named = {prefix + key.removeprefix("conditioner."): net[key] for prefix, net in nets for key in net}
+    prefixes = {zoo: original for original, zoo in PREFIXES["ssl-vocoder"].items()}
+    nets = ((prefixes[f"{part}."], net) for part, net in group_by_component(state).items())
+    original_state = {prefix + key.removeprefix("conditioner."): net[key] for prefix, net in nets for key in net}
     return {
         "epoch": 0,
         "global_step": step,
         "pytorch-lightning_version": "2.5.1",  # of the original; Lightning migrates files by it
-        "state_dict": named,
+        "state_dict": original_state,
         "hyper_parameters": {"cfg": {"sample_rate": sample_rate, "model": {"generator": _settings(generator)}}},
     }
 
 
 def hifigan_config(generator: Generator, sample_rate: int) -> dict[str, Any]:
-    """The config.json beside an older vocoder file."""
+    """Return the contents of config.json next to an older vocoder file."""
     front = generator.conditioner
     channels = generator.in_channels if front is None else front.out_channels
     return {
@@ -155,8 +156,8 @@ def hifigan_config(generator: Generator, sample_rate: int) -> dict[str, Any]:
 
 
 def _settings(generator: Generator) -> dict[str, Any]:
-    settings = {theirs: getattr(generator, ours) for theirs, ours in GENERATOR_KEYS.items() if theirs != "num_mels"}
-    settings = {key: listed(value) for key, value in settings.items()} | {"num_input_channels": generator.in_channels}
+    settings = {key: getattr(generator, zoo) for key, zoo in GENERATOR_KEYS.items() if key != "num_mels"}
+    settings = {key: to_lists(value) for key, value in settings.items()} | {"num_input_channels": generator.in_channels}
     front = generator.conditioner
     if isinstance(front, ConformerConditioner):
         settings |= {CONFORMER_KEYS[name]: value for name, value in front_arguments(front).items()}
@@ -164,7 +165,7 @@ def _settings(generator: Generator) -> dict[str, Any]:
 
 
 def front_arguments(front: Conditioner | None) -> dict[str, Any]:
-    """Sizes of an original's front end as constructor arguments of ours."""
+    """Return the sizes of an original's front end as constructor arguments of ours."""
     if isinstance(front, ConformerConditioner):
         layer: Any = front.conformer1.conformer_layers[0]
         return {
@@ -183,24 +184,24 @@ def front_arguments(front: Conditioner | None) -> dict[str, Any]:
     return arguments
 
 
-def listed(value: Any) -> Any:
-    """Tuples as lists, also within."""
-    return [listed(entry) for entry in value] if isinstance(value, tuple) else value
+def to_lists(value: Any) -> Any:
+    """Turn tuples into lists, also within."""
+    return [to_lists(entry) for entry in value] if isinstance(value, tuple) else value
 
 
-def _vocoder(layout: str, nets: HifiganFile, settings: Mapping[str, Any] | None = None) -> Vocoder:
-    return Vocoder(layout, nets.state, dict(settings or {}), reflect=nets.reflect)
+def _vocoder_file(layout: str, nets: HifiganFile, settings: Mapping[str, Any] | None = None) -> VocoderFile:
+    return VocoderFile(layout, nets.state, dict(settings or {}), reflect=nets.reflect)
 
 
-def with_prenet(layout: str, parts: Mapping[str, State], content: Mapping[str, Any], source: Path) -> Vocoder:
-    """Put a vocoder together from its nets, the discriminators being among `content` where there are any."""
+def with_prenet(layout: str, parts: Mapping[str, State], content: Mapping[str, Any], source: Path) -> VocoderFile:
+    """Join the nets of a vocoder; the discriminators are among `content` where there are any."""
     prenet = parts.get("prenet", {})
     settings = {"prenet_scale": float(prenet[SCALE])} if SCALE in prenet else {}
     extra = {name: strip_state_wrappers(content[name]) for name in ("mpd", "msd") if is_state_dict(content.get(name))}
-    return _vocoder(layout, _merged({**parts, **extra}, source), settings)
+    return _vocoder_file(layout, _merge_prenet({**parts, **extra}, source), settings)
 
 
-def _merged(parts: Mapping[str, State], source: Path) -> HifiganFile:
+def _merge_prenet(parts: Mapping[str, State], source: Path) -> HifiganFile:
     """Put the prenet into the generator's slot for a front end; its buffers are computed by ours."""
     prenet = dict(parts.get("prenet", {}))
     prenet.pop(SCALE, None)

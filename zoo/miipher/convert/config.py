@@ -14,19 +14,10 @@ IMPLIED = ("loader.pin_memory", "training.dataloader_drop_last", "checkpoint.sav
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
-    """Turn an adapter's YAML into a recipe for `zoo fit`.
+    """Turn an adapter's YAML into a recipe for `zoo fit`; `hubert_layer` is counted from 1, as since 2025-06-27.
 
-    `hubert_layer` is taken as counted from 1, as the original does since 2025-06-27.
-
-    Args:
-        path: the original's YAML file.
-
-    Returns:
-        The recipe, and the keys without a counterpart: the original's shards, logger and process settings.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it is no configuration of the adapter's training.
+    Returns the recipe, and the keys without a counterpart: the original's shards, logger and process settings.
+    ValueError when it is no configuration of the adapter's training.
     """
     settings = SettingsReader(read_settings_file(Path(path)), Path(path), IMPLIED)
     if "upsample_rates" in settings.values:
@@ -46,11 +37,13 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         "data": component(
             "zoo.miipher.SpeechData",
             root=f"{DATA}/libritts_r",
-            noise=f"{DATA}/noise",
-            rir=f"{DATA}/rir",
+            degradation={
+                "degrader": component("zoo.audio.Degrader"),
+                "noise": f"{DATA}/noise",
+                "rir": f"{DATA}/rir",
+            },
             batch_size=settings.require("batch_size"),
             num_workers=settings.get("loader.num_workers", 0),
-            degrader=component("zoo.audio.Degrader"),
         ),
     }
     return recipe, settings.unused()

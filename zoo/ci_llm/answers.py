@@ -1,4 +1,4 @@
-"""Answers to word problems: found in a text, compared as numbers, and voted on."""
+"""Answers to word problems: extracted from texts, compared as numbers, and voted on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-# a minus behind a word or a bracket takes away; a comma counts only between thousands
+# a minus after a word or a bracket subtracts; a comma counts only between thousands
 _NUMBER = r"(?:(?<![\w)])-)?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
 _MARKED = re.compile(rf"####\s*({_NUMBER})")
 _ANY = re.compile(_NUMBER)
@@ -17,9 +17,9 @@ class VoteResult(NamedTuple):
     """The outcome of a vote.
 
     Attributes:
-        answer: the winner; None when nobody gave an answer.
-        agreement: its part of all voters, in [0, 1]; those without answer count as voters.
-        winner: index of the first voter for it; 0 when nobody gave an answer.
+        answer: the winner; None without any answer.
+        agreement: its share of all voters, in [0, 1]; those without answer count as voters.
+        winner: index of the first voter for it; 0 without any answer.
     """
 
     answer: Decimal | None
@@ -28,28 +28,28 @@ class VoteResult(NamedTuple):
 
 
 def strict_answer(text: str) -> Decimal | None:
-    """The number behind the first `####`, as GSM8K marks its answers; None where there is none."""
-    found = _MARKED.search(text)
-    return _number(found[1]) if found else None
+    """The number after the first `####`, as GSM8K marks its answers; None where there is none."""
+    match = _MARKED.search(text)
+    return _number(match[1]) if match else None
 
 
 def flexible_answer(text: str) -> Decimal | None:
     """The last number in a text; None where there is none."""
-    found = _ANY.findall(text)
-    return _number(found[-1]) if found else None
+    matches = _ANY.findall(text)
+    return _number(matches[-1]) if matches else None
 
 
 def _number(text: str) -> Decimal:
     return Decimal(text.replace(",", "").replace("$", ""))
 
 
-def same_answer(found: Decimal | None, gold: Decimal | None) -> bool:
-    """Whether an answer was found and equals the right one as a number; no answer is never right."""
-    return found is not None and found == gold
+def same_answer(answer: Decimal | None, gold: Decimal | None) -> bool:
+    """Whether an answer equals the right one as a number; no answer is never right."""
+    return answer is not None and answer == gold
 
 
 def vote(answers: Sequence[Decimal | None]) -> VoteResult:
-    """The answer that most gave; of equals the one given first.
+    """The most frequent answer; of equally frequent ones the first.
 
     Source: Wang et al., "Self-Consistency Improves Chain of Thought Reasoning in Language Models" (2023), section 2.
     """

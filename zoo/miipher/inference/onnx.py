@@ -28,16 +28,10 @@ class _Restoration(nn.Module):
 
 
 def restoration_graph(encoder: Encoder, generator: WaveformGenerator) -> OnnxGraph:
-    """Describe encoder and vocoder as one graph: `waveform` (B, F * hop) at 16 kHz to `audio` (B, F * hop').
+    """Describe copies of encoder and vocoder as one graph: `waveform` (B, F * hop) at 16 kHz to `audio` (B, F * hop').
 
-    Clips of a batch are equally long, whole frames; fewer than 16 give another result than a `Restorer`, which then
-    computes as if silence followed. Chunks, resampling and loudness stay outside.
-
-    Args:
-        encoder: left as it is, like the generator; copies are taken.
-
-    Raises:
-        ValueError: when the encoder takes filter banks, or the generator searches for phases.
+    Clips of a batch are equally long; fewer than 16 frames give another result than a `Restorer`, which computes as if
+    silence followed. ValueError when the encoder takes filter banks, or the generator searches for phases.
     """
     backbone = encoder.backbone if isinstance(encoder, Cleaner) else encoder
     if not isinstance(backbone.front, WaveformFamily):

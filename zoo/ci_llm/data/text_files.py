@@ -1,23 +1,23 @@
-"""Prompts with answers as text: read from files, put into templates."""
+"""Prompts with answers: the files of a data set, and the format that turns a record into text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from zoo.common.journal import load_json, read_lines
 
 TABLES = (".parquet", ".arrow", ".feather")
-PARTS = (".jsonl", *TABLES)  # in a folder of one split; Hugging Face's have .json files that are no data
+PARTS = (".jsonl", *TABLES)  # in a folder of one split; the .json files of Hugging Face there are metadata
 SUFFIXES = (".json", *PARTS)
 SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
 
 
 class Example(NamedTuple):
-    """A prompt with its answer, and where it stands: name of the file, line (or row) from 1."""
+    """A prompt with its answer, and its origin: name of the file, line (or row) from 1."""
 
     prompt: str
     answer: str
@@ -26,29 +26,35 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Template:
-    """How an example becomes text. Prompt and answer are tokenised apart, so a space between them is the answer's.
+class TextFormat:
+    """How a record becomes text. Prompt and answer are tokenised apart, so a space between them is the answer's.
 
     Attributes:
-        prompt: holds `{prompt}`.
-        answer: holds `{answer}`; EOS follows.
+        prompt_field: of a record, holds the prompt.
+        answer_field: of a record, holds the answer.
+        template: of the model's input, with `{prompt}`.
+        answer_template: of the text to generate, with `{answer}`; EOS follows.
+        too_long: "truncate" cuts the end of an answer that is too long, "drop" leaves the text out.
     """
 
-    prompt: str = "Question: {prompt}\nAnswer:"
-    answer: str = " {answer}"
+    prompt_field: str = "question"
+    answer_field: str = "answer"
+    template: str = "Question: {prompt}\nAnswer:"
+    answer_template: str = " {answer}"
+    too_long: Literal["truncate", "drop"] = "truncate"
 
     def __post_init__(self) -> None:
-        for name, text in asdict(self).items():
-            if f"{{{name}}}" not in text:
-                raise ValueError(f"the template of the {name} must hold {{{name}}}, found {text!r}")
+        for key, field in (("template", "{prompt}"), ("answer_template", "{answer}")):
+            if field not in getattr(self, key):
+                raise ValueError(f"{key} must contain {field}, found {getattr(self, key)!r}")
 
-    def prompt_text(self, prompt: str) -> str:
-        """The text that the model is given."""
-        return self.prompt.replace("{prompt}", prompt)
+    def format_prompt(self, prompt: str) -> str:
+        """The model's input."""
+        return self.template.replace("{prompt}", prompt)
 
-    def answer_text(self, answer: str) -> str:
-        """The text that the model is to write."""
-        return self.answer.replace("{answer}", answer)
+    def format_answer(self, answer: str) -> str:
+        """The text that the model is to generate."""
+        return self.answer_template.replace("{answer}", answer)
 
 
 def split_files(root: Path, split: str) -> list[Path]:
@@ -68,18 +74,19 @@ def split_files(root: Path, split: str) -> list[Path]:
     if root.is_file():
         return [root] if split == "train" else []
     if not root.is_dir():
-        raise FileNotFoundError(f"no file or folder of texts at {root}")
+        raise FileNotFoundError(f"no file or folder of texts at {root}; put train.jsonl there, or set ZOO_DATA")
     if split not in SPLIT_NAMES:
         raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLIT_NAMES)}")
     names = SPLIT_NAMES[split]
-    known = sorted(path for path in root.glob("*") if path.suffix in SUFFIXES)
-    found = [path for path in known if path.stem.partition("-")[0] in names]
+    files = sorted(path for path in root.iterdir() if path.suffix in SUFFIXES and path.stem.partition("-")[0] in names)
     for name in names:
-        found += sorted(path for path in (root / name).glob("*") if path.suffix in PARTS)
-    if not found and split == "train":
-        held = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
-        raise FileNotFoundError(f"{root} has no train.jsonl, train.parquet, train.arrow or folder train; it has {held}")
-    return found
+        files += sorted(path for path in (root / name).glob("*") if path.suffix in PARTS)
+    if not files and split == "train":
+        content = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
+        raise FileNotFoundError(
+            f"{root} has no train.jsonl, train.parquet, train.arrow or folder train; it holds {content}"
+        )
+    return files
 
 
 def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -> list[Example]:
@@ -93,27 +100,32 @@ def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -
     for path in files:
         if not path.is_file():
             raise FileNotFoundError(f"no file of texts at {path}")
-        rows = table_rows(path, (prompt_field, answer_field)) if path.suffix in TABLES else json_rows(path)
+        rows = read_table(path, (prompt_field, answer_field)) if path.suffix in TABLES else read_json_lines(path)
         for line, row in rows:
-            prompt, answer = (_text(row, field, f"{path}, line {line}") for field in (prompt_field, answer_field))
+            where = f"{path}, line {line}"
+            prompt, answer = (read_text(row, field, where) for field in (prompt_field, answer_field))
             examples.append(Example(prompt, answer, str(path), line))
     return examples
 
 
-def _text(row: Any, field: str, where: str) -> str:
-    if not isinstance(row, dict) or not isinstance(row.get(field), str):
-        found = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+def read_text(record: Any, field: str, where: str) -> str:
+    """The text of a record's field; ValueError at `where`: the field is missing, no text, or empty."""
+    if not isinstance(record, dict) or field not in record:
+        content = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
         raise ValueError(
-            f"{where}: no text {field!r} (found {found}); name the fields in data.init_args.prompt_field and "
-            "answer_field"
+            f"{where}: no field {field!r} (found {content}); set prompt_field and answer_field of "
+            "data.init_args.text_format"
         )
-    if not row[field].strip():
+    text = record[field]
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: {field!r} is {text!r:.40}, expected a text; put it into quotes")
+    if not text.strip():
         raise ValueError(f"{where}: {field!r} is empty; remove the line or complete it")
-    return row[field]
+    return text
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Line numbers, from 1, and contents of a file of JSON lines; a line that is none is named."""
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Line numbers, from 1, and contents of a file of JSON lines; ValueError names a line that is no JSON."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             if line.strip():
@@ -122,7 +134,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
             raise ValueError(f"{path}, line {number}: not JSON ({error}); expected one object per line") from error
 
 
-def table_rows(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
+def read_table(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """Row numbers, from 1, and these columns of a Parquet or Arrow file."""
     try:
         import pyarrow as pa

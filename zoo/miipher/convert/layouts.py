@@ -22,7 +22,7 @@ from zoo.convert.tensor_names import (
     strip_state_wrappers,
 )
 from zoo.hifigan.convert.layouts import to_zoo_names
-from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
+from zoo.miipher.convert.vocoder_files import VocoderFile, detect_vocoder, vocoder_part, with_prenet
 from zoo.runs.components import is_export
 
 LAST_NORM = "final_layer_norm"
@@ -54,7 +54,7 @@ class CleanerState:
 
     @property
     def count(self) -> int:
-        """How many blocks have an adapter."""
+        """Number of blocks with an adapter."""
         return len({key.split(".")[1] for key in self.adapters})
 
     @property
@@ -63,48 +63,48 @@ class CleanerState:
         return self.adapters["blocks.0.down.weight"].shape[0]
 
     def norms(self) -> State:
-        """The trained norms `norms.{i}.{weight,bias}` of the blocks that have an adapter."""
-        found = ADAPTERS.read(add_prefix(self.backbone, "extractor.model."))[0]
-        return {key: value for key, value in found.items() if int(key.split(".")[1]) < self.count}
+        """Return the trained norms `norms.{i}.{weight,bias}` of the blocks that have an adapter."""
+        norms = ADAPTERS.read(add_prefix(self.backbone, "extractor.model."))[0]
+        return {key: value for key, value in norms.items() if int(key.split(".")[1]) < self.count}
 
     def frozen(self) -> State:
-        """The backbone's tensors up to the last block with an adapter, without the trained norms."""
+        """Return the backbone's tensors up to the last block with an adapter, without the trained norms."""
         return {
             key: value
             for key, value in self.backbone.items()
-            if (block_of(key) or 0) < self.count and f".{LAST_NORM}." not in key
+            if (parse_block_index(key) or 0) < self.count and f".{LAST_NORM}." not in key
         }
 
 
 @dataclass
 class MiipherFile(OriginalFile):
-    """What a file or folder of a Miipher-2 reproduction holds.
+    """Contents of a file or folder of a Miipher-2 reproduction.
 
-    `layout` is the kind of container, `settings` section `model` of the training configuration (or what a unified
-    folder says of its adapter), `training` what is there of `TRAINING` for the adapter.
+    `layout` is the kind of container, `settings` section `model` of the training configuration (or those of a unified
+    folder on its adapter), `training` the entries of `TRAINING` for the adapter.
     """
 
     files: list[Path] = field(default_factory=list)  # those that were read
     cleaner: CleanerState | None = None
-    vocoder: Vocoder | None = None
+    vocoder: VocoderFile | None = None
 
     @property
     def step(self) -> int | None:
-        """Batches trained, as far as the file says: the adapter's before the vocoder's."""
-        found = self.training.get("step")
-        if found is None and self.vocoder is not None:
-            found = self.vocoder.training.get("step")
-        return found if isinstance(found, int) else None
+        """Batches trained, where the file has them: the adapter's before the vocoder's."""
+        step = self.training.get("step")
+        if step is None and self.vocoder is not None:
+            step = self.vocoder.training.get("step")
+        return step if isinstance(step, int) else None
 
 
-def block_of(key: str) -> int | None:
-    """The block, from 0, that a backbone tensor belongs to."""
+def parse_block_index(key: str) -> int | None:
+    """Return the block, from 0, that a backbone tensor belongs to."""
     match = _LAYER.fullmatch(key)
     return int(match[1]) if match else None
 
 
 def is_cleaner(state: Mapping[str, object]) -> bool:
-    """Whether names are those of an original cleaner with adapters."""
+    """Return whether names are those of an original cleaner with adapters."""
     names = strip_state_wrappers(state)
     return any(
         ".adapter.ff." in name or (name.startswith("adapters.") and ADAPTERS.find(name, "original")) for name in names
@@ -112,38 +112,30 @@ def is_cleaner(state: Mapping[str, object]) -> bool:
 
 
 def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
-    """Sort the tensors of an original cleaner, of any era, by our names; all of them must be known and there."""
+    """Sort the tensors of an original cleaner, of any era, by our names; ValueError for unknown or missing ones."""
     result = CleanerState()
     for key, value in strip_state_wrappers(state).items():
         inner = BACKBONE.fullmatch(key)
-        found = INSIDE.find(inner[1], "original") if inner else ADAPTERS.find(key, "original")
-        if found:
-            add_tensor(result.adapters, found.name, value, key)
+        match = INSIDE.find(inner[1], "original") if inner else ADAPTERS.find(key, "original")
+        if match:
+            add_tensor(result.adapters, match.name, value, key)
             result.inside = result.inside or bool(inner)
         elif inner:
             add_tensor(result.backbone, inner[1], value, key)
         else:
             raise ValueError(f"{source}: {key} belongs neither to the extractor nor to the adapters of Miipher-2")
     names = [f"{module}.{leaf}" for module in ("norm", "down", "up") for leaf in ("weight", "bias")]
-    wanted = {f"blocks.{block}.{name}" for block in range(result.count) for name in names}
-    if missing := sorted(wanted - set(result.adapters)):
+    expected = {f"blocks.{block}.{name}" for block in range(result.count) for name in names}
+    if missing := sorted(expected - set(result.adapters)):
         raise ValueError(f"{source}: {len(missing)} adapter tensors are missing, among them {missing[0]}")
     result.backbone = to_zoo_names(result.backbone)
     return result
 
 
-def read(path: Path, content: Any = None) -> MiipherFile:
-    """Read a file or folder.
+def read_original(path: Path, content: Any = None) -> MiipherFile:
+    """Read a file, an Accelerate folder, or a unified folder (config.json with model_type miipher2).
 
-    Args:
-        path: `checkpoint_<n>k.pt`, `adapter_final.pt`, a vocoder's `.pt` or `.ckpt`, an Accelerate folder, or a
-            unified folder (config.json with model_type miipher2).
-        content: of a file, where it is read already.
-
-    Raises:
-        FileNotFoundError: when it, or a file that it names, is not there.
-        ValueError: when its layout is not known.
-        UnsafeFileError: (a ValueError) when it asks to run code.
+    ValueError when its layout is not known, or it asks to run code. `content` is that of a file loaded already.
     """
     if not path.exists():
         raise FileNotFoundError(f"no file or folder at {path}")
@@ -173,7 +165,7 @@ def _file(path: Path, content: Any = None) -> MiipherFile:
         return MiipherFile("checkpoint", settings=model, training=training, files=[path], cleaner=cleaner)
     if is_state_dict(content) and is_cleaner(content):
         return MiipherFile("state dict", files=[path], cleaner=split_cleaner(content, path))
-    vocoder = vocoder_of(content, path)
+    vocoder = detect_vocoder(content, path)
     if vocoder is not None:
         return MiipherFile("vocoder", files=[path], vocoder=vocoder)
     raise ValueError(
@@ -183,7 +175,7 @@ def _file(path: Path, content: Any = None) -> MiipherFile:
 
 
 def _accelerate(folder: Path, files: list[Path]) -> MiipherFile:
-    """The models of an Accelerate folder, told apart by their tensors: their order differs between the scripts."""
+    """Read the models of an Accelerate folder by their tensors: their order differs between the scripts."""
     cleaner: CleanerState | None = None
     parts: dict[str, State] = {}
     used = sorted(files, key=lambda file: int(ACCELERATE_NAME.fullmatch(file.name)[1] or 0))  # type: ignore[index]
@@ -194,7 +186,7 @@ def _accelerate(folder: Path, files: list[Path]) -> MiipherFile:
         state = strip_state_wrappers(content)
         if is_cleaner(state):
             cleaner = split_cleaner(state, file)
-        elif (kind := kind_of(state)) is not None:
+        elif (kind := vocoder_part(state)) is not None:
             parts[kind] = state
         elif not any(key.startswith(("hubert.", "model.")) for key in state):  # the frozen extractor of the targets
             raise ValueError(f"{file}: unknown model with tensors {', '.join(list(state)[:3])}")
@@ -209,7 +201,7 @@ def _accelerate(folder: Path, files: list[Path]) -> MiipherFile:
 
 
 def _folder_step(folder: Path, adapter: bool) -> int | None:
-    """Batches trained, from step.txt or the folder's name.
+    """Return the batches trained, from step.txt or the folder's name.
 
     Adapter runs wrote the step itself before the k, vocoder runs the thousands.
     """
@@ -230,13 +222,13 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def is_unified(folder: Path) -> bool:
-    """Whether a path is a unified folder."""
+    """Return whether a path is a unified folder."""
     return _config(folder).get("model_type") == UNIFIED_TYPE
 
 
 def _unified(folder: Path, config: dict[str, Any]) -> MiipherFile:
     components = config.get("components") or {}
-    found = {}
+    originals = {}
     for name in ("adapter", "vocoder"):
         if name not in components:
             continue
@@ -245,16 +237,16 @@ def _unified(folder: Path, config: dict[str, Any]) -> MiipherFile:
             raise ValueError(f"{folder}/config.json: {name}.checkpoint_file names a file beside it, found {file!r}")
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{folder}/config.json names {file}, which is not in the folder")
-        found[name] = _file(folder / file)
-    if not found:
+        originals[name] = _file(folder / file)
+    if not originals:
         raise ValueError(f"{folder}/config.json names neither an adapter nor a vocoder")
-    result = found.get("adapter") or MiipherFile("")
-    said = components.get("adapter") or {}
-    stated = {"hubert_model_name": said.get("base_model"), "hubert_layer": said.get("hubert_layer")}
+    result = originals.get("adapter") or MiipherFile("")
+    adapter = components.get("adapter") or {}
+    stated = {"hubert_model_name": adapter.get("base_model"), "hubert_layer": adapter.get("hubert_layer")}
     result.settings = {key: value for key, value in stated.items() if value is not None} | result.settings
-    if "vocoder" in found:
-        result.vocoder = found["vocoder"].vocoder
-        result.files = [*result.files, *found["vocoder"].files]
+    if "vocoder" in originals:
+        result.vocoder = originals["vocoder"].vocoder
+        result.files = [*result.files, *originals["vocoder"].files]
         if result.vocoder is not None and "output_sampling_rate" in config:
             result.vocoder.settings.setdefault("sampling_rate", config["output_sampling_rate"])
     result.layout = "unified"
