@@ -269,7 +269,7 @@ def test_what_cannot_be_is_named(tmp_path: Path) -> None:
         ImageData(channels=2)
     with pytest.raises(ValueError, match="val_every"):
         ImageData(val_every=1)
-    with pytest.raises(ValueError, match=r"one of root \(a\) and hub \(b/c\) must be null"):
+    with pytest.raises(ValueError, match=r"only one of root \(a\), hub \(b/c\) and glyphs"):
         ImageData("a", "b/c")
     with pytest.raises(ValueError, match="train_points"):
         PointData(train_points=0)

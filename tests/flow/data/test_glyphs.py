@@ -63,7 +63,7 @@ def test_the_data_module_draws_them() -> None:
     data.setup("fit")
     assert data.classes == list(CLASSES) and (len(data.train_set), len(data.val_set)) == (124, 62)
     assert data.train_set[0, 3]["x1"].shape == (3, 8, 8) and data.train_set[0, 3]["label"] == 2
-    with pytest.raises(ValueError, match="glyphs are drawn, so root"):
+    with pytest.raises(ValueError, match="only one of root"):
         ImageData(hub="a/b", glyphs=Glyphs(2, 1))
     with pytest.raises(ValueError, match="per_class"):
         Glyphs(0)
