@@ -21,20 +21,6 @@ def test_an_image_is_the_same_for_any_number_of_images() -> None:
     assert np.array_equal(first, same) and not np.array_equal(same, other)
 
 
-def test_training_and_held_out_images_differ() -> None:
-    train, held = Glyphs(1, 1).sets()
-    assert not any(
-        np.array_equal(train.source.apply_orientation(k), held.source.apply_orientation(k)) for k in range(62)
-    )
-
-
-def test_colours_are_those_that_were_drawn() -> None:
-    red_on_black = [*MIDDLE[:6], 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-    pixels = draw("I", red_on_black)
-    low = round(255 * (1 - glyphs.GLYPH_COLOUR[1][1]))
-    assert pixels[0, 0].tolist() == [0, 0, 0] and pixels.reshape(-1, 3).max(axis=0).tolist() == [255, low, low]
-
-
 def test_jitter_moves_the_way_it_says() -> None:
     def centre(character: str, **moved: float) -> tuple[float, float]:
         names = ["font", "turn", "right", "down", "scale", "shear"]

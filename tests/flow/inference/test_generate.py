@@ -16,7 +16,6 @@ from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.mlp import ToyNet
-from zoo.flow.nets.unet import UNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
@@ -217,17 +216,3 @@ def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
     make_pairs(build(classes=NAMES), tmp_path / "pairs", GenerationRequest(4, 0, ["wild"]))
     meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
     assert (meta["labels"], meta["classes"]) == ([3], NAMES)
-
-
-def test_an_export_names_its_classes(tmp_path: Path) -> None:
-    specs = {
-        "inference": "zoo.flow.Sampler",
-        "components": {
-            "net": {"class_path": "zoo.flow.UNet", "init_args": TINY_UNET},
-            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
-        },
-        "options": {"classes": NAMES},
-    }
-    write_export(tmp_path / "export", specs, {"net": UNet(**TINY_UNET)}, "test")
-    assert "Classes, from 1: cat, dog, wild." in (tmp_path / "export" / "README.md").read_text()
-    assert load_sampler(tmp_path / "export").classes == NAMES

@@ -89,17 +89,6 @@ def test_pools_of_an_epoch():
     assert torch.equal(pooled(labels=None, pool=1), torch.arange(300))
 
 
-def test_pools_are_of_equal_sizes():
-    sizes = []
-
-    def read(indices):
-        sizes.append(len(indices))
-        return torch.zeros(len(indices), 1)
-
-    pooled_permutation(read, read, 65, 0, pool=64)
-    assert sorted(sizes) == [32, 32, 33, 33]
-
-
 def test_rounding_does_not_decide():
     torch.manual_seed(0)
     x0 = torch.randn(64, 1) + 1e4  # at which products in float32 are off by more than the pairs differ
