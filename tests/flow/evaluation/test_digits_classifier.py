@@ -65,8 +65,6 @@ def test_kept_classifiers_are_read_and_follow_the_data(digits, tmp_path, monkeyp
 
 
 def test_broken_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none.safetensors"):
-        load_classifier(tmp_path / "none.safetensors")
     (tmp_path / "a.safetensors").write_bytes(b"abc")
     with pytest.raises(ValueError, match=r"a.safetensors: no digits classifier of this version"):
         load_classifier(tmp_path / "a.safetensors")

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from zoo.cli.main import main
 from zoo.common.environment import process_rank
 from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.pairs import make_pairs
@@ -16,6 +17,7 @@ from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.mlp import ToyNet
+from zoo.flow.nets.unet import UNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
@@ -216,3 +218,24 @@ def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
     make_pairs(build(classes=NAMES), tmp_path / "pairs", GenerationRequest(4, 0, ["wild"]))
     meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
     assert (meta["labels"], meta["classes"]) == ([3], NAMES)
+
+
+def test_labels_of_a_command_stay_class_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"{number:03d}" for number in range(1, 11)]
+    net = {**TINY_UNET, "num_classes": 10}
+    specs = {
+        "inference": "zoo.flow.Sampler",
+        "components": {
+            "net": {"class_path": "zoo.flow.UNet", "init_args": net},
+            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
+        },
+        "options": {"classes": names},
+    }
+    write_export(tmp_path / "export", specs, {"net": UNet(**net)}, "test")
+    assert load_sampler(tmp_path / "export").classes == names
+    options = ["--solver.steps=1", "--grid=false", "--count=2"]
+    assert main(["sample", str(tmp_path / "export"), str(tmp_path / "out"), "--labels", "[010, 2]", *options]) == 0
+    with (tmp_path / "out" / "labels.csv").open() as file:
+        assert [(row["label"], row["class"]) for row in csv.DictReader(file)] == [("10", "010"), ("2", "002")]
+    assert main(["sample", str(tmp_path / "export"), str(tmp_path / "no"), "--labels", "[lion]", *options]) == 1
+    assert "'lion'" in capsys.readouterr().err
