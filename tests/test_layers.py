@@ -1,4 +1,4 @@
-"""Imports never point upward, between floors or between the rooms of a wing, and the nets need no Lightning."""
+"""Imports never point upward, between packages or between the modules of a system; nets need no Lightning."""
 
 import ast
 import subprocess
@@ -12,16 +12,16 @@ import pytest
 from tests.harness import REPOSITORY, environment
 
 PACKAGE = REPOSITORY / "zoo"
-WINGS = ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan", "miipher")
-# What each floor imports besides itself and the version.
-FLOORS = {
+SYSTEMS = ("audiosr", "ci_llm", "compressed_ad", "flow", "hifigan", "miipher")
+# What each package imports besides itself and the version.
+LAYERS = {
     "common": (),
-    "blocks": (),
+    "blocks": ("common",),
     "runs": ("common",),
     "audio": ("common", "runs"),
     "convert": ("common", "runs"),
     "training": ("common", "runs"),
-    **dict.fromkeys(WINGS, ("common", "blocks", "audio", "runs", "convert", "training")),
+    **dict.fromkeys(SYSTEMS, ("common", "blocks", "audio", "runs", "convert", "training")),
     "miipher": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
     "audiosr": ("common", "blocks", "audio", "runs", "convert", "training", "hifigan"),
     "ci_llm": ("common", "blocks", "runs", "convert", "training"),
@@ -33,11 +33,11 @@ FLOORS = {
     "__init__": ("runs",),  # zoo.load, when it is used
     "__main__": ("cli",),
 }
-# The rooms of a wing by height. A room imports those below it and those beside it.
-ROOMS = {
+# The modules of a system by height. A module imports those below it and those of its height.
+MODULES = {
     **dict.fromkeys("nets losses process diffusion envs aggregation rendering rollout".split(), 0),
     "data": 1,
-    **dict.fromkeys("task task_vae task_distill pretrain inference collecting".split(), 2),
+    **dict.fromkeys("task task_vae task_distill validation_samples pretrain inference collecting".split(), 2),
     "evaluation": 3,
     "convert": 4,
     "commands": 5,
@@ -46,9 +46,14 @@ TRAINS = ("task", "task_vae", "task_distill", "pretrain")
 NOT_TRAINED = ("inference", "evaluation", "convert", "commands")
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Dotted names of ours that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path, with_types: bool = True) -> Iterator[str]:
+    """Dotted names of ours that a file imports, wherever in the file; without types, not those for type checkers."""
+    tree = ast.parse(path.read_text())
+    if not with_types:
+        tree.body = [
+            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        ]
+    for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -60,12 +65,12 @@ def upward(path: Path) -> list[str]:
     mine = path.relative_to(PACKAGE).with_suffix("").parts
     found = []
     for name in imports(path):
-        root, floor, room, *_ = [*name.split("."), "", ""]
-        if not floor:
+        root, package, module, *_ = [*name.split("."), "", ""]
+        if not package:
             continue  # zoo itself, its version and its folder
-        bad = root != "zoo" or (floor not in (mine[0], "__version__") and floor not in FLOORS[mine[0]])
-        if floor == mine[0] in WINGS and len(mine) > 1 and room in ROOMS and mine[1] != "__init__":
-            bad |= ROOMS[room] > ROOMS[mine[1]] or (mine[1] in TRAINS and room in NOT_TRAINED)
+        bad = root != "zoo" or (package not in (mine[0], "__version__") and package not in LAYERS[mine[0]])
+        if package == mine[0] in SYSTEMS and len(mine) > 1 and module in MODULES and mine[1] != "__init__":
+            bad |= MODULES[module] > MODULES[mine[1]] or (mine[1] in TRAINS and module in NOT_TRAINED)
         if bad:
             found.append(name)
     return found
@@ -76,9 +81,11 @@ def test_no_upward_import(path: Path) -> None:
     assert upward(path) == []
 
 
-def test_every_room_has_its_place() -> None:
-    rooms = {path.stem for wing in WINGS for path in (PACKAGE / wing).iterdir() if not path.name.startswith("_")}
-    assert rooms == set(ROOMS)
+def test_every_module_has_its_place() -> None:
+    modules = {
+        path.stem for system in SYSTEMS for path in (PACKAGE / system).iterdir() if not path.name.startswith("_")
+    }
+    assert modules == set(MODULES)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +109,11 @@ def test_an_upward_import_is_noticed(file: str, line: str, tmp_path: Path, monke
     assert len(upward(tmp_path / file)) == 1
 
 
-def test_there_are_no_circles() -> None:
+def test_there_are_no_cycles() -> None:
     files = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
     graph: dict[str, set[str]] = defaultdict(set)
     for module, path in files.items():
-        for name in imports(path):
+        for name in imports(path, with_types=False):
             targets = (name, name.rpartition(".")[0])
             graph[module] |= {target for target in targets if target in files and target != module}
     done: set[str] = set()
@@ -123,8 +130,10 @@ def test_there_are_no_circles() -> None:
 
 
 def test_nets_import_without_lightning() -> None:
-    nets = [f"zoo.{wing}.nets" for wing in WINGS]
-    nets += [f"zoo.{wing}.nets.{path.stem}" for wing in WINGS for path in (PACKAGE / wing / "nets").glob("[!_]*.py")]
+    nets = [f"zoo.{system}.nets" for system in SYSTEMS]
+    nets += [
+        f"zoo.{system}.nets.{path.stem}" for system in SYSTEMS for path in (PACKAGE / system / "nets").glob("[!_]*.py")
+    ]
     code = "; ".join(f"import {net}" for net in nets)
     code = f"import sys; {code}; assert 'lightning' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())
@@ -141,8 +150,8 @@ def test_text_image_and_rl_systems_load_no_audio() -> None:
     ]
     modules += [
         ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
-        for wing in ("ci_llm", "compressed_ad", "flow")
-        for path in sorted((PACKAGE / wing).rglob("*.py"))
+        for system in ("ci_llm", "compressed_ad", "flow")
+        for path in sorted((PACKAGE / system).rglob("*.py"))
     ]
     code = (
         f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; "

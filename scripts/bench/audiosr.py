@@ -41,7 +41,8 @@ model:
       checkpointing: false
     }}}}}}}}
     autoencoder: {{init_args: {{config: {{
-      channels: 32, multipliers: [1, 2, 4, 8], blocks: 2, latent_channels: 16, norm_groups: 8
+      in_channels: 1, out_channels: 1, block_out_channels: [32, 64, 128, 256], layers_per_block: 2,
+      latent_channels: 16, norm_num_groups: 8
     }}}}}}
     vocoder: {{init_args: {{config: {{
       in_channels: 256, initial_channels: 384, upsample_rates: [6, 5, 4, 2, 2],

@@ -15,8 +15,8 @@ from zoo.audiosr.data.cutoff import detect
 from zoo.audiosr.data.datamodule import SuperResolutionData
 from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.nets.denoiser import concat
-from zoo.audiosr.nets.vae import Autoencoder, sample_latents, split
 from zoo.audiosr.task import DiffusionTask
+from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean, sample_posterior
 
 ORIGINAL_SHARE = 1316.6 / 288.8  # its weights to those that a gradient reaches, in millions
 ORIGINAL_DECAY = 0.999
@@ -42,7 +42,7 @@ class OriginalStep:
         self.net = copy.deepcopy(task.net).train()
         self.net.unet.checkpointing = checkpointing
         self.features, self.diffusion = task.features, task.diffusion
-        self.autoencoders: list[Autoencoder] = [copy.deepcopy(task.autoencoder.net).train() for _ in range(2)]
+        self.autoencoders: list[AutoencoderKL] = [copy.deepcopy(task.autoencoder.net).train() for _ in range(2)]
         vocoders = [copy.deepcopy(task.vocoder.net) for _ in range(2)]
         self.weights = [weight for each in (self.net, *self.autoencoders, *vocoders) for weight in each.parameters()]
         trained, present = (sum(map(Tensor.numel, each)) for each in (self.net.parameters(), self.weights))
@@ -63,7 +63,9 @@ class OriginalStep:
         high, low = self.mels()
         with torch.no_grad():
             first, second = (each.encode(mel) for each, mel in zip(self.autoencoders, (high, low), strict=True))
-            target, condition = (sample_latents(each, torch.randn_like(split(each)[0])) for each in (first, second))
+            target, condition = (
+                sample_posterior(each, torch.randn_like(posterior_mean(each))) for each in (first, second)
+            )
         t = torch.randint(self.diffusion.steps, (len(target),))
         noise = torch.randn_like(target)
         encoded = None if self.net.global_encoder is None else self.net.encode_clip(high)

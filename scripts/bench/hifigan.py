@@ -111,8 +111,8 @@ def _against_trainer(
             "--trainer.devices=1",
             *ENDLESS,
             "--data.init_args.root=null",
-            "--data.init_args.embedded_utterances=12",
-            "--data.init_args.val_items=2",
+            "--data.init_args.corpus.embedded_utterances=12",
+            "--data.init_args.split.items=2",
             "--data.init_args.num_workers=0",
             *extra,
         ]

@@ -17,7 +17,7 @@ from zoo.audiosr.diffusion.samplers import DDIM, Sampler, conditioned, row_noise
 from zoo.audiosr.evaluation.evaluate import RESTORED, Evaluation, Settings, evaluate, make_grid, recipe_data
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.features import whole_mel
-from zoo.audiosr.nets.vae import split
+from zoo.blocks.autoencoder import posterior_mean
 from zoo.common.systems import recipe_root
 from zoo.runs.load import load
 
@@ -94,7 +94,7 @@ def _latents(model: Restorer, low: Tensor, sampler: Sampler, seed: int) -> Tenso
     """What a model makes of a clip (1, 1, T) in the scale of the net, (1, C, H, W)."""
     mel = whole_mel(model.features(low), model.autoencoder.factor * model.net.unet.factor)
     encoder = model.condition_autoencoder or model.autoencoder
-    condition = split(encoder.encode(mel))[0] * model.net.latent_scale
+    condition = posterior_mean(encoder.encode(mel)) * model.net.latent_scale
     settings = model.settings
     predict = conditioned(
         model.net, condition, model.net.encode_clip(mel), settings.guidance_scale, settings.guidance_rescale

@@ -12,13 +12,13 @@ import torch
 
 from zoo.common.configs import load_yaml
 from zoo.flow.data import points
-from zoo.flow.evaluation.classifier import cached_digits_classifier
-from zoo.flow.evaluation.comparison import QUICK, Comparison, Samples
-from zoo.flow.evaluation.controls import controls, matching_labels
-from zoo.flow.evaluation.files import read_digits
+from zoo.flow.evaluation.comparison import QUICK, Comparison
+from zoo.flow.evaluation.controls import control_sets, matching_labels
+from zoo.flow.evaluation.digits_classifier import cached_digits_classifier
 from zoo.flow.evaluation.metrics import chamfer
 from zoo.flow.evaluation.references import REFERENCE_SEED
-from zoo.flow.inference.drawing import load_sampler, requests
+from zoo.flow.evaluation.samples import SampleSet, read_digits
+from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.solvers import Solver
@@ -27,7 +27,7 @@ from zoo.runs.run_folder import find_config
 SAMPLES, FEW_SAMPLES = 900, 150  # few of them are quick
 DRAWS = 3  # of so many samples
 POINTS, FEW_POINTS = 2048, 128
-EPOCH = -7  # of the keys of this noise, see `zoo.flow.inference.drawing`
+EPOCH = -7  # of the keys of this noise, see `zoo.flow.inference.requests`
 UNGUIDED = Guidance(1.0)
 CONTROLS = ("accuracy", "std_ratio", "nearest_ratio")  # figures beside the Fréchet distance
 
@@ -44,7 +44,7 @@ class Digits:
     """
 
     comparison: Comparison
-    train: Samples
+    train: SampleSet
     labels: list[int]
     draws: int = DRAWS
 
@@ -52,10 +52,15 @@ class Digits:
         """Figures of the controls, and of as many real training images as there are samples: the floor."""
         assert self.train.labels is not None
         found = {}
-        for name, (images, labels) in controls(self.train.images(), self.train.labels, self.labels).items():
+        for name, (images, labels) in control_sets(self.train.images(), self.train.labels, self.labels).items():
             if name != "train":
                 found[name] = self.comparison(images, labels)
         return {"real": self.floor(), **found}
+
+    def held_out_accuracy(self) -> float:
+        """Share of the held-out images that the classifier takes for their label."""
+        assert self.comparison.reference is not None
+        return self.comparison.figures(self.comparison.reference)["accuracy"]
 
     def floor(self) -> dict[str, float]:
         """Figures of training images, no image twice, in the samples' proportions, averaged over draws."""
@@ -103,7 +108,7 @@ def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 
     chosen = sampler.using(solver, Guidance(scale))
     figures = []
     for draw in range(digits.draws):
-        _, seeds = requests(len(digits.labels), draw, sampler.net.num_classes, None, EPOCH)
+        _, seeds = sample_requests(len(digits.labels), draw, sampler.net.num_classes, None, EPOCH)
         figures.append(digits.comparison(chosen.sample(digits.labels, seeds), digits.labels))
     return _mean(figures)
 
@@ -118,7 +123,7 @@ def gather_digits(run: Path, quick: bool = False) -> dict[str, float]:
     controls = {name: figures["frechet"] for name, figures in digits.controls().items()}
     samples = figures_of(sampler, digits, sampler.solver)
     return {
-        "classifier on held-out images, accuracy": digits.comparison.figures(digits.comparison.reference)["accuracy"],
+        "classifier on held-out images, accuracy": digits.held_out_accuracy(),
         "20 NFE: accuracy": samples["accuracy"],
         "20 NFE: Fréchet to the floor's": samples["frechet"] / controls["real"],
         "20 NFE: Fréchet to the class Gaussians'": samples["frechet"] / controls["gaussian"],
@@ -154,7 +159,7 @@ def gather_swissroll(assigned: Path, transport: Path, distilled: Path, quick: bo
         sampler = load_sampler(run, Solver("euler", steps), chunk=count)
         if tuple(sampler.net.sample_shape) != (2,):
             raise ValueError(f"{run} makes samples of shape {tuple(sampler.net.sample_shape)}, expected points")
-        figures[f"{name}: Chamfer"] = chamfer(sampler.sample(None, requests(count, 0, 0, None, EPOCH)[1]), real)
+        figures[f"{name}: Chamfer"] = chamfer(sampler.sample(None, sample_requests(count, 0, 0, None, EPOCH)[1]), real)
     return figures
 
 

@@ -13,11 +13,12 @@ from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
-from zoo.flow.evaluation.classifier import train_digits_classifier
-from zoo.flow.evaluation.comparison import QUICK, Comparison, Samples
+from zoo.flow.evaluation.comparison import QUICK, Comparison
 from zoo.flow.evaluation.controls import matching_labels
-from zoo.flow.evaluation.extractors import Extractor
-from zoo.flow.inference.drawing import load_sampler
+from zoo.flow.evaluation.digits_classifier import train_digits_classifier
+from zoo.flow.evaluation.features import FeatureExtractor
+from zoo.flow.evaluation.samples import SampleSet
+from zoo.flow.inference.requests import load_sampler
 from zoo.flow.process.solvers import Solver
 from zoo.flow.rendering import to_pixels
 from zoo.runs.run_folder import find_config
@@ -32,7 +33,7 @@ FLOOR = "Fréchet to the floor's"
 FIGURES = ("accuracy", "std_ratio", "nearest_ratio")
 
 
-class Colours(Extractor):
+class Colours(FeatureExtractor):
     """Mean and standard deviation of each channel: what a classifier of grey images does not see."""
 
     dims = 6
@@ -67,9 +68,9 @@ def glyphs_of(run: Path, quick: bool = False) -> tuple[Digits, Digits]:
     return shapes, Digits(Comparison(held, Colours(), train, ("frechet",)), train, labels, draws)
 
 
-def _samples(items: Items, classes: list[str]) -> Samples:
+def _samples(items: Items, classes: list[str]) -> SampleSet:
     images, labels = items.examples(range(len(items)))
-    return Samples(to_pixels(images), labels, None, classes)
+    return SampleSet(to_pixels(images), labels, classes)
 
 
 def gather(
@@ -110,7 +111,7 @@ def _glyphs(unet: Path, dit: Path, quick: bool) -> dict[str, float]:
     """Evaluate both nets on the glyphs, and the classifier on held-out ones."""
     shapes, colours = glyphs_of(unet, quick)
     floor, colours_floor = shapes.floor()["frechet"], colours.floor()["frechet"]
-    values = {"glyphs: held-out images, accuracy": shapes.comparison.figures(shapes.comparison.reference)["accuracy"]}
+    values = {"glyphs: held-out images, accuracy": shapes.held_out_accuracy()}
     for name, run in (("U-Net", unet), ("DiT", dit)):
         sampler = load_sampler(run)
         values |= _named(f"glyphs, {name}", figures_of(sampler, shapes, Solver("euler", STEPS)), floor)

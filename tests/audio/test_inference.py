@@ -17,7 +17,7 @@ from tests.miipher.stand_ins import restorer as miipher_restorer
 from zoo.audio.inference import as_audio
 from zoo.audio.io import files
 from zoo.audiosr.inference.reconstruct import Reconstructor
-from zoo.audiosr.nets.vae import Autoencoder
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.miipher.inference.restore import FeatureExtractor
 from zoo.runs.export import AUDIO_USAGE
 from zoo.runs.inference.base import Inference
@@ -27,7 +27,7 @@ SYSTEMS: dict[str, Callable[[], Inference]] = {
     "miipher": miipher_restorer,
     "miipher features": lambda: FeatureExtractor(LocalEncoder()),
     "audiosr": lambda: audiosr_restorer(cutoff_hz=None),
-    "audiosr autoencoder": lambda: Reconstructor(Autoencoder(**AUTOENCODER).eval(), features()),
+    "audiosr autoencoder": lambda: Reconstructor(AutoencoderKL(**AUTOENCODER).eval(), features()),
 }
 
 

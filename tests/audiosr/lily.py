@@ -9,9 +9,10 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.nets.vae import Autoencoder
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.hifigan.nets.generator import Generator
 
 MELS, HEAD, CONTEXT = 32, 16, 16
@@ -35,14 +36,14 @@ UNET: dict[str, Any] = {
 
 
 def nets(layout: str, seed: int = 0) -> dict[str, nn.Module]:
-    """Autoencoder, UNet, vocoder and, for ProjectLily's, global encoder, in evaluation mode."""
+    """AutoencoderKL, UNet, vocoder and, for ProjectLily's, global encoder, in evaluation mode."""
     torch.manual_seed(seed)
     slope, padding = (0.01, 0) if layout == "audiosr" else (0.1, 1)
     fusion = {"audiosr": "none", "modelV1": "replace", "model.py": "residual"}[layout]
     context = None if layout == "audiosr" else CONTEXT
     transformers = 1 if layout == "model.py" else 2
     made: dict[str, nn.Module] = {
-        "vae": Autoencoder(32, (1, 1), 1, 4),
+        "vae": AutoencoderKL(1, 1, (32, 32), 1, 4),
         "unet": UNet(**UNET, transformers_per_down_block=transformers, fusion=fusion, context_channels=context),
         "vocoder": Generator(**VOCODER, last_slope=slope, output_padding=padding).remove_weight_norm_(),
     }
@@ -68,8 +69,14 @@ def state_of(made: dict[str, nn.Module], layout: str) -> dict[str, Tensor]:
     state = {"scale_factor": torch.tensor(0.37 if layout == "audiosr" else 1.0), "clap.model.weight": torch.ones(2)}
     for name, net in made.items():
         for prefix in prefixes[name]:
-            state |= {prefix + key: value.clone() for key, value in net.state_dict().items()}
+            state |= {prefix + key: value.clone() for key, value in original_tensors(net).items()}
     return state
+
+
+def original_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Name a net's tensors as the originals do."""
+    state = net.state_dict()
+    return to_original_autoencoder(state) if isinstance(net, AutoencoderKL) else state
 
 
 def config(layout: str, **train: Any) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from zoo.training.resume import item_seed
 
 RATE = 16000
 AUTOENCODER: dict[str, Any] = {
-    "channels": 4, "multipliers": [1, 2], "blocks": 1, "latent_channels": 2, "norm_groups": 2,
+    "in_channels": 1, "out_channels": 1, "block_out_channels": [4, 8], "layers_per_block": 1, "latent_channels": 2,
+    "norm_num_groups": 2,
 }  # fmt: skip
 VOCODER: dict[str, Any] = {
     "in_channels": 32, "initial_channels": 8, "upsample_rates": [16, 10], "upsample_kernel_sizes": [16, 10],

@@ -14,7 +14,7 @@ from zoo.audiosr.losses import DiffusionTerm, Latent, Step
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.task_distill import DistillationTask, grid_turns
-from zoo.blocks import mix
+from zoo.blocks.image import classifier_free_guidance
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.ema import EMA
 from zoo.training.resume import RNGState
@@ -87,7 +87,9 @@ def test_target_is_what_steps_of_ddim_lead_to(config: Any) -> None:
         x = diffusion.noised(latent[one], noise[one], now)
         nothing = torch.full_like(condition[one], UNCONDITIONAL * 0.7)
         with torch.no_grad():
-            guided = mix(*(task.teacher.net(concat(x, each), now, clip) for each in (condition[one], nothing)), 2.5, 0)
+            guided = classifier_free_guidance(
+                *(task.teacher.net(concat(x, each), now, clip) for each in (condition[one], nothing)), 2.5, 0
+            )
             signal, sigma = diffusion.levels(following)
             y = signal * diffusion.to_x0(x, guided, now) + sigma * diffusion.to_noise(x, guided, now)
             if following != end:

@@ -9,8 +9,8 @@ import torch
 from tests.audiosr.task_parts import AUTOENCODER, Data, features, trainer
 from zoo.audiosr.losses import KL, Reconstruction
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
-from zoo.audiosr.nets.vae import Autoencoder
 from zoo.audiosr.task_vae import AdversarialAutoencoderTask, AutoencoderTask
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.training.gan import GANStep
 
 
@@ -21,13 +21,13 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 def plain(**settings: Any) -> AutoencoderTask:
     torch.manual_seed(0)
     losses = {"recon": Reconstruction(), "kl": KL(0.01)}
-    return AutoencoderTask(Autoencoder(**AUTOENCODER), features(), losses, adam, media_items=0, **settings)
+    return AutoencoderTask(AutoencoderKL(**AUTOENCODER), features(), losses, adam, media_items=0, **settings)
 
 
 def adversarial(**settings: Any) -> AdversarialAutoencoderTask:
     torch.manual_seed(0)
     return AdversarialAutoencoderTask(
-        Autoencoder(**{**AUTOENCODER, "dropout": 0.0}), features(), {"recon": Reconstruction(), "kl": KL(0.01)},
+        AutoencoderKL(**{**AUTOENCODER, "dropout": 0.0}), features(), {"recon": Reconstruction(), "kl": KL(0.01)},
         {"patch": PatchDiscriminator(2, 2)}, adam, adam, {"d/patch": 1.0, "g/adv_patch": 0.1, "g/fm_patch": 0.0},
         media_items=0, **settings,
     )  # fmt: skip
@@ -77,4 +77,4 @@ def test_a_batch_in_chunks_gives_the_gradient_of_the_whole(tmp_path: Path) -> No
 def test_bands_that_do_not_fit() -> None:
     losses = {"recon": Reconstruction()}
     with pytest.raises(ValueError, match="n_mels is 32, no multiple of the autoencoder's factor 64"):
-        AutoencoderTask(Autoencoder(4, [1] * 7, 1, 2, norm_groups=2), features(), losses, adam)
+        AutoencoderTask(AutoencoderKL(1, 1, [4] * 7, 1, 2, norm_num_groups=2), features(), losses, adam)

@@ -14,7 +14,7 @@ import yaml
 
 from tests.harness import REPOSITORY, forked, good
 from zoo.cli.main import main
-from zoo.cli.recipes import compose_arguments, find_recipe, nearest_names, read_files, split_arguments
+from zoo.cli.recipes import compose_arguments, find_recipe, read_files, split_arguments
 from zoo.cli.tools import find_tools, split_options
 from zoo.common.configs import load_recipe, load_run_config, merge
 from zoo.runs.load import load
@@ -242,15 +242,6 @@ def test_recipe_extends_recipes_only(extends, tmp_path):
         load_recipe(top)
 
 
-def test_options_win_over_files_and_files_over_files_before_them(tmp_path):
-    first = write(tmp_path / "a.yaml", data={"class_path": "zoo.flow.PointData", "init_args": {"batch_size": 2}})
-    second = write(tmp_path / "b.yaml", init_args={"batch_size": "${seed_everything}"})
-    for args, size in ((["--data", second, "-c", first], 2), (["-c", first, "--data", second], "${seed_everything}")):
-        config, *options = compose_arguments(["--data.init_args.batch_size=5", *map(str, args), "--loggers", "[]"])
-        assert yaml.safe_load(config.removeprefix("--config="))["data"]["init_args"] == {"batch_size": size}
-        assert options == ["--data.init_args.batch_size=5", "--loggers=[]"]
-
-
 def test_option_before_the_recipe_wins(tmp_path):
     data = write(tmp_path / "data.yaml", init_args={"batch_size": 64})
     flags = ["--seed_everything", "77", "--trainer.max_steps", "1", "--trainer.num_sanity_val_steps", "0"]
@@ -259,11 +250,6 @@ def test_option_before_the_recipe_wins(tmp_path):
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (config["seed_everything"], config["trainer"]["max_steps"]) == (77, 1)
     assert (config["data"]["init_args"]["seed"], config["data"]["init_args"]["batch_size"]) == (77, 8)
-
-
-def test_nearest_names():
-    assert nearest_names("x", ["abc"]) == ""
-    assert nearest_names("flow", ["flow/a", "flow/b", "flaw"]) == ": did you mean flow/a or flow/b?"
 
 
 @pytest.mark.parametrize("recipe", ["ci_llm/base", "miipher/adapter_layer_6"])

@@ -10,7 +10,7 @@ import torch
 
 from tests.harness import REPOSITORY, SMOKE, environment, forked, forked_ranks, good, newest
 from zoo.flow.data.datamodule import ImageData
-from zoo.flow.process.time_samplers import UniformTimes, seeded_draws
+from zoo.flow.process.time_samplers import UniformTimes, sample_times
 from zoo.runs.checkpoints import load_checkpoint
 
 DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
@@ -24,9 +24,9 @@ ARGS = [
     *SGD,
     "--trainer.max_steps=3",
     "--trainer.val_check_interval=3",
-    "--data.init_args.val_items=3",
+    "--data.init_args.split.items=3",
 ]
-ARGS += ["--data.init_args.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
+ARGS += ["--data.init_args.corpus.embedded_utterances=15", "--trainer.log_every_n_steps=1"]
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -175,7 +175,7 @@ def test_noise_and_times_of_flow_differ_between_ranks() -> None:
     def batch(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
         data.batch_size = 8 // world
         made = data.collate([data.train_set[key] for key in next(iter(data.train_batches(rank, world)))])
-        return made["x0"], seeded_draws(UniformTimes(), 0.1, made["seeds"])[0]
+        return made["x0"], sample_times(UniformTimes(), 0.1, made["seeds"])[0]
 
     joined = batch(0, 1)
     for whole, first, second in zip(joined, batch(0, 2), batch(1, 2), strict=True):

@@ -20,6 +20,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.ci_llm.nets.backbone import LearningBackbone
 from zoo.common.configs import load_recipe
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
@@ -30,7 +31,6 @@ from zoo.compressed_ad.nets.heads import BinsHead
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.flow.nets.autoencoder import AutoencoderKL
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet

@@ -29,6 +29,7 @@ SMALL = {
     "batch_size": 2, "num_workers": 0, "embedded_utterances": 6, "val_items": 2, "val_speakers": None,
     "val_seconds": 1.0, "max_seconds": 1.0, "train_points": 64,
 }  # fmt: skip
+NESTED = {"split": {"items": 2, "seconds": 1.0}, "corpus": {"embedded_utterances": 6}}  # of the audio systems
 
 
 # latents made in code have no captions; nobody can demonstrate the lakes
@@ -58,7 +59,7 @@ def on_the_meta_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "autocast", without_autocast)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device_type: False)
-    monkeypatch.setattr(zoo.hifigan.task, "compare", lambda fake, real, sample_rate: {})  # measured on the host
+    monkeypatch.setattr(zoo.hifigan.task, "vocoder_metrics", lambda fake, real, sample_rate: {})  # measured on the host
     monkeypatch.setattr(zoo.hifigan.data, "FeatureFolder", FeaturesOfNothing)
     monkeypatch.setattr(FrozenText, "to", moved)
     monkeypatch.setattr(FrozenText, "_encode", encoded)
@@ -89,12 +90,14 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     known = {key for cls in classes if cls.__module__.startswith("zoo") for key in inspect.signature(cls).parameters}
     given = spec["init_args"]
     small = {key: value for key, value in SMALL.items() if key in known and (key != "batch_size" or key in given)}
+    small |= NESTED if "split" in known else {}
     if kind == "HistoryData":
         del small["val_items"]
     (folder / "small.yaml").write_text(yaml.safe_dump({**overlay, "data": {"init_args": small}}))
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}/run"]
     if "root" in given:
-        options.append("--data.init_args.embedded_if_missing=true")
+        prefix = "corpus." if "split" in known else ""
+        options.append(f"--data.init_args.{prefix}embedded_if_missing=true")
     if "root" in given.get("images", {}).get("init_args", {}):
         options.append("--data.init_args.images.init_args.embedded_if_missing=true")
     with weightless():

@@ -58,8 +58,6 @@ class Job:
     number: str = field(init=False)
     command: tuple[object, ...] = field(init=False)
     released: int = 0
-    repeated: int = 0
-    reached: int = 0
 
     def __post_init__(self) -> None:
         self.work.mkdir()
@@ -104,12 +102,8 @@ class Job:
     def state(self) -> dict[str, str]:
         """What SLURM says; a job that waits to come back is let go at once, as SLURM would wait for two minutes."""
         state = self.cluster.job(self.number)
-        if state["JobState"] == "RUNNING":
-            self.reached = max(self.reached, self.trained())
         if state["JobState"] == "PENDING" and int(state["Restarts"]) > self.released:
-            self.reached = max(self.reached, self.trained())
-            self.repeated += self.reached - max(self.saved(), 0)
-            self.reached, self.released = 0, int(state["Restarts"])
+            self.released = int(state["Restarts"])
             self.change("TimeLimit=60")
         if state["JobState"] == "PENDING" and state["Reason"] == "BeginTime":
             self.change("StartTime=now")
@@ -186,32 +180,21 @@ def test_a_storm_changes_nothing(cluster: Slurm, tmp_path: Path, system: str) ->
     storm = list(STORM)
     chance.shuffle(storm)
     print(f"\n{system}: seed {seed}:", *(event.__name__ for event in storm))
-    begun = time.monotonic()
     recipe, steps = STORMY[system]
     flags = (f"--trainer.max_steps={steps}", "--trainer.val_check_interval=24", "--data.init_args.batch_size=2")
     calm = Job(cluster, tmp_path / "calm", recipe, flags)
     calm.end()
-    quiet = time.monotonic()
     job = Job(cluster, tmp_path / "stormy", recipe, flags)
     for number, event in enumerate(storm):
         known = job.saved()
         job.until(lambda known=known: job.saved() > known and len(job.ranks()) == 2)  # type: ignore[misc]
         step = job.trained() + chance.randrange(3)
         job.until(lambda step=step: job.trained() >= step)  # type: ignore[misc]
-        print(f"  step {job.trained()}: {event.__name__}", flush=True)
         event(job, chance)
         job.until(lambda number=number: int(job.cluster.job(job.number)["Restarts"]) == number + 1)  # type: ignore[misc]
     state = job.end()
     said = job.log
-    ours, theirs = fingerprint(newest(calm.run)), fingerprint(newest(job.run))
-    print(
-        f"{system}: 3 kills, 1 node lost, {said.count('stopped by a signal')} time limits, "
-        f"{state['Restarts']} restarts ({said.count('a process was lost')} by the script after a loss), "
-        f"{job.repeated} steps repeated to train {job.saved()}, {len(ours)} tensors and values, "
-        f"bit-equal: {ours == theirs}; "
-        f"calm {quiet - begun:.0f} s, stormy {time.monotonic() - quiet:.0f} s"
-    )
-    assert ours == theirs
+    assert fingerprint(newest(calm.run)) == fingerprint(newest(job.run))
     assert state["Restarts"] == str(len(storm)) and said.count("stopped by a signal, checkpoint saved") == 2, said
     assert said.count("a process was lost") in (3, 4), said  # a lost node is seen by SLURM, or first by its ranks
     assert not list(job.work.glob("slurm-*.starts"))

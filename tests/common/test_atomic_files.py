@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from zoo.common import atomic_files
-from zoo.common.atomic_files import delete_temporary_files, replace_atomically, replaced_path, write_atomic
+from zoo.common.atomic_files import delete_temporary_files, replace_atomically, write_atomic
 
 
 def write(path, text):
@@ -54,18 +54,6 @@ def test_interrupt_at_any_step_leaves_old_or_new(step, tmp_path, monkeypatch):
     write(path, "newer")
     assert (path / "file").read_text() == "newer"
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
-
-
-@pytest.mark.parametrize(
-    "recover", [lambda path: delete_temporary_files(path.parent), lambda path: write(path, "newer")]
-)
-def test_killed_swap_gives_the_old_folder_back(recover, tmp_path):
-    path = tmp_path / "folder[1]"
-    write(path, "old")
-    os.replace(path, replaced_path(path))  # what a kill between the two renames leaves
-    recover(path)
-    assert (path / "file").read_text() in ("old", "newer")
-    assert [each.name for each in tmp_path.iterdir()] == ["folder[1]"]
 
 
 def test_file_system_without_sync_of_folders_does_not_fail_a_write(tmp_path, monkeypatch):

@@ -10,12 +10,12 @@ from zoo.common.configs import check_config_paths, load_run_config, load_yaml, r
 from zoo.common.journal import load_json, read_lines
 
 
-def test_no_resolver_but_ours_is_left() -> None:
+def test_one_resolver_remains() -> None:
     restrict_resolvers()
     assert set(BaseContainer._resolvers) == {"oc.env"}
 
 
-def written(tmp_path: Path, **content: object) -> Path:
+def write_config(tmp_path: Path, **content: object) -> Path:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
@@ -23,7 +23,7 @@ def written(tmp_path: Path, **content: object) -> Path:
 
 def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_X", "there")
-    config = written(tmp_path, a="${oc.env:ZOO_X}", b="${oc.env:ZOO_Y,else}", c="${a}", d="${oc.env:ZOO_Y,null}")
+    config = write_config(tmp_path, a="${oc.env:ZOO_X}", b="${oc.env:ZOO_Y,else}", c="${a}", d="${oc.env:ZOO_Y,null}")
     assert load_run_config(config) == {"a": "there", "b": "else", "c": "there", "d": None}
 
 
@@ -45,7 +45,7 @@ def test_variables_of_the_zoo_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_nothing_else_is_resolved(text: str, tmp_path: Path) -> None:
-    config = written(tmp_path, name="HOME", value=text, x={"a": 1})
+    config = write_config(tmp_path, name="HOME", value=text, x={"a": 1})
     with pytest.raises(ValueError) as error:
         load_run_config(config)
     assert "\n" not in str(error.value) and str(config) in str(error.value)
@@ -102,8 +102,8 @@ def test_reads_every_recipe_as_yaml_does() -> None:
 
 
 def test_aliases_are_kept() -> None:
-    found = load_yaml("a: &a [1, {b: 2}]\nc: *a\nd: {<<: {e: 1}}")
-    assert found == {"a": [1, {"b": 2}], "c": [1, {"b": 2}], "d": {"e": 1}}
+    content = load_yaml("a: &a [1, {b: 2}]\nc: *a\nd: {<<: {e: 1}}")
+    assert content == {"a": [1, {"b": 2}], "c": [1, {"b": 2}], "d": {"e": 1}}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.common.journal import Journal, begin_output, format_error, pending_items
+from zoo.common.journal import Journal, begin_output, pending_items
 from zoo.common.parallel import map_in_processes
 
 
@@ -58,9 +58,6 @@ def test_other_settings_are_named(tmp_path):
     begin_output(output, {**settings, "note": "b"}, notes=("note",))
     with pytest.raises(ValueError, match=r"other settings: solver.steps 5 \(now 6\); choose another folder"):
         begin_output(output, {**settings, "solver": {"steps": 6}}, notes=("note",))
-
-
-def test_a_folder_with_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ValueError, match="holds something else"):
         begin_output(tmp_path, {})
@@ -72,8 +69,8 @@ def process(item):
 
 def test_workers_answer_in_order():
     assert list(map_in_processes(process, [1, 2], 0)) == [(1, os.getpid()), (2, os.getpid())]
-    found = list(map_in_processes(process, list(range(7)), 2))
-    assert [item for item, _ in found] == list(range(7)) and os.getpid() not in {process for _, process in found}
+    results = list(map_in_processes(process, list(range(7)), 2))
+    assert [item for item, _ in results] == list(range(7)) and os.getpid() not in {process for _, process in results}
 
 
 def die(item):
@@ -83,7 +80,3 @@ def die(item):
 def test_a_dead_worker_is_named():
     with pytest.raises(ChildProcessError, match="fewer --workers"):
         list(map_in_processes(die, [1, 2], 2))
-
-
-def test_a_cause_is_one_line():
-    assert format_error(ValueError("two\n  lines")) == "ValueError: two lines"

@@ -7,13 +7,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.harness import TOY_ARGS, TOY_FIT, Forked, environment, forked, good, newest
 from zoo.cli.main import main
-from zoo.cli.resume import choose_run_folder
 from zoo.common.atomic_files import LOCK_NAME
 from zoo.common.locks import is_rank_zero, lock_folder
 
@@ -93,15 +91,6 @@ def test_a_second_fit_in_a_run_folder_is_refused_and_the_first_goes_on(tmp_path:
     reached = int(newest(run).stem.removeprefix("step_"))
     good(forked("fit", *TOY_ARGS, f"--ckpt_path={run}", f"--trainer.max_steps={reached + 20}", cwd=tmp_path))
     assert not list(run.glob(".*"))
-
-
-def test_a_run_that_another_process_trains_meanwhile_is_still_the_run_that_is_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = iter([tmp_path / "step_00000001.ckpt", tmp_path / "step_00000002.ckpt"])
-    monkeypatch.setattr("zoo.cli.resume.find_checkpoint", lambda path: next(found))
-    config: Any = {"trainer.default_root_dir": None, "ckpt_path": str(tmp_path)}
-    assert choose_run_folder("fit", config, "toy/smoke") == (tmp_path / "step_00000001.ckpt", tmp_path)
 
 
 TOOLS = [

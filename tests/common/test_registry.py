@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from zoo.common import registry
 from zoo.common.build import build
@@ -14,10 +15,10 @@ def test_every_public_name_is_a_class_of_its_package(package: str) -> None:
     names = registry.component_names(package)
     assert names
     for name in names:
-        found = registry.get_class(name)
-        assert found.__module__.startswith(f"{package}.")
-        assert registry.public_name(found) == name
-        assert getattr(importlib.import_module(package), found.__name__) is found
+        cls = registry.get_class(name)
+        assert cls.__module__.startswith(f"{package}.")
+        assert registry.public_name(cls) == name
+        assert getattr(importlib.import_module(package), cls.__name__) is cls
 
 
 @pytest.mark.parametrize("package", registry.EXTERNAL_CLASSES)
@@ -31,29 +32,8 @@ def test_lists_of_other_projects_name_classes_that_exist(package: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "os.system",
-        "zoo.common.atomic_files.os.system",
-        "zoo.flow",
-        "zoo.flow.UNet.load_state_dict",
-        "zoo.flow.nets.unet.Attention",
-        "zoo.flow.task.ZooTask",  # imported there, not defined
-        "zoo.flow._UNet",
-        "zoo.flow.__getattr__",
-        "zoo.cli.trainer.LightningCLI",
-        "zoo.cli.trainer.ZooCLI",
-        "zoo.audio.io.files._Sequential",
-        "zoo.runs.inference.predict.Results",
-        "torch.nn.Module.load_state_dict",
-        "torch.nn.functional.relu",
-        "torch.nn.parallel.DistributedDataParallel",
-        "lightning.pytorch.callbacks.LambdaCallback",
-        "lightning.pytorch.cli.LightningCLI",
-        "torchmetrics.Metric",
-        "UNet",
-        "",
-        ".",
-        "zoo..UNet",
-        "zoo.flow.UNet ",
+        *("os.system", "zoo.flow", "zoo.flow.UNet.load_state_dict", "zoo.flow._UNet", "torch.nn.functional.relu"),
+        *("lightning.pytorch.callbacks.LambdaCallback", "UNet", "", ".", "zoo..UNet", "zoo.flow.UNet "),
     ],
 )
 def test_refuses_in_one_line(name: str) -> None:
@@ -85,11 +65,17 @@ def test_a_slot_takes_its_base_class_only() -> None:
         ({"class_path": "zoo.flow.AffinePath"}, "is a base class"),
         ({"class_path": "zoo.audio.LogMel", "init_args": [1]}, "init_args are a mapping"),
         ({"class_path": "zoo.audio.LogMel", "init_args": {3: 1}}, "init_args are a mapping"),
+        ({"class_path": "zoo.audio.LogMel", "init_args": {"n_mel": 1}}, "cannot be built"),
     ],
 )
 def test_refuses_odd_descriptions(spec: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(spec)
+
+
+def test_components_are_built_at_any_depth() -> None:
+    mel = build([{"a": {"class_path": "zoo.audio.LogMel", "init_args": {"n_mels": 40}}}, None])[0]["a"]
+    assert mel(torch.zeros(1, 4096)).shape == (1, 40, 16)
 
 
 @pytest.fixture

@@ -8,14 +8,12 @@ from rich.console import Console
 from zoo.common.reports import (
     markdown_table,
     new_figure,
-    replace_non_finite,
-    subplot_grid,
     terminal_table,
     write_report,
 )
 
 
-def test_the_ending_says_what_a_file_is(tmp_path):
+def test_suffix_decides_the_format(tmp_path):
     figure = new_figure(1.0, 1.0)
     files = {
         "a.csv": (("name", "value"), [{"name": "x, y", "value": 1 / 3}, {"name": None, "value": math.nan}]),
@@ -27,14 +25,14 @@ def test_the_ending_says_what_a_file_is(tmp_path):
         "b.png": None,
     }
     write_report(tmp_path / "new", files, indent=2)
-    found = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
-    assert found.keys() == files.keys() - {"b.png"}
-    assert found["a.csv"] == b'name,value\n"x, y",0.3333333\n,nan\n'
-    assert found["a.json"].decode() == '{\n  "ü": [\n    1.0,\n    [\n      null,\n      null\n    ]\n  ]\n}'
-    assert found["a.jsonl"].decode() == '{"é": 1}\n{}\n'
-    assert found["a.md"].decode() == "# Ü\n"
+    contents = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    assert contents.keys() == files.keys() - {"b.png"}
+    assert contents["a.csv"] == b'name,value\n"x, y",0.3333333\n,nan\n'
+    assert contents["a.json"].decode() == '{\n  "ü": [\n    1.0,\n    [\n      null,\n      null\n    ]\n  ]\n}'
+    assert contents["a.jsonl"].decode() == '{"é": 1}\n{}\n'
+    assert contents["a.md"].decode() == "# Ü\n"
     assert np.load(tmp_path / "new" / "a.npy").tolist() == [0, 1, 2]
-    assert found["a.png"].startswith(b"\x89PNG")
+    assert contents["a.png"].startswith(b"\x89PNG")
 
 
 def test_an_unwritable_file_leaves_the_old_one(tmp_path):
@@ -44,22 +42,9 @@ def test_an_unwritable_file_leaves_the_old_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and json.loads((tmp_path / "a.json").read_text())
 
 
-def test_plain_values_have_no_nan():
-    assert replace_non_finite({"a": (1, math.nan, [math.inf, "x"]), "b": None}) == {
-        "a": [1, None, [None, "x"]],
-        "b": None,
-    }
-
-
 def test_tables():
     assert markdown_table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
     console = Console(width=40, record=True, file=open("/dev/null", "w"))
     console.print(terminal_table(("name", "value"), [("x", "1"), ("longer", "22")], "title", ("name",)))
     lines = console.export_text().splitlines()
     assert lines[0].startswith("title") and "│ x      │     1 │" in lines
-
-
-def test_panels_fill_lines_of_three():
-    figure, grid = subplot_grid(4, 2.0, 1.0)
-    assert len(grid) == 4 and figure.get_size_inches().tolist() == [6.0, 2.0]
-    assert sum(axes.get_visible() for axes in figure.axes) == 4

@@ -82,19 +82,19 @@ def test_descriptions_are_filled_from_tensors_and_settings():
 
 
 def test_settings_are_taken():
-    given = {"a": {"b": 1, "c": None}, "lr": "3e-5", "on": True, "word": False, "left": 2, "pin": 1, "hint": 3}
-    settings = SettingsReader(given, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
+    values = {"a": {"b": 1, "c": None}, "lr": "3e-5", "on": True, "word": False, "left": 2, "pin": 1, "hint": 3}
+    settings = SettingsReader(values, Path("c.yaml"), implied=("pin",), hints={"hint": "do so"})
     assert (settings.get("a.b"), settings.get("a.c", 5), settings.number("lr", 0)) == (1, 5, 3e-5)
     assert settings.flag("on", False) and settings.choice("word", "x", {"no": "none"}) == "none"
     assert settings.unused() == ["left", "hint: do so"]
-    for ask, message in (
+    for read, message in (
         (lambda: settings.require("x"), r"c\.yaml lacks x"),
         (lambda: settings.number("on.x", "fast"), "on.x is 'fast', expected a number"),
         (lambda: settings.flag("lr", True), "lr is true or false"),
         (lambda: settings.choice("lr", "x", {"no": 1}), "lr is one of no, not '3e-5'"),
     ):
         with pytest.raises(ValueError, match=message):
-            ask()
+            read()
 
 
 class Toy(Converter[OriginalFile]):

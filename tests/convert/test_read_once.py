@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness import REPOSITORY
+from tests.conftest import reference_folder
 from zoo.cli.main import main
 from zoo.flow.nets.mlp import ToyNet
 
-GOLDEN = REPOSITORY / "tests" / "golden"
 ORIGINALS = {
-    "hifigan": "hifigan/g_00000123",
-    "compressed_ad": "compressed_ad/ad_ckpt-0.pt",
-    "flow": "flow/cfg_fmsave.ckpt",
-    "miipher": "miipher/hubert_postln/checkpoint_199k.pt",
-    "audiosr": "audiosr/set_a/step_7.pt",
+    "hifigan": "g_00000123",
+    "compressed_ad": "ad_ckpt-0.pt",
+    "flow": "cfg_fmsave.ckpt",
+    "miipher": "hubert_postln/checkpoint_199k.pt",
+    "audiosr": "set_a/step_7.pt",
 }
 
 
@@ -36,23 +35,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def find_original(system: str, shared: Path | None) -> Path:
-    path = GOLDEN / ORIGINALS[system]
-    return path if path.is_file() or shared is None else shared / "golden" / ORIGINALS[system]
-
-
-@pytest.mark.parametrize("system", ["hifigan", "compressed_ad"])
+@pytest.mark.parametrize("system", ORIGINALS)
 def test_original_is_read_once(system: str, reads: Counter[str], tmp_path: Path, capsys) -> None:
-    check(find_original(system, None), system, reads, tmp_path, capsys)
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize("system", ["flow", "miipher", "audiosr"])
-def test_shared_original_is_read_once(system: str, shared: Path, reads: Counter[str], tmp_path: Path, capsys) -> None:
-    check(find_original(system, shared), system, reads, tmp_path, capsys)
-
-
-def check(path: Path, system: str, reads: Counter[str], tmp_path: Path, capsys) -> None:
+    path = reference_folder(system) / ORIGINALS[system]
+    if not path.is_file():
+        pytest.skip("needs ZOO_SHARED")
     assert main(["inspect", str(path)]) == 0
     assert f"original's file, system {system}" in capsys.readouterr().out
     assert reads[path.name] == 1 and max(reads.values()) == 1, reads

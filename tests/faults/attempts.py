@@ -1,4 +1,4 @@
-"""Many command lines in one process that may be spoiled by them: what each returned and said."""
+"""Many command lines in one process that may be spoiled by them: what each returned and printed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Attempt(NamedTuple):
     """One call of `zoo`."""
 
     code: int
-    said: str
+    output: str
     seconds: float
 
     @property
     def errors(self) -> list[str]:
-        return [line for line in self.said.splitlines() if line.startswith("zoo") and "error: " in line]
+        return [line for line in self.output.splitlines() if line.startswith("zoo") and "error: " in line]
 
 
 def parse_and_build(configs: Sequence[str], build: bool, bait: str = "") -> list[tuple[Attempt, bool]]:
@@ -40,7 +40,7 @@ def parse_and_build(configs: Sequence[str], build: bool, bait: str = "") -> list
         bait: folder with a module `bait` that no config may import.
     """
     sys.path.insert(0, bait)
-    found = []
+    attempts = []
     stop = contextlib.ExitStack()
     stop.enter_context(mock.patch("zoo.cli.trainer.fit"))
     if not build:
@@ -49,18 +49,18 @@ def parse_and_build(configs: Sequence[str], build: bool, bait: str = "") -> list
         os.chdir(folder)
         for text in configs:
             Path("config.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
-            found.append(
+            attempts.append(
                 (attempt(["fit", "--config", "config.yaml", "--allow-import", "toy_wing"]), "bait" in sys.modules)
             )
-    return found
+    return attempts
 
 
 def attempt(args: list[str]) -> Attempt:
-    said = io.StringIO()
+    output = io.StringIO()
     started = time.monotonic()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = main(args)
-    return Attempt(code, said.getvalue(), time.monotonic() - started)
+    return Attempt(code, output.getvalue(), time.monotonic() - started)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ RATE = 16000
 TONE = (0.5 * np.sin(2 * np.pi * 440 * np.arange(RATE // 2) / RATE)).astype(np.float32)
 
 
-def encoded(folder: Path, suffix: str) -> bytes:
+def encode(folder: Path, suffix: str) -> bytes:
     path = folder / f"source.{suffix}"
     soundfile.write(path, TONE, RATE)
     content = path.read_bytes()
@@ -22,18 +22,18 @@ def encoded(folder: Path, suffix: str) -> bytes:
 
 
 def cut(folder: Path, suffix: str) -> bytes:
-    content = encoded(folder, suffix)
+    content = encode(folder, suffix)
     return content[: len(content) // 2]
 
 
 def header(folder: Path, offset: int, value: int) -> bytes:
-    content = bytearray(encoded(folder, "wav"))
+    content = bytearray(encode(folder, "wav"))
     struct.pack_into("<I", content, offset, value)
     return bytes(content)
 
 
 def flipped_bit(folder: Path) -> bytes:
-    content = bytearray(encoded(folder, "flac"))
+    content = bytearray(encode(folder, "flac"))
     content[len(content) // 2] ^= 16
     return bytes(content)
 
@@ -51,7 +51,7 @@ BAD: dict[str, Callable[[Path], bytes]] = {
     "html.wav": lambda folder: b"<!DOCTYPE html><html>404</html>",
     "html.mp3": lambda folder: b"<!DOCTYPE html><html>404</html>",
     "noise.mp3": lambda folder: bytes(range(256)) * 20,
-    "cut_header.wav": lambda folder: encoded(folder, "wav")[:30],
+    "cut_header.wav": lambda folder: encode(folder, "wav")[:30],
     "rate_0.wav": lambda folder: header(folder, 24, 0),
     "cut.wav": lambda folder: cut(folder, "wav"),
     "cut.flac": lambda folder: cut(folder, "flac"),
@@ -70,7 +70,7 @@ ODD: dict[str, Callable[[Path], bytes]] = {
     "8_bit.wav": lambda folder: samples(folder, TONE, "PCM_U8"),
     "claims_2_gib.wav": lambda folder: header(folder, 40, 2**31),
     "streamed.wav": lambda folder: header(folder, 40, 2**32 - 1),
-    "lossy.mp3": lambda folder: encoded(folder, "mp3"),
+    "lossy.mp3": lambda folder: encode(folder, "mp3"),
 }
 
 

@@ -240,7 +240,8 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) 
         args = arguments(entry, kind, place, Path(valid))
         code, text, faults = _call(watch, args, place, usual)
         overridden = any(argument.startswith(f"--{case.option}=") for argument in args)
-        errors = [line for line in text.splitlines() if "error: " in line or line.startswith("failed: ")]
+        said = ("error: ", "failed: ", "  valid  NO: ")  # the last by `inspect`
+        errors = [line for line in text.splitlines() if any(each in line for each in said)]
         if case.refused and kind in ENTRIES[entry][1] and not overridden and code == 0:
             faults.append("accepted it")
         if not faults and (SECRET in text or "Traceback" in text or (code and not errors)):

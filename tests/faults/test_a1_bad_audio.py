@@ -8,7 +8,8 @@ import torch
 
 from tests.faults.bad_audio import BAD, ODD, RATE, corpus
 from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, forked, good
-from zoo.hifigan.data import VocoderData
+from zoo.audio.corpora.corpus import CorpusOptions
+from zoo.hifigan.data import ValidationSplit, VocoderData
 from zoo.runs.inference.predict import read_manifest
 
 FIT = [
@@ -17,9 +18,10 @@ FIT = [
 ]  # fmt: skip
 
 
-def data(root: Path, **arguments) -> VocoderData:
-    settings = {"sample_rate": RATE, "segment_samples": 2048, "val_items": 2, "batch_size": 6} | arguments
-    made = VocoderData(root=str(root), cache=str(root.parent / "cache"), **settings)
+def data(root: Path, max_bad_share: float = 0.1, **arguments) -> VocoderData:
+    settings = {"sample_rate": RATE, "segment_samples": 2048, "batch_size": 6} | arguments
+    options = CorpusOptions(str(root.parent / "cache"), max_bad_share)
+    made = VocoderData(root=str(root), split=ValidationSplit(items=2), corpus=options, **settings)
     made.prepare_data()
     made.setup("fit")
     return made
@@ -63,9 +65,9 @@ def test_five_per_cent_train_on_and_twenty_per_cent_abort(tmp_path):
     result = forked(*FIT, f"--data.init_args.root={many}", f"{root}/run2", cwd=tmp_path)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    (said,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
-    assert "max_bad_share" in said
-    assert "of 40 audio files are bad" in said
+    (message,) = [line for line in result.stderr.splitlines() if line.startswith("zoo: error: ")]
+    assert "max_bad_share" in message
+    assert "of 40 audio files are bad" in message
 
 
 def test_predict_reports_each_file_and_computes_the_others(tmp_path):

@@ -10,9 +10,10 @@ from toy_wing.faults import PlainData
 
 from tests.faults.bad_audio import RATE
 from tests.harness import SMOKE, TOY_FIT, fingerprint, forked, good, newest, record
+from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.flow.data.datamodule import ImageData
-from zoo.hifigan.data import VocoderData
+from zoo.hifigan.data import ValidationSplit, VocoderData
 from zoo.training.datamodule import ZooDataModule
 
 WAYS = [
@@ -40,7 +41,9 @@ def make(system: str, corpus: Path, seed: int = 1) -> ZooDataModule:
         )
     else:
         root, cache = str(corpus / "audio"), str(corpus / "cache")
-        data = VocoderData(root=root, cache=cache, sample_rate=RATE, val_items=2, batch_size=2, seed=seed)
+        data = VocoderData(
+            root, RATE, split=ValidationSplit(items=2), corpus=CorpusOptions(cache), batch_size=2, seed=seed
+        )
     data.prepare_data()
     data.setup("fit")
     return data
@@ -51,13 +54,13 @@ def batches(data: ZooDataModule, workers: int = 0, start: str | None = None) -> 
     data.num_workers = workers
     loader = data.train_dataloader()
     loader.multiprocessing_context = start
-    found = []
+    hashes = []
     for epoch in range(2):
         if hasattr(loader.batch_sampler, "set_epoch"):
             loader.batch_sampler.set_epoch(epoch)
         for batch in loader:
-            found.append(hashlib.sha256(b"".join(map(content, batch.values()))).hexdigest())
-    return found
+            hashes.append(hashlib.sha256(b"".join(map(content, batch.values()))).hexdigest())
+    return hashes
 
 
 def content(value: torch.Tensor | list[int]) -> bytes:

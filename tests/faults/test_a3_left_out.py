@@ -12,7 +12,7 @@ from zoo.audio.io import files
 RATE = 22050
 FIT = [
     "fit", "--config", SMOKE, "--trainer.max_steps=1", "--trainer.limit_val_batches=0", "--checkpoints.monitor=null",
-    "--data.init_args.val_items=1", "--data.init_args.batch_size=2",
+    "--data.init_args.split.items=1", "--data.init_args.batch_size=2",
 ]  # fmt: skip
 
 
@@ -48,25 +48,8 @@ def test_fit_names_what_is_left_out(corpus: Path, tmp_path: Path) -> None:
     assert "2 items to train on" in result.stdout + result.stderr
 
 
-def test_fit_on_links_alone_names_them(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "speaker").symlink_to(corpus)
-    run = [f"--data.init_args.root={tmp_path / 'links'}", f"--trainer.default_root_dir={tmp_path / 'run'}"]
-    result = zoo(*FIT, *run, cwd=tmp_path)
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert f"1 linked folder ({tmp_path / 'links' / 'speaker'})" in result.stderr
-
-
 def test_degrade_names_what_is_left_out(corpus: Path, tmp_path: Path) -> None:
     options = ["--copies", 1, "--val_items", 1, "--sample_rate", 16000]
     result = good(zoo("degrade", corpus, tmp_path / "out", *options, cwd=tmp_path))
     assert_says_what_is_left_out(result.stderr, corpus)
     assert "done 3" in result.stdout and f"{corpus / 'a.txt'}:1: " in result.stderr
-
-
-def test_evaluate_names_what_is_left_out(corpus: Path, tmp_path: Path) -> None:
-    for name in ("a.wav", "b.wav", "deep/c.wav"):
-        files.write(tmp_path / "restored" / name, files.read(corpus / name)[0], RATE)
-    options = ["--clean", corpus, "--restored", tmp_path / "restored", "--output", tmp_path / "out"]
-    result = good(zoo("evaluate", "miipher", *options, "--metrics", "[lsd]", cwd=tmp_path))
-    assert_says_what_is_left_out(result.stderr, corpus)

@@ -53,7 +53,7 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def check(attempt: Attempt, name: str | None = None, codes: tuple[int, ...] = (2,)) -> None:
     assert attempt.code in codes, attempt
-    assert "Traceback" not in attempt.said, attempt
+    assert "Traceback" not in attempt.output, attempt
     assert attempt.seconds < 20
     if attempt.code:
         assert len(attempt.errors) == 1, attempt

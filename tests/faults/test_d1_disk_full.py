@@ -1,4 +1,4 @@
-"""D1: a full disk costs nothing that was saved, is said in one line, and leaves nothing half-written."""
+"""D1: a full disk costs nothing that was saved, is reported in one line, and leaves nothing half-written."""
 
 import subprocess
 from collections.abc import Iterator
@@ -30,62 +30,68 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
     good(forked(*TOY_FIT, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
     return folder / "run"
 
 
-def assert_same(run: Path, whole: Path) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    assert record(run) == record(whole)
-    assert bests(run) == bests(whole)
+def assert_same(run: Path, reference: Path) -> None:
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert record(run) == record(reference)
+    assert bests(run) == bests(reference)
 
 
 @pytest.mark.parametrize("spare", [0, 2**20])
-def test_full_while_a_checkpoint_is_written(whole: Path, disk: Path, tmp_path: Path, spare: int) -> None:
+def test_full_while_a_checkpoint_is_written(reference: Path, disk: Path, tmp_path: Path, spare: int) -> None:
     run = disk / "run"
     options = [*TOY_FIT, *callback("Ballast", megabytes=2), f"--trainer.default_root_dir={run}"]
     full = forked(*options, *callback("FillDisk", step=13, spare=spare), cwd=tmp_path)
     assert full.returncode == 1
     assert "Traceback" not in full.stderr
-    said = [line for line in full.stderr.splitlines() if line.startswith("zoo: error: ")]
-    assert len(said) == 1
-    assert "disk full" in said[0] and "--ckpt_path last" in said[0]
+    errors = [line for line in full.stderr.splitlines() if line.startswith("zoo: error: ")]
+    assert len(errors) == 1
+    assert "disk full" in errors[0] and "--ckpt_path last" in errors[0]
     assert not list(run.glob(f"*{TEMPORARY_MARK}*"))
-    kept = sorted(path.name for path in run.glob("step_*.ckpt"))
-    assert kept == ["step_00000005.ckpt", "step_00000010.ckpt"]
+    names = sorted(path.name for path in run.glob("step_*.ckpt"))
+    assert names == ["step_00000005.ckpt", "step_00000010.ckpt"]
     for path in run.glob("*.ckpt"):
         load_checkpoint(path)
     (disk / "filler").unlink()
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, whole)
+    assert_same(run, reference)
 
 
-def test_full_while_metrics_are_logged_costs_no_row(whole: Path, disk: Path, tmp_path: Path) -> None:
+def test_full_while_metrics_are_logged_costs_no_row(reference: Path, disk: Path, tmp_path: Path) -> None:
     run = disk / "run"
     options = [*TOY_FIT, "--checkpoints.every_n_steps=30", "--checkpoints.monitor=null"]
     full = callback("FillDisk", step=3, until=28)
     result = good(forked(*options, *full, f"--trainer.default_root_dir={run}", cwd=tmp_path))
     assert "metrics.csv cannot be written (the disk is full)" in result.stderr
     assert "Traceback" not in result.stderr
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    assert record(run) == record(whole)
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert record(run) == record(reference)
 
 
-def test_full_while_results_are_written(whole: Path, disk: Path, tmp_path: Path) -> None:
+def test_full_while_results_are_written(reference: Path, disk: Path, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2**19).astype(np.float32)
     for number in range(6):
         files.write(tmp_path / "in" / f"{number}.wav", noise, 16000)
     fill(disk / "filler", spare=5 * 2**19)
-    options = ["predict", *TOY_ARGS, f"--ckpt_path={whole}", f"--input={tmp_path / 'in'}", f"--output={disk / 'out'}"]
+    options = [
+        "predict",
+        *TOY_ARGS,
+        f"--ckpt_path={reference}",
+        f"--input={tmp_path / 'in'}",
+        f"--output={disk / 'out'}",
+    ]
     full = forked(*options, cwd=tmp_path)
     assert full.returncode == 1
     assert "Traceback" not in full.stderr
-    said = [line for line in full.stderr.splitlines() if line.startswith("zoo: error: ")]
-    assert len(said) == 1 and "disk full" in said[0]
-    found = sorted(path.name for path in (disk / "out").iterdir())
-    assert [name for name in found if not name.startswith(("manifest", "settings"))] == ["0.wav", "1.wav"]
+    errors = [line for line in full.stderr.splitlines() if line.startswith("zoo: error: ")]
+    assert len(errors) == 1 and "disk full" in errors[0]
+    names = sorted(path.name for path in (disk / "out").iterdir())
+    assert [name for name in names if not name.startswith(("manifest", "settings"))] == ["0.wav", "1.wav"]
     written = {path: path.stat().st_mtime_ns for path in (disk / "out").glob("*.wav")}
     (disk / "filler").unlink()
     good(forked(*options, cwd=tmp_path))

@@ -47,15 +47,15 @@ def finite(folder: Path) -> bool:
 
 @pytest.mark.parametrize("recipe", [GAN, FLOW], ids=["hifigan", "flow"])
 def test_both_are_skipped_and_named(tmp_path: Path, recipe: list[object]) -> None:
-    said, states = fit(tmp_path, *guard("skip"), recipe=recipe)
+    messages, states = fit(tmp_path, *guard("skip"), recipe=recipe)
     untouched = [step for step in range(2, 45) if states[step] == states[step - 1]]
     assert untouched == [31, 41]
     touched = [step for step in range(2, 45) if step not in untouched]
     assert all(states[step][key] != states[step - 1][key] for step in touched for key in states[step])
-    assert "batch 0 of epoch 6" in said
-    assert said.count("skipped batch") == 2
-    assert "nan" in said
-    assert "times the running median" in said
+    assert "batch 0 of epoch 6" in messages
+    assert messages.count("skipped batch") == 2
+    assert "nan" in messages
+    assert "times the running median" in messages
     assert logged(tmp_path, "train/skipped_batches")[-1] == 2
     assert finite(tmp_path)
 
@@ -67,8 +67,8 @@ def test_without_the_guard_the_run_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rates_lowered_when_configured(tmp_path: Path) -> None:
-    said, states = fit(tmp_path, *guard("reduce"))
+    messages, states = fit(tmp_path, *guard("reduce"))
     assert states[31] == states[30] and states[41] == states[40]
     assert logged(tmp_path, "train/guard_lr_multiplier")[-1] == 0.25
-    assert "learning rates are now times 0.25" in said
+    assert "learning rates are now times 0.25" in messages
     assert math.isclose(logged(tmp_path, "train/skipped_batches")[-1], 2)

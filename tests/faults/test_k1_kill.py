@@ -11,7 +11,7 @@ STEP = "--trainer.callbacks.step={}"
 EMA = ["--trainer.callbacks+=zoo.training.EMA", "--trainer.callbacks.decay=0.9"]
 HIFIGAN = [
     "--config", str(SMOKE), *TOY_ARGS, "--trainer.max_steps=25", "--trainer.limit_train_batches=20",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
+    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.corpus.embedded_utterances=26",
     "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
 ]  # fmt: skip
 
@@ -21,19 +21,9 @@ MIIPHER = [
     *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1",
     "--trainer.val_check_interval=6", "--data.init_args.embedded_utterances=10", "--data.init_args.batch_size=1",
 ]  # fmt: skip
-# the recipe has EMA, dropout and epochs of 11 batches
-FLOW = [
-    "--config", str(REPOSITORY / "configs" / "flow" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
-]  # fmt: skip
-# a curriculum whose second stage begins at batch 3, epochs of 8 batches, dropout, positions drawn for reconstruction
-COMPRESSED_AD = [
-    "--config", str(REPOSITORY / "configs" / "compressed_ad" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
-]  # fmt: skip
-CI_LLM = [
-    "--config", str(REPOSITORY / "configs" / "ci_llm" / "smoke.yaml"), *TOY_ARGS, "--trainer.max_steps=24",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--trainer.val_check_interval=6",
+SHORT = [
+    *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1",
+    "--trainer.val_check_interval=6",
 ]  # fmt: skip
 KEYS = {
     "ci_llm": "train/loss",
@@ -42,8 +32,6 @@ KEYS = {
     "hifigan_long": "train/g/mel",
     "adapter": "train/loss",
     "finetune": "train/g/mel",
-    "causal": "train/g/mel",  # BigVGAN that looks back, balanced losses
-    "griffin_lim": "train/g/mel",
     "stochastic": "train/g/mel",  # discriminators from batch 10 on
     "vocos": "train/g/mel",  # a sum of layers, loss of SSL features
     "magnitudes": "train/g/mel",  # begins with what is solved for, once
@@ -58,6 +46,15 @@ KEYS = {
 }
 
 
+RECIPES = {
+    "flow": "flow/smoke",  # EMA, dropout and epochs of 11 batches
+    **{name: f"flow/smoke_{name}" for name in ("conditions", "autoencoder", "dit", "latent", "meanflow")},
+    "compressed_ad": "compressed_ad/smoke",  # a curriculum whose second stage begins at batch 3
+    "spaces": "compressed_ad/smoke_spaces",
+    "ci_llm": "ci_llm/smoke",
+}
+
+
 def arguments(system: str, workers: int) -> list[str]:
     if system == "toy":
         ema = [*EMA, "--trainer.callbacks.modules=[net]"]
@@ -65,14 +62,10 @@ def arguments(system: str, workers: int) -> list[str]:
     elif system.startswith("hifigan"):
         args = [*HIFIGAN, *EMA, "--trainer.callbacks.modules=[generator]"]
         args += ["--trainer.max_steps=60"] * (system == "hifigan_long")
-    elif system in ("causal", "griffin_lim", "stochastic"):
+    elif system == "stochastic":
         args = [str(SMOKE.with_stem(f"smoke_{system}")) if each == str(SMOKE) else each for each in HIFIGAN]
-    elif system in ("flow", "conditions", "autoencoder", "dit", "latent", "meanflow"):
-        args = [each if system == "flow" else each.replace("smoke", f"smoke_{system}") for each in FLOW]
-    elif system in ("compressed_ad", "spaces"):
-        args = [each.replace("smoke", f"smoke_{system}") if system == "spaces" else each for each in COMPRESSED_AD]
-    elif system == "ci_llm":
-        args = CI_LLM
+    elif system in RECIPES:
+        args = ["--config", str(REPOSITORY / "configs" / f"{RECIPES[system]}.yaml"), *SHORT]
     else:
         args = ["--config", str(REPOSITORY / "configs" / "miipher" / f"smoke_{system}.yaml"), *MIIPHER]
     return [*args, f"--data.init_args.num_workers={workers}"]
@@ -86,9 +79,9 @@ class Uninterrupted(dict[str, Path]):
 
     def __missing__(self, system: str) -> Path:
         folder = self.factory.mktemp(system)
-        root = f"--trainer.default_root_dir={folder / 'whole'}"
+        root = f"--trainer.default_root_dir={folder / 'reference'}"
         good(forked("fit", *arguments(system, 0), root, cwd=folder))
-        self[system] = folder / "whole"
+        self[system] = folder / "reference"
         return self[system]
 
 
@@ -110,9 +103,9 @@ def killed_and_resumed(system: str, step: int, workers: int, folder: Path, *opti
     return run
 
 
-def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    assert losses(run, key) == losses(whole, key)
+def assert_equal_runs(run: Path, reference: Path, key: str) -> None:
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert losses(run, key) == losses(reference, key)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +117,7 @@ def assert_equal_runs(run: Path, whole: Path, key: str) -> None:
         ("hifigan", 21, 0),
         ("adapter", 12, 2),
         ("finetune", 17, 0),
-        pytest.param("causal", 12, 0, marks=pytest.mark.slow),
         ("magnitudes", 12, 0),
-        pytest.param("griffin_lim", 12, 0, marks=pytest.mark.slow),
         ("stochastic", 12, 0),
         pytest.param("vocos", 12, 2, marks=pytest.mark.slow),
         ("flow", 19, 2),
@@ -157,46 +148,30 @@ def test_killed_while_it_writes_samples(uninterrupted: Uninterrupted, tmp_path: 
     assert not list(run.rglob("*.tmp*"))
 
 
+KILL_POINTS = {
+    "toy": (8, 19, 20, 21, 41, 55),
+    "hifigan_long": (8, 19, 20, 21, 41, 55),
+    "adapter": (8, 9, 10, 19),
+    "finetune": (8, 9, 10, 19),
+    "flow": (8, 11, 12, 23),
+    "compressed_ad": (6, 8, 9, 23),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [8, 19, 20, 21, 41, 55])
-@pytest.mark.parametrize("system", ["toy", "hifigan_long"])
+@pytest.mark.parametrize(("system", "step"), [(name, step) for name, steps in KILL_POINTS.items() for step in steps])
 def test_every_kill_point(uninterrupted: Uninterrupted, tmp_path: Path, system: str, step: int, workers: int) -> None:
     run = killed_and_resumed(system, step, workers, tmp_path)
     assert_equal_runs(run, uninterrupted[system], KEYS[system])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [8, 9, 10, 19])
-@pytest.mark.parametrize("system", ["adapter", "finetune"])
-def test_every_kill_point_of_miipher(uninterrupted, tmp_path: Path, system: str, step: int, workers: int) -> None:
-    run = killed_and_resumed(system, step, workers, tmp_path)
-    assert_equal_runs(run, uninterrupted[system], KEYS[system])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [8, 11, 12, 23])
-def test_every_kill_point_of_flow(uninterrupted, tmp_path: Path, step: int, workers: int) -> None:
-    run = killed_and_resumed("flow", step, workers, tmp_path)
-    assert_equal_runs(run, uninterrupted["flow"], KEYS["flow"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [6, 8, 9, 23])
-def test_every_kill_point_of_compressed_ad(uninterrupted, tmp_path: Path, step: int, workers: int) -> None:
-    run = killed_and_resumed("compressed_ad", step, workers, tmp_path)
-    assert_equal_runs(run, uninterrupted["compressed_ad"], KEYS["compressed_ad"])
-
-
 def test_plain_loader_is_the_negative_control(tmp_path: Path) -> None:
     plain = ["--config", TOY_RECIPE, *TOY_ARGS, "--data=toy_wing.faults.PlainData"]
-    whole, run = tmp_path / "whole", tmp_path / "killed"
-    good(forked("fit", *plain, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    reference, run = tmp_path / "reference", tmp_path / "killed"
+    good(forked("fit", *plain, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
     assert (
         forked("fit", *plain, KILL, STEP.format(8), f"--trainer.default_root_dir={run}", cwd=tmp_path).returncode == -9
     )
     good(forked("fit", *plain, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
-    assert fingerprint(newest(run)) != fingerprint(newest(whole))
+    assert fingerprint(newest(run)) != fingerprint(newest(reference))

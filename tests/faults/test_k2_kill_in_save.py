@@ -42,15 +42,15 @@ def elsewhere(tmp_path: Path) -> Iterator[str]:
 
 def corrupt(run: Path) -> list[Path]:
     """The checkpoints that do not load."""
-    found = []
+    paths = []
     for path in run.glob("*.ckpt"):
         try:
             load_checkpoint(path)
         except ValueError:
-            found.append(path)
+            paths.append(path)
         else:
             assert is_valid_checkpoint(path)
-    return found
+    return paths
 
 
 def kill_at(process: Forked, file: Path, size: float) -> None:
@@ -88,9 +88,9 @@ def kills_in_saves(folder: Path, tmpdir: str, kills: int, megabytes: int) -> Non
     assert torn == 0
     good(forked(*options, "--ckpt_path=last", cwd=folder, TMPDIR=tmpdir))
     assert not list(run.glob(f"*{TEMPORARY_MARK}*"))
-    good(forked(*options[:-1], f"--trainer.default_root_dir={folder / 'whole'}", cwd=folder))
-    assert fingerprint(newest(run)) == fingerprint(newest(folder / "whole"))
-    assert record(run) == record(folder / "whole")
+    good(forked(*options[:-1], f"--trainer.default_root_dir={folder / 'reference'}", cwd=folder))
+    assert fingerprint(newest(run)) == fingerprint(newest(folder / "reference"))
+    assert record(run) == record(folder / "reference")
 
 
 def test_killed_in_saves(tmp_path: Path, elsewhere: str) -> None:
@@ -98,7 +98,7 @@ def test_killed_in_saves(tmp_path: Path, elsewhere: str) -> None:
 
 
 def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run, reference = tmp_path / "run", tmp_path / "reference"
     options = [
         *TOY_FIT,
         "--trainer.max_steps=20",
@@ -111,9 +111,9 @@ def test_killed_while_the_best_is_saved(tmp_path: Path) -> None:
     assert corrupt(run) == []
     assert [path.name for path in run.glob("*.ckpt")] == ["step_00000005.ckpt"]
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    good(forked(*options[:-1], f"--trainer.default_root_dir={whole}", cwd=tmp_path))
-    assert record(run) == record(whole)
-    assert bests(run) == bests(whole)
+    good(forked(*options[:-1], f"--trainer.default_root_dir={reference}", cwd=tmp_path))
+    assert record(run) == record(reference)
+    assert bests(run) == bests(reference)
 
 
 @pytest.mark.slow
@@ -145,8 +145,8 @@ def test_lightnings_own_saving_is_the_negative_control(tmp_path: Path, elsewhere
 
 @pytest.mark.parametrize("damage", ["cut", "flipped bit", "cut without its hash"])
 def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, damage: str) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    good(forked(*TOY_FIT, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    run, reference = tmp_path / "run", tmp_path / "reference"
+    good(forked(*TOY_FIT, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
     good(forked(*TOY_FIT, "--trainer.max_steps=20", f"--trainer.default_root_dir={run}", cwd=tmp_path))
     torn = run / "step_00000020.ckpt"
     data = bytearray(torn.read_bytes())
@@ -160,5 +160,5 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, d
     resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))
     assert f"corrupt checkpoint {torn}" in resumed.stderr
     assert "step_00000015.ckpt" in resumed.stderr
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    assert record(run) == record(whole)
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert record(run) == record(reference)

@@ -13,7 +13,7 @@ from tests.harness import SMOKE, TOY_ARGS, TOY_FIT, bests, callback, fingerprint
 FIT = [*TOY_FIT, *callback("zoo.training.EMA", modules=["net"], decay=0.9)]
 HIFIGAN = [
     "fit", "--config", SMOKE, *TOY_ARGS, "--trainer.max_steps=60", "--trainer.limit_train_batches=20",
-    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.embedded_utterances=26",
+    "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1", "--data.init_args.corpus.embedded_utterances=26",
     "--trainer.val_check_interval=10", "--data.init_args.batch_size=1",
     *callback("zoo.training.EMA", modules=["generator"], decay=0.9),
 ]  # fmt: skip
@@ -22,13 +22,13 @@ SAVE_EVERY, VALIDATE_EVERY = 5, 10
 KILL, TERM = 9, 15
 
 
-def assert_same(run: Path, whole: Path, signals: bool = False) -> None:
+def assert_same(run: Path, reference: Path, signals: bool = False) -> None:
     """Compare two runs; a signal leaves out the validation of its step."""
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
     rows = record(run)
-    assert rows == [row for row in record(whole) if row in rows or (not signals or row.get("train/loss"))]
-    assert bests(run) == bests(whole)
-    assert sorted(path.name for path in run.glob("*.ckpt")) == sorted(path.name for path in whole.glob("*.ckpt"))
+    assert rows == [row for row in record(reference) if row in rows or (not signals or row.get("train/loss"))]
+    assert bests(run) == bests(reference)
+    assert sorted(path.name for path in run.glob("*.ckpt")) == sorted(path.name for path in reference.glob("*.ckpt"))
 
 
 def saved_step(step: int, signum: int) -> int:
@@ -38,9 +38,9 @@ def saved_step(step: int, signum: int) -> int:
 
 def many_ends(folder: Path, ends: int, steps: int, kinds: list[tuple[str, int]], seed: int) -> None:
     options = [*FIT, f"--trainer.max_steps={steps}"]
-    whole, run = folder / "whole", folder / "run"
-    good(forked(*options, f"--trainer.default_root_dir={whole}", cwd=folder))
-    one = newest(whole).stat().st_size
+    reference, run = folder / "reference", folder / "run"
+    good(forked(*options, f"--trainer.default_root_dir={reference}", cwd=folder))
+    one = newest(reference).stat().st_size
     draw = random.Random(seed)
     saved = 0
     for number in range(ends):
@@ -62,7 +62,7 @@ def many_ends(folder: Path, ends: int, steps: int, kinds: list[tuple[str, int]],
         if saved == steps:
             break
     good(forked(*options, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=folder))
-    assert_same(run, whole, signals=TERM in (signum for _, signum in kinds))
+    assert_same(run, reference, signals=TERM in (signum for _, signum in kinds))
 
 
 def test_two_kills_in_a_row(tmp_path: Path) -> None:
@@ -71,15 +71,15 @@ def test_two_kills_in_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fit", [FIT, pytest.param(HIFIGAN, marks=pytest.mark.slow)], ids=["toy", "hifigan"])
 def test_killed_in_validations(tmp_path: Path, fit: list[str]) -> None:
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    good(forked(*fit, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    good(forked(*fit, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
     options = [*fit, f"--trainer.default_root_dir={run}"]
     for step in (10, 20, 40):  # 20 and 40 end an epoch
         killed = forked(*options, *callback("KillAt", step=step, where="validation"), "--ckpt_path=auto", cwd=tmp_path)
         assert killed.returncode == -KILL, killed.stderr[-3000:]
         assert newest(run).name == f"step_{step - SAVE_EVERY:08d}.ckpt"
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, whole)
+    assert_same(run, reference)
 
 
 @pytest.mark.slow
@@ -96,13 +96,13 @@ def test_twenty_ends_of_every_kind(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("signum", [KILL, TERM])
 def test_ended_in_the_last_validation(tmp_path: Path, signum: int) -> None:
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    good(forked(*FIT, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    good(forked(*FIT, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
     options = [*FIT, f"--trainer.default_root_dir={run}"]
     ended = forked(*options, *callback("KillAt", step=60, where="validation", signum=signum), cwd=tmp_path)
     assert ended.returncode == (-KILL if signum == KILL else 143), ended.stderr[-3000:]
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, whole)
+    assert_same(run, reference)
 
 
 SLOW = pytest.mark.slow
@@ -121,9 +121,9 @@ SLOW = pytest.mark.slow
     ids=" ".join,
 )
 def test_a_finished_run_goes_on_when_given_more_steps(tmp_path: Path, end: list[str]) -> None:
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    good(forked(*FIT, f"--trainer.default_root_dir={whole}", cwd=tmp_path))
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    good(forked(*FIT, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
     options = [*FIT, f"--trainer.default_root_dir={run}"]
     good(forked(*options, *end, cwd=tmp_path))
     good(forked(*options, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, whole)
+    assert_same(run, reference)

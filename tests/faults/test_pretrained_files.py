@@ -53,26 +53,17 @@ LOAD: dict[str, Callable[[str], Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "kernel": {"attn_implementation": KERNEL},
     "kernel, private name": {"_attn_implementation": KERNEL},
-    "kernel, internal name": {"_attn_implementation_internal": KERNEL},
     "kernel at a revision": {"attn_implementation": f"{KERNEL}@main:function"},
-    "paged kernel": {"attn_implementation": f"paged|{KERNEL}"},
     "flash attention": {"attn_implementation": "flash_attention_2"},
     "kernel of a component": {"attn_implementation": {"text_config": KERNEL}},
-    "kernel below a component": {"text_config": {"attn_implementation": KERNEL}},
-    "kernel below another component": {"vision_config": {"_attn_implementation": KERNEL}},
     "kernel in a list": {"parts": [{"attn_implementation": KERNEL}]},
-    "kernel of a layer": {"per_layer_config": {"0": {"attn_implementation": KERNEL}}},
     "kernel of experts": {"experts_implementation": "sonicmoe"},
-    "kernel of experts, private name": {"_experts_implementation": "deepgemm"},
     "quantization by a hub kernel": {"quantization_config": {"quant_method": "mxfp4"}},
-    "quantization by another hub kernel": {"quantization_config": {"quant_method": "fp8"}},
-    "quantization of no method": {"quantization_config": {"load_in_4bit": True}},
     "quantization of a component": {"text_config": {"quantization_config": {"quant_method": "eetq"}}},
     "weights elsewhere": {"transformers_weights": "../elsewhere/model.safetensors"},
     "fusion": {"fusion_config": {"rms_norm": True}},
     "backbone of a hub": {"backbone": "someone/model", "use_pretrained_backbone": True},
     "backbone of timm": {"backbone_config": {"model_type": "timm_backbone", "backbone": "hf-hub:someone/model"}},
-    "component of timm": {"vision_config": {"model_type": "timm_wrapper", "architecture": "hf-hub:someone/model"}},
     "model with kernels of its own": {"model_type": "rwkv"},
 }
 FILES: dict[str, dict[str, Any]] = {
@@ -84,7 +75,6 @@ FILES: dict[str, dict[str, Any]] = {
     "config elsewhere": {"config.json": {"configuration_files": ["../elsewhere/config.4.0.0.json"]}},
     "tokenizer elsewhere": {"tokenizer_config.json": {"fast_tokenizer_files": ["../elsewhere/tokenizer.4.0.json"]}},
     "weights above": {INDEX: {"metadata": {}, "weight_map": {"a": "../elsewhere/w.safetensors"}}},
-    "weights at a path": {INDEX: {"metadata": {}, "weight_map": {"a": "ELSEWHERE/w.safetensors"}}},
     "pickles above": {"pytorch_model.bin.index.json": {"metadata": {}, "weight_map": {"a": "../elsewhere/w.bin"}}},
 }  # fmt: skip
 # What is read as it stands, without what it names being imported.
@@ -240,18 +230,14 @@ ADAPTERS: dict[str, tuple[dict[str, Any], bool]] = {
     ),
     "core of a package": ({"megatron_core": "zoo_decoy", "megatron_config": {"a": 1}}, False),
     "first weights from elsewhere": ({"init_lora_weights": "ELSEWHERE/w.bin"}, False),
-    "first weights of EVA": ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, False),
     "first weights of CorDA": ({"init_lora_weights": "corda", "corda_config": {"cache_file": "ELSEWHERE/w.bin"}}, True),
-    "first weights of LoftQ": ({"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}, True),
     "other modules": ({"modules_to_save": ["zoo_decoy.Thing"]}, True),
     "other kind": ({"peft_type": "XLORA", "adapters": {"0": "someone/model"}}, True),
-    "kind of nobody": ({"peft_type": "zoo_decoy.Thing"}, True),
     "prompt with a tokenizer": (
         {"peft_type": "PROMPT_TUNING", "tokenizer_name_or_path": "someone/model", "tokenizer_kwargs": {
             "trust_remote_code": True}},
         True,
     ),
-    "unknown key": ({"custom_modules": {"a": "zoo_decoy.Thing"}}, True),
 }  # fmt: skip
 
 

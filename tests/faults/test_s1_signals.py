@@ -19,8 +19,8 @@ STEPS = {"train": 13, "validation": 20, "sanity": 0}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
     good(forked(*FIT, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
     return folder / "run"
 
@@ -30,7 +30,7 @@ def kill(number: int, where: str, times: int = 1, group: bool = False) -> list[s
 
 
 def stop_and_resume(
-    whole: Path, folder: Path, number: int, where: str, workers: int = 0, every: int = 5, **how
+    reference: Path, folder: Path, number: int, where: str, workers: int = 0, every: int = 5, **how
 ) -> None:
     options = [f"--trainer.default_root_dir={folder / 'run'}", f"--data.init_args.num_workers={workers}"]
     options.append(f"--checkpoints.every_n_steps={every}")
@@ -40,14 +40,14 @@ def stop_and_resume(
     assert stopped.ended - (folder / "signalled").stat().st_mtime < 5
     assert newest(folder / "run").name == f"step_{STEPS[where]:08d}.ckpt"
     good(forked(*FIT, "--ckpt_path=last", *options, cwd=folder))
-    assert_same(folder / "run", whole, left_out=STEPS[where] if where == "validation" else None)
+    assert_same(folder / "run", reference, left_out=STEPS[where] if where == "validation" else None)
 
 
-def assert_same(run: Path, whole: Path, left_out: int | None = None) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    rows = [row for row in record(whole) if row["step"] != str((left_out or 0) - 1) or not row["val/error"]]
+def assert_same(run: Path, reference: Path, left_out: int | None = None) -> None:
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    rows = [row for row in record(reference) if row["step"] != str((left_out or 0) - 1) or not row["val/error"]]
     assert record(run) == rows
-    assert bests(run) == bests(whole)
+    assert bests(run) == bests(reference)
 
 
 @pytest.mark.parametrize(
@@ -62,32 +62,32 @@ def assert_same(run: Path, whole: Path, left_out: int | None = None) -> None:
         (TERM, "validation", 2, {"times": 2, "group": True}),
     ],
 )
-def test_a_signal_saves_and_resumes(whole, tmp_path, number, where, workers, how):
-    stop_and_resume(whole, tmp_path, number, where, workers, **how)
+def test_a_signal_saves_and_resumes(reference, tmp_path, number, where, workers, how):
+    stop_and_resume(reference, tmp_path, number, where, workers, **how)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("number", "where"), itertools.product(CODES, STEPS))
-def test_every_signal_everywhere(whole, tmp_path, number, where, workers, group):
-    stop_and_resume(whole, tmp_path, number, where, workers, group=group)
+def test_every_signal_everywhere(reference, tmp_path, number, where, workers, group):
+    stop_and_resume(reference, tmp_path, number, where, workers, group=group)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "where"), itertools.product((TERM, USR1), STEPS))
-def test_twice_in_a_row(whole, tmp_path, number, where):
-    stop_and_resume(whole, tmp_path, number, where, 2, times=2)
+def test_twice_in_a_row(reference, tmp_path, number, where):
+    stop_and_resume(reference, tmp_path, number, where, 2, times=2)
 
 
-def test_ctrl_c_twice_leaves_at_once_and_costs_the_steps_since_the_last_save(whole, tmp_path):
+def test_ctrl_c_twice_leaves_at_once_and_costs_the_steps_since_the_last_save(reference, tmp_path):
     root = f"--trainer.default_root_dir={tmp_path / 'run'}"
     stopped = forked(*FIT, *kill(INT, "train", times=2), root, cwd=tmp_path)
     assert stopped.returncode == 130, stopped.stderr[-3000:]
     assert "Traceback" not in stopped.stderr
     assert newest(tmp_path / "run").name == "step_00000010.ckpt"
     good(forked(*FIT, "--ckpt_path=last", root, cwd=tmp_path))
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", reference)
 
 
 def test_a_real_process_leaves_with_the_signals_code(tmp_path):
@@ -95,25 +95,25 @@ def test_a_real_process_leaves_with_the_signals_code(tmp_path):
     assert stopped.returncode == 143, stopped.stderr[-3000:]
 
 
-def test_a_hang_up_that_nohup_ignores_stays_ignored(whole, tmp_path):
+def test_a_hang_up_that_nohup_ignores_stays_ignored(reference, tmp_path):
     root = f"--trainer.default_root_dir={tmp_path / 'run'}"
     before = signal.signal(HUP, signal.SIG_IGN)
     try:
         good(zoo(*FIT, *kill(HUP, "train"), root, cwd=tmp_path))
     finally:
         signal.signal(HUP, before)
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", reference)
 
 
 @pytest.fixture(scope="module")
-def whole_with_bests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference_with_bests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bests")
     good(forked(*FIT, "--checkpoints.save_best=9", f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
     return folder / "run"
 
 
 @pytest.mark.parametrize("limit", [[], ["--trainer.max_steps=-1", "--trainer.max_epochs=3"]], ids=["steps", "epochs"])
-def test_ctrl_c_twice_in_the_last_validation_costs_the_steps_since_the_last_save(whole_with_bests, tmp_path, limit):
+def test_ctrl_c_twice_in_the_last_validation_costs_the_steps_since_the_last_save(reference_with_bests, tmp_path, limit):
     run = tmp_path / "run"
     args = [*FIT, *limit, "--checkpoints.save_best=9", f"--trainer.default_root_dir={run}"]
     twice = callback("KillAt", step=LAST, signum=int(INT), where="validation", times=2)
@@ -121,7 +121,7 @@ def test_ctrl_c_twice_in_the_last_validation_costs_the_steps_since_the_last_save
         stopped = forked(*args, *twice, *resumed, cwd=tmp_path)
         assert stopped.returncode == 130, stopped.stderr[-3000:]
         assert newest(run).name == f"step_{LAST - 5:08d}.ckpt"
-        assert len(record(run)) < len(record(whole_with_bests))
-        assert len(bests(run)) < len(bests(whole_with_bests))
+        assert len(record(run)) < len(record(reference_with_bests))
+        assert len(bests(run)) < len(bests(reference_with_bests))
     good(forked(*args, "--ckpt_path=last", cwd=tmp_path))
-    assert_same(run, whole_with_bests)
+    assert_same(run, reference_with_bests)

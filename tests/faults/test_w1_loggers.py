@@ -11,18 +11,18 @@ BROKEN = "--trainer.logger=toy_wing.faults.BrokenLogger"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
     good(forked(*TOY_FIT, f"--trainer.default_root_dir={folder / 'run'}", cwd=folder))
     return folder / "run"
 
 
-def assert_same(run: Path, whole: Path) -> None:
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    assert record(run) == record(whole)
+def assert_same(run: Path, reference: Path) -> None:
+    assert fingerprint(newest(run)) == fingerprint(newest(reference))
+    assert record(run) == record(reference)
 
 
-def test_offline_wandb_without_account_keeps_its_run_over_a_kill(whole: Path, tmp_path: Path) -> None:
+def test_offline_wandb_without_account_keeps_its_run_over_a_kill(reference: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [*TOY_FIT, WANDB, f"--trainer.default_root_dir={run}"]
     account = {"WANDB_API_KEY": "", "HOME": str(tmp_path)}
@@ -30,7 +30,7 @@ def test_offline_wandb_without_account_keeps_its_run_over_a_kill(whole: Path, tm
     run_id = (run / "wandb_run_id").read_text().strip()
     # two services at once, one of them only from now on
     good(forked(*options, "--loggers+=tensorboard", "--ckpt_path=last", cwd=tmp_path, **account))
-    assert_same(run, whole)
+    assert_same(run, reference)
     assert any((run / "tensorboard").iterdir())
     records = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
     # W&B's own process may be killed before it made the file of the first part
@@ -38,28 +38,28 @@ def test_offline_wandb_without_account_keeps_its_run_over_a_kill(whole: Path, tm
 
 
 @pytest.mark.parametrize("calls", [0, 3])
-def test_a_broken_service_is_named_and_left_out(whole: Path, tmp_path: Path, calls: int) -> None:
+def test_a_broken_service_is_named_and_left_out(reference: Path, tmp_path: Path, calls: int) -> None:
     run = tmp_path / "run"
     broken = [BROKEN, f"--trainer.logger.calls={calls}"]
     result = good(forked(*TOY_FIT, *broken, f"--trainer.default_root_dir={run}", cwd=tmp_path))
     assert "BrokenLogger" in result.stderr and "ConnectionError" in result.stderr
     assert "Traceback" not in result.stderr
     assert len([line for line in result.stderr.splitlines() if "BrokenLogger" in line]) <= 5
-    assert_same(run, whole)
+    assert_same(run, reference)
 
 
-def test_online_wandb_without_account_is_left_out(whole: Path, tmp_path: Path) -> None:
+def test_online_wandb_without_account_is_left_out(reference: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     account = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path)}
     result = good(forked(*TOY_FIT, WANDB, f"--trainer.default_root_dir={run}", cwd=tmp_path, **account))
     assert "WandbLogger failed" in result.stderr
-    assert_same(run, whole)
+    assert_same(run, reference)
 
 
 @pytest.mark.slow
-def test_online_wandb_without_network_is_left_out(whole: Path, tmp_path: Path) -> None:
+def test_online_wandb_without_network_is_left_out(reference: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     nowhere = {"WANDB_MODE": "online", "WANDB_API_KEY": 40 * "0", "WANDB_BASE_URL": "http://127.0.0.1:9"}
     result = good(forked(*TOY_FIT, WANDB, f"--trainer.default_root_dir={run}", cwd=tmp_path, **nowhere))
     assert "WandbLogger failed" in result.stderr
-    assert_same(run, whole)
+    assert_same(run, reference)

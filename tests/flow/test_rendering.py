@@ -1,5 +1,3 @@
-import stat
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +15,15 @@ def test_pixels_are_rounded_and_clamped() -> None:
 
 def test_grid_lays_images_out_by_rows() -> None:
     images = np.arange(1, 6, dtype=np.uint8).reshape(5, 1, 1, 1)
-    assert rendering.grid(images)[..., 0].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert rendering.image_grid(images)[..., 0].tolist() == [[1, 2, 3], [4, 5, 0]]
 
 
 def test_small_pictures_are_enlarged_by_a_whole_factor() -> None:
     small = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
-    large = rendering.enlarged(small, least=10)
+    large = rendering.enlarge(small, least=10)
     assert large.shape == (6, 9, 1)
     assert np.array_equal(large[::3, ::3], small)
-    assert np.array_equal(rendering.enlarged(large, least=5), large)
+    assert np.array_equal(rendering.enlarge(large, least=5), large)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -41,7 +39,7 @@ def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int)
     for number in range(5):
         pictures[number, number] = 255 - 40 * number
         pictures[number, :, 0, -1] = 100
-    rendering.write_animation(tmp_path / "a.gif", pictures)
+    rendering.write_gif(tmp_path / "a.gif", pictures)
     with Image.open(tmp_path / "a.gif") as animation:
         assert animation.n_frames == 5 and animation.info["loop"] == 0
         durations = []
@@ -57,7 +55,7 @@ def test_gif_of_many_colours_shares_one_palette(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
     pictures[:, :4] = (200, 30, 90)  # what stands still does not flicker
-    rendering.write_animation(tmp_path / "a.gif", pictures)
+    rendering.write_gif(tmp_path / "a.gif", pictures)
     with Image.open(tmp_path / "a.gif") as animation:
         still = []
         for number in range(12):
@@ -67,83 +65,25 @@ def test_gif_of_many_colours_shares_one_palette(tmp_path: Path) -> None:
     assert abs(still[0].astype(int) - (200, 30, 90)).max() <= 8
 
 
-FAKE_FFMPEG = """#!{python}
-import sys
-arguments = sys.argv[1:]
-if "5" in arguments:
-    print("no such rate", file=sys.stderr)
-    sys.exit(3)
-with open(arguments[-1], "wb") as file:
-    file.write(" ".join(arguments[:-1]).encode() + b"|" + sys.stdin.buffer.read())
-"""
-
-
-def test_mp4_goes_through_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    pictures = np.arange(2 * 3 * 5 * 3, dtype=np.uint8).reshape(2, 3, 5, 3)
-    target = tmp_path / "a.mp4"
-    with pytest.raises(FileNotFoundError, match="trajectory: gif"):
-        rendering.check_animation("mp4")
-    with pytest.raises(FileNotFoundError, match="trajectory: gif"):
-        rendering.write_animation(target, pictures)
-    (tmp_path / "bin").mkdir()
-    fake = tmp_path / "bin" / "ffmpeg"
-    fake.write_text(FAKE_FFMPEG.format(python=sys.executable))
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    rendering.check_animation("mp4")
-    rendering.write_animation(target, pictures)
-    arguments, raw = target.read_bytes().split(b"|", 1)
-    assert b"-pix_fmt rgb24 -s 5x3 -r 30 -i -" in arguments
-    assert raw == pictures.tobytes() + 45 * pictures[-1].tobytes()
-    target.unlink()
-    with pytest.raises(RuntimeError, match="no such rate"):
-        rendering.write_animation(target, pictures, fps=5)
-    assert {path.name for path in tmp_path.iterdir()} == {"bin"}
-
-
-def test_other_animations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.gif or \.mp4"):
-        rendering.write_animation(tmp_path / "a.webm", np.zeros((1, 2, 2, 1), np.uint8))
-    with pytest.raises(ValueError, match="none, gif, mp4"):
-        rendering.check_animation("webm")
-
-
 def test_frames_of_images_are_grids() -> None:
     states = torch.stack([torch.full((3, 1, 2, 2), -1.0), torch.full((3, 1, 2, 2), 1.0)])
     frames = rendering.frames(states)
     assert frames.shape == (2, 240, 240, 1)
     assert (frames[0].max(), frames[1, :120].min(), frames[1, 120:, 120:].max()) == (0, 255, 0)
-    assert np.array_equal(rendering.picture(states[1]), frames[1])
-
-
-def test_points_are_drawn_where_they_are() -> None:
-    corners = torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
-    states = torch.stack([corners, corners * 0.5])
-    frames = rendering.frames(states, labels=[1, 2])
-    assert frames.shape == (2, 480, 480, 3) and frames.dtype == np.uint8
-    coloured = [(each.max(axis=-1).astype(int) - each.min(axis=-1)) > 60 for each in frames]
-    rows, columns = np.nonzero(coloured[0])
-    # the first label lies below and left, the second above and right; half as far apart in the second frame
-    assert columns[rows.argmin()] > 240 > columns[rows.argmax()]
-    assert np.ptp(np.nonzero(coloured[1])[0]) == pytest.approx(np.ptp(rows) / 2, abs=4)
-    plain, behind = (rendering.picture(corners, data=data) for data in (None, torch.zeros(1, 2)))
-    changed = (plain != behind).any(axis=-1)
-    assert 0 < changed.sum() < 100
 
 
 def test_what_cannot_be_drawn_is_named() -> None:
     with pytest.raises(ValueError, match=r"\(5,\) are neither"):
-        rendering.picture(torch.zeros(2, 5))
+        rendering.frames(torch.zeros(1, 2, 5))
 
 
 def test_dots_stand_where_the_points_are() -> None:
     states = torch.tensor([[[0.0, 0.0], [1.0, 1.0]]])
-    (picture,) = rendering.dots(states, [1, 2], torch.tensor([[0.0, 1.0]]))
+    (picture,) = rendering.point_plots(states, [1, 2], torch.tensor([[0.0, 1.0]]))
     colours = {tuple(picture[row, column]) for row in range(360) for column in range(360)}
     assert colours == {(255,) * 3, (190,) * 3, rendering.COLOURS[1], rendering.COLOURS[2]}
     rows, columns = np.nonzero((picture == rendering.COLOURS[1]).all(axis=2))  # (0, 0): below, left
     assert len(rows) == 4 and rows.min() > 330 and columns.max() < 30
     rows, columns = np.nonzero((picture == 190).all(axis=2))  # (0, 1): above, left
     assert rows.max() < 30 and columns.max() < 30
-    assert rendering.dots(torch.zeros(2, 3, 2)).shape == (2, 360, 360, 3)  # all in one place
+    assert rendering.point_plots(torch.zeros(2, 3, 2)).shape == (2, 360, 360, 3)  # all in one place

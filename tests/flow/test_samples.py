@@ -14,9 +14,10 @@ from PIL import Image
 
 from tests.harness import REPOSITORY
 from zoo.cli.main import main
+from zoo.flow import rendering
 from zoo.flow.data.datamodule import ImageData, PointData
 from zoo.flow.data.pair_data import PairData
-from zoo.flow.evaluation.feature_metrics import FeatureMetrics
+from zoo.flow.evaluation.validation_metrics import FeatureMetrics
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.flow.process.guidance import Guidance
@@ -78,21 +79,20 @@ def test_images_by_class_and_guidance_with_their_way(tmp_path: Path, caplog: pyt
 
 def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), np.uint8)
-    np.savez(tmp_path / "set.npz", images=pixels, labels=np.zeros(12, np.int64))
+    for number, image in enumerate(pixels):
+        rendering.write_png(tmp_path / "set" / "only" / f"{number:02d}.png", image)
     data = digits(
-        root=str(tmp_path / "set.npz"), image_resolution=6, channels=3, val_every=12, batch_size=5, max_per_class=0
+        root=str(tmp_path / "set"),
+        image_resolution=6,
+        channels=3,
+        val_every=12,
+        batch_size=5,
+        max_per_class=0,
+        cache=None,
     )
     found = fit(images(0, 6, 3), data, tmp_path / "run", items=15)
     assert len(data.val_set) == 1 and found == [PICTURES, ["val_animation.gif", *PICTURES]]
     assert size(tmp_path / "run" / "media" / "step_00000001" / "val_samples.png") == (15 * 50, 2 * (12 + 50))
-
-
-def test_nearest_training_images_are_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, data = images(), digits()
-    monkeypatch.setattr("zoo.flow.task.REAL_ITEMS", 7)
-    fit(task, data, tmp_path, steps=1)
-    assert task._real is not None and task._real.shape == (7, 1, 8, 8)
-    assert torch.equal(task._real[-1], data.train_set.data([len(data.train_set) - 1])[0])
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -122,9 +122,7 @@ def test_pairs_of_reflow(tmp_path: Path) -> None:
     data = PairData(
         str(tmp_path / "none"), 16, 0.004, embedded_if_missing=True, embedded_shape=(1, 8, 8), embedded_classes=10
     )
-    task = images()
-    assert fit(task, data, tmp_path / "images", 1) == [["val_animation.gif", *PICTURES]]
-    assert torch.equal(task._real[0], data.train_set[0, 0]["x1"])
+    assert fit(images(), data, tmp_path / "images", 1) == [["val_animation.gif", *PICTURES]]
 
 
 def test_other_samples_are_not_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,7 +179,7 @@ def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) 
 
 
 def test_the_digits_classifier_judges_and_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.flow.evaluation.classifier.EPOCHS", 1)
+    monkeypatch.setattr("zoo.flow.evaluation.digits_classifier.EPOCHS", 1)
     task, plain = images(sample_metrics=FeatureMetrics(["frechet", "accuracy"], 20, cache=None)), images()
     values = judged(tmp_path, task, 2)
     assert all(math.isfinite(value) for value in values)
@@ -191,7 +189,7 @@ def test_the_digits_classifier_judges_and_changes_no_weight(tmp_path: Path, monk
 
 def test_points_are_no_images(tmp_path: Path) -> None:
     task = points(sample_metrics=FeatureMetrics())
-    with pytest.raises(ValueError, match=r"judges images, found samples \(2,\)"):
+    with pytest.raises(ValueError, match=r"needs images, found \(2,\)"):
         fit(task, PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
     with pytest.raises(ValueError, match="every is at least 1"):
         FeatureMetrics(every=0)

@@ -144,9 +144,9 @@ def test_inference_knows_the_classes_of_the_data_by_name() -> None:
     assert task.inference().classes is None
     task._name_classes(names)
     assert task.inference().classes == names and task.specs["options"]["classes"] == names
-    given = build(Spy(), classes=["a", "b", "c"])
-    given._name_classes(names)
-    assert given.inference().classes == ["a", "b", "c"]
+    conditions = build(Spy(), classes=["a", "b", "c"])
+    conditions._name_classes(names)
+    assert conditions.inference().classes == ["a", "b", "c"]
     blind = build(Spy(0), label_drop=0.0)
     blind._name_classes(names)
     assert blind.inference().classes is None

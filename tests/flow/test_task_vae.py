@@ -7,11 +7,12 @@ from PIL import Image
 from torch import nn
 
 from tests.flow.conditions import digits, prepared
+from zoo.blocks.autoencoder import AutoencoderKL, kl_divergence
 from zoo.cli.main import main
 from zoo.flow.data.latents import LatentData
 from zoo.flow.inference.reconstructor import Reconstructor
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.autoencoder import AutoencoderKL, FrozenAutoencoder, LatentSpace, kl_divergence
+from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 from zoo.flow.nets.dit import DiT
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver

@@ -24,7 +24,7 @@ def kinds(step, clips):
 def test_more_items_than_clips_at_the_first_and_last_validation_and_no_trace_in_the_weights(tmp_path):
     # odd lengths, no time for validations in between
     odd = [
-        "--data.init_args.val_seconds",
+        "--data.init_args.split.seconds",
         "0.777",
         "--model.init_args.media_items",
         "9",
@@ -52,7 +52,7 @@ def test_one_clip_of_features_made_elsewhere(tmp_path, items):
     for index, length in enumerate(lengths):
         features = generator.standard_normal((40, int(length) // 256), dtype=np.float32)
         np.save(tmp_path / f"embedded{index:04d}.npy", features)
-    options = ["--data.init_args.features", str(tmp_path), "--data.init_args.val_items", "1"]
+    options = ["--data.init_args.features.folder", str(tmp_path), "--data.init_args.split.items", "1"]
     options += ["--model.init_args.mel", "null", "--model.init_args.media_items", str(items)]
     assert fit(tmp_path / "run", *options, "--samples.every_n_validations", "1") == [
         name for step in (1, 2, 3) for name in kinds(step, range(min(items, 1)))

@@ -4,7 +4,7 @@ import torch
 from zoo.audio.analysis.mel import LogMel
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.task import HiFiGANTask, compare
+from zoo.hifigan.task import HiFiGANTask, vocoder_metrics
 
 GENERATOR = {"in_channels": 8, "initial_channels": 8, "upsample_rates": (8, 8), "upsample_kernel_sizes": (16, 16),
              "resblock_kernel_sizes": (3,), "resblock_dilation_sizes": ((1, 3, 5),)}  # fmt: skip
@@ -36,7 +36,7 @@ def test_generates_from_given_features() -> None:
     task = build(None)
     fake, real = task.generate({"audio": torch.randn(2, 640), "features": torch.randn(2, 8, 11)})
     assert fake.shape == real.shape == (2, 1, 640)
-    with pytest.raises(ValueError, match="brings no features"):
+    with pytest.raises(ValueError, match="data has no features"):
         task.generate({"audio": torch.randn(2, 640)})
 
 
@@ -61,14 +61,14 @@ def test_contradicting_parts_are_named(mel: dict, kwargs: dict, message: str) ->
 
 def test_metrics_of_equal_clips() -> None:
     clip = torch.sin(torch.arange(8000) * 0.1)
-    values = compare(clip, clip, 8000)
+    values = vocoder_metrics(clip, clip, 8000)
     assert values["m_stft"] == pytest.approx(0, abs=1e-5)
     assert values["vuv_f1"] == 1
-    assert "f0_rmse_cents" not in compare(torch.zeros(4000), torch.zeros(4000), 8000)
+    assert "f0_rmse_cents" not in vocoder_metrics(torch.zeros(4000), torch.zeros(4000), 8000)
 
 
 def test_silent_target_has_no_metrics() -> None:
     noise = torch.randn(8000)
-    assert compare(0.1 * noise, torch.zeros(8000), 8000) == {}
-    assert compare(0.1 * noise, 1e-5 * noise, 8000) == {}
-    assert compare(0.1 * noise, 0.01 * noise, 8000)["m_stft"] > 0
+    assert vocoder_metrics(0.1 * noise, torch.zeros(8000), 8000) == {}
+    assert vocoder_metrics(0.1 * noise, 1e-5 * noise, 8000) == {}
+    assert vocoder_metrics(0.1 * noise, 0.01 * noise, 8000)["m_stft"] > 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.numeric import assert_agrees, exactly
 from zoo.audiosr.convert import convert, describe, from_original, is_original
-from zoo.audiosr.nets.vae import split
+from zoo.blocks.autoencoder import posterior_mean
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.components import component_state
@@ -44,7 +44,7 @@ def test_set_a(folder: Path, io: dict[str, Tensor]) -> None:
         moments = vae.encode(io["ge_in"])
         x = torch.cat([io["x_noisy"], io["cond_mean"]], dim=1)
         clip = unet(x, io["t"], full_audio=io["ge_in"])
-        found = moments, vae.decode(split(moments)[0]), *encoder(io["ge_in"]), unet(x, io["t"]), clip
+        found = moments, vae.decode(posterior_mean(moments)), *encoder(io["ge_in"]), unet(x, io["t"]), clip
         return dict(zip(NAMES, found, strict=True))
 
     recorded = {name: io[name] for name in NAMES}

@@ -14,7 +14,7 @@ from zoo.audiosr.diffusion.samplers import DDIM, time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.unet import UNet
-from zoo.blocks import mix
+from zoo.blocks.image import classifier_free_guidance
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.nets.generator import Generator
 
@@ -80,7 +80,7 @@ def test_trajectories(folder, unet, steps, eta, scale):
     given, free = under(condition), under(nothing)
 
     def predict(x, t):
-        return given(x, t) if scale == 1 else mix(given(x, t), free(x, t), scale)
+        return given(x, t) if scale == 1 else classifier_free_guidance(given(x, t), free(x, t), scale)
 
     x0 = DDIM(steps, eta, "original").sample(predict, golden["x_T"], CosineDiffusion(), noises)
     close(x0, golden[f"ddim_{key}"], 1e-4)

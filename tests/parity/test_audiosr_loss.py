@@ -33,7 +33,14 @@ def test_loss_and_gradients(shared: Path) -> None:
     state = {key if key.startswith("global_encoder.") else f"unet.{key}": value for key, value in theirs.items()}
     net.load_state_dict({**state, "latent_scale": torch.tensor(1.0)})
     # the loss on latents needs neither; modelV1's latents come from the recorded moments
-    unused = {"channels": 8, "multipliers": [1], "blocks": 1, "norm_groups": 4}
+    unused = {
+        "in_channels": 1,
+        "out_channels": 1,
+        "block_out_channels": [8],
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+    }
+    unused |= {"latent_channels": 16}
     objective = Objective(
         net, CosineDiffusion(), nn.ModuleDict({"latent": Latent()}), FrozenAutoencoder(config=unused),
         MelFeatures(sample_rate=16000, n_fft=512, hop_length=160, n_mels=32), None,

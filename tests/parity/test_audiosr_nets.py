@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.numeric import assert_agrees, exactly
+from zoo.audiosr.convert.autoencoder_names import to_zoo_autoencoder
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet, timestep_embedding
-from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
+from zoo.blocks.autoencoder import AutoencoderKL, kl_divergence, posterior_mean, sample_posterior
 from zoo.common.safe_load import load_foreign_checkpoint
 
 pytestmark = pytest.mark.shared
@@ -41,9 +42,9 @@ def io(shared: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def autoencoder(state) -> Autoencoder:
-    net = Autoencoder(channels=32, multipliers=(1, 1), blocks=1, latent_channels=4)
-    return loaded(net, under(state, "first_stage_model."))
+def autoencoder(state) -> AutoencoderKL:
+    net = AutoencoderKL(1, 1, (32, 32), layers_per_block=1, latent_channels=4)
+    return loaded(net, to_zoo_autoencoder(under(state, "first_stage_model.")))
 
 
 @pytest.fixture
@@ -78,16 +79,16 @@ STATED = {"atol": 1e-4, "rtol": 1e-3}  # the wider one holds
 def test_autoencoder(io, autoencoder):
     def evaluate(autoencoder, io):
         moments = autoencoder.encode(io["ge_in"])
-        mean, _ = split(moments)
-        condition = split(autoencoder.encode(io["lr_in"]))[0]
-        return {
-            "vae_moments": moments, "vae_kl": kl(moments), "vae_dec": autoencoder.decode(mean), "cond_mean": condition
-        }  # fmt: skip
+        mean = posterior_mean(moments)
+        condition = posterior_mean(autoencoder.encode(io["lr_in"]))
+        divergence = kl_divergence(moments) / mean[0].numel()
+        decoded = autoencoder.decode(mean)
+        return {"vae_moments": moments, "vae_kl": divergence, "vae_dec": decoded, "cond_mean": condition}
 
     recorded = {name: io[name] for name in ("vae_moments", "vae_kl", "vae_dec", "cond_mean")}
     exact = assert_agrees(evaluate, autoencoder, io, recorded=recorded, **STATED)
-    mean, _ = split(exact["vae_moments"])
-    assert torch.equal(sample_latents(exact["vae_moments"], torch.zeros_like(mean)), mean)
+    mean = posterior_mean(exact["vae_moments"])
+    assert torch.equal(sample_posterior(exact["vae_moments"], torch.zeros_like(mean)), mean)
 
 
 @torch.no_grad()
@@ -113,7 +114,7 @@ def test_denoiser_with_and_without_the_clip(io, denoiser):
 def test_the_nets_run_time_first_with_transposed_kernels(io, autoencoder, denoiser):
     def evaluate(autoencoder, denoiser, mel, x, clip):
         moments = autoencoder.encode(mel)
-        return moments, autoencoder.decode(split(moments)[0]), denoiser(x, io["t"], clip)
+        return moments, autoencoder.decode(posterior_mean(moments)), denoiser(x, io["t"], clip)
 
     x, clip = concat(io["x_noisy"], io["cond_small"]), io["ge_in"].mT
     frequency_first = exactly(evaluate, autoencoder, denoiser, io["ge_in"], x, clip)

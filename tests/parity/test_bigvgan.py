@@ -16,7 +16,7 @@ from tests.parity.recorded import Recorded
 from zoo.audio.analysis.spectral import MultiScaleMel
 from zoo.common.build import build
 from zoo.hifigan.convert import convert, convert_config, describe, is_original
-from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
+from zoo.hifigan.convert.layouts import to_original_names, to_zoo_names
 from zoo.hifigan.nets.antialiasing import AntiAliasedActivation, Snake, kaiser_sinc
 from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
@@ -49,7 +49,7 @@ def test_generators(case, dtype):
     folder = GOLDEN / case
     net, stored = generator(folder), arrays(f"{case}/io.npz")
     state = torch.load(folder / "bigvgan_generator.pt", weights_only=True)["generator"]
-    ours = to_our_keys({_flat(key): value for key, value in state.items() if not key.endswith(".filter")})
+    ours = to_zoo_names({_flat(key): value for key, value in state.items() if not key.endswith(".filter")})
     net.load_state_dict(ours)
     net.to(dtype)
     for index in range(3):
@@ -59,7 +59,7 @@ def test_generators(case, dtype):
     net(stored["in0"].to(dtype)).square().mean().backward()
     for name, values in taps.items():
         close(values[0], stored, name, case)
-    parameters = to_legacy_keys(dict(net.named_parameters()))
+    parameters = to_original_names(dict(net.named_parameters()))
     for name in (key[5:-4] for key in stored if key.startswith("grad.") and key.endswith(".f32")):
         close(parameters[_flat(name)].grad, stored, f"grad.{name}", case)
     found = net.float().remove_weight_norm_()(stored["in0"])
@@ -103,7 +103,7 @@ def test_activations(dtype):
 def to_ours(state):
     """Names of the original's discriminators as ours."""
     skipped = (".window", "resample.kernel", "cqt_transform.")
-    return to_our_keys({key: value for key, value in state.items() if not any(each in key for each in skipped)})
+    return to_zoo_names({key: value for key, value in state.items() if not any(each in key for each in skipped)})
 
 
 CASES = {
@@ -151,7 +151,7 @@ def test_discriminators(case, dtype):
 
 def fill(net, rename=lambda name: name):
     """Weights by the formula on the original's names."""
-    names = to_legacy_keys({name: name for name, _ in net.named_parameters()})
+    names = to_original_names({name: name for name, _ in net.named_parameters()})
     for legacy, name in names.items():
         original = rename(legacy)
         parameter = net.get_parameter(name)
@@ -221,9 +221,9 @@ def test_three_steps(trained):
     net, mel, loss_mel = (build(arguments[name]) for name in ("generator", "mel", "loss_mel"))
     start = torch.load(GOLDEN / "three_steps" / "start.pt", weights_only=True)
     state = {_flat(key): value for key, value in start["generator"].items() if "filter" not in key}
-    net.load_state_dict(to_our_keys(state))
+    net.load_state_dict(to_zoo_names(state))
     for name, each in nets.items():
-        each.load_state_dict(to_our_keys(start[name]))
+        each.load_state_dict(to_zoo_names(start[name]))
     for each in (net, mel, loss_mel, *nets.values()):  # so that no rounding of a processor's decides
         each.double()
     adam = partial(torch.optim.AdamW, lr=0.001, betas=(0.8, 0.99))
@@ -252,7 +252,7 @@ def test_three_steps(trained):
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] *= 0.9
     end = torch.load(trained / "g_00000003", weights_only=True)["generator"]
-    for key, value in to_legacy_keys(net.state_dict()).items():
+    for key, value in to_original_names(net.state_dict()).items():
         wanted = end[re.sub(r"^(ups\.\d+)\.", r"\1.0.", key)]
         torch.testing.assert_close(value.detach().float(), wanted, rtol=0, atol=1e-5)
     assert set(unmapped) == {"num_gpus", "num_freq"}

@@ -18,7 +18,7 @@ from tests.numeric import exactly
 from zoo.audio.analysis.mel import LogMel
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import from_original
-from zoo.hifigan.convert.rules import to_legacy_keys, to_our_keys
+from zoo.hifigan.convert.layouts import to_original_names, to_zoo_names
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.training.adversarial import adversarial_loss, discriminator_loss, feature_matching_loss
 
@@ -44,13 +44,13 @@ def formula(name: str, shape: tuple[int, ...], fan_in: int, spectral: bool) -> t
 
 
 def formula_weights(module: nn.Module, prefix: str) -> nn.Module:
-    legacy = to_legacy_keys(module.state_dict())
+    legacy = to_original_names(module.state_dict())
     state = {}
     for key, tensor in legacy.items():
         stem = key.rpartition(".")[0]
         spectral = f"{stem}.weight_orig" in legacy
         state[key] = formula(f"{prefix}.{key}", tuple(tensor.shape), math.prod(tensor.shape[1:]), spectral)
-    module.load_state_dict(to_our_keys(state))
+    module.load_state_dict(to_zoo_names(state))
     return module
 
 
@@ -166,17 +166,17 @@ def test_three_steps(folder, initial):
     for step, (log, expected) in enumerate(zip(logs, golden["log"], strict=True)):
         for key, value in expected.items():
             assert log[key] == pytest.approx(value, rel=1e-5 if step == 0 or key in stable else 1e-3), (step, key)
-    for key, value in to_legacy_keys(nets["generator"].state_dict()).items():
+    for key, value in to_original_names(nets["generator"].state_dict()).items():
         # three steps of 2e-4; a sign flip moves one weight by up to twice that
         torch.testing.assert_close(value, golden["generator_after"][key].double(), atol=4e-4, rtol=0, msg=key)
-    legacy = to_legacy_keys(nets["msd"].state_dict())
+    legacy = to_original_names(nets["msd"].state_dict())
     for key, value in golden["spectral_u_after"].items():
         torch.testing.assert_close(legacy[key], value.double(), atol=1e-5, rtol=0, msg=key)
 
 
 def with_legacy_norms(net: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
     """Exchange the norms of a net for torch's old ones, which the original trains with, and load a state of ours."""
-    legacy = to_legacy_keys(state)
+    legacy = to_original_names(state)
     for name, module in net.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             parametrize.remove_parametrizations(module, "weight")
@@ -204,20 +204,20 @@ def test_three_steps_equal_those_with_legacy_norms(folder, channel_mult):
         torch.testing.assert_close(found["generator"].state_dict()[key], value, atol=1e-6, rtol=1e-5, msg=key)
     for key, value in references["msd"].state_dict().items():
         if key.endswith("weight_u"):
-            torch.testing.assert_close(to_legacy_keys(nets["msd"].state_dict())[key], value, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(to_original_names(nets["msd"].state_dict())[key], value, atol=1e-6, rtol=1e-5)
 
 
 def test_layout_of_discriminator_file(folder, initial):
     layout = json.loads((folder / "checkpoint_layout.json").read_text())
     for name in ("mpd", "msd"):
-        legacy = to_legacy_keys(initial[name])
+        legacy = to_original_names(initial[name])
         assert {key: [list(value.shape), "float32"] for key, value in legacy.items()} == layout[name]
     # the optimizer numbers parameters in this order
     order = [
         f"{name}.{key}"
         for name in ("msd", "mpd")
-        for key in to_legacy_keys(dict(build(initial, name).named_parameters()))
+        for key in to_original_names(dict(build(initial, name).named_parameters()))
     ]
     assert order == layout["optim_d_param_order"]
     generator = from_original(folder / "g_00000123")
-    assert list(to_legacy_keys(dict(generator.named_parameters()))) == layout["optim_g_param_order"]
+    assert list(to_original_names(dict(generator.named_parameters()))) == layout["optim_g_param_order"]

@@ -14,7 +14,7 @@ from tests.parity.recorded import Recorded
 from zoo.audio.analysis.mel import LogMel
 from zoo.convert.engine import NO_TRAINING
 from zoo.hifigan.convert import convert, describe, is_original
-from zoo.hifigan.convert.rules import to_our_keys
+from zoo.hifigan.convert.layouts import to_zoo_names
 from zoo.hifigan.convert.vocos import SOURCES
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.vocos import InverseSTFT, Vocos
@@ -41,7 +41,7 @@ def test_generators(case, dtype):
     )  # fmt: skip
     state = torch.load(GOLDEN / case / "pytorch_model.bin", weights_only=True)
     ours = {key: value for key, value in state.items() if not key.startswith(("feature_extractor.", "head.istft"))}
-    net.load_state_dict(to_our_keys(ours))
+    net.load_state_dict(to_zoo_names(ours))
     net.to(dtype), front.to(dtype)
     stored = arrays(f"{case}/io.npz")
     for index in range(3):

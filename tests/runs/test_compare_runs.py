@@ -1,7 +1,7 @@
 import pytest
 
 from tests.run_folders import make
-from zoo.runs.compare_runs import compare_runs, plot_lines, result_table, select_metrics, sparkline
+from zoo.runs.compare_runs import compare_runs, result_table, select_metrics
 
 
 def test_differences_and_results(tmp_path):
@@ -26,8 +26,6 @@ def test_more_is_better_where_a_run_says_so(tmp_path):
 def test_names_are_as_long_as_it_takes(tmp_path):
     folders = [make(tmp_path / name / "1") for name in ("a/x", "b/x", "b/y")]
     assert compare_runs(folders, tmp_path).names == ["a/x/1", "b/x/1", "b/y/1"]
-    assert compare_runs([folders[0], folders[0]], tmp_path).names == ["1 (1)", "1 (2)"]
-    assert compare_runs([folders[0], folders[1], folders[0]], tmp_path).names == ["a/x/1 (1)", "b/x/1", "a/x/1 (3)"]
 
 
 def test_results_of_validate_test_and_evaluate(tmp_path):
@@ -58,16 +56,3 @@ def test_metrics_are_chosen_by_names_and_patterns():
     assert select_metrics(shared, "[val/*, train/lr_x]") == ["val/a", "val/b", "train/lr_x"]
     with pytest.raises(ValueError, match=r"--metrics val/c: .*train/loss"):
         select_metrics(shared, "val/c")
-
-
-def test_sparklines():
-    assert sparkline([(0, 0), (1, 7), (2, 3.5), (3, 0)], (0, 3), (0, 7), width=4) == "▁█▅▁"
-    assert sparkline([(0, 1)], (0, 3), (1, 1), width=4) == "▁"
-    assert sparkline([(1, 0), (3, 1)], (0, 3), (0, 1), width=4) == " ▁▁█"
-    assert sparkline([], (0, 1), (0, 1)) == ""
-
-
-def test_plots_share_one_scale(tmp_path):
-    two = make(tmp_path / "22", rows="step,epoch,train/loss,val/loss\n4,0,2.0,\n19,0,0,1\n")
-    lines = plot_lines(compare_runs([make(tmp_path / "1"), two], tmp_path), ["train/loss", "val/loss"], width=4)
-    assert lines == ["train/loss  0 to 2, steps 4 to 19", "  1   █▅", "  22  ███▁"]

@@ -76,7 +76,7 @@ def predict(inputs: Path, output: Path, model: Reverse | None = None, **options:
     model = model or Reverse()
     files = list_input_files(inputs, output, model.input_suffixes, model.output_suffix)
     settings = options.pop("settings", SETTINGS)
-    return predict_files(model, files, output, settings, show_progress=False, **options)
+    return predict_files(model, files, output, settings, **options)
 
 
 def predict_slowly(inputs: Path, output: Path, rank: int = 0, world_size: int = 1) -> None:

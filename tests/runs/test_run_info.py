@@ -12,7 +12,7 @@ from tests.run_folders import INTERRUPTED, ROWS, make
 from zoo.common.locks import lock_folder
 from zoo.runs import run_info
 from zoo.runs.checkpoints import save_checkpoint
-from zoo.runs.run_info import describe_run, format_duration, next_commands
+from zoo.runs.run_info import describe_run, format_duration
 
 
 def state(folder: Path) -> str:
@@ -130,12 +130,6 @@ def test_time_leaves_the_pause_before_a_resume_out(tmp_path):
         "25 h",
         "5 d",
     ]
-
-
-def test_next_commands_fit_the_state(tmp_path):
-    done, stopped = make(tmp_path / "a b"), make(tmp_path / "c", steps=99, log=INTERRUPTED)
-    assert f"zoo export '{done}' FOLDER" in next_commands(run_info.read_run(done, tmp_path))
-    assert next_commands(run_info.read_run(stopped, tmp_path))[0] == f"zoo fit --ckpt_path {stopped}"
 
 
 def test_all_without_torch_or_lightning(tmp_path):

@@ -1,11 +1,11 @@
 """Accumulated gradients: a step weighs its items alike, also where an epoch ends in the middle of its batches."""
 
-import lightning as L
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tests.training.callbacks.parts import make_trainer
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.task import SingleOptimizerTask
 
@@ -43,14 +43,6 @@ class Data(ZooDataModule):
         self.train_set = Points(items)
 
 
-def trainer(accumulate: int, epochs: int = 1, callbacks=(), **options) -> L.Trainer:
-    return L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=epochs,
-        enable_checkpointing=False, accumulate_grad_batches=accumulate, limit_val_batches=0, callbacks=list(callbacks),
-        use_distributed_sampler=False, **options,
-    )  # fmt: skip
-
-
 def expected(items: int, accumulate: int, epochs: int, limit: int | None) -> tuple[nn.Linear, int]:
     """Gradient descent on the mean over all items of each step."""
     task, data = Task(), Data(items, 8)
@@ -76,7 +68,8 @@ def expected(items: int, accumulate: int, epochs: int, limit: int | None) -> tup
 )
 def test_step_is_that_of_one_large_batch(items, accumulate, limit):
     task = Task()
-    fit = trainer(accumulate, epochs=2, limit_train_batches=limit)
+    options = {"max_epochs": 2, "limit_val_batches": 0, "use_distributed_sampler": False}
+    fit = make_trainer(accumulate_grad_batches=accumulate, limit_train_batches=limit, **options)
     fit.fit(task, Data(items, 8))
     net, steps = expected(items, accumulate, 2, limit)
     assert fit.global_step == steps

@@ -1,19 +1,13 @@
 import functools
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
-from zoo.training.adversarial import (
-    LOSSES,
-    Discriminator,
-    adversarial_loss,
-    discriminator_loss,
-    feature_matching_loss,
-)
+from tests.training.callbacks.parts import make_trainer
+from zoo.training.adversarial import LOSSES, Discriminator, adversarial_loss, discriminator_loss, feature_matching_loss
 from zoo.training.gan import GANStep, GANTask, split_batch
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -72,10 +66,7 @@ def items(count=24, seed=1):
 
 
 def fit(task, batch_size=4, ckpt_path=None, data=None, **kwargs):
-    options = {"max_epochs": 1, "limit_val_batches": 0, "enable_checkpointing": False, **kwargs}
-    trainer = L.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, **options
-    )
+    trainer = make_trainer(**{"max_epochs": 1, "limit_val_batches": 0, **kwargs})
     trainer.fit(task, DataLoader(data or items(), batch_size=batch_size), ckpt_path=ckpt_path)
     return trainer
 
@@ -185,17 +176,6 @@ def test_accumulation_replays_dropout_in_the_recomputed_forward():
     first, second, *again = outputs
     assert torch.equal(first, again[0]) and torch.equal(second, again[1])
     assert not torch.equal(first, second)
-
-
-@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")  # weights after a step are meant
-def test_counters_mean_batches(tmp_path):
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    saver = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
-    task = Task(step=GANStep(discriminator_start=2))
-    trainer = fit(task, max_epochs=3, max_steps=10, enable_checkpointing=True, callbacks=[saver])
-    assert trainer.global_step == len(task.logs) == 10
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step=3.ckpt", "step=6.ckpt", "step=9.ckpt"]
 
 
 def test_before_discriminator_start_only_reconstruction_trains():

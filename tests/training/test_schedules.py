@@ -1,4 +1,3 @@
-import io
 import json
 import logging
 import math
@@ -67,30 +66,6 @@ def test_schedules_of_compressed_ad_are_the_originals():
         pairs = table.items() if isinstance(table, dict) else enumerate(table)
         for step, expected in pairs:
             assert schedule.factor(int(step)) == pytest.approx(expected, abs=1e-15), (key, step)
-
-
-def test_state_is_plain_and_restores_the_curve():
-    def build():
-        parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
-        optimizer = torch.optim.AdamW([{"params": parameters[:1], "lr": 2.0}, {"params": parameters[1:], "lr": 4.0}])
-        return optimizer, WarmupCosine(optimizer, 2, 9)
-
-    optimizer, schedule = build()
-    for _ in range(4):
-        optimizer.step()
-        schedule.step()
-    file = io.BytesIO()
-    torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed, restored = build()
-    resumed.load_state_dict(saved["optimizer"])
-    restored.load_state_dict(saved["schedule"])
-    for each, its_schedule in ((optimizer, schedule), (resumed, restored)):
-        each.step()
-        its_schedule.step()
-    rates = [group["lr"] for group in resumed.param_groups]
-    assert rates == schedule.get_last_lr() and rates[1] == 2 * rates[0]
 
 
 @pytest.mark.parametrize(

@@ -24,5 +24,6 @@ def test_the_memory_of_a_recipe_is_counted():
     with trial(["flow/smoke"], **ENDLESS) as cli:
         cli.trainer.callbacks.append(cost)
         train(cli)
-    assert cost.optimizer_bytes > 2 * cost.weight_bytes == 2 * cost.gradient_bytes > 0  # AdamW, and its counters
+        weights = 4 * sum(weight.numel() for weight in cli.model.parameters())
+    assert 1.1 > cost.state_bytes / (4 * weights) > 1  # with gradients, two moments of AdamW and its counters
     assert cost.activation_bytes > 0 and cost.step_seconds > 0

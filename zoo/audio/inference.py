@@ -21,15 +21,9 @@ _FULL_SCALE = {"int8": (0, 2**7), "uint8": (128, 2**7), "int16": (0, 2**15), "in
 
 
 def as_audio(audio: Any, sample_rate: float) -> np.ndarray:
-    """Check an array of audio, by one rule for all systems; returns it as float32.
+    """Check an array of audio (T,) or (C, T), C <= T, by one rule for all systems; returns it as float32.
 
-    Integers are samples at full scale of their type, as sound files hold them: int16 is divided by 2**15, int32 by
-    2**31, int8 by 2**7, and uint8 is centred at 128. A signal has at most as many channels as samples: arrays as
-    soundfile reads them, (T, C), are refused.
-
-    Args:
-        audio: (T,) or (C, T), T >= 1, float or one of these integers.
-        sample_rate: in Hz.
+    Integers (int8, int16, int32, uint8 around 128) are samples at full scale of their type, as sound files hold them.
 
     Raises:
         ValueError: the type, the shape, a value that is not finite, or a sample rate that is not positive.
@@ -94,13 +88,9 @@ def recording_field() -> InputField:
 def answer_file(
     inference: Inference, source: Path, folder: Path, progress: Progress, shown_facts: Sequence[str] = ()
 ) -> list[Output]:
-    """Answer with what `process_file` makes of a file.
+    """Answer with what `process_file` makes of a file, and a table of those of its facts that are named, or all.
 
-    Args:
-        shown_facts: names of the facts for the table; all when there are none.
-
-    Returns:
-        The result, where figures are enabled beside its input and with spectrograms, or a picture of features; facts.
+    Where figures are enabled, the input and spectrograms, or a picture of features, go with the result.
 
     Raises:
         ValueError: the recording is longer than `MAX_RECORDING_SECONDS`, or cannot be used.
@@ -125,7 +115,11 @@ def answer_file(
 def _result_parts(with_figures: bool, source: Path | None, target: Path, cutoff_hz: float | None) -> list[Output]:
     is_audio = target.suffix in files.AUDIO_SUFFIXES
     if with_figures and is_audio and source is not None:
-        parts = [Output("audio", "Result", target.name, group="listen"), input_part(source, target.parent)]
+        files.write(target.parent / "input.wav", *files.read(source))  # as every browser plays it
+        parts = [
+            Output("audio", "Result", target.name, group="listen"),
+            Output("audio", "Input", "input.wav", group="listen"),
+        ]
         rate = files.info(target).sample_rate
         before, after = (files.read_mono(path, rate) for path in (source, target))
         figure = plot_spectrogram_difference(before, after, rate, cutoff_hz)
@@ -135,9 +129,3 @@ def _result_parts(with_figures: bool, source: Path | None, target: Path, cutoff_
         write_figure(target.with_suffix(".png"), plot_features(np.array(values)))
         return [Output("image", "Result", "result.png"), Output("file", "Result as numbers", target.name)]
     return [Output("audio" if is_audio else "file", "Result", target.name)]
-
-
-def input_part(source: Path, folder: Path) -> Output:
-    """Write the input into the folder of an answer, as a file that every browser plays."""
-    files.write(folder / "input.wav", *files.read(source))
-    return Output("audio", "Input", "input.wav", group="listen")

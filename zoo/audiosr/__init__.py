@@ -22,7 +22,6 @@ __getattr__, __all__ = register_components(
         "nets.frozen": "FrozenAutoencoder FrozenDenoiser FrozenVocoder",
         "nets.global_encoder": "GlobalEncoder",
         "nets.unet": "UNet",
-        "nets.vae": "Autoencoder",
         "task": "DiffusionTask",
         "task_distill": "DistillationTask",
         "task_vae": "AdversarialAutoencoderTask AutoencoderTask",

@@ -20,7 +20,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.vae import kl
+from zoo.blocks.autoencoder import kl_divergence
 from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
 from zoo.common.tensors import sample_uniforms
 
@@ -88,7 +88,7 @@ class AutoencoderStep:
 
     mel: Tensor  # log-mels (B, 1, F, n_mels)
     decoded: Tensor
-    moments: Tensor  # of the latents, see `Autoencoder.encode`
+    moments: Tensor  # of the latents, see `AutoencoderKL.encode`
 
 
 class LossTerm(nn.Module, ABC):
@@ -224,7 +224,12 @@ class KL(AutoencoderTerm):
 
     def forward(self, step: AutoencoderStep) -> Tensor:
         """Mean over all latents."""
-        return kl(step.moments).mean()
+        return mean_kl(step.moments)
+
+
+def mean_kl(moments: Tensor) -> Tensor:
+    """Divergence of latents' Gaussians from the standard normal, in nats per latent."""
+    return kl_divergence(moments).mean() / (moments[0].numel() // 2)
 
 
 def weighted_sum(terms: dict[str, Tensor], losses: nn.ModuleDict) -> Tensor:

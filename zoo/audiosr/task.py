@@ -17,7 +17,7 @@ from zoo.audiosr.losses import DiffusionTerm, Known, Objective, check_parts, che
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.vae import sample_latents, split
+from zoo.blocks.autoencoder import posterior_mean, sample_posterior
 from zoo.common.checks import check_one_of, check_within
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.freezing import freeze
@@ -235,7 +235,7 @@ class DiffusionTask(SingleOptimizerTask):
         target, scale = encoded["target"], self.net.latent_scale
         condition = torch.where(drawn.kept[:, None, None, None], encoded["condition"], UNCONDITIONAL) * scale
         terms = self._compare(
-            sample_latents(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
+            sample_posterior(target, drawn.posterior) * scale, condition, drawn.t, drawn.noise, drawn.place,
             encoded.get("clip"), known=batch["known"],
         )  # fmt: skip
         self.log_terms("train", terms, batch_size=len(target))
@@ -246,7 +246,7 @@ class DiffusionTask(SingleOptimizerTask):
         high, low = self._mels(batch)
         count, device = len(high), high.device
         pairs = ((high, None), (low, self.condition_autoencoder))
-        latent, condition = (split(self._moments(mel, own))[0] * self.net.latent_scale for mel, own in pairs)
+        latent, condition = (posterior_mean(self._moments(mel, own)) * self.net.latent_scale for mel, own in pairs)
         first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
         noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
         times = (torch.arange(VALIDATION_TIMES, device=device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
@@ -292,7 +292,7 @@ class DiffusionTask(SingleOptimizerTask):
         """Log-mels of the targets, and those generated from the inputs by noise of their own."""
         high, low = self._mels(batch)
         scale = self.net.latent_scale
-        condition = split(self._moments(low, self.condition_autoencoder))[0] * scale
+        condition = posterior_mean(self._moments(low, self.condition_autoencoder)) * scale
         full_audio = self._full_audio(high, low)
         encoded = None if full_audio is None else self.net.encode_clip(full_audio)
         predict = conditioned(self.net, condition, encoded, self.guidance_scale, self.guidance_rescale)
@@ -337,7 +337,7 @@ class DiffusionTask(SingleOptimizerTask):
     def _encoded(self, batch: Batch) -> dict[str, Tensor]:
         """Moments of the targets, latents of the conditions and, for a global encoder, its log-mels."""
         high, low = self._mels(batch)
-        condition = split(self._moments(low, self.condition_autoencoder))[0]
+        condition = posterior_mean(self._moments(low, self.condition_autoencoder))
         encoded = {"target": self._moments(high), "condition": condition}
         clip = self._full_audio(high, low)
         return encoded if clip is None else {**encoded, "clip": clip}
@@ -358,7 +358,9 @@ class DiffusionTask(SingleOptimizerTask):
         high = self.features(batch["high"].to(self.device))
         moments = self._moments(whole_mel(high, self.autoencoder.factor))
         seeds = [item_seed(self.seed, _NO_EPOCH, key[1]) for key in keys]
-        latent = sample_latents(moments, next(row_noise(seeds, split(moments)[0].shape[1:], moments.device))).double()
+        latent = sample_posterior(
+            moments, next(row_noise(seeds, posterior_mean(moments).shape[1:], moments.device))
+        ).double()
         means = WeightedMeans()
         means.add({"mean": latent.mean(), "square": latent.square().mean()}, latent.numel())
         values = means.compute()

@@ -15,8 +15,8 @@ from zoo.audiosr.losses import DiffusionTerm, Known, Objective
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
-from zoo.audiosr.nets.vae import split
 from zoo.audiosr.task import Batch, DiffusionTask
+from zoo.blocks.autoencoder import posterior_mean
 from zoo.common.checks import check_at_least, check_within
 from zoo.training.task import OptimizerCallable, compile_module
 
@@ -40,7 +40,7 @@ class Distillation(Objective):
         teacher: frozen.
         times: t_0 to t_N (N + 1,) int64, like `turns` of `grid_turns`.
         turns: cosines and sines of the three angles (N, 3, 2).
-        scale: of the teacher's guidance, like `rescale` as of `zoo.blocks.mix`.
+        scale: of the teacher's guidance, like `rescale` as of `zoo.blocks.image.classifier_free_guidance`.
 
     Source: Heek et al., "Multistep Consistency Models" (2024), algorithm 1; Song et al., "Consistency Models" (2023),
     algorithm 2, with the student itself for the averaged one as in Song and Dhariwal (2024), section 3.2; v and its
@@ -208,7 +208,7 @@ class DistillationTask(DiffusionTask):
             return values, count
         high, low = self._mels(batch)
         scale, (guidance, rescale) = self.net.latent_scale, self.guidance
-        condition = split(self._moments(low, self.condition_autoencoder))[0] * scale
+        condition = posterior_mean(self._moments(low, self.condition_autoencoder)) * scale
         clip = self._full_audio(high, low)
         first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
         noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, weighted_sum
+from zoo.audiosr.losses import AutoencoderStep, AutoencoderTerm, checked, mean_kl, weighted_sum
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
-from zoo.audiosr.nets.vae import Autoencoder, kl, sample_latents, split
+from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean, sample_posterior
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask, ZooTask, compile_module
@@ -25,11 +25,11 @@ class _Stage(ZooTask):
     inference_class = "zoo.audiosr.Reconstructor"
     inference_modules = ("autoencoder", "features")
 
-    autoencoder: Autoencoder
+    autoencoder: AutoencoderKL
     features: MelFeatures
 
     def _prepare(
-        self, autoencoder: Autoencoder, features: MelFeatures, losses: Mapping[str, AutoencoderTerm], **options: Any
+        self, autoencoder: AutoencoderKL, features: MelFeatures, losses: Mapping[str, AutoencoderTerm], **options: Any
     ) -> None:
         if features.n_mels % autoencoder.factor:
             raise ValueError(
@@ -58,7 +58,7 @@ class _Stage(ZooTask):
         """Compare whole clips."""
         mel = self._mel(batch)
         moments = self.autoencoder.encode(mel)
-        mean, _ = split(moments)
+        mean = posterior_mean(moments)
         decoded = self.autoencoder.decode(mean).float()
         terms = self._terms(AutoencoderStep(mel, decoded, moments))
         if self.should_log_media(stage, batch_idx):
@@ -67,7 +67,7 @@ class _Stage(ZooTask):
         values = {
             "l1": functional.l1_loss(decoded, mel),
             "l2": functional.mse_loss(decoded, mel),
-            "kl": kl(moments).mean(),
+            "kl": mean_kl(moments),
             "latent_std": mean.float().std(),
         }
         return {**values, **terms, "loss": weighted_sum(terms, self.losses)}, len(mel)
@@ -91,7 +91,7 @@ class AutoencoderTask(_Stage, SingleOptimizerTask):
 
     def __init__(
         self,
-        autoencoder: Autoencoder,
+        autoencoder: AutoencoderKL,
         features: MelFeatures,
         losses: dict[str, AutoencoderTerm],
         optimizer: OptimizerCallable,
@@ -131,7 +131,7 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
 
     def __init__(
         self,
-        autoencoder: Autoencoder,
+        autoencoder: AutoencoderKL,
         features: MelFeatures,
         losses: dict[str, AutoencoderTerm],
         discriminators: dict[str, Discriminator],
@@ -169,8 +169,8 @@ class AdversarialAutoencoderTask(_Stage, GANTask):
         return {f"g/{name}": value for name, value in terms.items()}
 
 
-def through_latents(autoencoder: Autoencoder, mel: Tensor) -> tuple[Tensor, Tensor]:
+def through_latents(autoencoder: AutoencoderKL, mel: Tensor) -> tuple[Tensor, Tensor]:
     """Decode a sample of the latents of log-mels (B, 1, F, n_mels); returns the moments, too."""
     moments = autoencoder.encode(mel)
-    noise = torch.randn_like(split(moments)[0])
-    return autoencoder.decode(sample_latents(moments, noise)), moments
+    noise = torch.randn_like(posterior_mean(moments))
+    return autoencoder.decode(sample_posterior(moments, noise)), moments

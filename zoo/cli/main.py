@@ -36,16 +36,10 @@ def entry() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command with its arguments, those of the process when None.
 
-    Args:
-        args: the command and its arguments; the process's own when None.
-
-    Returns:
-        The exit code: 0 done, 1 failed, 2 wrong usage, 130 or 143 stopped by a signal.
-
-    Raises:
-        BrokenPipeError: when the reader of standard output has left.
+    Returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 or 143 stopped by a signal. Raises BrokenPipeError when
+    the reader of standard output has left.
     """
     verbosity = os.environ.get(VERBOSITY_VARIABLE)
     packages, arguments = take_option(list(sys.argv[1:] if args is None else args), "--allow-import")
@@ -113,14 +107,15 @@ def overview() -> str:
 
 def _report(error: Exception) -> int:
     """Print one line for an error that the user can mend, the traceback for one that only we can."""
-    message = None
+    explained: Exception | None = None
     if "torch" in sys.modules:
         from zoo.training.errors import explain_error
 
-        message = explain_error(error, {})
-    if message is None and isinstance(error, (ValueError, OSError, ImportError)):
-        message = str(error) or type(error).__name__
-    code = getattr(error, "exit_code", 1)
+        explained = explain_error(error, {})
+    if explained is None and isinstance(error, (ValueError, OSError, ImportError)):
+        explained = error
+    message = None if explained is None else str(explained) or type(error).__name__
+    code = getattr(explained or error, "exit_code", 1)
     if message is None and isinstance(error, RecursionError):
         message, code = f"a file or an option nests too deeply ({error}); {TRACEBACK_VARIABLE}=1 shows where", 2
     if message is None or os.environ.get(TRACEBACK_VARIABLE):

@@ -117,15 +117,9 @@ class _Entry(NamedTuple):
 
 
 def explain_refusal(message: str, args: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:
-    """Find the key of a command line or of its files that the parser refused.
+    """Find the key of a command line or of its files that the parser refused, whose message has its last part alone.
 
-    Args:
-        message: the parser's, which names the last part of the key alone.
-        args: of fit, validate or test.
-        groups: the keys of the sections that are no classes.
-
-    Returns:
-        A message with the full key, its file, and the nearest key or class that there is.
+    Returns a message with the full key, its file, and the nearest key or class; `groups` has the keys of sections.
     """
     files, options = read_files(args)
     entries = [_Entry(f"{path}: ", key, value) for path, content in files for key, value in iterate_keys(content)]

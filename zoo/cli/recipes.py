@@ -31,11 +31,7 @@ class WrongNameError(ValueError):
 
 
 def find_recipe(name: str) -> Path:
-    """Find the file that a path or a recipe's name stands for.
-
-    Raises:
-        WrongNameError: with the nearest names.
-    """
+    """Find the file that a path or a recipe's name stands for; WrongNameError gives the nearest names."""
     path, recipes = Path(name), recipe_paths()
     if path.is_file():
         return path
@@ -106,12 +102,8 @@ def iterate_keys(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], list[str]]:
     """Read the files of settings that a command line names: by `--config`, or for a section by `--data FILE.yaml`.
 
-    Returns:
-        The files in their order with what they say, and the other arguments as `--option=value`.
-
-    Raises:
-        WrongNameError: for a file or section that there is not, and for an option that belongs to none.
-        ConfigFileError: for a file that is no mapping, or holds a key twice.
+    Returns the files in their order with what they say, and the other arguments as `--option=value`. Raises
+    WrongNameError for an unknown file or section, ConfigFileError for a file that is no mapping or holds a key twice.
     """
     from zoo.common.configs import load_recipe, read_mapping  # OmegaConf: help need not wait for it
 
@@ -151,11 +143,7 @@ def check_section(name: str, place: str) -> None:
 
 
 def check_layout(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse what the parser would ignore or report as something else.
-
-    That is: unknown sections, also empty ones; text where a section is expected; keys next to `class_path` that belong
-    in `init_args`.
-    """
+    """Refuse what the parser would ignore: unknown sections, text for a section, keys next to `class_path`."""
     for key, value in content.items():
         check_section(str(key), str(path))
         if key in GROUPS and not isinstance(value, Mapping):

@@ -27,12 +27,7 @@ def recipe_name(configs: Sequence[str]) -> str:
 def resolve_checkpoint(command: str, args: list[str]) -> tuple[list[str], Path | None]:
     """Replace `--ckpt_path last` and `auto` by a run, and add a run's config where no recipe is named.
 
-    Returns:
-        The arguments; and the run whose own config is among them.
-
-    Raises:
-        FileNotFoundError: when `last` finds no run, or there is nothing at a path.
-        ValueError: for a URL.
+    Returns the arguments, and the run whose own config is among them.
     """
     values, rest = take_option(args, "--ckpt_path")
     if not values:
@@ -63,9 +58,6 @@ def choose_run_folder(command: str, config: Mapping[str, Any], recipe: str) -> t
     """Find the checkpoint that a command means and the folder that it writes to.
 
     A resumed run continues in its folder, unless it starts from an older checkpoint than the newest there.
-
-    Raises:
-        ValueError: when a fresh run would write into the folder of another.
     """
     root, path = config["trainer.default_root_dir"], config["ckpt_path"]
     checkpoint = None if path is None else find_checkpoint(Path(path))

@@ -30,17 +30,11 @@ TRUTH_VALUES = ("true", "false", "yes", "no")
 
 
 class Tool(NamedTuple):
-    """A command.
+    """A command."""
 
-    Args:
-        package: that lists it, `flow`.
-        path: of its function, "module:function".
-        summary: the first line of its docstring.
-    """
-
-    package: str
-    path: str
-    summary: str
+    package: str  # that lists it, `flow`
+    path: str  # of its function, "module:function"
+    summary: str  # first line of the function's docstring
 
     def load(self) -> Any:
         """Import the function."""
@@ -60,15 +54,9 @@ def find_tools() -> dict[str, Tool]:
 
 
 def find_tool(command: str, args: Sequence[str]) -> tuple[str, Tool, list[str]]:
-    """Find the tool of a command line; returns its full name, the tool and its arguments.
-
-    Raises:
-        WrongNameError: for a command that there is not, with the nearest.
-    """
+    """Find the tool of a command line; returns its full name, the tool and its arguments."""
     tools = find_tools()
-    name, rest = (" ".join([command, *args[:1]]), args[1:])
-    if command in tools:
-        name, rest = command, args
+    name, rest = (command, args) if command in tools else (" ".join([command, *args[:1]]), args[1:])
     if name in tools:
         return name, tools[name], list(rest)
     of_systems = [each for each in tools if each.startswith(f"{command} ")]
@@ -91,9 +79,13 @@ def run_tool(command: str, args: Sequence[str]) -> int:
         return 0
     with lock_arguments(function, values, command):
         result = function(*words, **values, **ranks)
-    if isinstance(result, Mapping):
-        return show_counts(result, values.get((*folders, "output")[0]))
-    return result if isinstance(result, int) else 0
+    if not isinstance(result, Mapping):
+        return result if isinstance(result, int) else 0
+    if all(isinstance(value, int | float | list) for value in result.values()):  # others it has shown itself
+        print(f"{values.get((*folders, 'output')[0])}: {', '.join(f'{key} {value}' for key, value in result.items())}")
+    if result.get("missing"):
+        print("parts are missing: the other processes, or the same command again, make them")
+    return int(bool(result.get("failed")))
 
 
 @contextlib.contextmanager
@@ -109,9 +101,7 @@ def without_collector() -> Iterator[None]:
 def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Parse a tool's arguments by the types of its function; returns what it takes as `*args`, and its named ones.
 
-    Raises:
-        WrongNameError: for an option that it has not, with the nearest.
-        RefusedError: for a value of a wrong type.
+    Raises WrongNameError for an option that it has not, with the nearest; RefusedError for a value of a wrong type.
     """
     from zoo.cli.parser import OneLineParser, RefusedError
 
@@ -134,15 +124,9 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
 
 
 def split_options(args: Sequence[str], hints: Mapping[str, Any], takes_words: bool) -> tuple[list[str], list[str]]:
-    """Split off what a tool passes on (words, options of `zoo fit`), and write its own options in full.
+    """Split off what a tool passes on, if it takes words: names of recipes, options of `zoo fit`.
 
-    Args:
-        args: the tool's arguments.
-        hints: types of the tool's options.
-        takes_words: whether it passes on arguments.
-
-    Returns:
-        The arguments that are passed on; and the tool's: a switch has its value, a repeated option adds to a list.
+    The tool's own options, by their types, are written in full: a switch has its value, a repeated one adds to a list.
     """
     words: list[str] = []
     own_args: list[str] = []
@@ -176,13 +160,3 @@ def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
             if values[name] is None:
                 raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
             print(f"last is {values[name]}", file=sys.stderr)
-
-
-def show_counts(counts: Mapping[str, Any], folder: Any) -> int:
-    """Print what a tool has counted (other results it has shown itself); 1 where something failed."""
-    missing = counts.get("missing")
-    if counts.keys() != {"missing"} and all(isinstance(value, int | float | list) for value in counts.values()):
-        print(f"{folder}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
-    if missing:
-        print(f"{missing} parts are missing: the other processes, or the same command again, make them")
-    return int(bool(counts.get("failed")))

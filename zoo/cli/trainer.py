@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 import torch.distributed
 import yaml
-from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from zoo import __version__
@@ -25,6 +24,7 @@ from zoo.cli.log_filters import configure_logging, filter_warnings
 from zoo.cli.parser import (
     PARSER_MODE,
     ConfigError,
+    OneLineParser,
     RefusedError,
     explain_build,
     explain_refusal,
@@ -38,22 +38,20 @@ from zoo.common.configs import check_config_paths
 from zoo.common.locks import lock_folder
 from zoo.runs import frozen
 from zoo.runs import run_folder as runs
-from zoo.runs.checkpoints import parse_step
-from zoo.runs.components import read_frozen_records
+from zoo.runs.checkpoints import load_checkpoint, parse_step
 from zoo.runs.hub.models import pin_revisions
 from zoo.runs.init_from import init_from
 from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.model_description import describe_model
 from zoo.runs.run_info import RECIPE_MARK
-from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints
+from zoo.training.callbacks.checkpoint import AtomicCheckpointIO, Checkpoints, is_fast_dev_run
 from zoo.training.callbacks.loggers import LoggerName, RunInfoLogger, WandbSettings, make_loggers
 from zoo.training.callbacks.metrics import TrainingMetrics
-from zoo.training.callbacks.progress import ProgressBar, TerminalSettings
+from zoo.training.callbacks.progress import ProgressBar
 from zoo.training.callbacks.samples import Samples
 from zoo.training.callbacks.summary import RunSummary, print_summary
 from zoo.training.callbacks.train_log import TrainLog
-from zoo.training.errors import ConnectionLostError, ExplainedError, is_connection_lost
-from zoo.training.errors import explain_error as explain
+from zoo.training.errors import ConnectionLostError, explain_error
 from zoo.training.resume import RNGState
 from zoo.training.task import ZooTask
 
@@ -64,12 +62,8 @@ POSITIVE = {  # numbers that Lightning and the loaders divide by
 }  # fmt: skip
 
 
-class ZooParser(LightningArgumentParser):
+class ZooParser(OneLineParser, LightningArgumentParser):
     """LightningCLI's parser, in which no text of a config stands for another file."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Refuse an argument."""
-        raise RefusedError(message)
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         """Add a class's arguments, of which none is read from a file."""
@@ -77,11 +71,7 @@ class ZooParser(LightningArgumentParser):
 
 
 def check_values(config: Mapping[str, Any]) -> None:
-    """Refuse values that Lightning takes and fails at later, or that would read checkpoints by pickle.
-
-    Raises:
-        WrongNameError: naming the key.
-    """
+    """Refuse values that Lightning takes and fails at later, or that would read checkpoints by pickle."""
     for key, value in iterate_keys(config):
         if key.rpartition(".")[2] in POSITIVE and type(value) in (int, float) and value <= 0:
             raise WrongNameError(f"{key} is {value}; expected a number above 0")
@@ -93,29 +83,21 @@ def check_values(config: Mapping[str, Any]) -> None:
         raise WrongNameError(f"seed_everything is {seed}; expected 0 to {2**32 - 1}")
 
 
-def config_text(parser: LightningArgumentParser, config: Namespace) -> str:
-    """Write a config as YAML that any of the three commands reads, without what belongs to one call only."""
-    portable = config.clone()
-    portable["trainer.default_root_dir"] = None
-    portable["ckpt_path"] = None
-    portable.pop("config", None)
-    return parser.dump(portable, skip_unset=False)
+class ConfigFile(L.Callback):
+    """Writes the resolved config of a fit, which `read_config` returns as YAML, into its run folder.
 
-
-class SaveConfig(SaveConfigCallback):
-    """Writes the complete, resolved config of a fit into its run folder.
-
-    A resumed run keeps its former config until a step was made by the new one, so a resume that is refused changes
-    nothing.
+    A resumed run keeps its former config until its first step, so a resume that is refused changes nothing.
     """
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Wait until it is known whether the run is resumed."""
+    def __init__(self, read_config: Callable[[], str]) -> None:
+        self._read_config = read_config
+        self._is_pending = False
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the config of a new run."""
+        self._is_pending = trainer.is_global_zero and not is_fast_dev_run(trainer)
         if trainer.ckpt_path is None:
-            self._write(trainer, pl_module)
+            self._write(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove what a resumed run has logged beyond its checkpoint."""
@@ -126,17 +108,13 @@ class SaveConfig(SaveConfigCallback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Write the config of a resumed run after its first step."""
-        self._write(trainer, pl_module)
+        self._write(trainer)
 
-    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero and not self.already_saved:
-            self.already_saved = True
-            self.save_config(trainer, pl_module, "fit")
-
-    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Write config.yaml atomically."""
-        text = config_text(self.parser, self.config)
-        write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text.encode()))
+    def _write(self, trainer: L.Trainer) -> None:
+        if self._is_pending:
+            self._is_pending = False
+            text = self._read_config().encode()
+            write_atomic(runs.run_folder(trainer) / runs.CONFIG_NAME, lambda file: file.write(text))
 
 
 class ZooCLI(LightningCLI):
@@ -166,8 +144,7 @@ class ZooCLI(LightningCLI):
         super().__init__(
             ZooTask,
             L.LightningDataModule,
-            save_config_callback=SaveConfig,
-            save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
+            save_config_callback=None,
             trainer_defaults={"use_distributed_sampler": False},
             seed_everything_default=DEFAULT_SEED,
             parser_kwargs={
@@ -198,7 +175,7 @@ class ZooCLI(LightningCLI):
         parser.add_lightning_class_args(Samples, "samples")
         parser.add_argument("--loggers", type=list[LoggerName], default=[], help="beside metrics.csv, always on")
         parser.add_class_arguments(WandbSettings, "wandb")
-        parser.add_class_arguments(TerminalSettings, "terminal")
+        parser.add_class_arguments(ProgressBar, "terminal", instantiate=False)
         sources = "start from these weights: our checkpoint, an export, hf://user/name, an original's file, or a list"
         parser.add_argument("--init_from", type=list[str] | str | None, default=None, help=sources)
         share = "share of the tensors that must match"
@@ -241,6 +218,13 @@ class ZooCLI(LightningCLI):
         self.config["trainer.default_root_dir"] = str(self.folder)
         self.trainer_defaults["callbacks"] = self.callbacks()
 
+    def config_text(self) -> str:
+        """Write the config as YAML that any of the three commands reads, without what belongs to one call only."""
+        portable = self.config.clone()
+        portable["trainer.default_root_dir"] = portable["ckpt_path"] = None
+        portable.pop("config", None)
+        return self.parser.dump(portable, skip_unset=False)
+
     def callbacks(self) -> list[Callback]:
         """Make the callbacks that no recipe names."""
         bars: list[Callback] = []
@@ -248,8 +232,8 @@ class ZooCLI(LightningCLI):
             bars.append(ProgressBar(**self.config["terminal"]))
         if self.command != "fit":
             return bars
-        logged = RunInfoLogger(self.recipe, lambda: config_text(self.parser, self.config))
-        return [*bars, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics()]
+        logged, file = RunInfoLogger(self.recipe, self.config_text), ConfigFile(self.config_text)
+        return [*bars, RNGState(), logged, RunSummary(self.recipe), TrainLog(), TrainingMetrics(), file]
 
     def instantiate_classes(self) -> None:
         """Build everything and describe the model's parts on it; frozen modules come from the run's own copies."""
@@ -257,7 +241,7 @@ class ZooCLI(LightningCLI):
         self.config = copy.deepcopy(self.config)
         arguments, used = self._parsed["model"].get("init_args") or {}, {}
         if self.checkpoint is not None:
-            recorded = read_frozen_records(self.checkpoint)
+            recorded = load_checkpoint(self.checkpoint, mmap=True).get("frozen", {})
             used = frozen.use_local_copies(
                 self.config["model"].get("init_args") or {}, recorded, self.checkpoint.parent
             )
@@ -266,7 +250,8 @@ class ZooCLI(LightningCLI):
         except Exception as error:  # a constructor may raise anything when its arguments make no sense
             raise explain_build(error) from error
         frozen.restore_sources(frozen.frozen_modules({"": self.model}), arguments, used)
-        self.model.specs = describe_model(self.model, plain_init_args(self.config))
+        plain = yaml.safe_load(yaml.safe_dump(self.config["model"].as_dict()))
+        self.model.specs = describe_model(self.model, plain["init_args"])
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with our loggers and plugins."""
@@ -290,11 +275,6 @@ class ZooCLI(LightningCLI):
         return super().instantiate_trainer(plugins=plugins, logger=loggers, enable_model_summary=summary, **kwargs)
 
 
-def plain_init_args(config: Namespace) -> dict[str, Any]:
-    """Return the arguments of the config's model as plain values."""
-    return yaml.safe_load(yaml.safe_dump(config["model"].as_dict()))["init_args"]
-
-
 def run(command: str, args: list[str], source_run: Path | None = None) -> int:
     """Run one of the three commands; returns the exit code. For `source_run` see `ZooCLI`."""
     filter_warnings()
@@ -311,10 +291,10 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
                 evaluate = getattr(cli.trainer, command)
                 evaluate(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
         except Exception as error:
-            explained = explain_error(error, cli)
+            explained = explain_error(error, cli.config.as_dict())
             if not isinstance(explained, ConnectionLostError):  # else it would wait for the lost process
                 _leave_process_group()
-            if explained is error:
+            if explained is None:
                 raise
             raise explained from error
         _leave_process_group()
@@ -327,15 +307,10 @@ def fit(cli: ZooCLI) -> None:
     resumed = None if cli.checkpoint is None else str(cli.checkpoint)
     if resumed is None:
         cli.csv.trim(-1)  # a run that was killed before its first checkpoint left some rows
-    try:
-        with print_summary(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
-            if resumed is None:
-                start_from_weights(cli)
-            cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resumed, weights_only=True)
-    finally:  # Lightning calls no teardown after an exception
-        for callback in cli.trainer.checkpoint_callbacks:
-            if isinstance(callback, Checkpoints):
-                callback.stop.uninstall()
+    with print_summary(cli.trainer, max(done, 0), cli.config["terminal.metrics"]):
+        if resumed is None:
+            start_from_weights(cli)
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resumed, weights_only=True)
 
 
 def start_from_weights(cli: ZooCLI) -> None:
@@ -343,17 +318,6 @@ def start_from_weights(cli: ZooCLI) -> None:
     if source := cli.config["init_from"]:
         paths = [Path(path) for path in ([source] if isinstance(source, str) else source)]
         init_from(cli.model, paths, cli.config["init_from_min_matched"])
-
-
-def explain_error(error: Exception, cli: ZooCLI) -> Exception:
-    """Return the error to report: itself, or one of ours that names the remedy."""
-    if is_connection_lost(error):
-        return ConnectionLostError(
-            "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of them "
-            "again with --ckpt_path last"
-        )
-    message = explain(error, cli.config.as_dict()) if isinstance(error, RuntimeError | OSError | MemoryError) else None
-    return error if message is None else ExplainedError(message)
 
 
 def _leave_process_group() -> None:

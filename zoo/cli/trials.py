@@ -41,13 +41,6 @@ def trial(words: Sequence[str], **trainer: Any) -> Iterator[ZooCLI]:
     Args:
         words: a recipe, fragments and options of `zoo fit`; or `--ckpt_path RUN` alone, which brings its recipe.
         **trainer: settings of the Trainer that win.
-
-    Yields:
-        Model, data and trainer. `checkpoint` is that of `--ckpt_path`, from which nothing was read yet.
-
-    Raises:
-        ValueError: without a recipe.
-        WrongNameError: for a key, class or choice that nothing has.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         settings = {**ALONE, **trainer, "default_root_dir": Path(folder) / "run"}

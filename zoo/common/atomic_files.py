@@ -145,9 +145,8 @@ def extract_archive(archive: Path, folder: Path) -> int:
             _extract_tar(archive, temporary)
         for path in temporary.rglob("*"):
             target = folder / path.relative_to(temporary)
-            if (
-                path.is_file() and not path.is_symlink() and "__MACOSX" not in path.parts
-            ):  # resource forks of the Finder
+            is_resource_fork = "__MACOSX" in path.parts  # of the Finder
+            if path.is_file() and not path.is_symlink() and not is_resource_fork:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, target)
                 count += 1
@@ -169,3 +168,7 @@ def _extract_tar(archive: Path, folder: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as file:
                     shutil.copyfileobj(content, file)
+    with archive.open("rb") as file:  # cut between two files, it lacks only this
+        file.seek(-tarfile.BLOCKSIZE, os.SEEK_END)
+        if archive.suffix == ".tar" and any(file.read()):
+            raise tarfile.ReadError("no end of the archive")

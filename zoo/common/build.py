@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +36,9 @@ def build(spec: Any, slot: Any = object) -> Any:
             return cls(**arguments)
         except TypeError as error:
             raise ValueError(f"{path} cannot be built: {error}") from error
+    if isinstance(spec, Mapping) and isinstance(slot, type) and dataclasses.is_dataclass(slot):
+        annotations = constructor_annotations(slot)
+        return slot(**{key: build(value, annotations.get(key, Any)) for key, value in spec.items()})
     if isinstance(spec, Mapping):
         return {key: build(value, slot) for key, value in spec.items()}
     return [build(value, slot) for value in spec] if isinstance(spec, list | tuple) else spec

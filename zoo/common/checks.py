@@ -59,14 +59,9 @@ def check_one_of(choices: Collection[Any], **values: Any) -> None:
 def find_data_folder(
     key: str, path: str | None, optional: bool, fallback: str = "what is made in code", hint: str = ""
 ) -> Path | None:
-    """Check a folder of a recipe's data section; None stands for what is made in code.
+    """Check a folder of a recipe's data section by its key there; None stands for what is made in code, `fallback`.
 
-    Args:
-        key: its name there.
-        path: the folder; null for none.
-        optional: return None, with a message, where it does not exist; else raise FileNotFoundError.
-        fallback: what is used then.
-        hint: what to do about it, where that is not the usual.
+    A missing folder is None with a warning where it is `optional`, else a FileNotFoundError that ends in a hint.
     """
     if path is None or Path(path).is_dir():
         return None if path is None else Path(path)
@@ -85,13 +80,9 @@ def check_unreadable_share(
     shown: int = MAX_SHOWN,
     option: str | None = "max_bad_share",
 ) -> None:
-    """Refuse a data set of which more than a share, in [0, 1], of the files cannot be read.
+    """Refuse a data set of `count` files of which more than a share, in [0, 1], cannot be read, for these causes.
 
-    Args:
-        causes: what is wrong with each bad file, with its name.
-        count: files in all.
-        what: what the message calls the bad ones, of which it names so many as `shown`.
-        option: the option that sets the share; None where there is none.
+    The message calls them `what`, shows the first causes, and names the `option` that sets the share, if any.
     """
     if len(causes) > max_share * count:
         more = f"; and {len(causes) - shown} more" if len(causes) > shown else ""

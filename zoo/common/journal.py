@@ -124,11 +124,7 @@ def begin_output(
 ) -> None:
     """Write the settings of a new folder of results, or compare them: ValueError when it was begun with others.
 
-    Args:
-        settings: values that JSON can hold.
-        name: of the file with the settings.
-        notes: keys that are written but not compared.
-        sweep: delete what killed processes left half-written; not where others write now.
+    Keys in `notes` are not compared. `sweep` deletes what killed processes left, where no other one writes now.
     """
     path = output / name
     settings = json.loads(json.dumps(settings))

@@ -16,7 +16,9 @@ from functools import cache
 from typing import Any
 
 # Packages of the zoo that register components; nothing below the others (cli, ui, runs, …) can be named.
-PACKAGES = tuple(f"zoo.{name}" for name in "audio audiosr ci_llm compressed_ad flow hifigan miipher training".split())
+PACKAGES = tuple(
+    f"zoo.{name}" for name in "audio audiosr blocks ci_llm compressed_ad flow hifigan miipher training".split()
+)
 
 # Classes of other projects that a recipe may name; none of them runs a command. Of torch.nn: the modules defined there.
 EXTERNAL_CLASSES = {

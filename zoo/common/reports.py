@@ -34,11 +34,8 @@ Row = dict[str, Any]
 def write_report(output: Path, files: Mapping[str, Any], indent: int = 1) -> None:
     """Write the files of a report below a folder, each atomically.
 
-    Args:
-        files: contents by file name. Its suffix tells what they are: `.csv` columns and rows, see `csv_table`; `.json`
-            values, in which NaN and infinities become null; `.jsonl` rows; `.md` text; `.npy` an array; `.png` a
-            figure of matplotlib. None leaves a file out.
-        indent: spaces per level in JSON.
+    The suffix of a name tells what its content is: `.csv` columns and rows, see `csv_table`; `.json` values, in which
+    NaN and infinities become null; `.jsonl` rows; `.md` text; `.npy` an array; `.png` a figure. None leaves a file out.
     """
     for name, content in files.items():
         if content is not None and name.endswith(".png"):

@@ -109,12 +109,8 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 def load_foreign_checkpoint(path: Path | str, mmap: bool = False) -> Any:
     """Read a checkpoint of another project (torch zip or older file, safetensors) as plain data.
 
-    Args:
-        mmap: leave the tensors of a zip file on disk until they are used.
-
-    Returns:
-        The object in the file. Tensors (on the CPU) and numpy arrays are real. Every foreign object is a `Record`,
-        every foreign class or function that is not called a subclass of it.
+    Tensors, on the CPU and with `mmap` left on disk until they are used, and numpy arrays are real. Every foreign
+    object is a `Record`, every foreign class or function that is not called a subclass of it.
 
     Raises:
         FileNotFoundError: there is no such file.

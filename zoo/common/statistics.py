@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 RESAMPLES = 2000  # of the bootstrap; the ends of a 95 % interval then rest on 50 of them each
 LEVEL = 0.95
 _MAX_VALUES = 4_000_000  # sampled at once, which bounds the memory of large sets
-
-Row = dict[str, Any]
 
 
 class Interval(NamedTuple):
@@ -22,19 +20,10 @@ class Interval(NamedTuple):
     high: float
 
 
-def bootstrap_mean(
-    values: np.ndarray,
-    weights: np.ndarray | None = None,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Interval:
-    """Compute a mean with a percentile bootstrap interval over items; equal values and seed give equal intervals.
+def bootstrap_mean(values: np.ndarray, weights: np.ndarray | None = None, seed: int = 0) -> Interval:
+    """Compute the mean of finite values (N,) with a 95 % percentile bootstrap interval over items.
 
-    Args:
-        values: (N,) float, finite.
-        weights: (N,) float > 0, or None for equal ones; an item is sampled with its weight.
-        level: coverage in (0, 1).
+    An item is sampled with its weight (N,) > 0, one by default; equal arguments give equal intervals.
 
     Source: Efron and Tibshirani, "An introduction to the bootstrap" (1993), section 13.3.
     """
@@ -48,8 +37,8 @@ def bootstrap_mean(
     if len(values) < 2:
         return Interval(mean, math.nan, math.nan)
     result = bootstrap(
-        (values, weights), _weighted_mean, n_resamples=resamples, batch=max(1, _MAX_VALUES // len(values)), paired=True,
-        confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
+        (values, weights), _weighted_mean, n_resamples=RESAMPLES, batch=max(1, _MAX_VALUES // len(values)), paired=True,
+        confidence_level=LEVEL, method="percentile", rng=np.random.default_rng(seed),
     )  # fmt: skip
     return Interval(mean, *map(float, result.confidence_interval))
 

@@ -34,15 +34,9 @@ def sample_uniforms(seeds: Sequence[int], count: int) -> Tensor:
 def sample_uniforms_numpy(seeds: Sequence[int], count: int) -> np.ndarray:
     """Sample numbers that belong to the items of a batch: the same for any batch size and number of processes.
 
-    Args:
-        seeds: one per item, 0 to 2**64 - 1.
-        count: numbers for each item.
+    Returns `count` numbers for each of B seeds (0 to 2**64 - 1): (count, B), float64, evenly spread over (0, 1).
 
-    Returns:
-        (count, B), float64, evenly spread over (0, 1).
-
-    Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014); one generator per seed, all
-    in one go.
+    Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014); one generator per seed.
     """
     state = np.array(seeds, dtype=np.uint64) + np.arange(1, count + 1, dtype=np.uint64)[:, None] * SPLITMIX_INCREMENT
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -6,7 +6,7 @@ COMMANDS = {
         "Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.",
     ),
     "compare-samplers": (
-        "zoo.flow.evaluation.tables:sweep_run",
+        "zoo.flow.evaluation.solver_tables:compare_solvers",
         "Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.",
     ),
     "make-pairs": (
@@ -14,8 +14,8 @@ COMMANDS = {
         "Write a run's samples with the noise that each was made of, to train on: reflow and distillation.",
     ),
     "straightness": (
-        "zoo.flow.evaluation.tables:print_straightness",
-        "Tell how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.",
+        "zoo.flow.evaluation.solver_tables:print_straightness",
+        "Print how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.",
     ),
     "evaluate": (
         "zoo.flow.evaluation.evaluate:evaluate",

@@ -1,36 +1,29 @@
-"""Images and animations of samples: grids of images, scatter plots of points, PNG, GIF and MP4 files."""
+"""Images and animations of samples: grids of images, scatter plots of points, PNG and GIF files."""
 
 from __future__ import annotations
 
 import functools
 import math
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.common.atomic_files import replace_atomically, write_atomic
-from zoo.common.checks import check_one_of
-from zoo.common.reports import HOLD_SECONDS, encode_gif
+from zoo.common.atomic_files import write_atomic
+from zoo.common.reports import encode_gif
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Animation = Literal["none", "gif", "mp4"]
-
-ANIMATIONS = ("none", "gif", "mp4")
 FRAMES_PER_SECOND = 30
 MIN_SIDE = 240  # pixels; smaller images are enlarged by a whole factor
 MIN_TILE = 48  # pixels of an image in a row of several
 TILE_GAP = 2
 CAPTION_HEIGHT = 12  # pixels, of Pillow's own font
-FIGURE_INCHES, FIGURE_DPI = 4.8, 100
-DOTS_SIDE = 360  # pixels of a quick scatter plot
+PLOT_SIDE = 360  # pixels of a scatter plot
 COLOURS = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75))
 MARGIN = 0.05  # of the range of a scatter plot, on each side
 
@@ -55,31 +48,31 @@ def to_pixels(images: Tensor) -> np.ndarray:
     return (images / 2 + 0.5).clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
 
 
-def grid(images: np.ndarray) -> np.ndarray:
+def image_grid(images: np.ndarray) -> np.ndarray:
     """Lay images (B, H, W, C) out row by row, about as many columns as rows; places that stay empty are black."""
     count, height, width, channels = images.shape
     columns = math.ceil(math.sqrt(count))
     rows = -(-count // columns)
     sheet = np.zeros((rows * columns, height, width, channels), dtype=images.dtype)
     sheet[:count] = images
-    laid = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return laid.reshape(rows * height, columns * width, channels)
+    rows_of_tiles = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    return rows_of_tiles.reshape(rows * height, columns * width, channels)
 
 
-def enlarged(image: np.ndarray, least: int = MIN_SIDE) -> np.ndarray:
+def enlarge(image: np.ndarray, least: int = MIN_SIDE) -> np.ndarray:
     """Repeat the pixels of a small image (H, W, C) until its longer side has about `least`; larger ones stay."""
     factor = max(1, round(least / max(image.shape[:2])))
     return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def sheet(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
-    """Lay images (B, H, W, C) out as `grid` does, small ones `enlarged`, each above its name if there are any."""
+def labelled_grid(images: np.ndarray, names: Sequence[str] | None = None) -> np.ndarray:
+    """Lay images (B, H, W, C) out as `image_grid` does, small ones enlarged, each above its name if there are any."""
     if names is None:
-        return enlarged(grid(images))
-    factor = len(enlarged(grid(images))) // len(grid(images))
+        return enlarge(image_grid(images))
+    factor = len(enlarge(image_grid(images))) // len(image_grid(images))
     tiles = images.repeat(factor, axis=1).repeat(factor, axis=2)
     strips = {name: _caption(name, *tiles.shape[2:]) for name in set(names)}
-    return grid(np.concatenate([tiles, np.stack([strips[name] for name in names])], axis=1))
+    return image_grid(np.concatenate([tiles, np.stack([strips[name] for name in names])], axis=1))
 
 
 def titled_rows(rows: Sequence[tuple[str, np.ndarray]], names: Sequence[str] | None = None) -> np.ndarray:
@@ -112,34 +105,18 @@ def _caption(text: str, width: int, channels: int) -> np.ndarray:
     return np.asarray(strip)[..., None].repeat(channels, axis=2)
 
 
-def picture(
-    samples: Tensor,
-    labels: Sequence[int] | None = None,
-    data: Tensor | None = None,
-    names: Sequence[str] | None = None,
-) -> np.ndarray:
-    """Draw all samples (B, ...) as one image (H, W, C), uint8: a grid, or a scatter plot of points; see `frames`."""
-    return frames(samples[None], labels, data, names)[0]
-
-
-def frames(
-    trajectory: Tensor,
-    labels: Sequence[int] | None = None,
-    data: Tensor | None = None,
-    names: Sequence[str] | None = None,
-) -> np.ndarray:
-    """Draw each state of a trajectory as an image, all to one scale: (N, H, W, C), uint8.
+def frames(trajectory: Tensor, labels: Sequence[int] | None = None, names: Sequence[str] | None = None) -> np.ndarray:
+    """Draw each state of a trajectory, all to one scale: (N, H, W, C), uint8.
 
     Args:
-        trajectory: states (N, B, C, H, W) of images in [-1, 1] or (N, B, 2) of points of the plane, float.
+        trajectory: states (N, B, C, H, W) of images in [-1, 1], drawn as a grid, or (N, B, 2) of points of the plane.
         labels: of points, for their colours.
-        data: real points (M, 2) to plot below the points.
-        names: of the samples' classes, written below images and into the legend of points.
+        names: of the images' classes, written below them.
     """
     if not check_drawable(trajectory.shape[2:]):
-        return _scatter_frames(trajectory, labels, data, names)
+        return point_plots(trajectory.float().cpu(), labels)
     names = None if names is None else names[: trajectory.shape[1]]
-    return np.stack([sheet(to_pixels(state), names) for state in trajectory])
+    return np.stack([labelled_grid(to_pixels(state), names) for state in trajectory])
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
@@ -147,24 +124,12 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
     write_atomic(path, lambda file: _image(pixels).save(file, format="PNG"))
 
 
-def write_animation(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
-    """Write images (N, H, W, C), uint8, as a `.gif` or `.mp4` that appears only when it is whole and rests on the last.
+def write_gif(path: Path, images: np.ndarray, fps: int = FRAMES_PER_SECOND) -> None:
+    """Write images (N, H, W, C), uint8, as an animation that appears only when it is whole and rests on the last one.
 
-    GIF counts in steps of 10 ms, so that 30 images per second become 33; MP4 needs ffmpeg.
+    GIF counts in steps of 10 ms, so that 30 images per second become 33.
     """
-    if path.suffix == ".gif":
-        write_atomic(path, lambda file: file.write(encode_gif(images, fps)))
-    elif path.suffix == ".mp4":
-        _write_mp4(path, images, fps)
-    else:
-        raise ValueError(f"{path}: animations end in .gif or .mp4")
-
-
-def check_animation(kind: str) -> None:
-    """Find out before the work whether an animation can be written: its kind is known, and ffmpeg there if needed."""
-    check_one_of(ANIMATIONS, trajectory=kind)
-    if kind == "mp4":
-        _find_ffmpeg()
+    write_atomic(path, lambda file: file.write(encode_gif(images, fps)))
 
 
 def _image(pixels: np.ndarray) -> Image:
@@ -173,83 +138,23 @@ def _image(pixels: np.ndarray) -> Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def _find_ffmpeg() -> str:
-    found = shutil.which("ffmpeg")
-    if found is None:
-        raise FileNotFoundError("no ffmpeg on PATH, which MP4 needs: install it, or take trajectory: gif")
-    return found
-
-
-def _write_mp4(path: Path, images: np.ndarray, fps: int) -> None:
-    """Through ffmpeg's standard input. The tests run a stand-in for ffmpeg; with the real one it was not tried here."""
-    height, width, channels = images.shape[1:]
-    command = [
-        _find_ffmpeg(), "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "gray" if channels == 1 else "rgb24",
-        "-s", f"{width}x{height}", "-r", str(fps), "-i", "-",
-        # the pixel format that every player knows takes even sides only
-        "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4",
-    ]  # fmt: skip
-    held = np.concatenate([images, images[-1:].repeat(round(fps * HOLD_SECONDS), axis=0)])
-    with replace_atomically(path) as temporary:
-        # the path is absolute, so that no name is taken for an option
-        result = subprocess.run(
-            [*command, str(temporary.absolute())], input=held.tobytes(), capture_output=True, check=False
-        )
-        if result.returncode:
-            said = result.stderr.decode(errors="replace").strip()[-300:]
-            raise RuntimeError(f"ffmpeg failed on {path} ({said}); trajectory: gif does without it")
-
-
-def dots(states: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
+def point_plots(states: Tensor, labels: Sequence[int] | None = None, data: Tensor | None = None) -> np.ndarray:
     """Scatter plots (N, S, S, 3), uint8, of points (N, B, 2) over grey ones (M, 2), without axes: in milliseconds."""
-    shown = states.flatten(0, 1) if data is None else torch.cat([states.flatten(0, 1), data])
-    low, high = shown.min(dim=0).values, shown.max(dim=0).values
+    points = states.flatten(0, 1) if data is None else torch.cat([states.flatten(0, 1), data])
+    low, high = points.min(dim=0).values, points.max(dim=0).values
     middle, reach = (low + high) / 2, (high - low).max().clamp(min=1e-6) * (0.5 + MARGIN)
     colours = np.array(COLOURS, np.uint8)[0 if labels is None else np.asarray(labels) % len(COLOURS)]
 
     def put(canvas: np.ndarray, points: Tensor, colour: np.ndarray) -> None:
-        places = ((points - middle) / reach / 2 + 0.5) * (DOTS_SIDE - 2)
+        places = ((points - middle) / reach / 2 + 0.5) * (PLOT_SIDE - 2)
         columns, rows = places.round().long().numpy().T
         for right in (0, 1):
             for down in (0, 1):
-                canvas[DOTS_SIDE - 2 - rows + down, columns + right] = colour
+                canvas[PLOT_SIDE - 2 - rows + down, columns + right] = colour
 
-    drawn = np.full((len(states), DOTS_SIDE, DOTS_SIDE, 3), 255, np.uint8)
-    for canvas, points in zip(drawn, states, strict=True):
+    plots = np.full((len(states), PLOT_SIDE, PLOT_SIDE, 3), 255, np.uint8)
+    for canvas, points in zip(plots, states, strict=True):
         if data is not None:
             put(canvas, data, np.full(3, 190, np.uint8))
         put(canvas, points, colours)
-    return drawn
-
-
-def _scatter_frames(
-    states: Tensor, labels: Sequence[int] | None, data: Tensor | None, names: Sequence[str] | None
-) -> np.ndarray:
-    """Scatter plots (N, H, W, 3) of states (N, B, 2) with the same axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    points = states.float().cpu().numpy()
-    figure = Figure(figsize=(FIGURE_INCHES, FIGURE_INCHES), dpi=FIGURE_DPI, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    shown = [points.reshape(-1, 2)]
-    if data is not None:
-        real = data.float().cpu().numpy()
-        shown.append(real)
-        axes.scatter(real[:, 0], real[:, 1], s=3, c="0.75", linewidths=0)
-    colours = {"c": "C0"} if labels is None else {"c": np.asarray(labels), "cmap": "tab10"}
-    dots = axes.scatter(points[0, :, 0], points[0, :, 1], s=3, linewidths=0, **colours)
-    if labels is not None and names is not None:
-        named = dict(sorted(zip(labels, names, strict=True)))
-        axes.legend(dots.legend_elements(num=list(named))[0], list(named.values()))
-    everything = np.concatenate(shown)
-    low, high = everything.min(axis=0), everything.max(axis=0)
-    room = MARGIN * max(float((high - low).max()), 1e-6)
-    axes.set(xlim=(low[0] - room, high[0] + room), ylim=(low[1] - room, high[1] + room), aspect="equal")
-    drawn = []
-    for state in points:
-        dots.set_offsets(state)
-        canvas.draw()
-        drawn.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
-    return np.stack(drawn)
+    return plots

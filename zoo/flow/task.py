@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_one_of, check_within
-from zoo.flow import rendering
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.conditions import LABEL, Conditions, Given, drawn_drops, with_nulls
+from zoo.flow.process.conditions import LABEL, ConditionBatch, add_nulls, sample_drops
 from zoo.flow.process.coupling import Coupling
-from zoo.flow.process.guidance import Guidance, NestedGuidance
+from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import ImageCondition
-from zoo.flow.process.mean_flow import drawn_intervals, mean_flow_target
+from zoo.flow.process.mean_flow import mean_flow_target, sample_intervals
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.quality import SampleMetrics
-from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, seeded_draws
+from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, sample_times
 from zoo.flow.process.weights import LossWeight
-from zoo.flow.rendering import Animation
-from zoo.training.resume import item_seed
+from zoo.flow.validation_samples import conditions_of, log_validation_samples
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
-SHOWN_CLASSES = 10  # columns of a validation's picture
-SHOWN_POINTS = 512
-REAL_ITEMS = 512  # of the training set, among which the nearest to a sample is looked for
-STRIP_STATES, ANIMATED_STATES = 8, 30  # of a trajectory
-EXAGGERATED = 2.0  # scale of guidance that is shown where the recipe has none
-ANIMATION_FPS = 8
 MIN_ERROR = 1e-3  # in the weight of MeanFlow's loss
 
 
@@ -59,16 +48,14 @@ class FlowTask(SingleOptimizerTask):
         prediction: what the net predicts: "velocity", "x1" or "noise".
         coupling: which noise of a batch goes with which data; null as drawn.
         chunk: samples that inference integrates at once; an option of inference, like the following.
-        images: `zoo predict` writes each image as a file, too.
-        trajectory: animation of the way from noise to data that `zoo predict` writes.
         classes: their names; those of the data when null.
         weight: of the training loss by its time, e.g. `zoo.flow.MinSnr`; null for 1 everywhere. Validation has none.
-        huber: h of the training loss sqrt(e + h^2) - h in the place of an item's mean squared error e, which outliers
+        huber: h of the training loss sqrt(e + h^2) - h instead of an item's mean squared error e, which outliers
             then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
         guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
         latents: the autoencoder in whose latents the flow runs, for `zoo.flow.LatentData`; null for the data itself.
         text: the encoder of captions, for a net that takes "tokens" or "pooled" states; null for none.
-        image_condition: what of an image the net is told, e.g. `zoo.flow.Inpainting`, for one that takes an "image".
+        image_condition: makes the condition of a net that takes an "image", e.g. `zoo.flow.Inpainting`.
         condition_drop: probability by "text" and "image" that an item is trained without it, each for itself; the
             class has `label_drop`.
         joint_drop: probability that an item is trained without all of them, class included.
@@ -98,8 +85,6 @@ class FlowTask(SingleOptimizerTask):
         prediction: Prediction = "velocity",
         coupling: Coupling | None = None,
         chunk: int = 64,
-        images: bool = False,
-        trajectory: Animation = "none",
         classes: list[str] | None = None,
         sample_metrics: SampleMetrics | None = None,
         weight: LossWeight | None = None,
@@ -139,7 +124,6 @@ class FlowTask(SingleOptimizerTask):
         self._check_conditions(image_condition)
         self.sample_metrics = sample_metrics
         self._validations = 0
-        self._real: Tensor | None = None
         self.store_options(locals())
 
     def _check_conditions(self, image: ImageCondition | None) -> None:
@@ -163,8 +147,8 @@ class FlowTask(SingleOptimizerTask):
                         f"{'model.' + argument + ' is null' if made is None else f'model.{argument} gives {made}'}"
                     )
         used = {"text": {"tokens", "pooled"} & takes.keys(), "image": {"image"} & takes.keys()}
-        for kind, given in (("text", self.text), ("image", image)):
-            if given is not None and not used[kind]:
+        for kind, condition in (("text", self.text), ("image", image)):
+            if condition is not None and not used[kind]:
                 raise ValueError(
                     f"model.{'text' if kind == 'text' else 'image_condition'} is set, and the net takes none: set "
                     f"{'context_dim or pooled_dim' if kind == 'text' else 'condition_channels'} of model.net"
@@ -215,28 +199,30 @@ class FlowTask(SingleOptimizerTask):
                 self.specs["options"]["classes"] = self.classes
 
     def loss(
-        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None
+        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,).
 
         Args:
-            told: further conditions (B, ...) by name.
+            conditions: besides the class, (B, ...) by name.
         """
         x = self.path.sample(x0, x1, t)
-        output = self.predicted(x, t, label, told)
+        output = self.predicted(x, t, label, conditions)
         return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
 
-    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None) -> Tensor:
+    def predicted(
+        self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """What the net predicts at points (B, ...)."""
-        return self.net(x, t, label) if told is None else self.net(x, t, label, told)
+        return self.net(x, t, label) if conditions is None else self.net(x, t, label, conditions)
 
     def training_loss(
-        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None
+        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """The same, robust and weighted by time where it is asked for."""
         if self.weight is None and not self.huber:
-            return self.loss(x1, x0, t, label, told)
-        output = self.predicted(self.path.sample(x0, x1, t), t, label, told)
+            return self.loss(x1, x0, t, label, conditions)
+        output = self.predicted(self.path.sample(x0, x1, t), t, label, conditions)
         error = (output - self.path.target(x0, x1, t, self.prediction)).float().square().flatten(1).mean(dim=1)
         if self.huber:
             error = (error + self.huber**2).sqrt() - self.huber
@@ -245,28 +231,28 @@ class FlowTask(SingleOptimizerTask):
         return error.mean()
 
     def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Pair noise and data; add times `t` (B,) and `kept` (B,), 0 where the label is dropped.
+        """Pair noise and data; add times `t` (B,) and `keep_label` (B,), 0 where the label is dropped.
 
-        Where there are further conditions, add `told`: (B,) by kind, 0 where it is dropped.
+        With further conditions, add `keep`: (B,) by kind, 0 where it is dropped.
         """
         if "t" in batch:
             return batch
         x1, x0, label = batch["x1"], batch["x0"], batch["label"]
         if self.coupling is not None:
             x0 = self.coupling(x0, x1, label if self.net.num_classes else None)
-        t, kept = seeded_draws(self.times, self.label_drop, batch["seeds"])
-        found = {**batch, "x0": x0, "t": t, "kept": kept}
+        t, keep_label = sample_times(self.times, self.label_drop, batch["seeds"])
+        prepared = {**batch, "x0": x0, "t": t, "keep_label": keep_label}
         if "conditions" in batch:
-            told = drawn_drops(self.condition_drop, self.joint_drop, batch["seeds"])
-            found |= {"kept": kept * told[LABEL], "told": told}
-        return found
+            keep = sample_drops(self.condition_drop, self.joint_drop, batch["seeds"])
+            prepared |= {"keep_label": keep_label * keep[LABEL], "keep": keep}
+        return prepared
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss at one time per item, some labels and further conditions dropped."""
         batch = self.prepare_training_batch(batch)
         x1, conditions = self._data(batch), self._conditions(batch)
-        told = None if conditions is None else conditions.dropped(batch["told"])
-        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["kept"], told)
+        remaining = None if conditions is None else conditions.drop(batch["keep"])
+        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["keep_label"], remaining)
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
@@ -277,19 +263,19 @@ class FlowTask(SingleOptimizerTask):
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
         conditions = self._conditions(batch)
-        names, values = zip(*conditions.given.items(), strict=True) if conditions is not None else ((), ())
+        names, values = zip(*conditions.values.items(), strict=True) if conditions is not None else ((), ())
         x1, x0, label, *repeated, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"], *values)
-        told = dict(zip(names, repeated, strict=True)) if conditions is not None else None
-        return {"loss": self.loss(x1, x0, t, label, told)}, len(batch["x1"])
+        by_name = dict(zip(names, repeated, strict=True)) if conditions is not None else None
+        return {"loss": self.loss(x1, x0, t, label, by_name)}, len(batch["x1"])
 
-    def _conditions(self, batch: dict[str, Any]) -> Conditions | None:
+    def _conditions(self, batch: dict[str, Any]) -> ConditionBatch | None:
         """A batch's conditions besides the class, as the net takes them, and what stands for none."""
         if "conditions" not in batch:
             if self.text is not None or self.image_condition is not None:
                 raise ValueError("the net is conditioned on texts or images, and the data gives none of them")
             return None
         assert self.text is not None or self.image_condition is not None
-        return with_nulls(batch["conditions"], self._null_text, self._encoder)
+        return add_nulls(batch["conditions"], self._null_text, self._encoder)
 
     def _null_text(self) -> dict[str, Tensor]:
         assert self.text is not None
@@ -304,11 +290,11 @@ class FlowTask(SingleOptimizerTask):
         return partial(self.latents.condition, masked=masked)
 
     def on_validation_epoch_end(self) -> None:
-        """Judge samples where it is time, and log the means."""
+        """Compute metrics of samples where it is time, and log the means."""
         due = self.sample_metrics is not None and self._validations % self.sample_metrics.every == 0
         shortened = self.trainer.sanity_checking and not math.isinf(float(self.trainer.num_sanity_val_steps))
         if due and not shortened:
-            self._judge_samples()
+            self._compute_sample_metrics()
         super().on_validation_epoch_end()
         if self.sample_metrics is None:
             return
@@ -321,34 +307,22 @@ class FlowTask(SingleOptimizerTask):
             self.trainer.callback_metrics.update(dict.fromkeys(names, torch.tensor(math.nan)))
 
     def on_test_epoch_end(self) -> None:
-        """Judge samples, and log the means."""
+        """Compute metrics of samples, and log the means."""
         if self.sample_metrics is not None:
-            self._judge_samples()
+            self._compute_sample_metrics()
         super().on_test_epoch_end()
 
-    def _judge_samples(self) -> None:
+    def _compute_sample_metrics(self) -> None:
         assert self.sample_metrics is not None
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         sampler: Any = self.inference()
 
         def draw(labels: list[int] | None, seeds: Sequence[int]) -> Tensor:
-            return sampler.sample(labels, seeds, self._given(labels, len(seeds)))
+            return sampler.sample(labels, seeds, conditions_of(self, labels, len(seeds)))
 
         with gather_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
-            found = self.sample_metrics.compute(draw, self.net.num_classes, data.train_set, data.val_set)
-        self._means.add(found)
-
-    def _given(self, labels: Sequence[int] | None, count: int) -> Given | None:
-        """What samples are to show besides their class: what held-out items of these classes do, in turns."""
-        if self.text is None and self.image_condition is None:
-            return None
-        items: Any = self.trainer.datamodule.val_set  # type: ignore[attr-defined]
-        if labels is None:
-            return items.given([index % len(items) for index in range(count)])
-        found = items.labels.tolist()
-        places = {label: [index for index, each in enumerate(found) if each == label] for label in set(labels)}
-        turns = {label: itertools.cycle(rows or range(len(items))) for label, rows in places.items()}
-        return items.given([next(turns[label]) for label in labels])
+            metrics = self.sample_metrics.compute(draw, self.net.num_classes, data.train_set, data.val_set)
+        self._means.add(metrics)
 
     def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show samples of each class with and without guidance, their nearest training images, and their way there.
@@ -357,71 +331,7 @@ class FlowTask(SingleOptimizerTask):
         noise is that of `zoo sample` with the same seed.
         """
         with self.trainer.precision_plugin.val_step_context():
-            sampler: Any = self.inference()
-            if rendering.is_image(sampler.sample_shape):
-                self._draw_images(last)
-            elif tuple(sampler.sample_shape) == (2,):
-                self._draw_points(last)
-
-    def _shown(self, count: int) -> tuple[list[int] | None, list[int], Sequence[str] | None]:
-        """Labels, taken in turns, seeds and names of classes of samples."""
-        seeds = [item_seed(self.sample_settings.seed, SAMPLES, index) for index in range(count)]
-        if not self.net.num_classes:
-            return None, seeds, None
-        labels = [1 + index % self.net.num_classes for index in range(count)]
-        names = self.classes or [str(label) for label in range(1, self.net.num_classes + 1)]
-        return labels, seeds, [names[label - 1] for label in labels]
-
-    def _draw_images(self, last: bool) -> None:
-        sampler: Any = self.inference()
-        labels, seeds, names = self._shown(max(self.sample_settings.items, min(self.net.num_classes, SHOWN_CLASSES)))
-        given = self._given(labels, len(seeds))
-        conditional = labels is not None or given is not None
-        variants: dict[str, Guidance | None] = {"guidance 1" if conditional else "samples": None}
-        if conditional and (self.guidance is not None or self.label_drop or self.condition_drop or self.joint_drop):
-            guided = self.guidance or Guidance(EXAGGERATED)
-            scales = guided.scales if isinstance(guided, NestedGuidance) else None
-            shown = f"{guided.scale:g}" if scales is None else ", ".join(f"{k} {v:g}" for k, v in scales.items())
-            variants[f"guidance {shown}"] = guided
-        real = self._examples(REAL_ITEMS)
-        rows = []
-        if given is not None and given.images is not None:
-            rows.append(("given", rendering.to_pixels(given.images[:, -sampler.sample_shape[0] :])))
-        names = given.prompts if names is None and given is not None else names
-        for title, guidance in variants.items():
-            solution = sampler.using(sampler.solver, guidance).trajectory(labels, seeds, given)
-            rows.append((title, rendering.to_pixels(solution[-1])))
-            if real is not None:
-                rows.append(("nearest training images", rendering.to_pixels(rendering.nearest(solution[-1], real))))
-        self.write_media("image", "val/samples", rendering.titled_rows(rows, names))
-        chosen = _evenly(len(solution), STRIP_STATES)
-        times = [f"t {sampler.solver.times()[index]:.2f}" for index in chosen]
-        strips = [
-            ("" if names is None else names[index], rendering.to_pixels(solution[chosen, index]))
-            for index in range(min(self.sample_settings.items, len(seeds)))
-        ]
-        self.write_media("image", "val/trajectory", rendering.titled_rows(strips, times))
-        if last:
-            chosen = _evenly(len(solution), ANIMATED_STATES)
-            self.write_media(
-                "animation", "val/animation", rendering.frames(solution[chosen], names=names), ANIMATION_FPS
-            )
-
-    def _draw_points(self, last: bool) -> None:
-        sampler: Any = self.inference()
-        labels, seeds, _ = self._shown(SHOWN_POINTS)
-        solution, real = sampler.trajectory(labels, seeds), self._examples(SHOWN_POINTS)
-        frames = rendering.dots(solution[_evenly(len(solution), ANIMATED_STATES)], labels, real)
-        self.write_media("image", "val/samples", frames[-1])
-        if last:
-            self.write_media("animation", "val/animation", frames, ANIMATION_FPS)
-
-    def _examples(self, count: int) -> Tensor | None:
-        """Training data, evenly from all of the set, where it can tell; read once."""
-        data: Any = getattr(getattr(self.trainer, "datamodule", None), "train_set", None)
-        if self._real is None and hasattr(data, "examples"):
-            self._real = data.examples(_evenly(len(data), count))[0]
-        return self._real
+            log_validation_samples(self, last)
 
 
 class MeanFlowTask(FlowTask):
@@ -465,21 +375,23 @@ class MeanFlowTask(FlowTask):
         self.power = power
         self.inference()  # refuses a solver that takes no such steps
 
-    def predicted(self, x: Tensor, t: Tensor, label: Tensor | None, told: Mapping[str, Tensor] | None = None) -> Tensor:
+    def predicted(
+        self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """The velocity itself: over a span of 0."""
         return self.net(x, t, label, {"span": torch.zeros_like(t)})
 
     def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add times `t`, spans `span` and `kept`, (B,) each; see `FlowTask.prepare_training_batch`."""
+        """Add times `t`, spans `span` and `keep_label`, (B,) each; see `FlowTask.prepare_training_batch`."""
         if "t" in batch:
             return batch
-        t, span, kept = drawn_intervals(self.times, self.label_drop, self.share, batch["seeds"])
-        return {**super().prepare_training_batch(batch), "t": t, "span": span, "kept": kept}
+        t, span, keep_label = sample_intervals(self.times, self.label_drop, self.share, batch["seeds"])
+        return {**super().prepare_training_batch(batch), "t": t, "span": span, "keep_label": keep_label}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The error of the average velocity over one interval per item, some labels dropped."""
         batch = self.prepare_training_batch(batch)
-        x1, label = self._data(batch), batch["label"] * batch["kept"]
+        x1, label = self._data(batch), batch["label"] * batch["keep_label"]
         t, span = batch["t"].to(x1), batch["span"].to(x1)
         x = self.path.sample(batch["x0"], x1, t)
         velocity = self.path.target(batch["x0"], x1, t)
@@ -494,8 +406,3 @@ class MeanFlowTask(FlowTask):
         loss = (error / (error.detach() + MIN_ERROR) ** self.power).mean()
         self.log_terms("train", {"loss": loss, "error": error.mean() / x[0].numel()}, batch_size=len(x1))
         return loss
-
-
-def _evenly(size: int, count: int) -> list[int]:
-    """At most so many indices from 0 to size - 1, the first and the last among them."""
-    return np.linspace(0, size - 1, min(size, count)).round().astype(int).tolist()

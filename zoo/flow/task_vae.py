@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.blocks.autoencoder import AutoencoderKL, kl_divergence, sample_posterior
 from zoo.common.checks import check_at_least
 from zoo.flow import rendering
-from zoo.flow.nets.autoencoder import AutoencoderKL, kl_divergence, sample_moments
 from zoo.flow.process.sampling import noise
 from zoo.training.resume import item_seed
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
@@ -62,7 +62,7 @@ class AutoencoderTask(SingleOptimizerTask):
             noise: of the latents; None takes their means.
         """
         moments = self.net.encode(images)
-        latents = moments.chunk(2, dim=1)[0] if noise is None else sample_moments(moments, noise)
+        latents = moments.chunk(2, dim=1)[0] if noise is None else sample_posterior(moments, noise)
         made = self.net.decode(latents)
         l1, divergence = (made - images).abs().float().mean(), kl_divergence(moments).mean()
         return {"loss": l1 + self.kl * divergence, "l1": l1, "kl": divergence}, made
@@ -70,9 +70,9 @@ class AutoencoderTask(SingleOptimizerTask):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The loss of latents drawn."""
         batch = self.prepare_training_batch(batch)
-        found, _ = self.terms(batch["x1"], batch["noise"])
-        self.log_terms("train", found, batch_size=len(batch["x1"]))
-        return found["loss"]
+        terms, _ = self.terms(batch["x1"], batch["noise"])
+        self.log_terms("train", terms, batch_size=len(batch["x1"]))
+        return terms["loss"]
 
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The same of the latents' means; nothing is random."""

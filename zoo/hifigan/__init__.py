@@ -7,7 +7,7 @@ __getattr__, __all__ = register_components(
     {
         "data": "VocoderData",
         "inference": "Vocoder",
-        "nets.conditioners": "Conditioner ConformerConditioner LinearConditioner PrenetConditioner",
+        "nets.conditioners": "Conditioner ConformerConditioner PrenetConditioner",
         "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
         "nets.bigvgan": "BigVGAN",
         "nets.encodec": "EncodecFeatures",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -17,17 +16,17 @@ from zoo.audio import EmbeddedCorpus
 from zoo.audio.analysis.features import check_features, load_features, read_frames
 from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import (
-    CACHES,
     MAX_EXAMPLES,
     Corpus,
+    CorpusOptions,
     cache_dir,
     corpus_files,
     drop_short_clips,
+    match_companions,
     match_list,
     read_normalized,
     select,
     split_last_items,
-    unique_stems,
     without_suffix,
 )
 from zoo.common.checks import find_data_folder
@@ -35,59 +34,73 @@ from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import Key, item_seed
 
+Indices = Sequence[int] | np.ndarray
 
-class FeatureFolder:
-    """Conditioning made elsewhere, memory-mapped: `<path of the clip without suffix>.npy`, (C, F) or (1, C, F).
 
-    A clip whose stem no other clip has may have its file flat in the folder.
+@dataclass(frozen=True)
+class ValidationSplit:
+    """Which clips are for training and which for validation.
 
     Args:
-        folder: of the .npy files (teacher-forced mels, SSL features).
+        train_list: files to train on: lines `id|anything` or paths below `root`, or JSONL with `path`; all when null.
+            An entry is a path relative to `root`, with or without suffix, or the end of one clip's path alone.
+        val_list: files to validate on, likewise; the last `items` of the sorted corpus when null.
+        items: number of validation clips when there is no list.
+        seconds: longest excerpt of a validation clip.
+    """
+
+    train_list: str | None = None
+    val_list: str | None = None
+    items: int = 8
+    seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Conditioning made elsewhere: teacher-forced mels, SSL features.
+
+    Args:
+        folder: of `<path below root without suffix>.npy`, or flat where stems are unique; the audio is then not scaled.
+            Clips shorter than a frame are left out. Null for none.
         hop_samples: audio samples per frame.
-        corpus: whose clips they belong to.
+    """
+
+    folder: str | None = None
+    hop_samples: int = 256
+
+
+DEFAULT_SPLIT, DEFAULT_FEATURES, DEFAULT_CORPUS = ValidationSplit(), FeatureOptions(), CorpusOptions()
+
+
+class FeatureFolder:
+    """Features of a corpus' clips, memory-mapped: `<path of the clip without suffix>.npy`, (C, F) or (1, C, F).
+
+    Files may lie flat where stems are unique.
     """
 
     def __init__(self, folder: Path, hop_samples: int, corpus: Corpus) -> None:
-        find_data_folder("features", str(folder), False)
+        find_data_folder("features.folder", str(folder), False)
         self.folder = folder
         self.hop_samples = hop_samples
         self._corpus = corpus
-
-    @cached_property
-    def _unique_stems(self) -> frozenset[str]:
-        return frozenset(unique_stems(self._corpus.names))
+        self._paths = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.npy"))
+        self._matches = match_companions(corpus.names, self._paths)
 
     def path(self, index: int) -> Path:
-        """Find the file of a clip.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-        name = self._corpus.names[index]
-        path = self.folder / f"{without_suffix(name)}.npy"
-        if path.is_file():
-            return path
-        flat = self.folder / path.name
-        if flat.is_file() and path.stem in self._unique_stems:
-            return flat
-        reason = f" ({flat} is not used: several clips are called {path.stem})" if flat.is_file() else ""
-        raise FileNotFoundError(f"no features for {name}: {path} does not exist{reason}")
+        """Find the file of a clip; FileNotFoundError when there is none."""
+        numbers = self._matches[index]
+        if not numbers:
+            expected = self.folder / f"{without_suffix(self._corpus.names[index])}.npy"
+            raise FileNotFoundError(f"no features {expected} for {self._corpus.names[index]}")
+        return self.folder / f"{self._paths[numbers[0]]}.npy"
 
     def check(self, indices: Iterable[int], channels: int | None) -> None:
-        """Compare the shapes of files with the audio and the net.
+        """Compare the files' shapes with the audio and the net's input channels (None: any).
 
-        Args:
-            indices: of the clips.
-            channels: input channels of the net; None accepts any number.
-
-        Raises:
-            FileNotFoundError: a clip has no file.
-            ValueError: a file does not fit.
+        FileNotFoundError or ValueError when a clip has no file, or one that does not fit.
         """
         errors: list[OSError | ValueError] = []
-        count = 0
         for index in indices:
-            count += 1
             try:
                 path = self.path(index)
                 frames = int(self._corpus.lengths[index]) // self.hop_samples
@@ -95,18 +108,17 @@ class FeatureFolder:
             except (OSError, ValueError) as error:
                 errors.append(error)
         if errors:
-            shown = "; ".join(map(str, errors[:MAX_EXAMPLES]))
-            more = f"; and {len(errors) - MAX_EXAMPLES} more" if len(errors) > MAX_EXAMPLES else ""
+            examples = "; ".join(map(str, errors[:MAX_EXAMPLES]))
             cause = FileNotFoundError if isinstance(errors[0], FileNotFoundError) else ValueError
-            raise cause(f"data.init_args.features: {len(errors)} of {count} clips lack fitting features: {shown}{more}")
+            raise cause(f"data.init_args.features: {len(errors)} clips lack fitting features, such as {examples}")
 
 
 @dataclass(eq=False)
 class Crops(Dataset[dict[str, Tensor]]):
-    """Random crops, keyed by (epoch, item): the same whatever worker or rank draws them."""
+    """Random crops, keyed by (epoch, item): the same in any worker and on any rank."""
 
     corpus: Corpus
-    indices: Sequence[int] | np.ndarray
+    indices: Indices
     segment_samples: int  # length of a crop; shorter clips are padded with zeros on the right
     seed: int
     normalize: bool = True  # scale each clip's peak to 0.95 (the original does, except when fine-tuning)
@@ -120,12 +132,12 @@ class Crops(Dataset[dict[str, Tensor]]):
         index = int(self.indices[item])
         generator = torch.Generator().manual_seed(item_seed(self.seed, epoch, item))
         if self.features is not None:
-            return self._with_features(index, generator)
+            return self._feature_crop(index, generator)
         room = max(int(self.corpus.lengths[index]) - self.segment_samples, 0)
         start = int(torch.randint(room + 1, (1,), generator=generator))
         return {"audio": self._audio(index, start, self.segment_samples)}
 
-    def _with_features(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def _feature_crop(self, index: int, generator: torch.Generator) -> dict[str, Tensor]:
         assert self.features is not None
         path = self.features.path(index)
         hop = self.features.hop_samples
@@ -146,7 +158,7 @@ class Clips(Dataset[dict[str, Tensor]]):
     """Whole clips for evaluation, trimmed to full frames of their features."""
 
     corpus: Corpus
-    indices: Sequence[int] | np.ndarray
+    indices: Indices
     max_samples: int  # longest excerpt from a clip's beginning
     normalize: bool = True
     features: FeatureFolder | None = None
@@ -160,8 +172,7 @@ class Clips(Dataset[dict[str, Tensor]]):
         if self.features is None:
             return {"audio": audio}
         hop = self.features.hop_samples
-        path = self.features.path(index)
-        features = torch.from_numpy(read_frames(path, 0, len(audio) // hop))
+        features = torch.from_numpy(read_frames(self.features.path(index), 0, len(audio) // hop))
         return {"audio": audio[: features.shape[1] * hop], "features": features}
 
 
@@ -174,18 +185,9 @@ class VocoderData(ZooDataModule):
         root: folder of audio files (LJSpeech's layout or any tree); null for the embedded corpus.
         sample_rate: Hz.
         segment_samples: length of a training crop, a multiple of the hop.
-        train_list: files to train on: lines `id|anything` or paths below `root`, or JSONL with `path`; all when null.
-            An entry is a path relative to `root`, with or without suffix, or the end of one clip's path alone.
-        val_list: files to validate on, likewise; the last `val_items` of the sorted corpus when null.
-        val_items: number of validation clips when there is no list.
-        val_seconds: longest excerpt of a validation clip.
-        features: folder of conditioning, `<path below root without suffix>.npy` (teacher-forced mels, SSL features), or
-            flat where stems are unique; the audio is then not scaled. Clips shorter than a frame are left out.
-        feature_hop_samples: audio samples per feature frame.
-        cache: folder of the corpus caches.
-        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
-        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
-        embedded_utterances: size of the embedded corpus.
+        split: clips for training and for validation.
+        features: conditioning made elsewhere.
+        corpus: cache, unreadable files and the embedded corpus.
         batch_size: crops per batch and process.
         num_workers: loader processes.
         seed: of order and crops.
@@ -196,95 +198,81 @@ class VocoderData(ZooDataModule):
         root: str | None = None,
         sample_rate: int = 22050,
         segment_samples: int = 8192,
-        train_list: str | None = None,
-        val_list: str | None = None,
-        val_items: int = 8,
-        val_seconds: float = 10.0,
-        features: str | None = None,
-        feature_hop_samples: int = 256,
-        cache: str = CACHES,
-        max_bad_share: float = 0.1,
-        embedded_if_missing: bool = False,
-        embedded_utterances: int = 48,
+        split: ValidationSplit = DEFAULT_SPLIT,
+        features: FeatureOptions = DEFAULT_FEATURES,
+        corpus: CorpusOptions = DEFAULT_CORPUS,
         batch_size: int = 16,
         num_workers: int = 0,
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if features is not None and segment_samples % feature_hop_samples:
+        hop = features.hop_samples
+        if features.folder is not None and segment_samples % hop:
             raise ValueError(
-                f"data.segment_samples ({segment_samples}) is not a multiple of "
-                f"feature_hop_samples ({feature_hop_samples})"
+                f"data.segment_samples {segment_samples} is not a multiple of data.features.hop_samples {hop}"
             )
-        if features is not None and val_seconds * sample_rate < feature_hop_samples:
-            raise ValueError(
-                f"data.val_seconds {val_seconds} is shorter than a frame of feature_hop_samples ({feature_hop_samples})"
-            )
-        self.root = find_data_folder("root", root, embedded_if_missing, "the embedded corpus")
+        if features.folder is not None and split.seconds * sample_rate < hop:
+            raise ValueError(f"data.split.seconds {split.seconds} is shorter than a frame of {hop} samples")
+        self.root = find_data_folder("root", root, corpus.embedded_if_missing, "the embedded corpus")
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
-        self.lists = (train_list, val_list)
-        self.val_items = val_items
-        self.val_samples = int(val_seconds * sample_rate)
-        self.features = None if features is None else (Path(features), feature_hop_samples)
-        self.cache = Path(cache)
-        self.max_bad_share = max_bad_share
-        self.embedded_utterances = embedded_utterances
+        self.split, self.features, self.corpus = split, features, corpus
+
+    @property
+    def _lists(self) -> tuple[str | None, str | None]:
+        return self.split.train_list, self.split.val_list
 
     def prepare_data(self) -> None:
         """Write the corpus cache, once per machine."""
         if self.root is not None:
-            files, folder = self._files(), self._cache_folder()
-            build_cache(files, folder, self.sample_rate, max_bad_share=self.max_bad_share, root=self.root)
+            paths = corpus_files(self.root, self._lists)
+            if not paths:
+                raise ValueError(f"data.init_args.root: no audio file below {self.root}")
+            share = self.corpus.max_bad_share
+            build_cache(paths, self._cache_folder(self.root), self.sample_rate, max_bad_share=share, root=self.root)
 
     def setup(self, stage: str) -> None:
         """Open the corpus and split it."""
         corpus: Corpus
+        train: Indices
+        val: Indices
         if self.root is None:
-            corpus = EmbeddedCorpus(self.embedded_utterances, self.sample_rate)
+            corpus = EmbeddedCorpus(self.corpus.embedded_utterances, self.sample_rate)
+            train, val = split_last_items(len(corpus.lengths), self.split.items)
         else:
-            corpus = CorpusCache(self._cache_folder())
-        train, val = self._split(corpus)
+            corpus = CorpusCache(self._cache_folder(self.root))
+            train, val = self._split(corpus, self.root)
         features = None
-        if self.features is not None:
-            features = FeatureFolder(*self.features, corpus)
-            hop_samples = features.hop_samples
-            train, val = (drop_short_clips(corpus.lengths, corpus.names, part, hop_samples) for part in (train, val))
-            features.check(chain(train, val), self._input_channels(hop_samples))
+        if self.features.folder is not None:
+            hop = self.features.hop_samples
+            features = FeatureFolder(Path(self.features.folder), hop, corpus)
+            train, val = (drop_short_clips(corpus.lengths, corpus.names, numbers, hop) for numbers in (train, val))
+            features.check(chain(train, val), self._input_channels())
         normalize = features is None
         self.train_set = Crops(corpus, train, self.segment_samples, self.seed, normalize, features)
-        self.val_set = Clips(corpus, val, self.val_samples, normalize, features)
+        self.val_set = Clips(corpus, val, int(self.split.seconds * self.sample_rate), normalize, features)
         self.file_facts = (select(corpus.lengths, train),)
 
-    def _input_channels(self, hop_samples: int) -> int | None:
+    def _split(self, corpus: CorpusCache, root: Path) -> tuple[Indices, Indices]:
+        """Number the clips for training and for validation."""
+        if self.split.val_list is None:
+            return split_last_items(len(corpus), self.split.items)
+        names = [*corpus.names, *corpus.unreadable]
+        held_out = {names[number] for number in match_list(Path(self.split.val_list), root, names)}
+        return corpus.split(held_out.__contains__)
+
+    def _cache_folder(self, root: Path) -> Path:
+        return cache_dir(self.corpus.cache, root, self.sample_rate, self._lists)
+
+    def _input_channels(self) -> int | None:
         """Return the channels of the trainer's net, whose frames must be those of the features; None without one."""
         generator = getattr(getattr(self.trainer, "lightning_module", None), "generator", None)
         if not isinstance(generator, WaveformGenerator):
             return None
-        scale = getattr(getattr(generator, "conditioner", None), "scale", 1.0)
-        if round(generator.hop_length * scale) != hop_samples:
+        hop = round(generator.hop_length * getattr(getattr(generator, "conditioner", None), "scale", 1.0))
+        if hop != self.features.hop_samples:
             raise ValueError(
-                f"data.init_args.feature_hop_samples is {hop_samples}, expected {round(generator.hop_length * scale)}, "
-                "what model.init_args.generator makes of a frame"
+                f"data.init_args.features.hop_samples is {self.features.hop_samples}, expected {hop}, the samples that "
+                "model.init_args.generator makes of a frame"
             )
         return generator.in_channels
-
-    def _cache_folder(self) -> Path:
-        assert self.root is not None
-        return cache_dir(self.cache, self.root, self.sample_rate, self.lists)
-
-    def _files(self) -> Sequence[Path]:
-        assert self.root is not None
-        found = corpus_files(self.root, self.lists)
-        if not found:
-            raise ValueError(f"data.init_args.root: no audio file below {self.root}")
-        return found
-
-    def _split(self, corpus: Corpus) -> tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]:
-        count = len(corpus.lengths)
-        if self.lists[1] is None or self.root is None:
-            return split_last_items(count, self.val_items)
-        assert isinstance(corpus, CorpusCache)
-        names = [*corpus.names, *corpus.unreadable]
-        held_out = {names[number] for number in match_list(Path(self.lists[1]), self.root, names)}
-        return corpus.split(held_out.__contains__)

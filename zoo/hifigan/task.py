@@ -1,8 +1,8 @@
-"""Training of vocoders: conditioning, mel loss, validation metrics. The adversarial step is `GANTask`'s."""
+"""Training of vocoders: conditioning, mel loss, validation metrics; `GANTask` has the adversarial step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class HiFiGANTask(GANTask):
         mel: front end of the conditioning, part of inference; null when the data brings the features. With
             `EncodecFeatures` every training batch has a random one of the bandwidths, and validation the largest.
         sample_rate: of the audio in Hz.
-        media_items: validation clips shown as audio and mel figure; see `samples`.
+        media_items: validation clips logged as audio and mel figure; see `samples`.
         multi_mel: another reconstruction loss, of weight `g/multi_mel`.
 
     Source: Kong et al., "HiFi-GAN" (2020), section 2; Lee et al., "BigVGAN" (2023); Siuzdak, "Vocos" (2023).
@@ -58,66 +58,66 @@ class HiFiGANTask(GANTask):
     ) -> None:
         super().__init__(generator, discriminators, optimizer_g, optimizer_d, **kwargs)
         self.multi_mel = multi_mel
-        _check(generator, loss_mel, mel, sample_rate)
+        _check_fit(generator, loss_mel, mel, sample_rate)
         self.mel = mel
         self.loss_mel = loss_mel
         self.sample_rate = sample_rate
         self.media_items = media_items
 
     def generate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Synthesise a batch of `audio` (B, T), and `features` (B, C, F) where the data brings the conditioning.
+        """Synthesise a batch of `audio` (B, T), from its `features` (B, C, F) where it has them.
 
-        Returns:
-            Generated and real audio, each (B, 1, T) trimmed to the shorter.
+        Returns generated and real audio, each (B, 1, T) trimmed to the shorter.
         """
         audio = batch["audio"]
-        condition: tuple[Tensor, ...] = ()
         if "features" in batch:
-            features = batch["features"]
+            fake = self.generator(batch["features"])
         elif isinstance(self.mel, BandwidthFeatures):
-            number = self._bandwidth(self.mel)
-            features, condition = self.mel(audio, number), (torch.tensor(number, device=audio.device),)
+            bandwidth = self._select_bandwidth(self.mel)
+            fake = self.generator(self.mel(audio, bandwidth), torch.tensor(bandwidth, device=audio.device))
         elif self.mel is not None:
-            features = self.mel(audio)
+            fake = self.generator(self.mel(audio))
         else:
-            raise ValueError("model.init_args.mel is null and the data brings no features: set data.init_args.features")
-        fake = self.generator(features, *condition)
+            raise ValueError("model.init_args.mel is null and the data has no features: set data.init_args.features")
         samples = min(fake.shape[-1], audio.shape[-1])
         return fake[..., :samples], audio[:, None, :samples]
 
-    def _bandwidth(self, codec: BandwidthFeatures) -> int:
-        """Number of the bandwidth of a batch."""
+    def _select_bandwidth(self, codec: BandwidthFeatures) -> int:
+        """Number the bandwidth of a batch: a random one in training, else the largest."""
         if self.training:
             return int(torch.randint(len(codec.bandwidths), ()))
         return codec.bandwidths.index(max(codec.bandwidths))
 
     def reconstruction(self, fake: Tensor, real: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Of the distances of log-mels, of mels at several scales and of spectra, those that have a weight."""
-        terms: dict[str, Callable[[], Tensor]] = {"g/mel": lambda: mel_l1(self.loss_mel, fake, real)}
-        if (multi_mel := self.multi_mel) is not None:
-            terms["g/multi_mel"] = lambda: multi_mel(fake, real)
-        terms["g/m_stft"] = lambda: multi_resolution_stft(fake, real)
-        return {key: term() for key, term in terms.items() if self.loss_weights.get(key)}
+        """Compute the distances of log-mels, of mels at several scales and of spectra that have a weight."""
+        terms = {}
+        if self.loss_weights.get("g/mel"):
+            terms["g/mel"] = mel_l1(self.loss_mel, fake, real)
+        if self.multi_mel is not None and self.loss_weights.get("g/multi_mel"):
+            terms["g/multi_mel"] = self.multi_mel(fake, real)
+        if self.loss_weights.get("g/m_stft"):
+            terms["g/m_stft"] = multi_resolution_stft(fake, real)
+        return terms
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Compare whole clips."""
         fake, real = self.generate(batch)
         fake = promote_to_float32(fake)
         values: dict[str, Tensor | float] = {
-            "mel_l1": mel_l1(self._shown_mel, fake, real),
+            "mel_l1": mel_l1(self._display_mel, fake, real),
             "mel_l1_full": mel_l1(self.loss_mel, fake, real),
-            **compare(fake[0, 0], real[0, 0], self.sample_rate),
+            **vocoder_metrics(fake[0, 0], real[0, 0], self.sample_rate),
         }
         if self.should_log_media(stage, batch_idx):
             self.log_media(lambda: self._log_clip(f"clip{batch_idx}", fake[0, 0], real[0, 0]))
         return values, fake.shape[0]
 
     @property
-    def _shown_mel(self) -> LogMel:
+    def _display_mel(self) -> LogMel:
         return self.mel if isinstance(self.mel, LogMel) else self.loss_mel
 
     def _log_clip(self, name: str, fake: Tensor, real: Tensor) -> None:
-        mel = self._shown_mel
+        mel = self._display_mel
         self.write_media("audio", f"{name}_generated", fake, self.sample_rate)
         self.write_media("audio", f"{name}_target", real, self.sample_rate)
         self.write_media("matrices", f"{name}_mel", {"target": mel(real[None])[0], "generated": mel(fake[None])[0]})
@@ -128,7 +128,7 @@ def mel_l1(mel: LogMel, fake: Tensor, real: Tensor) -> Tensor:
     return torch.nn.functional.l1_loss(mel(fake.squeeze(1)), mel(real.squeeze(1)))
 
 
-def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
+def vocoder_metrics(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
     """Compute vocoder metrics of one clip (T,) that need no trained model.
 
     Metrics that are undefined for the clip are left out; of a silent target all, since M-STFT divides by its norm.
@@ -146,7 +146,7 @@ def compare(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if torch.isfinite(value)}
 
 
-def _check(
+def _check_fit(
     generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | BandwidthFeatures | None, sample_rate: int
 ) -> None:
     for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):

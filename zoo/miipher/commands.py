@@ -7,7 +7,7 @@ COMMANDS = {
     ),
     "evaluate": (
         "zoo.audio.evaluation.evaluate:evaluate_folders",
-        "Measure restored (and degraded) files against clean ones: CSV, summary with intervals, box plots.",
+        "Measure restored (and degraded) files against clean ones: CSV and a summary with intervals.",
     ),
     "cache-features": (
         "zoo.miipher.inference.feature_cache:cache_features",

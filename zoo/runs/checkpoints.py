@@ -21,16 +21,14 @@ from zoo.common.atomic_files import TEMPORARY_MARK, replace_atomically, write_at
 log = logging.getLogger(__name__)
 
 HASH_SUFFIX = ".sha256"
-_DIGEST = re.compile("[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}\b")
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint atomically, then its sha256 to `<name>.sha256`.
+    """Write a checkpoint atomically, then its sha256 to `<name>.sha256`; without a hash its own checksums verify it.
 
-    A process that is killed between the two leaves a checkpoint without a hash, which its own checksums verify.
-
-    Raises:
-        OSError: the disk is full (also where torch reports that as a RuntimeError); nothing saved before is lost.
+    Raises an OSError when the disk is full, also where torch reports that as a RuntimeError; nothing saved before is
+    lost.
     """
     import torch
 
@@ -44,7 +42,7 @@ def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):
                 raise OSError(f"could not write {path}: disk full? ({free / 2**20:.0f} MiB free)") from error
             raise
-        digest = _sha256(temporary)
+        digest = file_digest(temporary)
         _hash_file(path).unlink(missing_ok=True)  # it belongs to the file that is replaced now
     write_atomic(_hash_file(path), lambda file: file.write(f"{digest}  {path.name}\n".encode()))
 
@@ -53,16 +51,14 @@ def _hash_file(path: Path) -> Path:
     return path.with_name(path.name + HASH_SUFFIX)
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of the zoo: tensors and plain values only, so nothing in it can execute.
-
-    Args:
-        mmap: leave tensors on disk until they are used, to read the other values fast.
+    """Read a checkpoint of the zoo: tensors (with `mmap` left on disk) and plain values only, so nothing can execute.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
@@ -107,30 +103,21 @@ def is_valid_checkpoint(path: Path, warn: bool = False) -> bool:
 
 def _find_damage(path: Path) -> str | None:
     hash_file = _hash_file(path)
-    try:
-        digest = hash_file.read_text(encoding="utf-8").partition(" ")[0]
-    except (OSError, ValueError):
-        digest = ""
-    if not _DIGEST.fullmatch(digest):
-        digest = ""
-        log.warning(
-            "%s: %s holds no hash, so the whole file is read and its own checksums are compared", path, hash_file
-        )
+    match = _DIGEST.match(hash_file.read_text(encoding="utf-8", errors="replace")) if hash_file.is_file() else None
+    if match is None:
+        log.warning("%s: %s holds no hash, so the checksums of the whole file are compared", path, hash_file)
     try:
         with zipfile.ZipFile(path) as archive:
-            corrupt = None if digest else archive.testzip()
+            corrupt = archive.testzip() if match is None else None
             if corrupt or not archive.namelist():
                 return f"its entry {corrupt} is damaged" if corrupt else "its zip is empty"
-        return "its sha256 does not match" if digest and _sha256(path) != digest else None
+        return "its sha256 does not match" if match is not None and file_digest(path) != match[0] else None
     except (ValueError, zipfile.BadZipFile, OSError) as error:
         return str(error)
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Find the checkpoint that a path means.
-
-    Args:
-        path: a checkpoint, or a run folder (its newest valid checkpoint; corrupt ones are logged and passed over).
+    """Find a checkpoint, or the newest valid one of a run folder; corrupt ones are logged and passed over.
 
     Raises:
         FileNotFoundError: there is none.
@@ -145,10 +132,10 @@ def find_checkpoint(path: Path) -> Path:
     candidates = find_checkpoints(path)
     if not candidates:
         raise FileNotFoundError(f"no checkpoint (*.ckpt) in the folder {path}")
-    for candidate in candidates:
-        if is_valid_checkpoint(candidate, warn=True):
-            return candidate
-    raise ValueError(f"every checkpoint in {path} is corrupt: {', '.join(each.name for each in candidates)}")
+    newest = next((each for each in candidates if is_valid_checkpoint(each, warn=True)), None)
+    if newest is None:
+        raise ValueError(f"every checkpoint in {path} is corrupt: {', '.join(each.name for each in candidates)}")
+    return newest
 
 
 def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
@@ -162,11 +149,7 @@ def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
 
 
 def best_checkpoint(folder: Path, mode: str) -> Path | None:
-    """Return the best of a run folder's best checkpoints, by the score in the name.
-
-    Args:
-        mode: "min" or "max".
-    """
+    """Return the best of a run folder's best checkpoints by the score in the name; `mode` is "min" or "max"."""
     sign = 1.0 if mode == "min" else -1.0
     scored = [path for path in find_checkpoints(folder, "best-step_*.ckpt") if not math.isnan(parse_score(path))]
     return min(scored, key=lambda path: sign * parse_score(path), default=None)

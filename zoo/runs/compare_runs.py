@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import fnmatch
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from zoo.runs.run_info import Points, RunInfo
 
 METRIC_FILES = (CSV_NAME, "test.csv", "validate.csv")
 SUMMARY_NAME = "summary.csv"  # of an evaluation of audio, by system and measure
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _DEFAULT_METRICS = 8
 
 
@@ -26,7 +24,7 @@ class RunComparison:
     """Several runs next to each other."""
 
     runs: list[RunInfo]
-    names: list[str]  # all different
+    names: list[str]
     config: dict[str, list[Any]]  # per key that differs, a value for each run; None where a run has no such key
     curves: list[dict[str, Points]]  # per run, (step, value) by metric
     highest: frozenset[str]  # metrics of which a run's config says that more is better; of others less is
@@ -43,11 +41,7 @@ class RunComparison:
 
 
 def compare_runs(folders: Sequence[Path], root: Path) -> RunComparison:
-    """Compare runs, or folders with the results of evaluations.
-
-    Raises:
-        ValueError: a folder holds neither a run nor results.
-    """
+    """Compare runs, or folders with the results of evaluations; ValueError where a folder holds neither."""
     runs = [run_info.read_run(folder, root) for folder in folders]
     curves = [_read_results(folder) for folder in folders]
     configs = [run_info.flatten_config(run_info.read_settings(folder)) for folder in folders]
@@ -59,7 +53,7 @@ def compare_runs(folders: Sequence[Path], root: Path) -> RunComparison:
     values = {key: [config.get(key) for config in configs] for key in keys}
     return RunComparison(
         runs=runs,
-        names=_names(folders),
+        names=_names(runs),
         config={key: each for key, each in values.items() if any(value != each[0] for value in each)},
         curves=curves,
         highest=frozenset(run.monitor for run in runs if run.monitor is not None and run.mode == "max"),
@@ -67,14 +61,10 @@ def compare_runs(folders: Sequence[Path], root: Path) -> RunComparison:
     )
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Take as many last parts of each path as it needs to tell runs apart, and a number where one comes twice."""
-    parts = [folder.absolute().parts for folder in folders]
-    lengths = range(1, max(map(len, parts)) + 1)
-    length = next(each for each in lengths if len({path[-each:] for path in parts}) == len(set(parts)))
-    names = [Path(*path[-length:]).as_posix() for path in parts]
-    counts = Counter(names)
-    return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(names, 1)]
+def _names(runs: Sequence[RunInfo]) -> list[str]:
+    """Name runs by the last part of their paths, or below the root where that does not tell them apart."""
+    names = [run.folder.name for run in runs]
+    return names if len(set(names)) == len(names) else [run.name for run in runs]
 
 
 def _read_results(folder: Path) -> dict[str, Points]:
@@ -106,15 +96,11 @@ def _read_evaluation(folder: Path) -> dict[str, float]:
 
 
 def select_metrics(shared: Sequence[str], requested: str, monitors: Sequence[str] = ()) -> list[str]:
-    """Select the metrics to show.
+    """Select the metrics to show, of those that all runs have; ValueError where a pattern fits none.
 
     Args:
-        shared: by all runs.
         requested: names or patterns (`val/*`), separated by commas; empty for what the runs monitor, then validation,
             then total losses.
-
-    Raises:
-        ValueError: a pattern fits no shared metric.
     """
     patterns = [pattern.strip() for pattern in requested.strip("[]").split(",") if pattern.strip()]
     for pattern in patterns:
@@ -127,41 +113,6 @@ def select_metrics(shared: Sequence[str], requested: str, monitors: Sequence[str
     evaluated = [key for key in shared if key.startswith(("val/", "test/"))]
     selected = list(dict.fromkeys([*monitored, *evaluated, *run_info.select_loss_metrics(shared)]))
     return (selected or list(shared))[:_DEFAULT_METRICS]
-
-
-def sparkline(points: Points, steps: tuple[float, float], values: tuple[float, float], width: int = 40) -> str:
-    """Draw a curve as a line of blocks.
-
-    Args:
-        steps: at the left and the right end.
-        values: at the lowest and the highest block.
-        width: characters of the whole axis; a curve that ends earlier is shorter.
-    """
-    step_range, value_range = max(steps[1] - steps[0], 1e-12), max(values[1] - values[0], 1e-12)
-    # the last value of each cell
-    cells = {round((step - steps[0]) / step_range * (width - 1)): value for step, value in points}
-    line, block = "", " "
-    for cell in range(max(cells, default=-1) + 1):
-        if cell in cells:
-            block = _BLOCKS[round((cells[cell] - values[0]) / value_range * (len(_BLOCKS) - 1))]
-        line += block
-    return line
-
-
-def plot_lines(comparison: RunComparison, metrics: Sequence[str], width: int = 40) -> list[str]:
-    """Draw small plots for a terminal, with one scale for all runs of a metric."""
-    lines = []
-    size = max(map(len, comparison.names))
-    for metric in metrics:
-        curves = [each[metric] for each in comparison.curves]
-        if max(map(len, curves)) < 2:
-            continue
-        steps, values = zip(*(point for points in curves for point in points), strict=True)
-        (first, last), (low, high) = (min(steps), max(steps)), (min(values), max(values))
-        lines.append(f"{metric}  {low:.4g} to {high:.4g}, steps {first:.0f} to {last:.0f}")
-        for name, points in zip(comparison.names, curves, strict=True):
-            lines.append(f"  {name:<{size}}  {sparkline(points, (first, last), (low, high), width)}")
-    return lines
 
 
 def comparison_rows(comparison: RunComparison) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from zoo import __version__
@@ -16,7 +16,7 @@ from zoo.common.build import build
 from zoo.common.journal import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.runs.checkpoints import find_checkpoint, load_checkpoint
-from zoo.runs.frozen import FROZEN_FOLDER, FrozenModule
+from zoo.runs.frozen import FrozenModule
 from zoo.runs.model_description import FORMAT, validate_description
 from zoo.runs.run_folder import find_latest_run
 
@@ -32,15 +32,6 @@ class Components(NamedTuple):
     fused: list[str]  # names of the components whose norms are folded
 
 
-class SavedNet(NamedTuple):
-    """A net of a run, checkpoint or export, with averaged weights where that has them."""
-
-    spec: dict[str, Any]  # `class_path` and `init_args`
-    state: dict[str, Tensor]
-    fused: bool  # whether its norms are folded
-    records: dict[str, Any]  # of the frozen modules of the whole system, see `zoo.runs.frozen`
-
-
 def is_export(path: Path) -> bool:
     """Tell whether a path is an export folder of the zoo; other projects use the same file names."""
     try:
@@ -51,11 +42,7 @@ def is_export(path: Path) -> bool:
 
 
 def read_export_config(folder: Path) -> dict[str, Any]:
-    """Read an export's description.
-
-    Raises:
-        ValueError: it is malformed or has an older format.
-    """
+    """Read an export's description; ValueError where it is malformed or has an older format."""
     try:
         return validate_description(load_json((folder / CONFIG_NAME).read_text(encoding="utf-8")))
     except ValueError as error:
@@ -63,10 +50,7 @@ def read_export_config(folder: Path) -> dict[str, Any]:
 
 
 def read_components(path: Path, ema: bool = True) -> Components:
-    """Read the description and the tensors of a run, checkpoint or export.
-
-    Args:
-        ema: take averaged weights where the checkpoint holds them.
+    """Read description and tensors of a run, checkpoint or export; with `ema` averaged weights where there are any.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
@@ -95,13 +79,6 @@ def component_state(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
-def read_frozen_records(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Read the `frozen` entry of a checkpoint that has copies next to it, without its tensors."""
-    if not ((checkpoint.parent / FROZEN_FOLDER).is_dir() and checkpoint.exists()):
-        return {}
-    return load_checkpoint(checkpoint, mmap=True).get("frozen", {})
-
-
 def find_run_path(source: Path) -> Path | None:
     """Resolve a run, checkpoint or export to itself, a folder of runs to its latest run, anything else to None."""
     if source.suffix == ".ckpt" or (source.is_dir() and (is_export(source) or any(source.glob("*.ckpt")))):
@@ -109,21 +86,39 @@ def find_run_path(source: Path) -> Path | None:
     return find_latest_run(source)
 
 
-def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> SavedNet:
-    """Read the only net of a base class in a run, checkpoint, export or the latest run of a folder.
+def save_components(folder: Path, weights: dict[str, Tensor], description: Mapping[str, Any], **facts: Any) -> None:
+    """Write weights and description into an existing folder, as an export holds them.
 
     Args:
-        class_name: usual class of such a net, for the error.
+        weights: by `<component>.<name>`, contiguous, on the CPU.
+        **facts: further entries of config.json.
+    """
+    keys = ("inference", "task", "components", "options", "frozen")
+    entries = {key: description[key] for key in keys if key in description}
+    config = {"zoo": __version__, "format": FORMAT, **entries, **facts}
+    (folder / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def load_weights(net: nn.Module, state: Mapping[str, Tensor], is_fused: bool) -> None:
+    """Load the weights of a component, whose norms may be folded."""
+    if is_fused:
+        net.remove_weight_norm_()  # type: ignore[operator]
+    net.load_state_dict(state)
+
+
+def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> tuple[str, Components]:
+    """Find the only net of a base class in a run, checkpoint, export or the latest run of a folder: its name, and all.
 
     Raises:
         FileNotFoundError: there is nothing at the source.
-        ValueError: it holds no such net, or several.
+        ValueError: it holds no such net, or several; the message names the usual class.
     """
     path = find_run_path(source) or source
     if not path.exists():
         raise FileNotFoundError(f"no run, checkpoint or export at {source}: train that stage first, or name its source")
-    description, state, fused = read_components(path)
-    components = description["components"]
+    saved = read_components(path)
+    components = saved.description["components"]
     specs = {name: spec for name, spec in components.items() if isinstance(spec, Mapping) and "class_path" in spec}
     names = [name for name, spec in specs.items() if issubclass(registry.get_class(spec["class_path"]), base)]
     if len(names) != 1:
@@ -131,9 +126,7 @@ def read_single_net(source: Path, base: type[nn.Module], class_name: str) -> Sav
             f"{path}: expected one component of class {class_name} or a relative, found {len(names)} among "
             f"{list(components)}"
         )
-    (name,) = names
-    records = dict(description.get("frozen", {}))
-    return SavedNet(dict(specs[name]), component_state(state, name), name in fused, records)
+    return names[0], saved
 
 
 class FrozenNet(FrozenModule):
@@ -163,28 +156,26 @@ class FrozenNet(FrozenModule):
         config: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        class_name = registry.public_name(self.net_class)
         super().__init__(source, revision)
+        class_name = registry.public_name(self.net_class)
+        state, is_fused = {}, False
         if source is not None:
-            saved = read_single_net(Path(source), self.net_base, class_name)
+            name, saved = read_single_net(Path(source), self.net_base, class_name)
+            self.spec, self.records = saved.description["components"][name], saved.description.get("frozen", {})
+            state, is_fused = component_state(saved.state, name), name in saved.fused
         elif config is not None:
-            saved = SavedNet(self.describe_net(config), {}, False, {})
+            self.spec, self.records = self.describe_net(config), {}
         else:
             raise ValueError(
                 f"{type(self).__name__}: give source (a run, a checkpoint, an export) or config (of {class_name}, for "
                 "random weights)"
             )
-        self.spec, self.records = saved.spec, saved.records
         with seeded_rng(seed):
-            net: Any = build(self.spec, self.net_base)
-        self.is_fused = hasattr(net, "remove_weight_norm_")
-        if saved.fused and self.is_fused:
-            net.remove_weight_norm_()
-        if saved.state:
-            net.load_state_dict(saved.state)
-        if self.is_fused and not saved.fused:
-            net.remove_weight_norm_()
-        self.net = net
+            self.net: Any = build(self.spec, self.net_base)
+        if state:
+            load_weights(self.net, state, is_fused)
+        if hasattr(self.net, "remove_weight_norm_"):
+            self.net.remove_weight_norm_()
         self.requires_grad_(False)
         self.eval()
 
@@ -201,13 +192,6 @@ class FrozenNet(FrozenModule):
     def save_source(self, folder: Path) -> None:
         """Write weights and description in the layout of an export."""
         weights = {f"{self.component}.{key}": value.contiguous() for key, value in self.net.state_dict().items()}
-        save_file(weights, folder / WEIGHTS_NAME)
-        config: dict[str, Any] = {
-            "zoo": __version__,
-            "format": FORMAT,
-            "inference": self.inference,
-            "components": {self.component: self.spec},
-            "fused": [self.component] if self.is_fused else [],
-            "frozen": self.records,
-        }
-        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        description = {"inference": self.inference, "components": {self.component: self.spec}, "frozen": self.records}
+        fused = [self.component] if hasattr(self.net, "remove_weight_norm_") else []
+        save_components(folder, weights, description, fused=fused)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo import __version__
 from zoo.common.atomic_files import replace_atomically
 from zoo.runs import frozen
-from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export
-from zoo.runs.model_description import FORMAT
+from zoo.runs.components import CONFIG_NAME, WEIGHTS_NAME, is_export, save_components
 from zoo.runs.onnx_export import ONNX_NAME, OnnxGraph, write_onnx
 
 CALL_USAGE = """import zoo
@@ -63,22 +60,11 @@ def write_export(
     Weights of frozen modules that the hub has are left out, those of local ones go into `frozen/`.
 
     Args:
-        folder: must not exist, or be an earlier export (replaced).
-        description: `inference` (public name), `components` (name -> class_path and init_args) and, where there are
-            any, `options` (name -> value), as in checkpoints.
-        components: the built components. Their norms are folded in place; those that `description` does not name are
-            left out.
-        source: where the weights come from, for the card.
-        step: batches trained, for the card.
-        usage: Python lines, for the card.
-        onnx: graph to write into the folder as well, as model.onnx.
-
-    Returns:
-        Largest difference of `onnx` from torch; None without it.
-
-    Raises:
-        ValueError: the folder holds something else than an export.
-        ImportError: packages for ONNX are missing.
+        folder: must not exist, or be an earlier export (replaced); a ValueError otherwise.
+        description: of the components, as in checkpoints.
+        components: built; their norms are folded in place. Those that `description` does not name are left out.
+        source, step, usage: for the card: where the weights come from, batches trained, Python lines.
+        onnx: graph to write into the folder as well, as model.onnx; its largest difference from torch is returned.
     """
     if folder.exists() and not is_export(folder):
         raise ValueError(f"{folder} exists and is not an export; choose another folder")
@@ -90,29 +76,14 @@ def write_export(
     specs, records = make_portable(description["components"], frozen.frozen_records(modules))
     weights = collect_weights(components, frozen.frozen_keys(modules))
     description = {**description, "components": specs, "frozen": records}
-    config = export_config(description, fused=fused, source=source, step=step)
-    card = format_card(config, usage, sum(tensor.numel() for tensor in weights.values()))
+    values = sum(tensor.numel() for tensor in weights.values())
+    card = format_card(description, usage, fused=fused, source=source, step=step, values=values)
     with replace_atomically(folder) as temporary:
         temporary.mkdir()
         frozen.save_copies(modules, records, temporary)
-        (temporary / WEIGHTS_NAME).write_bytes(save(weights, metadata={"format": "pt"}))
-        (temporary / CONFIG_NAME).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        save_components(temporary, weights, description, fused=fused, source=source, step=step)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         return write_onnx(onnx, temporary / ONNX_NAME) if onnx else None
-
-
-def export_config(description: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """Build the content of an export's config.json from the description of its components and facts for the card."""
-    return {
-        "zoo": __version__,
-        "format": FORMAT,
-        "inference": description["inference"],
-        "task": description.get("task"),
-        "components": description["components"],
-        "options": description.get("options", {}),
-        "frozen": description["frozen"],
-        **facts,
-    }
 
 
 def collect_weights(components: dict[str, nn.Module], excluded: set[str]) -> dict[str, Tensor]:
@@ -128,22 +99,24 @@ def collect_weights(components: dict[str, nn.Module], excluded: set[str]) -> dic
     return weights
 
 
-def format_card(config: dict[str, Any], usage: str, values: int) -> str:
-    """Write the model card of an export with so many weight values."""
-    package, _, name = config["inference"].rpartition(".")
-    classes = config["options"].get("classes")
+def format_card(
+    description: dict[str, Any], usage: str, fused: list[str], source: str, step: int | None, values: int
+) -> str:
+    """Write the model card of an export; `values` is the number of its weights."""
+    package, _, name = description["inference"].rpartition(".")
+    classes = description.get("options", {}).get("classes")
     return CARD.format(
         system=package.rpartition(".")[2],
         name=name,
         usage=usage,
         version=__version__,
-        source=config["source"],
-        step=f" after {config['step']} batches" if config["step"] else "",
+        source=source,
+        step=f" after {step} batches" if step else "",
         weights=WEIGHTS_NAME,
         config=CONFIG_NAME,
         classes=f"\nClasses, from 1: {', '.join(classes)}." if classes else "",
         values=values,
-        fused=f", weight norm folded in {', '.join(config['fused'])}" if config["fused"] else "",
+        fused=f", weight norm folded in {', '.join(fused)}" if fused else "",
     )
 
 

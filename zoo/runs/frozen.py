@@ -28,13 +28,10 @@ class FrozenModule(nn.Module):
     """Base of modules that take their weights from a source and do not train them.
 
     A subclass sets `requires_grad` of what `frozen_state` names to False. Where that is not everything, or the module
-    is not one of transformers, it defines `frozen_state` and `save_source`. Its constructor takes `source`, `revision`
-    and, where it can be built without a source, `config` (null when a copy replaces the source). The module that
-    contains it stores it under the name of its constructor argument: so its description is found in the recipe.
-
-    Args:
-        source: hub id or local folder; None for weights built here.
-        revision: commit of the hub repository.
+    is not one of transformers, it defines `frozen_state` and `save_source`. Its constructor takes `source` (hub id or
+    local folder; None for weights built here), `revision` (commit of the hub repository) and, where it can be built
+    without a source, `config` (null when a copy replaces the source). The module that contains it stores it under the
+    name of its constructor argument: so its description is found in the recipe.
     """
 
     model: Any  # of transformers, as `save_source` writes it
@@ -144,38 +141,29 @@ def save_copies(modules: Mapping[str, FrozenModule], records: Records, folder: P
 
 
 def use_local_copies(arguments: Any, records: Records, folder: Path) -> dict[str, Path]:
-    """Make descriptions build their frozen modules from the copies of a run or export, in place.
+    """Make descriptions build their frozen modules from the copies of a run or export, in place; return these by path.
 
     A description that names another source than its record stays as it is: the hash decides.
 
     Args:
         arguments: descriptions (`class_path`, `init_args`) by argument name, as mappings or jsonargparse namespaces.
         records: the `frozen` entry of a checkpoint or export.
-
-    Returns:
-        The copies that replaced a source, by module path.
     """
     copies = {}
     for path, record in records.items():
         init_args = find_init_args(arguments, path)
-        copy = folder / record["folder"] if record["folder"] else None
-        if copy is None or not copy.is_dir() or init_args is None or init_args.get("source") != record["source"]:
-            continue
-        init_args["source"] = str(copy)
-        for key in ("revision", "config"):
-            if key in init_args:
-                init_args[key] = None
-        copies[path] = copy
+        copy = folder / (record["folder"] or "")
+        if record["folder"] and copy.is_dir() and init_args is not None and init_args.get("source") == record["source"]:
+            init_args["source"] = str(copy)
+            for key in ("revision", "config"):
+                if key in init_args:
+                    init_args[key] = None
+            copies[path] = copy
     return copies
 
 
 def restore_sources(modules: Mapping[str, FrozenModule], arguments: Any, copies: Mapping[str, Path]) -> None:
-    """Record in modules the sources that their descriptions name, and the copies that were read instead.
-
-    Args:
-        arguments: descriptions as they were before `use_local_copies`.
-        copies: what `use_local_copies` returned.
-    """
+    """Record in modules the sources of their descriptions before `use_local_copies`, and the copies it returned."""
     for path, module in modules.items():
         init_args = find_init_args(arguments, path)
         if init_args is not None:
@@ -185,26 +173,19 @@ def restore_sources(modules: Mapping[str, FrozenModule], arguments: Any, copies:
 
 def find_init_args(arguments: Any, path: str) -> Any:
     """Return the `init_args` of the module at a path, None where the descriptions do not lead there."""
-    node = arguments
+    node: Any = arguments
     for name in path.split("."):
-        if isinstance(node, list):
-            node = node[int(name)] if name.isdigit() and int(name) < len(node) else None
-        else:
-            node = node.get(name)
+        node = ({str(index): each for index, each in enumerate(node)} if isinstance(node, list) else node).get(name)
         if not hasattr(node, "get") and not isinstance(node, list):
             return None
         if "class_path" in node:
-            if not node.get("init_args"):
-                node["init_args"] = {}
+            node["init_args"] = node.get("init_args") or {}
             node = node["init_args"]
     return node
 
 
 def verify_frozen_weights(modules: Mapping[str, FrozenModule], records: Records, source: str) -> None:
-    """Compare frozen modules with the records of a checkpoint or export.
-
-    Args:
-        source: where the records come from, for the message.
+    """Compare frozen modules with the records of a checkpoint or export, whose name is `source`.
 
     Raises:
         ValueError: a module of the same path has other weights, or is itself trained here.
@@ -216,8 +197,8 @@ def verify_frozen_weights(modules: Mapping[str, FrozenModule], records: Records,
                 f"{source} holds no weights of {path}: there it was frozen ({describe_record(record)}), here it is "
                 "trained; begin with init_from"
             )
-        if module.fingerprint() != record["sha256"]:
-            actual = {"sha256": module.fingerprint(), "source": module.source, "revision": module.revision}
+        actual = {"sha256": module.fingerprint(), "source": module.source, "revision": module.revision}
+        if actual["sha256"] != record["sha256"]:
             copy = f"; its copy lies in {record['folder']} of that run" if record["folder"] else ""
             raise ValueError(
                 f"{source} belongs to {path} = {describe_record(record)}, and not to {describe_record(actual)}: "

@@ -42,12 +42,8 @@ def init_from(
 
     Returns:
         Counts of matched, missing, unexpected and mismatched (other shape) tensors by component. Frozen weights count
-        only where a file has them.
-
-    Raises:
-        FileNotFoundError: there is nothing at a path.
-        ValueError: a component matches less than `min_matched`, nothing of a path matches, or it was trained on another
-            frozen backbone than the model's.
+        only where a file has them. Errors are FileNotFoundError, and ValueError for too few matches or another frozen
+        backbone.
     """
     model_state = model.state_dict()
     backbones = frozen.frozen_modules({"": model})
@@ -62,33 +58,27 @@ def init_from(
     for component, counts in report.items():
         log.info("init_from %s: %s", component, ", ".join(f"{count} {what}" for what, count in sorted(counts.items())))
         required = counts["matched"] + counts["mismatched"] + counts["missing"]
-        in_source = sum(counts.values()) > counts["missing"]
-        if in_source and counts["matched"] < min_matched * required:
+        if sum(counts.values()) > counts["missing"] and counts["matched"] < min_matched * required:
             raise ValueError(
                 f"init_from {paths}: only {counts['matched']} of the {component}'s tensors match ({dict(counts)}); "
                 f"at least {min_matched:.0%} must (init_from_min_matched)"
             )
-    matching = {key for key in model_state if _compare(key, model_state, source_state) == "matched"}
-    model.load_state_dict({key: source_state[key] for key in matching}, strict=False)
+    matching = {key: source_state[key] for key in model_state if _compare(key, model_state, source_state) == "matched"}
+    model.load_state_dict(matching, strict=False)
     return report
 
 
 def _compare(key: str, model_state: State, source_state: State) -> str:
-    if key not in source_state:
-        return "missing"
-    if key not in model_state:
-        return "unexpected"
-    return "matched" if model_state[key].shape == source_state[key].shape else "mismatched"
+    if key in model_state and key in source_state:
+        return "matched" if model_state[key].shape == source_state[key].shape else "mismatched"
+    return "missing" if key in model_state else "unexpected"
 
 
 def _read_source(
     path: Path, model: L.LightningModule, model_state: State, backbones: dict[str, Any], earlier: State
 ) -> State:
     """Read the weights of one path under the names of a model, without those that a backbone has from its source."""
-    location = resolve_path(path)
-    if not location.exists():
-        raise FileNotFoundError(f"init_from: nothing at {path}")
-    state, records = read_weights(location, type(model))
+    state, records = read_weights(resolve_path(path), type(model))
     state = _unfold_weight_norm(state, model_state)
     paths = _match_backbones(path, records, backbones)
     state = {_rename(key, paths): value for key, value in state.items()}
@@ -138,8 +128,8 @@ def _match_backbones(path: Path, records: frozen.Records, backbones: dict[str, A
 
 def _rename(key: str, paths: Mapping[str, str]) -> str:
     """Put what was trained within a frozen module (`layer_weights`) below that module's path in the model."""
-    source_path = next((each for each in paths if key.startswith(f"{each}.")), None)
-    return key if source_path is None else paths[source_path] + key.removeprefix(source_path)
+    source_path = next((each for each in paths if key.startswith(f"{each}.")), "")
+    return paths.get(source_path, "") + key.removeprefix(source_path)
 
 
 def _drop_pretrained(path: Path, state: State, backbones: dict[str, Any]) -> State:
@@ -162,6 +152,8 @@ def read_weights(path: Path, task: type) -> tuple[State, frozen.Records]:
 
     An export of an older format is read as well: of its description only the records matter.
     """
+    if not path.exists():
+        raise FileNotFoundError(f"init_from: nothing at {path}")
     if is_export(path):
         config = load_json((path / CONFIG_NAME).read_text(encoding="utf-8"))
         return load_file(path / WEIGHTS_NAME), validate_records(config.get("frozen", {}))

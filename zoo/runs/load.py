@@ -15,10 +15,9 @@ from torch import nn
 from zoo.common import registry
 from zoo.common.build import build
 from zoo.runs import frozen
-from zoo.runs.components import Components, component_state, read_components
+from zoo.runs.components import Components, component_state, load_weights, read_components
 from zoo.runs.hub.models import resolve_path
 from zoo.runs.inference.base import Inference
-from zoo.runs.model_description import check_complete
 
 
 def load(
@@ -58,28 +57,23 @@ def build_inference(path: Path, saved: Components, device: str | torch.device = 
     description = saved.description
     cls = registry.get_class(description["inference"], Inference)
     slots = registry.constructor_annotations(cls)
-    allowed = set(inspect.signature(cls).parameters) - set(description["components"])
-    if unknown := options.keys() - allowed:
-        hint = f"its options: {', '.join(sorted(allowed))}" if allowed else "it has none"
-        raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; {hint}")
-    check_complete(description, options)
+    names = [name for name in inspect.signature(cls).parameters if name not in description["components"]]
+    if unknown := options.keys() - set(names):
+        raise ValueError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}; its options: {', '.join(names)}")
     components = build_components(description, path.parent if path.is_file() else path)
     for name, component in components.items():
-        if not isinstance(component, nn.Module):
-            continue
-        if name in saved.fused:
-            component.remove_weight_norm_()  # type: ignore[operator]
-        component.load_state_dict(component_state(saved.state, name))
+        if isinstance(component, nn.Module):
+            load_weights(component, component_state(saved.state, name), name in saved.fused)
     values = {**description.get("options", {}), **options}
     built = {name: build(value, slots.get(name, Any)) for name, value in values.items()}
-    return cls(**components, **built).to(device).eval()
+    try:
+        return cls(**components, **built).to(device).eval()
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__} cannot be built from its description: {error}") from error
 
 
 def build_component(description: Mapping[str, Any], name: str) -> Any:
-    """Build one component without its weights: a module or a plain value.
-
-    Args:
-        description: `inference` and `components`.
+    """Build one component of a description without its weights: a module or a plain value.
 
     Raises:
         ValueError: it does not fit the Inference's argument of that name.
@@ -94,12 +88,7 @@ def build_component(description: Mapping[str, Any], name: str) -> Any:
 def build_components(description: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Build all components by name; frozen modules have their weights, the others not yet.
 
-    Args:
-        description: `inference`, `components`, and `frozen` where there are such modules.
-        folder: the run or export that holds copies of frozen modules.
-
-    Raises:
-        ValueError: a frozen module's weights are not those of training.
+    `folder` holds copies of frozen modules. ValueError where their weights are not those of training.
     """
     specs, records = copy.deepcopy(description["components"]), description.get("frozen", {})
     copies = frozen.use_local_copies(specs, records, folder)

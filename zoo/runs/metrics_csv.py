@@ -72,11 +72,9 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append one row; the folder is made when missing. Errors are those of `save`.
+        """Append one row, `epoch` in its own column; the folder is made when missing. Errors are those of `save`.
 
-        Args:
-            metrics: values by key; `epoch` has its own column.
-            step: batches trained before the logged one, so the first batch is 0.
+        `step` is the number of batches trained before the logged one, so the first batch is 0.
         """
         step = step if self._step is None else self._step
         values = {key: repr(value.item() if hasattr(value, "item") else value) for key, value in metrics.items()}
@@ -85,11 +83,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the pending rows; on a full disk keep them for the next call.
-
-        Raises:
-            ValueError: the folder holds a metrics.csv of another program.
-        """
+        """Write the pending rows, and keep them on a full disk; ValueError for a metrics.csv of another program."""
         try:
             self._write()
         except OSError as error:
@@ -106,12 +100,10 @@ class MetricsCSV(Logger):
             if corrupt:
                 self._rewrite(self._columns, rows)
         columns = self._columns or list(FIXED_COLUMNS)
-        new = list(dict.fromkeys(key for row in self._pending for key in row if key not in columns))
-        if new or not exists:
-            rows = _read(self.path)[1] if exists else []
-            self._rewrite(columns + new, rows + self._pending)
+        self._columns = list(dict.fromkeys([*columns, *(key for row in self._pending for key in row)]))
+        if not exists or self._columns != columns:
+            self._rewrite(self._columns, [*(_read(self.path)[1] if exists else []), *self._pending])
             self._pending = []
-        self._columns = columns + new
         while self._pending:
             with self.path.open("ab") as file:
                 file.write(_format_rows(self._pending[:1], columns))
@@ -130,11 +122,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def trim(self, step: int) -> None:
-        """Delete what a killed run logged beyond the checkpoint that a run resumes from.
-
-        Args:
-            step: last step to keep: batches trained up to the checkpoint, minus one.
-        """
+        """Delete rows after a step, the last one of the checkpoint that a killed run resumes from (batches - 1)."""
         if not self.path.is_file():
             return
         columns, rows, _ = _read(self.path)
@@ -146,11 +134,7 @@ class MetricsCSV(Logger):
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Read the rows of a metrics.csv as text by column; empty cells are empty texts, a torn last line is left out.
-
-    Args:
-        path: the file or its run folder.
-    """
+    """Read the rows of a metrics.csv or of a run's as text by column; a torn last line is left out."""
     return _read(path / CSV_NAME if path.is_dir() else path)[1]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from zoo import __version__
-from zoo.common.registry import get_class, public_name
+from zoo.common.registry import public_name
 
 FORMAT = 2  # of checkpoints and exports
 _TYPES = {"inference": str, "components": dict, "options": dict, "frozen": dict, "fused": list}
@@ -17,12 +16,7 @@ _RECORD_KEYS = {"sha256", "source", "revision", "folder"}
 
 
 def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a task so that a checkpoint can be built again without its run folder.
-
-    Args:
-        task: a `ZooTask`.
-        init_args: of its constructor, as plain values.
-    """
+    """Describe a `ZooTask` by the plain arguments of its constructor, so that a checkpoint needs no run folder."""
     return {
         "format": FORMAT,
         "version": __version__,
@@ -34,11 +28,7 @@ def describe_model(task: Any, init_args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate_description(description: Any) -> dict[str, Any]:
-    """Check the form of a description that was read from a file, and return it.
-
-    Raises:
-        ValueError: it has another format or not the form that runs and exports write.
-    """
+    """Check the form of a description from a file, and return it; ValueError for another format or form."""
     if not isinstance(description, dict):
         raise ValueError(f"its description is a {type(description).__name__}, expected inference, components, options")
     if description.get("format") != FORMAT:
@@ -51,19 +41,14 @@ def validate_description(description: Any) -> dict[str, Any]:
             raise ValueError(f"its description: {key} is {description[key]!r:.60}, expected a {kind.__name__}")
     components = description.get("components", {})
     _check_specs({**components, **description.get("options", {})}, "components")
-    unknown = [name for name in description.get("fused", []) if not isinstance(name, str) or name not in components]
-    if unknown:
-        raise ValueError(f"its description: fused is {unknown[0]!r:.60}, expected names of its components")
+    if not all(isinstance(name, str) and name in components for name in description.get("fused", [])):
+        raise ValueError(f"its description: fused is {description['fused']!r:.60}, expected names of its components")
     validate_records(description.get("frozen", {}))
     return description
 
 
 def validate_records(records: Any) -> dict[str, dict[str, Any]]:
-    """Check the form of the records of frozen modules, and return them; see `zoo.runs.frozen`.
-
-    Raises:
-        ValueError: a record lacks a key.
-    """
+    """Check the form of the records of frozen modules, see `zoo.runs.frozen`, and return them; ValueError otherwise."""
     for path, record in records.items() if isinstance(records, dict) else [("", records)]:
         if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
             raise ValueError(f"its description: frozen.{path} lacks one of {', '.join(sorted(_RECORD_KEYS))}")
@@ -72,41 +57,20 @@ def validate_records(records: Any) -> dict[str, dict[str, Any]]:
 
 def _check_specs(node: Any, path: str) -> None:
     """Refuse keys that are no text, and a `class_path` or `init_args` of another type."""
-    if isinstance(node, Mapping):
-        arguments = node.get("init_args") if "class_path" in node else None
-        if not all(isinstance(key, str) for key in node) or not isinstance(arguments or {}, Mapping):
-            raise ValueError(f"its description: {path} is {node!r:.60}, expected a mapping with init_args by name")
-        if not isinstance(node.get("class_path", ""), str):
-            raise ValueError(f"its description: {path}.class_path is no name of a component")
-        for key, value in node.items():
-            _check_specs(value, f"{path}.{key}")
-    elif isinstance(node, list | tuple):
-        for value in node:
-            _check_specs(value, path)
-
-
-def check_complete(description: Mapping[str, Any], options: Iterable[str] = ()) -> None:
-    """Refuse a description that lacks required arguments of its Inference.
-
-    Args:
-        options: further arguments that the caller provides.
-
-    Raises:
-        ValueError: naming what it lacks.
-    """
-    parameters = inspect.signature(get_class(description.get("inference", ""))).parameters.values()
-    required = {each.name for each in parameters if each.default is each.empty}
-    provided = {*description.get("components", {}), *description.get("options", {}), *options}
-    if missing := required - provided:
-        raise ValueError(f"its description lacks {', '.join(sorted(missing))}, which {description['inference']} takes")
+    if isinstance(node, list | tuple):
+        node = dict(zip(map(str, range(len(node))), node, strict=True))
+    if not isinstance(node, Mapping):
+        return
+    if not all(isinstance(key, str) for key in node) or not isinstance(node.get("class_path", ""), str):
+        raise ValueError(f"its description: {path} is {node!r:.60}, expected texts as keys and as class_path")
+    if "class_path" in node and not isinstance(node.get("init_args") or {}, Mapping):
+        raise ValueError(f"its description: {path}.init_args is no mapping")
+    for key, value in node.items():
+        _check_specs(value, f"{path}.{key}")
 
 
 def check_weights(checkpoint: Mapping[str, Any]) -> None:
-    """Refuse weights that are not tensors by name.
-
-    Raises:
-        ValueError: naming the entry.
-    """
+    """Refuse weights and averages that are not tensors by name with a ValueError."""
     ema = checkpoint.get("ema") or {}
     averages = ema.get("shadow", {}) if isinstance(ema, dict) else ema
     for name, weights in (("state_dict", checkpoint.get("state_dict")), ("ema", averages)):

@@ -35,24 +35,17 @@ class OnnxGraph:
 
 
 def check_onnx_packages() -> None:
-    """Refuse to export without the packages for it.
-
-    Raises:
-        ImportError: naming what is missing and the extra that installs it.
-    """
+    """Refuse to export without the packages for it: ImportError names what is missing and the extra."""
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"ONNX export needs {', '.join(missing)}: pip install zoo[export]")
 
 
 def write_onnx(graph: OnnxGraph, path: Path) -> float:
-    """Write a net as an ONNX file, which appears only after the comparison with torch.
+    """Write a net as an ONNX file, which appears after a comparison with torch; ImportError without the packages.
 
     Returns:
         Largest absolute difference between torch and onnxruntime over all examples.
-
-    Raises:
-        ImportError: a package is missing.
     """
     check_onnx_packages()
     import onnxruntime

@@ -1,7 +1,7 @@
 """Load models, configurations and tokenizers of transformers, whose files are checked first.
 
 They may come from anybody, and transformers turns some of their values into downloads of code, into imports and into
-paths. Only these functions call transformers' `from_pretrained`.
+paths. Only this module calls transformers' `from_pretrained`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), EXPERTS),
     **dict.fromkeys(("backbone", "fusion_config", "kernel_config", "transformers_weights"), ()),
     **dict.fromkeys(("use_kernels", "use_pretrained_backbone", "use_timm_backbone"), (False,)),
+    "quantization_config": ("bitsandbytes",),  # its quant_method; other methods download kernels
 }
-QUANTIZATION = "bitsandbytes"  # other methods download kernels
 # Models whose code downloads kernels or weights.
 FETCHING = ("mra", "rwkv", "sam3_video", "timm_backbone", "timm_wrapper", "yoso")
 # Where the files of a folder name other files of it.
@@ -35,34 +35,23 @@ FILE_LISTS = {
 
 
 def check_settings(settings: Mapping[str, Any], path: str) -> None:
-    """Refuse settings of a model that make transformers download code or read files elsewhere.
+    """Refuse settings of a model that make transformers download code or read files elsewhere; ValueError names one.
 
-    Args:
-        settings: what a config.json says, or the `config` of a recipe.
-        path: file or key that it comes from, for the message.
-
-    Raises:
-        ValueError: naming the setting.
+    `settings` are those of a config.json, or the `config` of a recipe; `path` is the file or key that they come from.
     """
     for key, value in _walk(settings):
         name = key.rpartition(".")[2]
+        if name == "quantization_config" and isinstance(value, Mapping):
+            value = value.get("quant_method", "")
         if name in ALLOWED and not _is_allowed(value, ALLOWED[name]):
             expected = " or ".join(map(str, ALLOWED[name])) or "nothing"
             raise ValueError(f"{path}: {key} is {value!r}, expected {expected}; delete the key")
-        if name == "quantization_config" and value is not None:
-            method = value.get("quant_method") if isinstance(value, Mapping) else value
-            if method != QUANTIZATION:
-                raise ValueError(f"{path}: {key} has the method {method!r}, expected {QUANTIZATION} or no such key")
         if name == "model_type" and value in FETCHING:
             raise ValueError(f"{path}: {key} {value!r} downloads code or weights by itself; use another model")
 
 
 def check_pretrained(source: str, revision: str | None = None) -> None:
-    """Check the files of a model or tokenizer; what is missing is left to the loader's own message.
-
-    Args:
-        source: hub id or folder in transformers' layout.
-        revision: commit of the hub repository.
+    """Check the files of a model or tokenizer, hub id or folder; what is missing is left to the loader's own message.
 
     Raises:
         ValueError: naming the file, and the setting in it.
@@ -113,8 +102,13 @@ def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             pending.append((below, value))
 
 
-def _from_pretrained(cls: Any, source: str, revision: str | None, **options: Any) -> Any:
-    """Call a class's `from_pretrained`; errors as those of `load_pretrained`."""
+def from_pretrained(cls: Any, source: str, revision: str | None = None, **options: Any) -> Any:
+    """Call `from_pretrained` of a class of transformers after its files are checked.
+
+    Raises:
+        FileNotFoundError: the source cannot be read.
+        ValueError: its files would make transformers download or run code.
+    """
     check_pretrained(source, revision)
     try:
         with suppress_loading_messages():
@@ -128,20 +122,12 @@ def _from_pretrained(cls: Any, source: str, revision: str | None, **options: Any
 
 
 def load_pretrained(model: Any, source: str, revision: str | None, **options: Any) -> Any:
-    """Load a model of transformers, each tensor in separate memory.
+    """Load a model, each tensor in separate memory; arguments and errors as those of `from_pretrained`.
 
     The header of a file decides where its tensors begin, and the kernels of a CPU sum in an order that depends on it: a
     resumed run, which reads its copy, would differ from the run that read the source.
-
-    Args:
-        model: class with `from_pretrained`.
-        options: of `from_pretrained`.
-
-    Raises:
-        FileNotFoundError: the source cannot be read.
-        ValueError: its files would make transformers download or run code.
     """
-    loaded = _from_pretrained(model, source, revision, **options)
+    loaded = from_pretrained(model, source, revision, **options)
     for tensor in (*loaded.parameters(), *loaded.buffers()):
         if tensor.data_ptr() % ALIGNMENT:
             tensor.data = tensor.data.clone()
@@ -149,25 +135,21 @@ def load_pretrained(model: Any, source: str, revision: str | None, **options: An
 
 
 def load_config(source: str, revision: str | None = None) -> Any:
-    """Load the configuration of a model of transformers; errors as those of `load_pretrained`."""
+    """Load the configuration of a model of transformers; errors as those of `from_pretrained`."""
     from transformers import AutoConfig
 
-    return _from_pretrained(AutoConfig, source, revision)
+    return from_pretrained(AutoConfig, source, revision)
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> Any:
-    """Load the tokenizer of a model of transformers; errors as those of `load_pretrained`."""
+    """Load the tokenizer of a model of transformers; errors as those of `from_pretrained`."""
     from transformers import AutoTokenizer
 
-    return _from_pretrained(AutoTokenizer, source, revision)
+    return from_pretrained(AutoTokenizer, source, revision)
 
 
 def build_config(settings: Mapping[str, Any]) -> Any:
-    """Build a configuration of transformers from `model_type` and its other settings.
-
-    Raises:
-        ValueError: the settings would make transformers download code, or the type is unknown.
-    """
+    """Build a configuration of transformers from `model_type` and other settings; errors as of `check_settings`."""
     from transformers import AutoConfig
 
     check_settings(settings, "config")
@@ -177,8 +159,7 @@ def build_config(settings: Mapping[str, Any]) -> Any:
 def find_backbone(source: str) -> str:
     """Resolve a source in transformers' layout: a hub id or folder is itself, a folder of runs its newest `backbone/`.
 
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no backbone.
+    FileNotFoundError where there is no such folder, or it holds no backbone.
     """
     folder = Path(source)
     if not folder.is_dir():

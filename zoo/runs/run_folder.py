@@ -54,11 +54,7 @@ def has_config_file(path: Path) -> bool:
 
 
 def find_config(path: Path) -> Path:
-    """Find the config.yaml of a run folder or of the run that a checkpoint file lies in.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Find the config.yaml of a run folder, or of a checkpoint's run; FileNotFoundError where there is none."""
     config = _config_path(path)
     if not config.is_file():
         raise FileNotFoundError(f"no {CONFIG_NAME} in {config.parent}: name the recipe with --config")

@@ -11,7 +11,6 @@ import difflib
 import math
 import os
 import re
-import shlex
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,13 +39,10 @@ SUMMARY_KEYS = {  # of a config, for a description of its run
     "seed": "seed_everything",
     "init_from": "init_from",
 }
-_SETTINGS = (("trainer", "max_steps"), ("trainer", "max_epochs"), ("checkpoints", "monitor"), ("checkpoints", "mode"))
 _ENDS = re.compile(rf"{FINISHED_MARK}|`Trainer\.fit` stopped|ended by (\w+)")
 _STOPS = ("Interrupted", "KeyboardInterrupt", "SystemExit", "SIGTERMException")
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} ", re.MULTILINE)
 _TAIL_BYTES = 64 * 1024
-_DEPTH = 6  # levels of folders below the root that are searched
-_MAX_FILES = 6  # samples in a description
 # what every run logs besides its losses
 _NO_LOSSES = tuple(f"train/{name}" for name in ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale"))
 Points = list[tuple[float, float]]
@@ -83,19 +79,12 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Find run folders below a folder, in no order, without those within a run or behind links."""
-    pending = [(root, 0)]
-    while pending:
-        folder, depth = pending.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except OSError:
-            continue
-        if any(entry.name in (CONFIG_NAME, CSV_NAME) or entry.name.endswith(".ckpt") for entry in entries):
-            yield folder
-        elif depth < _DEPTH:
-            folders = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
-            pending += [(Path(entry.path), depth + 1) for entry in folders if not entry.name.startswith(".")]
+    """Find run folders below a folder, in no order, without those within a run, in hidden folders or behind links."""
+    for folder, folders, names in os.walk(root):
+        if any(name in (CONFIG_NAME, CSV_NAME) or name.endswith(".ckpt") for name in names):
+            folders.clear()
+            yield Path(folder)
+        folders[:] = [name for name in folders if not name.startswith(".")]
 
 
 def list_runs(root: Path) -> list[RunInfo]:
@@ -104,10 +93,7 @@ def list_runs(root: Path) -> list[RunInfo]:
 
 
 def find_run(name: str, root: Path) -> Path:
-    """Find the folder of a run.
-
-    Args:
-        name: a path, a name below the root or the end of one, or `last`.
+    """Find the folder of a run by a path, a name below the root or the end of one, or `last`.
 
     Raises:
         ValueError: there is none, or there are several; the message lists the nearest names.
@@ -118,29 +104,29 @@ def find_run(name: str, root: Path) -> Path:
         if path.is_dir():
             return path
     folders = {folder.relative_to(root).as_posix(): folder for folder in find_runs(root)}
-    newest = sorted(folders, key=lambda each: -_last_change(folders[each]))
-    if name == "last" and newest:
-        return folders[newest[0]]
+    if not folders:
+        raise ValueError(f"no run {name!r}: there is none at all below {root} (--root names another folder)")
+    if name == "last":
+        return max(folders.values(), key=_last_change)
     matches = [each for each in sorted(folders) if f"/{each}".endswith(f"/{name}")]
     if len(matches) == 1:
         return folders[matches[0]]
     if matches:
         raise ValueError(f"{name!r} is the name of {len(matches)} runs below {root}: {', '.join(matches[:5])}")
-    if not folders:
-        raise ValueError(f"no run {name!r}: there is none at all below {root} (--root names another folder)")
-    nearest = difflib.get_close_matches(name, folders, n=3, cutoff=0.5) or newest[:3]
+    nearest = difflib.get_close_matches(name, folders, n=3, cutoff=0.0)
     raise ValueError(f"no run {name!r} below {root}; did you mean {', '.join(nearest)}? (`zoo runs` lists them)")
 
 
 def read_run(folder: Path, root: Path) -> RunInfo:
     """Summarise the run of a folder."""
-    config = _read_text(folder / CONFIG_NAME)
-    settings = {key: _find_setting(config, section, key) for section, key in _SETTINGS}
-    monitor, mode = settings["monitor"], settings["mode"] or "min"
+    settings = flatten_config(read_settings(folder))
+    monitor = settings.get("checkpoints.monitor", "null")
+    monitor = None if monitor == "null" else str(monitor)
+    mode = "max" if settings.get("checkpoints.mode") == "max" else "min"
+    total, epochs = (_positive(settings.get(f"trainer.{key}")) for key in ("max_steps", "max_epochs"))
     checkpoints = find_checkpoints(folder)
     last_step, epoch = _last_row(folder / CSV_NAME)
     step = max([last_step + 1, *map(parse_step, checkpoints)])
-    total, epochs = _positive(settings["max_steps"]), _positive(settings["max_epochs"])
     best, best_step = _best(folder, monitor, mode)
     path = folder.relative_to(root) if folder != root and folder.is_relative_to(root) else folder
     return RunInfo(
@@ -167,26 +153,14 @@ def _read_text(path: Path) -> str:
         return ""
 
 
-def _find_setting(config: str, section: str, key: str) -> str | None:
-    """Find a plain value of a section in a written config; parsing all of it takes a hundred times as long."""
-    block = re.search(rf"^{section}:\n((?:[ ].*\n?|\n)*)", config, re.MULTILINE)
-    match = re.search(rf"^  {key}: *(.*?) *$", block[1], re.MULTILINE) if block else None
-    value = match[1].strip("'\"") if match else ""
-    return None if value in ("", "null", "~") else value
-
-
-def _positive(value: str | None) -> int | None:
-    return int(value) if value is not None and value.isdecimal() and int(value) > 0 else None
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def read_recipe_name(config: Path) -> str | None:
     """Read the recipe that the comment above a run's config names, None without one."""
-    for line in _read_text(config).splitlines():
-        if not line.startswith("#"):
-            break
-        if line.lstrip("# ").startswith(RECIPE_MARK):
-            return line.lstrip("# ").removeprefix(RECIPE_MARK).strip() or None
-    return None
+    match = re.match(rf"(?:#.*\n)*?# *{RECIPE_MARK}(.*)", _read_text(config))
+    return match[1].strip() or None if match else None
 
 
 def _last_change(folder: Path) -> float:
@@ -257,8 +231,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def flatten_config(config: Any, key: str = "") -> dict[str, Any]:
     """Flatten nested values by dotted keys: `model.init_args.net.init_args.channels`.
 
-    Returns:
-        Numbers, booleans and texts; None is "null", a list of plain values its text.
+    Values are numbers, booleans and texts; None is "null", a list of plain values its text.
     """
     if isinstance(config, Mapping) and config:
         entries = ((str(name), value) for name, value in config.items())
@@ -339,56 +312,32 @@ def trained_seconds(folder: Path) -> float | None:
     return sum(max(seconds, 0.0) for seconds in parts)
 
 
+def newest_samples(folder: Path) -> list[Path]:
+    """List the files of the newest step folder of a run that has samples."""
+    return next((files for each in sample_folders(folder) if (files := sorted(each.iterdir()))), [])
+
+
 def sample_folders(folder: Path) -> list[Path]:
     """List the step folders of a run's samples, the newest first."""
     return sorted((folder / MEDIA_NAME).glob("step_*/"), reverse=True)
 
 
-def run_to_dict(run: RunInfo) -> dict[str, Any]:
-    """Return a summary as plain values."""
-    return {**asdict(run), "folder": str(run.folder)}
-
-
 def describe_run(run: RunInfo) -> dict[str, Any]:
     """Describe a run in full; its checkpoints are read completely to tell whether they are valid."""
-    flat = flatten_config(read_settings(run.folder))
+    settings = flatten_config(read_settings(run.folder))
     curves = read_curves(run.folder / CSV_NAME)
     metrics = [*select_loss_metrics(list(curves)), *(key for key in curves if key.startswith("val/"))]
-    media = next((folder for folder in sample_folders(run.folder) if any(folder.iterdir())), None)
-    files = sorted(path.name for path in media.iterdir()) if media else []
-    more = [f"and {len(files) - _MAX_FILES} more"] if len(files) > _MAX_FILES else []
-    by_epochs = f"{run.step}, epoch {run.epoch} of {run.epochs or '?'}"
     return {
-        **run_to_dict(run),
-        "progress": f"{run.step} of {run.total}" if run.total else by_epochs,
+        **asdict(run),
         "seconds": trained_seconds(run.folder),
-        "best": None if run.best is None else {"value": run.best, "step": run.best_step},
-        "config": {name: flat[key] for name, key in SUMMARY_KEYS.items() if flat.get(key, "null") != "null"},
+        "config": {name: settings[key] for name, key in SUMMARY_KEYS.items() if settings.get(key, "null") != "null"},
         "checkpoints": [
             {"name": path.name, "bytes": path_size(path), "valid": is_valid_checkpoint(path)}
             for path in find_checkpoints(run.folder)
         ],
         "last": {key: curves[key][-1][1] for key in dict.fromkeys(metrics)},
-        "media": {"folder": str(media), "files": files[:_MAX_FILES] + more} if media else None,
-        "next": next_commands(run),
+        "samples": newest_samples(run.folder),
     }
-
-
-def next_commands(run: RunInfo) -> list[str]:
-    """Return the commands that one may want next for a run in its state."""
-    folder = shlex.quote(str(run.folder))
-    if run.state == "running":
-        return [f"tail -f {folder}/{LOG_NAME}"]
-    if next(run.folder.glob("*.ckpt"), None) is None:
-        config = run.folder / CONFIG_NAME
-        return [f"zoo fit --config {shlex.quote(str(config))}"] if config.is_file() else []
-    return [
-        *([] if run.state == "finished" else [f"zoo fit --ckpt_path {folder}"]),
-        f"zoo validate --ckpt_path {folder}",
-        f"zoo predict --ckpt_path {folder} --input PATH --output FOLDER",
-        f"zoo export {folder} FOLDER",
-        f"zoo compare {folder} OTHER",
-    ]
 
 
 def format_age(changed: float) -> str:

@@ -18,7 +18,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
@@ -40,13 +40,10 @@ def create_app(
 ) -> FastAPI:  # fmt: skip
     """Build the application of a model; for the limits see `zoo.serve.commands.main`.
 
-    Args:
-        token: what requests carry as `Authorization: Bearer TOKEN`; `/healthz` needs none.
-        hosts: names under which requests may reach it.
-        title: of the OpenAPI document.
+    `token` is what requests carry as `Authorization: Bearer TOKEN` (`/healthz` needs none), `hosts` are the names under
+    which they may reach it, `title` is that of the OpenAPI document.
     """
     batcher = MicroBatcher(model, max_batch, max_wait_ms / 1000, max_queue)
-    registry, seconds = create_metrics(batcher)
     fields = model.fields()
     request_model = form_model(fields)
 
@@ -67,10 +64,9 @@ def create_app(
         folder = Path(tempfile.mkdtemp(prefix="zoo-serve-"))
         remove = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
         try:
-            with seconds.time():
-                values = await read_values(request, request_model, fields, folder)
-                (folder / "result").mkdir()
-                outputs = await batcher.submit(values, folder / "result", timeout_seconds)
+            values = await read_values(request, request_model, fields, folder)
+            (folder / "result").mkdir()
+            outputs = await batcher.submit(values, folder / "result", timeout_seconds)
             return respond(request, outputs, folder / "result", remove)
         except BaseException:
             await remove()
@@ -81,8 +77,8 @@ def create_app(
         return {"status": "ready"}
 
     @app.get("/metrics", dependencies=authorized)
-    async def prometheus() -> Response:
-        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+    async def metrics() -> Response:
+        return Response(generate_latest(batcher.metrics), media_type="text/plain; version=0.0.4")
 
     return app
 
@@ -108,23 +104,12 @@ def describe_body(request_model: type[pydantic.BaseModel], fields: Sequence[Inpu
     return {"content": {kind: {"schema": schema} for kind in (JSON, FORM)}}
 
 
-def create_metrics(batcher: MicroBatcher) -> tuple[CollectorRegistry, Histogram]:
-    """Create the figures for Prometheus; returns all of them, and the time of predictions."""
-    registry = CollectorRegistry()
-    Gauge("zoo_queue_length", "Requests that wait", registry=registry).set_function(batcher.queue.qsize)
-    sizes = Histogram("zoo_batch_size", "Requests computed together", buckets=(1, 2, 4, 8, 16, 32), registry=registry)
-    batcher.observe_batch = sizes.observe
-    return registry, Histogram("zoo_request_seconds", "Time of a prediction", registry=registry)
-
-
 async def read_values(
     request: Request, request_model: type[pydantic.BaseModel], fields: Sequence[InputField], folder: Path
 ) -> dict[str, Any]:
     """Read and validate the values of a request, JSON or a form; files of a form are stored in the folder.
 
-    Raises:
-        RequestValidationError: 422, with the field that is wrong.
-        HTTPException: 415 for another content type, 422 for a body that cannot be read.
+    Raises RequestValidationError (422) for a wrong field, HTTPException for another content type or no readable body.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     files = [field.name for field in fields if field.kind in FILE_FIELDS]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from fastapi import HTTPException
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import Output
@@ -43,21 +44,22 @@ class MicroBatcher:
         self.max_batch = max_batch if type(model).answer_batch is not Inference.answer_batch else 1
         self.max_wait_seconds = max_wait_seconds
         self.queue: asyncio.Queue[PendingRequest] = asyncio.Queue(max_queue)
-        self.observe_batch: Callable[[int], object] = lambda size: None
+        self.metrics = CollectorRegistry()
+        self.seconds = Histogram("zoo_request_seconds", "Time of a prediction", registry=self.metrics)
+        sizes = (1, 2, 4, 8, 16, 32)
+        self.sizes = Histogram("zoo_batch_size", "Requests computed together", buckets=sizes, registry=self.metrics)
+        Gauge("zoo_queue_length", "Requests that wait", registry=self.metrics).set_function(self.queue.qsize)
 
     async def submit(self, values: Mapping[str, Any], folder: Path, timeout: float) -> list[Output]:
-        """Wait for the result of a request.
-
-        Raises:
-            HTTPException: 429 when the queue is full, 504 after the timeout, and what computing raises.
-        """
+        """Wait for the result of a request; HTTPException 429 when the queue is full, 504 after the timeout."""
         request = PendingRequest(values, folder)
         try:
             self.queue.put_nowait(request)
         except asyncio.QueueFull:
             raise HTTPException(429, "too many requests wait", {"Retry-After": "1"}) from None
         try:
-            return await asyncio.wait_for(request.result, timeout)
+            with self.seconds.time():
+                return await asyncio.wait_for(request.result, timeout)
         except TimeoutError:
             raise HTTPException(504, f"no result within {timeout:g} s; ask for less, or try later") from None
 
@@ -70,7 +72,7 @@ class MicroBatcher:
                     while len(batch) < self.max_batch:
                         batch.append(await self.queue.get())
             if batch := [request for request in batch if not request.result.cancelled()]:
-                self.observe_batch(len(batch))
+                self.sizes.observe(len(batch))
                 await self._compute(batch)
 
     async def _compute(self, batch: list[PendingRequest]) -> None:

@@ -47,11 +47,6 @@ def main(
         timeout_seconds: a request without a result after so long gets 504.
         allowed_hosts: names under which clients reach this machine, besides the host; needed for 0.0.0.0.
         token_env: name of the environment variable that holds the token; without it a new one is made and printed.
-
-    Raises:
-        ModuleNotFoundError: the extra `ui` is not installed.
-        FileNotFoundError: there is no such run.
-        ValueError: an option cannot be used, or the run cannot be loaded.
     """
     check_within(1, 65535, port=port)
     check_at_least(1, max_batch=max_batch, max_queue=max_queue, max_upload_mib=max_upload_mib)
@@ -78,11 +73,7 @@ def main(
 
 
 def read_token(variable: str | None) -> str:
-    """Return the token of an environment variable; a new one without.
-
-    Raises:
-        ValueError: there is no such variable, or its token is too short.
-    """
+    """Return the token of an environment variable, a new one without; ValueError where it is absent or too short."""
     token = secrets.token_urlsafe(24) if variable is None else os.environ.get(variable, "")
     if len(token) < MIN_TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
         raise ValueError(f"--token_env {variable}: expected a variable of at least {MIN_TOKEN_LENGTH} ASCII characters")

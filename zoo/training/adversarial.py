@@ -27,10 +27,6 @@ class Discriminator(nn.Module):
 def discriminator_loss(real: Sequence[Output], fake: Sequence[Output]) -> Tensor:
     """Compute the least-squares loss of a discriminator: real scores towards 1, generated ones towards 0.
 
-    Args:
-        real: outputs on real audio, one per sub-discriminator.
-        fake: outputs on generated audio (detached from the generator), in the same order.
-
     Source: HiFi-GAN, equation 1 (Kong et al., 2020).
     """
     pairs = zip(_scores(real), _scores(fake), strict=True)

@@ -27,16 +27,10 @@ def write_array_files(
     rank: int = 0,
     world_size: int = 1,
 ) -> int:
-    """Write the missing files; the same call continues after a kill.
+    """Write every world_size-th of the missing files, and return their number; the same call continues after a kill.
 
-    Args:
-        stem: of the file names; it identifies everything that the rows depend on.
-        file_rows: rows of a file; the last may have fewer.
-        compute_rows: returns (n, ...) for n consecutive row numbers.
-        rank: of this process, which writes every world_size-th file.
-
-    Returns:
-        Number of files that this process wrote.
+    `stem` identifies what the rows depend on; `compute_rows` returns (n, ...) for n consecutive row numbers, of which a
+    file holds `file_rows`.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     spans = [range(first, min(first + file_rows, count)) for first in range(0, count, file_rows)]

@@ -6,6 +6,8 @@ import errno
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zoo.runs.run_info import flatten_config
+
 # Parts of the messages of allocators (lower case); torch raises plain RuntimeErrors, too.
 OUT_OF_GPU_MEMORY = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
 OUT_OF_CPU_MEMORY = ("defaultcpuallocator", "can't allocate memory", "cannot allocate memory")
@@ -59,48 +61,25 @@ class ConnectionLostError(ExplainedError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
-def explain_error(exception: BaseException, config: Mapping[str, Any]) -> str | None:
-    """Explain an exception that the user can act on.
+def explain_error(exception: BaseException, config: Mapping[str, Any]) -> ExplainedError | None:
+    """Return the error to report when the user can act on an exception or a cause of it; None for others.
 
-    Args:
-        exception: what was raised; its causes are checked, too.
-        config: the run's configuration as nested mappings; may be empty.
-
-    Returns:
-        One line, or None for an exception of another kind.
+    `config` is the run's, as nested mappings; may be empty.
     """
-    if isinstance(exception, ExplainedError):
-        return str(exception)
     for error in _chain(exception):
+        if isinstance(error, ExplainedError):
+            return error
         text = str(error).lower()
-        device = _exhausted_device(error, text)
-        if device is not None:
-            return f"out of memory on {device}; {_memory_advice(config)}"
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _disk_full(f" while writing {error.filename}" if error.filename else "")
-        is_write = "reader" not in text and any(mark in text for mark in TORCH_WRITE_FAILED)
-        if isinstance(error, RuntimeError) and is_write:
-            return _disk_full(" while writing a checkpoint")
-        for mark, advice in MANUAL_SETTINGS.items():
-            if mark in text:
-                return f"this system steps two optimizers itself and does not take {advice}"
-        if type(error).__name__ == "MisconfigurationException":
-            return str(error)
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            for extra, modules in EXTRAS.items():
-                if error.name.partition(".")[0] in modules:
-                    return f"{error.name} is not installed: pip install 'zoo[{extra}]'"
+        lost = "gloo" in text and any(mark in text for mark in CONNECTION_LOST)
+        if lost or type(error).__name__ in DISTRIBUTED_ERRORS:
+            return ConnectionLostError(
+                "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of "
+                "them again with --ckpt_path last"
+            )
+        message = _explain_memory(error, text, config) or _explain_disk(error, text) or _explain_setup(error, text)
+        if message is not None:
+            return ExplainedError(message)
     return None
-
-
-def is_connection_lost(exception: BaseException) -> bool:
-    """Return whether an exception, or a cause of it, says that another process ended or does not respond."""
-    return any(
-        type(error).__name__ in DISTRIBUTED_ERRORS
-        or (isinstance(error, RuntimeError) and "gloo" in text and any(mark in text for mark in CONNECTION_LOST))
-        for error in _chain(exception)
-        for text in [str(error).lower()]
-    )
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:
@@ -113,42 +92,40 @@ def _chain(exception: BaseException) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _exhausted_device(error: BaseException, text: str) -> str | None:
-    if isinstance(error, MemoryError):
-        return "the machine"
-    is_torch_error = type(error).__name__ == "OutOfMemoryError"  # by name: torch is not imported here
-    if isinstance(error, RuntimeError | OSError) and any(mark in text for mark in OUT_OF_CPU_MEMORY):
-        return "the machine"
-    is_gpu_text = isinstance(error, RuntimeError) and any(mark in text for mark in OUT_OF_GPU_MEMORY)
-    return "the GPU" if is_torch_error or is_gpu_text else None
-
-
-def _memory_advice(config: Mapping[str, Any]) -> str:
+def _explain_memory(error: BaseException, text: str, config: Mapping[str, Any]) -> str | None:
     """Name the keys of this run that lower the need for memory, with their values."""
-    values = dict(_flatten(config, ""))
+    on_host = isinstance(error, RuntimeError | OSError) and any(mark in text for mark in OUT_OF_CPU_MEMORY)
+    on_gpu = isinstance(error, RuntimeError) and any(mark in text for mark in OUT_OF_GPU_MEMORY)
+    if not (on_host or on_gpu or isinstance(error, MemoryError)):
+        return None
+    values = flatten_config(config)
     hints = [
         f"{key} (now {values[key]}: {advice})"
         for key, advice in MEMORY_KEYS.items()
-        if values.get(key) is not None and not (key == "trainer.precision" and "16" in str(values[key]))
+        if values.get(key, "null") != "null" and not (key == "trainer.precision" and "16" in str(values[key]))
     ]
     switches = ("gradient_checkpointing", "activation_checkpointing")
     hints += [f"{key} (now False: set it to true)" for key in values if key.endswith(switches) and values[key] is False]
+    device = "the GPU" if on_gpu and not on_host else "the machine"
+    return f"out of memory on {device}; change one of {', '.join(hints or MEMORY_KEYS)}"
+
+
+def _explain_disk(error: BaseException, text: str) -> str | None:
+    is_write = isinstance(error, RuntimeError) and any(mark in text for mark in TORCH_WRITE_FAILED)
+    if not (is_write and "reader" not in text) and getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+        return None
     return (
-        f"change one of {', '.join(hints)}" if hints else f"lower the batch size or precision: {', '.join(MEMORY_KEYS)}"
+        f"disk full while writing {getattr(error, 'filename', None) or 'a file'}; no earlier file is lost: free some "
+        "space or set trainer.default_root_dir to another disk, then resume with --ckpt_path last"
     )
 
 
-def _flatten(config: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings by dotted key."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _disk_full(where: str) -> str:
-    return (
-        f"disk full{where}; no earlier file is lost: free some space or set trainer.default_root_dir to another disk, "
-        "then resume with --ckpt_path last"
-    )
+def _explain_setup(error: BaseException, text: str) -> str | None:
+    for mark, advice in MANUAL_SETTINGS.items():
+        if mark in text:
+            return f"this system steps two optimizers itself and does not take {advice}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        for extra, modules in EXTRAS.items():
+            if error.name.partition(".")[0] in modules:
+                return f"{error.name} is not installed: pip install 'zoo[{extra}]'"
+    return str(error) if type(error).__name__ == "MisconfigurationException" else None

@@ -9,23 +9,15 @@ from torch import nn
 
 
 def freeze(module: nn.Module, groups: Sequence[str]) -> dict[str, int]:
-    """Freeze parameters, and put submodules without trainable parameters in eval mode.
+    """Freeze groups of parameters, and put submodules without trainable parameters in eval mode.
 
-    Args:
-        module: changed in place.
-        groups: each a prefix of parameter names ending at a dot (`encoder` means `encoder.*`, not `encoder2.*`), a
-            full name, or a glob (`blocks.[0-3].*`, `*.bias`).
-
-    Returns:
-        Number of weights (tensor elements) of each group, in the groups' order.
-
-    Raises:
-        ValueError: when a group matches no parameter.
+    A group is a prefix of parameter names ending at a dot (`encoder` means `encoder.*`), a full name, or a glob
+    (`blocks.[0-3].*`, `*.bias`). Returns the number of weights of each; one that matches nothing is a ValueError.
     """
     counts = {}
     parameters = dict(module.named_parameters())
     for group in groups:
-        names = [group] if group in parameters else [name for name in parameters if _matches(name, group)]
+        names = [name for name in parameters if name.startswith(f"{group}.") or fnmatchcase(name, group)]
         matches = [parameters[name] for name in names]
         if not matches:
             prefixes = ", ".join(dict.fromkeys(name.split(".")[0] for name in parameters))
@@ -37,10 +29,6 @@ def freeze(module: nn.Module, groups: Sequence[str]) -> dict[str, int]:
         counts[group] = sum(parameter.numel() for parameter in matches)
     set_frozen_eval(module)
     return counts
-
-
-def _matches(name: str, group: str) -> bool:
-    return name.startswith(f"{group}.") or fnmatchcase(name, group)
 
 
 def set_frozen_eval(module: nn.Module) -> None:

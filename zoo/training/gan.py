@@ -40,9 +40,6 @@ class GANStep:
         discriminator_start: number of steps trained with the reconstruction terms alone; both schedules run from the
             first step.
         adversarial: "least_squares" or "hinge" losses; both add up the sub-discriminators.
-
-    Raises:
-        ValueError: when a value is out of its range.
     """
 
     clip_g: float | None = None
@@ -89,9 +86,6 @@ class GANTask(ZooTask):
         scheduler_interval: "epoch" steps the schedules at the last batch of an epoch, "step" at every batch.
         step: clipping, chunks and losses of a step.
         compile: compile the inference modules in place.
-
-    Raises:
-        ValueError: when a loss weight is missing or unknown, or a number is out of its range.
 
     Source: HiFi-GAN section 2.2 and its published training script (order of the steps).
     """
@@ -157,7 +151,7 @@ class GANTask(ZooTask):
         """Build the optimizers in the order generator, discriminators, and their schedules."""
         options = [("g", [self.generator], self.optimizer_g, self.scheduler_g, self.step.clip_g)]
         if self.discriminator_names:
-            discriminators = [cast(nn.Module, self._discriminator(name)) for name in self.discriminator_names]
+            discriminators = [getattr(self, name) for name in self.discriminator_names]
             options.append(("d", discriminators, self.optimizer_d, self.scheduler_d, self.step.clip_d))
         optimizers, schedules = [], []
         for key, modules, build, build_schedule, clip in options:
@@ -169,8 +163,7 @@ class GANTask(ZooTask):
             if build_schedule is not None:
                 scheduler = build_schedule(optimizer)
                 set_total_steps(scheduler, self.trainer)
-                entry = {"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{key}"}
-                schedules.append(entry)
+                schedules.append({"scheduler": scheduler, "interval": self.scheduler_interval, "name": f"lr_{key}"})
         return optimizers, schedules
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -214,9 +207,6 @@ class GANTask(ZooTask):
         if self._scaler_d is not None and _SCALER_KEY in checkpoint:
             self._scaler_d.load_state_dict(checkpoint[_SCALER_KEY])
 
-    def _discriminator(self, name: str) -> Discriminator:
-        return cast(Discriminator, getattr(self, name))
-
     def _generate_chunks(self, batch: Any) -> list[_Chunk]:
         """Generate the full batch, chunk by chunk; several chunks keep their graphs without activations."""
         batches = split_batch(batch, self.step.accumulate) if self.step.accumulate > 1 else [batch]
@@ -244,11 +234,14 @@ class GANTask(ZooTask):
     ) -> dict[str, Tensor]:
         """Take one optimizer step on all chunks, all other parameters frozen; return the terms' means."""
         means: dict[str, Tensor] = {}
+        strategy: Any = self.trainer.strategy
         with self.toggled_optimizer(optimizer):
             optimizer.zero_grad()
             for number, chunk in enumerate(chunks, start=1):
                 terms = compute_terms(chunk)
-                with self._gradient_exchange(number == len(chunks)):
+                # ranks exchange gradients in the last chunk only
+                waits = number < len(chunks) and isinstance(strategy, ParallelStrategy)
+                with strategy.block_backward_sync() if waits else nullcontext():
                     self.manual_backward(self._weighted(terms) * chunk.weight)
                 for key, term in terms.items():
                     value = term.detach() * chunk.weight
@@ -262,7 +255,7 @@ class GANTask(ZooTask):
         for name in self.discriminator_names:
             if self.loss_weights[f"d/{name}"]:
                 # one call on real and generated waveforms together
-                outputs = self._discriminator(name)(torch.cat([chunk.real, chunk.fake.detach()]))
+                outputs = getattr(self, name)(torch.cat([chunk.real, chunk.fake.detach()]))
                 real = [(scores[:size], [each[:size] for each in maps]) for scores, maps in outputs]
                 fake = [(scores[size:], [each[size:] for each in maps]) for scores, maps in outputs]
                 terms[f"d/{name}"] = LOSSES[self.step.adversarial][0](real, fake)
@@ -275,7 +268,7 @@ class GANTask(ZooTask):
             weight_adv, weight_fm = self.loss_weights[f"g/adv_{name}"], self.loss_weights[f"g/fm_{name}"]
             if not (weight_adv or weight_fm):
                 continue
-            discriminator = self._discriminator(name)
+            discriminator: Discriminator = getattr(self, name)
             if weight_fm:
                 with torch.no_grad():
                     real = discriminator(chunk.real)
@@ -303,11 +296,6 @@ class GANTask(ZooTask):
     def _weighted(self, terms: Mapping[str, Tensor]) -> Tensor:
         return torch.stack([self.loss_weights[key] * term for key, term in terms.items()]).sum()
 
-    def _gradient_exchange(self, last: bool) -> Any:
-        """Let ranks exchange gradients in the last chunk only."""
-        strategy = self.trainer.strategy
-        return nullcontext() if last or not isinstance(strategy, ParallelStrategy) else strategy.block_backward_sync()
-
     @contextmanager
     def _discriminator_scaler(self) -> Iterator[None]:
         plugin: Any = self.trainer.precision_plugin
@@ -324,11 +312,7 @@ class GANTask(ZooTask):
 def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discriminator_start: int) -> list[str]:
     """Check that the discriminators have `d/<name>`, `g/adv_<name>` and `g/fm_<name>`, and the first step has a term.
 
-    Returns:
-        The other keys, those of reconstruction terms.
-
-    Raises:
-        ValueError: naming the key that is missing or unknown.
+    Returns the other keys, those of reconstruction terms.
     """
     required_keys = [f"{prefix}{name}" for prefix in ("d/", "g/adv_", "g/fm_") for name in names]
     others = [key for key in weights if key not in required_keys]
@@ -345,17 +329,9 @@ def check_loss_weights(weights: Mapping[str, float], names: Sequence[str], discr
 
 
 def split_batch(batch: Any, chunks: int) -> list[Any]:
-    """Split a batch along its items.
+    """Split a batch along its items into so many chunks, or one for each item, of sizes that differ by at most one.
 
-    Args:
-        batch: a tensor (B, ...), or a mapping of tensors, lists of B plain values, and values of all items.
-        chunks: how many; fewer when the batch holds fewer items.
-
-    Returns:
-        Chunks of the same structure, in order, of sizes that differ by at most one.
-
-    Raises:
-        ValueError: when the batch holds no tensor (B, ...) with B > 0.
+    A batch is a tensor (B, ...), B > 0, or a mapping of such tensors, lists of B plain values, and values of all items.
     """
     values = list(batch.values()) if isinstance(batch, Mapping) else [batch]
     size = next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 0)

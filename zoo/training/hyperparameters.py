@@ -28,21 +28,14 @@ def apply_hyperparameters(
     """Put the hyper-parameters of a resumed run's configuration into its checkpoint.
 
     Moments of optimizers and positions of schedules stay. Rates, weight decay, betas and the like, and shape and length
-    of the schedules, become those of the given objects. Without differences the checkpoint stays as it is.
-
-    Args:
-        checkpoint: Lightning's, with `scheduler_classes`; changed in place.
-        optimizers: as the configuration builds them, before their first step.
-        schedulers: of these optimizers, at their beginning.
-        names: of the optimizers, for messages.
-
-    Returns:
-        The differences from the checkpoint, in one line; None without any. Another class, other weights or another
-        number of schedules are a ValueError.
+    of the schedules, become those of the given objects, which have made no step. Returns the differences in one line,
+    None without any. Another class, other weights or another number of schedules are a ValueError.
     """
     saved_groups = [state["param_groups"] for state in checkpoint["optimizer_states"]]
     saved_schedules = checkpoint["lr_schedulers"]
-    _check_fit(saved_groups, saved_schedules, optimizers, schedulers)
+    mismatch = _find_mismatch(saved_groups, len(saved_schedules), optimizers, len(schedulers))
+    if mismatch is not None:
+        raise ValueError(f"the checkpoint holds {mismatch}: resume with its config.yaml, or start anew by --init_from")
     classes = [type(scheduler).__name__ for scheduler in schedulers]
     saved = _collect(saved_groups, saved_schedules, checkpoint.get("scheduler_classes", classes), names)
 
@@ -82,35 +75,23 @@ def advance(scheduler: LRScheduler, steps: int) -> None:
             scheduler.step()
 
 
-def _check_fit(
-    saved_groups: Sequence[list[dict[str, Any]]],
-    saved_schedules: Sequence[dict[str, Any]],
-    optimizers: Sequence[Optimizer],
-    schedulers: Sequence[LRScheduler],
-) -> None:
-    advice = "resume with the run's own config.yaml, or start from its weights by --init_from"
-    if len(saved_groups) != len(optimizers) or len(saved_schedules) != len(schedulers):
-        raise ValueError(
-            f"the checkpoint holds {len(saved_groups)} optimizers and {len(saved_schedules)} schedules, the config "
-            f"has {len(optimizers)} and {len(schedulers)}: {advice}"
-        )
-    for groups, optimizer in zip(saved_groups, optimizers, strict=True):
-        new_groups = optimizer.state_dict()["param_groups"]
+def _find_mismatch(
+    saved: Sequence[list[dict[str, Any]]], saved_schedules: int, optimizers: Sequence[Optimizer], schedules: int
+) -> str | None:
+    """Describe why states of optimizers, given by their groups, cannot be loaded; None where they can."""
+    if len(saved) != len(optimizers) or saved_schedules != schedules:
+        return f"{len(saved)} optimizers and {saved_schedules} schedules; the config has {len(optimizers)}, {schedules}"
+    for groups, optimizer in zip(saved, optimizers, strict=True):
+        current = optimizer.state_dict()["param_groups"]
+        options, new_options = (each[0].keys() - SCHEDULE_OPTIONS for each in (groups, current))
         # Adam and AdamW have the same options
-        saved_class, new_class = (
-            (group[0].keys() - SCHEDULE_OPTIONS, group[0].get("decoupled_weight_decay"))
-            for group in (groups, new_groups)
-        )
-        if saved_class != new_class:
-            options = ", ".join(sorted(saved_class[0] - {"params"}))
-            raise ValueError(
-                f"the checkpoint's optimizer is no {type(optimizer).__name__} (its options: {options}): {advice}"
-            )
-        sizes, new_sizes = ([len(group["params"]) for group in each] for each in (groups, new_groups))
+        decoupled = [each[0].get("decoupled_weight_decay") for each in (groups, current)]
+        if options != new_options or decoupled[0] != decoupled[1]:
+            return f"an optimizer that is no {type(optimizer).__name__}: its options are {', '.join(sorted(options))}"
+        sizes, new_sizes = ([len(group["params"]) for group in each] for each in (groups, current))
         if sizes != new_sizes:
-            raise ValueError(
-                f"the checkpoint's optimizer holds {sizes} weights a group, the config's has {new_sizes}: {advice}"
-            )
+            return f"an optimizer of {sizes} weights a group; the config's has {new_sizes}"
+    return None
 
 
 def _collect(

@@ -214,17 +214,12 @@ class RNGState(L.Callback):
 def capture_rng() -> dict[str, Any]:
     """Return the states of Python's, NumPy's, torch's and each GPU's generators, as tensors and plain values."""
     version, words, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state(legacy=True)
-    position, has_gauss, cached = rest
+    legacy: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = legacy
+    numpy_words = torch.from_numpy(np.asarray(keys, dtype=np.int64))
     return {
         "python": [version, list(words), gauss],
-        "numpy": [
-            name,
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
+        "numpy": [name, numpy_words, int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from zoo.common.checks import check_at_least, check_one_of, check_within
+from zoo.common.checks import check_above, check_at_least, check_one_of, check_within
 from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,6 @@ class WarmupLinear(WarmupConstant):
         start_at_zero: step s of the warm-up trains with s / warmup_steps of the base rate, the first with zero.
     """
 
-    total_steps: int | None
-
     def __init__(
         self,
         optimizer: Optimizer,
@@ -80,11 +78,8 @@ class WarmupLinear(WarmupConstant):
         min_factor: float = 0.0,
         start_at_zero: bool = False,
     ) -> None:
-        if total_steps is not None and total_steps <= warmup_steps:
-            raise ValueError(
-                f"{type(self).__name__}: total_steps is {total_steps}; expected more than warmup_steps, "
-                f"{warmup_steps} (-1 comes from trainer.max_steps: set max_steps or total_steps)"
-            )
+        if total_steps is not None:  # -1 comes from trainer.max_steps
+            check_above(warmup_steps, total_steps=total_steps)
         check_within(0, 1, min_factor=min_factor)
         self.total_steps = total_steps
         self.min_factor = min_factor
@@ -222,13 +217,9 @@ class LrScaling:
         data: Any = getattr(trainer, "datamodule", None)
         if getattr(data, "batch_size", None) is None:
             raise ValueError("lr_scaling needs data with a batch_size: set model.init_args.lr_scaling to null")
-        accumulated = accumulated_batches(trainer)
-        effective = data.batch_size * trainer.world_size * accumulated
+        effective = data.batch_size * trainer.world_size * accumulated_batches(trainer)
         for group in optimizer.param_groups:
             group["lr"] *= self.factor(effective)
         if trainer.is_global_zero:
-            log.info(
-                "learning rates x %.4g (%s): effective batch %d (%d x %d processes x %d accumulated), rates are for %d",
-                self.factor(effective), self.rule, effective, data.batch_size, trainer.world_size,
-                accumulated, self.batch_size,
-            )  # fmt: skip
+            message = "learning rates x %.4g (%s): effective batch %d, rates are for %d"
+            log.info(message, self.factor(effective), self.rule, effective, self.batch_size)

@@ -18,27 +18,19 @@ WARM_UP_STEPS = 2  # the first allocates; activations are counted in the second
 class StepCost(L.Callback):
     """Measures the cost of a few steps after two others, then ends the run.
 
-    `frozen_bytes` are those of frozen weights and buffers; `activation_bytes` of the storages that autograd saves for
-    the backward pass, without the weights, at their peak within one step.
+    `step_seconds` and `wait_seconds`, for its batch, are medians, the device's queue included.
+    `state_bytes` are those of weights, gradients, buffers and optimizers; `activation_bytes` of the storages that
+    autograd saves for the backward pass, without the weights, at their peak within one step.
     """
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self.weight_bytes = self.gradient_bytes = self.frozen_bytes = self.optimizer_bytes = self.activation_bytes = 0
-        self.durations: list[float] = []
+        self.state_bytes = self.activation_bytes = 0
+        self.step_seconds = self.wait_seconds = 0.0
+        self._durations: list[float] = []
         self._waits: list[float] = []
         self._last_time = 0.0
         self._counter: ActivationCounter | None = None
-
-    @property
-    def step_seconds(self) -> float:
-        """Median duration of a step, the device's queue included."""
-        return statistics.median(self.durations[WARM_UP_STEPS:] or self.durations)
-
-    @property
-    def wait_seconds(self) -> float:
-        """Median of the time a step waits for its batch."""
-        return statistics.median(self._waits[WARM_UP_STEPS:] or self._waits)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
@@ -47,23 +39,25 @@ class StepCost(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Record the wait; count activations in the last warm-up step."""
         self._waits.append(self._measure(pl_module.device))
-        if len(self.durations) == WARM_UP_STEPS - 1:
+        if len(self._durations) == WARM_UP_STEPS - 1:
             self._counter = ActivationCounter(pl_module.parameters())
             self._counter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Record the duration; after the last step count the tensors that exist between steps, and stop."""
-        self.durations.append(self._measure(pl_module.device))
+        self._durations.append(self._measure(pl_module.device))
         if self._counter is not None:
             self._counter.__exit__(None, None, None)
             self.activation_bytes, self._counter = self._counter.peak, None
-        if len(self.durations) < WARM_UP_STEPS + self.steps:
+        if len(self._durations) < WARM_UP_STEPS + self.steps:
             return
-        weights = list(pl_module.parameters())
-        self.weight_bytes = self.gradient_bytes = _bytes(weight for weight in weights if weight.requires_grad)
-        self.frozen_bytes = _bytes([*(w for w in weights if not w.requires_grad), *pl_module.buffers()])
-        states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
-        self.optimizer_bytes = _bytes(v for state in states for v in state.values() if isinstance(v, Tensor))
+        self.step_seconds = statistics.median(self._durations[WARM_UP_STEPS:])
+        self.wait_seconds = statistics.median(self._waits[WARM_UP_STEPS:])
+        tensors = [*pl_module.parameters(), *pl_module.buffers()]
+        tensors += [weight for weight in pl_module.parameters() if weight.requires_grad]  # their gradients
+        states = [value for each in trainer.optimizers for state in each.state.values() for value in state.values()]
+        tensors += [value for value in states if isinstance(value, Tensor)]
+        self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         trainer.should_stop = True
 
     def _measure(self, device: torch.device) -> float:
@@ -103,7 +97,3 @@ class SavedTensor:
 
     def __del__(self) -> None:
         self._counter.change(self.tensor, -1)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

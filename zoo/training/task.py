@@ -126,10 +126,7 @@ class ZooTask(CheckpointedTask):
     ) -> None:
         """Log loss terms as `<stage>/<key>`, means over all ranks; between two logging steps they are dropped.
 
-        Args:
-            stage: "train", "val" or "test".
-            terms: means over this rank's batch.
-            weight: of this rank in the means over all; the number of items when None.
+        `weight` is that of this rank in the means; the number of items when None.
         """
         if stage == "train" and self._trainer is not None and not self._trainer._logger_connector.should_update_logs:
             return  # Lightning would collect and never write them, which takes time
@@ -186,14 +183,7 @@ class ZooTask(CheckpointedTask):
         self.sample_settings.run_isolated(function)
 
     def write_media(self, kind: str, name: str, *content: Any) -> None:
-        """Write a sound, picture or table by the trainer's callback `Samples`.
-
-        Args:
-            kind: "audio", "image", "figure", "matrices", "animation" or "table", see
-                `zoo.training.callbacks.media.log_<kind>`.
-            name: of the file and the logged value.
-            content: the other arguments of that function.
-        """
+        """Write a sample by `zoo.training.callbacks.media.log_<kind>`, with its arguments."""
         self.sample_settings.write(self, kind, name, *content)
 
     def setup(self, stage: str) -> None:

@@ -59,9 +59,7 @@ class CheckpointedTask(L.LightningModule):
     def save_frozen_modules(self, unless_resuming: bool = False) -> dict[str, Any]:
         """Copy local frozen modules into the run folder, once; return all their records.
 
-        Args:
-            unless_resuming: leave a folder with checkpoints alone. Whether the run is resumed is known only after its
-                checkpoint was read.
+        With `unless_resuming` a folder with checkpoints is left alone: the run may be one that a resume continues.
         """
         modules = frozen.frozen_modules({"": self})
         records = frozen.frozen_records(modules)
@@ -75,12 +73,7 @@ class CheckpointedTask(L.LightningModule):
         optimizers, schedulers = split_optimizers(self.configure_optimizers())
         changes = apply_hyperparameters(checkpoint, optimizers, schedulers, self.optimizer_names)
         if changes is not None and self.trainer.is_global_zero:
-            rates = ", ".join(f"{group['lr']:.6g}" for optimizer in optimizers for group in optimizer.param_groups)
-            log.warning(
-                "resumed with %s; the next step's learning rate is %s: this is no longer the run that was interrupted",
-                changes,
-                rates,
-            )
+            log.warning("resumed with %s: this is no longer the run that was interrupted", changes)
 
     def _check_module_specs(self, saved: dict[str, Any] | None, frozen_paths: list[str]) -> None:
         """Compare descriptions without memory options and sources of frozen modules, whose hashes are compared."""

@@ -44,7 +44,7 @@ class BatchTrial:
 
 
 def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: int = 3) -> int:
-    """Find the largest batch that trains, and the throughput of each: zoo find-batch RECIPE [options of fit].
+    """Find the largest batch that trains: zoo find-batch RECIPE.
 
     Each size trains some steps, in a separate process, with all optimizers, on one device, with the longest items
     where items differ. The size is doubled from the recipe's until memory or items end, or halved until it trains.
@@ -54,9 +54,6 @@ def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: in
         target: share of the memory that may be used: of that which is free now, on CUDA of the device's.
         max: largest size that is tried.
         steps: that are timed.
-
-    Raises:
-        ValueError: when a number is out of its range, no batch trains, or the data has no size of batches.
     """
     check_within(0.01, 1, target=target)
     check_at_least(1, steps=steps, max=1 if max is None else max)
@@ -78,15 +75,9 @@ def find_batch(*fit: str, target: float = 0.8, max: int | None = None, steps: in
 
 
 def search_batch_size(size: int, fits: bool, limit: float, fits_size: Callable[[int], bool]) -> int:
-    """Double from a size that trains, or halve one that does not.
+    """Double from a size that trains (`fits`) up to a limit, or halve one that does not.
 
-    Args:
-        fits: whether `size` trains.
-        limit: largest size to try.
-        fits_size: tries a size.
-
-    Returns:
-        The largest size found to train; 0 when 1 does not.
+    Returns the largest size of which `fits_size` was true; 0 when 1 does not train.
     """
     if size > limit:
         size = int(limit)
@@ -163,9 +154,8 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
     trainer.callbacks = [*(each for each in trainer.callbacks if not isinstance(each, writers)), cost]
     trainer.loggers = []
     train(cli)
-    items = None
-    with contextlib.suppress(TypeError, AttributeError):  # a stream has no length, other data no set
-        items = len(data.train_set) if batch.key == "batch_size" else None
+    has_length = batch.key == "batch_size" and hasattr(getattr(data, "train_set", None), "__len__")
+    items = len(data.train_set) if has_length else None  # a stream has no length, other data no set
     peak = peak_memory_bytes(trainer.strategy.root_device)
     if peak > batch.memory:
         return replace(batch, error=OUT_OF_MEMORY)
@@ -173,9 +163,10 @@ def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:
 
 
 def _print_result(trials: dict[int, BatchTrial], recipe: BatchTrial, largest: int) -> None:
-    rows = []
-    for size, each in sorted(trials.items()):
-        rows.append((str(size), f"{each.peak / GIB:.2f} GiB" if each.peak else "", f"{each.rate:.4g}", each.error))
+    rows = [
+        (str(size), f"{each.peak / GIB:.2f} GiB" if each.peak else "", f"{each.rate:.4g}", each.error)
+        for size, each in sorted(trials.items())
+    ]
     unit = "tokens" if recipe.key == "token_budget" else "items"
     print_table(terminal_table([recipe.key, "peak memory", f"{unit} per s", ""], rows, left=[""]))
     print(f"largest that trains within {recipe.memory / GIB:.2f} GiB: {largest}")

@@ -44,7 +44,7 @@ def find_lr(
     loss: str | None = None,
     output: Path | None = None,
 ) -> int:
-    """Find learning rates for a recipe by a range test: zoo find-lr RECIPE [options of fit].
+    """Find learning rates by a range test: zoo find-lr RECIPE.
 
     Trains through the rates from the lowest to the highest, in a temporary folder, on one device, without schedules
     and callbacks, until the loss diverges. A GAN's optimizers rise together and keep their ratio.
@@ -56,9 +56,6 @@ def find_lr(
         batches: steps; one takes several batches where the recipe accumulates.
         loss: key such as g/mel or total; a GAN's default is its first reconstruction term.
         output: folder for lr.csv and lr.png; runs/find-lr/RECIPE when not given.
-
-    Raises:
-        ValueError: when a number is out of its range, or the recipe has no such loss.
     """
     check_positive(min_lr=min_lr)
     check_at_least(MIN_STEPS, batches=batches)
@@ -77,8 +74,7 @@ def find_lr(
             curve = test.curve()
             suggestion = suggest_lr(curve["rate"], curve["smoothed"], curve["loss"])
             write_report(folder, {"lr.csv": _table(test, curve), "lr.png": _plot(test, curve, suggestion)})
-    print(f"{cli.recipe}: loss {test.loss_key}, {'diverged' if test.diverged else 'did not diverge'}")
-    print(f"curve: {folder / 'lr.csv'}, {folder / 'lr.png'}")
+    print(f"{cli.recipe}: loss {test.loss_key}, {'diverged' if test.diverged else 'did not diverge'}; see {folder}")
     _print_rates(test, suggestion)
     return 0
 
@@ -96,10 +92,9 @@ def recipe_rates(cli: Any) -> dict[str, float]:
 
 
 class LrRangeTest(L.Callback):
-    """Sets the rates of each step, from `low` to `high`, notes the losses they lead to, and ends the training.
+    """Sets the rates of each step, from `low` to `high`, and ends after one more, whose loss the last rate leads to.
 
     Rates are of the first optimizer, in the units of `recipe_rates`, which a task may scale with its batch.
-    One more step than `steps` is trained, for the loss that the last rate leads to.
     """
 
     def __init__(
@@ -142,10 +137,6 @@ class LrRangeTest(L.Callback):
 
         return set_rates
 
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Forget whether the last batch ended a step."""
-        self._stepped = False
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -156,6 +147,7 @@ class LrRangeTest(L.Callback):
         self._batches.append(losses)
         if not self._stepped:
             return
+        self._stepped = False
         row = {key: float(np.mean([each[key] for each in self._batches if key in each])) for key in losses}
         self._batches.clear()
         if (loss := row.get(self.loss_key or "")) is None:
@@ -186,12 +178,9 @@ def smooth(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def suggest_lr(rates: np.ndarray, smoothed: np.ndarray, losses: np.ndarray) -> tuple[float, float] | None:
-    """Return the rates where the smoothed loss falls fastest and a tenth of where it is lowest; None where it does not.
+    """Return the rates where the smoothed loss falls fastest and a tenth of where it is lowest.
 
-    Args:
-        rates: smoothed, rising, (steps,).
-        smoothed: the loss at them, (steps,).
-        losses: as measured, (steps,), whose noise the fall has to exceed.
+    `rates` are smoothed and rise, `losses` are as measured, (steps,) each. None where the fall is within their noise.
     """
     lowest = int(np.argmin(smoothed))
     first = min(lowest, len(smoothed) // 10)  # the average of the few before is noise
@@ -206,15 +195,14 @@ def suggest_lr(rates: np.ndarray, smoothed: np.ndarray, losses: np.ndarray) -> t
     return float(rates[first + int(np.argmin(slopes[first : lowest + 1]))]), float(rates[lowest]) / CONSERVATIVE
 
 
-def _table(test: LrRangeTest, curve: Mapping[str, np.ndarray]) -> tuple[list[str], list[dict[str, Any]]]:
+def _table(test: LrRangeTest, curve: Mapping[str, np.ndarray]) -> tuple[list[str], list[dict[str, float]]]:
     """Make a row for each tested rate: columns and rows."""
-    rows = []
-    for step, rate in enumerate(curve["tested"]):
-        row = {f"lr_{name}": ratio * rate for name, ratio in test.ratios().items()}
-        row |= {"loss": curve["loss"][step], "smoothed": curve["smoothed"][step], "smoothed_lr": curve["rate"][step]}
-        rows.append(row | test.rows[step + 1])
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return columns, [dict.fromkeys(columns) | row for row in rows]
+    rows = [
+        {f"lr_{name}": ratio * rate for name, ratio in test.ratios().items()}
+        | {"loss": loss, "smoothed": smoothed, "smoothed_lr": smoothed_rate}
+        for rate, loss, smoothed_rate, smoothed in zip(*curve.values(), strict=True)
+    ]
+    return list(rows[0]), rows
 
 
 def _plot(test: LrRangeTest, curve: Mapping[str, np.ndarray], suggestion: tuple[float, float] | None) -> Figure:

@@ -38,7 +38,7 @@ class Measurement(L.Callback):
 
 
 def find_precision(*fit: str, steps: int = 4) -> int:
-    """Compare precisions on a recipe's first steps: zoo find-precision RECIPE [options of fit].
+    """Compare precisions on a recipe's first steps.
 
     Each precision trains the same batches with the same random numbers, on one device: float32, bfloat16, and on CUDA
     also float16. Differences are relative to float32: of the mean loss, and of the first optimizer step's gradients.
@@ -47,9 +47,6 @@ def find_precision(*fit: str, steps: int = 4) -> int:
     Args:
         *fit: a recipe, fragments and options of `zoo fit`; `--ckpt_path RUN` starts from a run's weights.
         steps: that are timed, after two others.
-
-    Returns:
-        0.
     """
     check_at_least(1, steps=steps)
     rows, exact = [], None
@@ -78,6 +75,6 @@ def measure_precision(fit: tuple[str, ...], precision: str, steps: int) -> tuple
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         train(cli)
-        memory = cost.weight_bytes + cost.frozen_bytes + cost.gradient_bytes + cost.optimizer_bytes
-        memory = peak_memory_bytes(device) if device.type == "cuda" else memory + cost.activation_bytes
+        is_cuda = device.type == "cuda"
+        memory = peak_memory_bytes(device) if is_cuda else cost.state_bytes + cost.activation_bytes
         return measurement, cost.step_seconds, memory

@@ -1,4 +1,4 @@
-"""What a study writes: trials.csv, best.yaml and two plots."""
+"""What a study writes: trials.csv and best.yaml."""
 
 from __future__ import annotations
 
@@ -67,15 +67,3 @@ def write_results(study: Study, config: StudyConfig, folder: Path) -> None:
         f"best of {len(rows)} trials\n# Use: {command}\n{OmegaConf.to_yaml(fragment)}"
     )
     write_atomic(folder / BEST_NAME, lambda file: file.write(text.encode()))
-
-
-def write_plots(study: Study, config: StudyConfig, folder: Path) -> None:
-    """Plot the values by trial and the importance of each key, where two values differ."""
-    from optuna.visualization import matplotlib
-
-    if len({each.value for each in planned_trials(study) if each.state.name == "COMPLETE"}) > 1:
-        plots = {
-            "history.png": matplotlib.plot_optimization_history(study, target_name=config.metric).figure,
-            "importance.png": matplotlib.plot_param_importances(study, target_name=config.metric).figure,
-        }
-        write_report(folder, plots)

@@ -54,10 +54,8 @@ def _parse_distribution(text: str) -> BaseDistribution:
         if not choices or len(set(choices)) < len(choices):
             raise ValueError("choice needs values, each once")
         return CategoricalDistribution(choices)
-    number = int if call[1] == "int" else (int, float)
-    if not 2 <= len(values) <= 3 or any(
-        isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value) for value in values
-    ):
+    number = (int,) if call[1] == "int" else (int, float)
+    if not 2 <= len(values) <= 3 or not all(type(value) in number and math.isfinite(value) for value in values):
         raise ValueError(f"expected {call[1]}(low, high[, step]) with finite numbers, whole ones for int")
     low, high, *step = values
     with warnings.catch_warnings():  # an end that no step reaches is lowered
@@ -99,9 +97,8 @@ def limit_flags(key: str, distribution: Any) -> list[str]:
 
 def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
     """List every combination of choices, as Optuna stores them; ValueError for a range."""
-    ranges = [key for key, each in space.items() if not hasattr(each, "choices")]
-    if ranges:
-        raise ValueError(f"--sampler grid: {ranges[0]} is a range; use choice(...)")
-    return [
-        dict(zip(space, point, strict=True)) for point in itertools.product(*(each.choices for each in space.values()))
-    ]
+    for key, each in space.items():
+        if not hasattr(each, "choices"):
+            raise ValueError(f"--sampler grid: {key} is a range; use choice(...)")
+    points = itertools.product(*(each.choices for each in space.values()))
+    return [dict(zip(space, point, strict=True)) for point in points]

@@ -30,7 +30,7 @@ from zoo.common.locks import lock_folder
 from zoo.common.registry import allowed_packages
 from zoo.runs.run_folder import CSV_NAME
 from zoo.runs.run_info import flatten_config, read_curves
-from zoo.tuning.report import BEST_NAME, TRIALS_NAME, StudyConfig, find_best, planned_trials, write_plots, write_results
+from zoo.tuning.report import BEST_NAME, TRIALS_NAME, StudyConfig, find_best, planned_trials, write_results
 from zoo.tuning.search_space import RESERVED_KEYS, grid_points, limit_flags, parse_search_space, suggest
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def main(
     output: Path | None = None,
     storage: str | None = None,
 ) -> int:
-    """Search a recipe's keys for the best metric: zoo tune RECIPE --search 'KEY=log(1e-5, 1e-3)' ... --trials 40.
+    """Search a recipe's keys for the best metric: zoo tune RECIPE --search ...
 
     Trials are runs in OUTPUT/trial_0000 and so on. The same command again, at the same time or after a kill, works on
     the same study; `zoo tune --output DIR` alone continues the one there.
@@ -80,17 +80,9 @@ def main(
 
     Returns:
         0; 1 when no trial has succeeded.
-
-    Raises:
-        ValueError: a wrong key, value or search space, another study in this folder, or too many failures in a row.
     """
     check_at_least(1, trials=1 if trials is None else trials, startup=startup)
-    try:
-        import optuna
-    except ImportError as error:
-        raise ImportError(f"tune needs Optuna: pip install 'zoo[tune]' ({error})") from error
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    optuna = load_optuna()
     recipe = Path(next((word for word in fit if not word.startswith("-")), "study"))
     folder = (output or Path("runs", "tune", recipe.parent.name, recipe.stem)).absolute()
     with lock_folder(folder, "tune", LOCK_SECONDS):
@@ -104,6 +96,17 @@ def main(
     with exit_on_sigterm():  # so that the trial under way is ended
         run_study(study, config, folder)
     return 0 if find_best(study) else 1
+
+
+def load_optuna() -> Any:
+    """Import Optuna, and let it print nothing."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError(f"tune needs Optuna: pip install 'zoo[tune]' ({error})") from error
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
 
 
 def open_study(
@@ -122,20 +125,20 @@ def open_study(
             heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
         )
     except Exception as error:  # of SQLAlchemy and its drivers
-        raise ValueError(f"--storage {re.sub('//.*@', '//…@', url or '')}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--storage: {str(error).splitlines()[0]}") from error
     name = folder.as_posix() if url else "study"
     requested = {"fit": list(fit), "search": search, "metric": metric, "direction": direction}
     names = optuna.get_all_study_names(storage)
     study = optuna.load_study(study_name=name, storage=storage) if name in names else None
-    if study and "config" in study.user_attrs:
-        config = StudyConfig(**study.user_attrs["config"])
-        for key, value in requested.items():
-            if value and value != getattr(config, key):
-                raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
-        return study, config
-    config = define_study(list(fit), search, metric, direction)
-    goal: Literal["minimize", "maximize"] = "minimize" if config.direction == "min" else "maximize"
-    study = study or optuna.create_study(study_name=name, storage=storage, direction=goal)
+    saved = study.user_attrs.get("config") if study else None
+    config = StudyConfig(**saved) if saved else define_study(list(fit), search, metric, direction)
+    for key, value in requested.items():
+        if value and value != getattr(config, key):
+            raise ValueError(f"{folder}: the study there has another {key}: {getattr(config, key)}, not {value}")
+    if study is None:
+        directions = optuna.study.StudyDirection
+        goal = directions.MINIMIZE if config.direction == "min" else directions.MAXIMIZE
+        study = optuna.create_study(study_name=name, storage=storage, direction=goal)
     study.set_user_attr("config", asdict(config))
     return study, config
 
@@ -147,18 +150,17 @@ def define_study(fit: list[str], search: list[str], metric: str | None, directio
     if any(word.partition("=")[0].removeprefix("--") in RESERVED_KEYS[:2] for word in fit):
         raise ValueError("tune sets ckpt_path and trainer.default_root_dir of its trials itself: leave them out")
     space = parse_search_space(search)
-    recipes = []
     for flags in itertools.zip_longest(*(limit_flags(key, each) for key, each in space.items())):
         command = fit_command([*fit, *(flag for flag in flags if flag), "--print_config"])
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)
         if done.returncode:
             raise SystemExit(done.returncode)
-        recipes.append(yaml.safe_load(done.stdout))
-    monitor, mode = (recipes[0]["checkpoints"][key] for key in ("monitor", "mode"))
+    recipe = yaml.safe_load(done.stdout)
+    monitor, mode = (recipe["checkpoints"][key] for key in ("monitor", "mode"))
     metric = metric or monitor
     if metric is None:
         raise ValueError(f"{fit[0]} names no checkpoints.monitor: give the --metric to optimise, such as val/loss")
-    full = {key.replace("init_args.", ""): key for key in flatten_config(recipes[0])}
+    full = {key.replace("init_args.", ""): key for key in flatten_config(recipe)}
     keys = {key: full.get(key.replace("init_args.", ""), key) for key in space}
     return StudyConfig(fit, search, metric, direction or (mode if metric == monitor else "min"), keys)
 
@@ -198,7 +200,6 @@ def run_study(study: Study, config: StudyConfig, folder: Path) -> None:
         if len(failures) >= MAX_FAILURES:
             raise ValueError(f"{len(failures)} trials in a row failed (the same command continues): {failures[-1]}")
     write_results(study, config, folder)
-    write_plots(study, config, folder)
     notify(f"{len(planned_trials(study))} trials: {folder / TRIALS_NAME}")
     if find_best(study):
         print((folder / BEST_NAME).read_text(encoding="utf-8"))
@@ -259,16 +260,15 @@ def train(trial: Trial, config: StudyConfig, run: Path, flags: Sequence[str]) ->
     try:
         while True:
             code = process.poll()
-            values = [value for value, _ in read_curve(run, config.metric)]
-            for number in range(reported, len(values)):
-                trial.report(values[number], number + 1)
+            for value, _ in read_curve(run, config.metric)[reported:]:
+                reported += 1
+                trial.report(value, reported)
                 if code is None and trial.should_prune():
                     return None
             if code in STOP_CODES:
                 raise SystemExit(128 + abs(code) % 128)
             if code is not None:
                 return code
-            reported = len(values)
             time.sleep(POLL_SECONDS)
     finally:
         process.terminate()
@@ -299,9 +299,8 @@ def failure_reason(run: Path, code: int, metric: str) -> str:
     """Describe in one line why a trial failed."""
     if code == 0:
         return f"no finite {metric} was logged; see metrics.csv for the metrics there are"
-    log = (run / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace")
-    errors = [line for line in log.split("\n") if "error:" in line]
-    return " ".join(errors[-1].split()) if errors else f"exit code {code}"
+    log = (run / OUTPUT_LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((" ".join(line.split()) for line in reversed(log) if "error:" in line), f"exit code {code}")
 
 
 def notify(line: str) -> None:

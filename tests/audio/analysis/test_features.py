@@ -39,18 +39,17 @@ def test_pieces_become_one_file_or_none(tmp_path: Path) -> None:
     assert not (tmp_path / "b.npy").exists()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_features_must_be_finite(tmp_path: Path, value: float) -> None:
+def test_features_must_be_finite(tmp_path: Path) -> None:
     features = np.zeros((2, 8), np.float16)
-    features[1, 5] = value
+    features[1, 5] = np.inf
     np.save(tmp_path / "a.npy", features)
     assert read_frames(tmp_path / "a.npy", 0, 5).dtype == np.float32
     with pytest.raises(ValueError, match=r"a\.npy: NaN or infinite .* 4 to 7"):
         read_frames(tmp_path / "a.npy", 4)
 
 
-@pytest.mark.parametrize("shape", [(4, 8), (4, 12), (5, 10), (10, 4)])
-def test_shape_of_another_net_or_audio_is_refused(shape: tuple[int, int]) -> None:
+def test_shape_of_another_net_or_audio_is_refused() -> None:
     check_features(Path("a.npy"), (4, 9), 10, channels=4)
-    with pytest.raises(ValueError, match=r"a\.npy: found .*expected \(C, F\) = \(4, 10\)"):
-        check_features(Path("a.npy"), shape, 10, channels=4)
+    for shape in ((4, 8), (4, 12), (5, 10), (10, 4)):
+        with pytest.raises(ValueError, match=r"a\.npy: found .*expected \(C, F\) = \(4, 10\)"):
+            check_features(Path("a.npy"), shape, 10, channels=4)

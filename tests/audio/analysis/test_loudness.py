@@ -8,8 +8,7 @@ from zoo.audio.analysis.loudness import LoudnessMeter, k_weighting
 
 def measured(audio: np.ndarray, sample_rate: int, pieces: int = 7) -> np.ndarray:
     meter = LoudnessMeter(sample_rate, len(audio))
-    for block in np.array_split(audio, pieces, axis=1):
-        meter.push(block)
+    list(meter.measure_stream(np.array_split(audio, pieces, axis=1)))
     return meter.loudness()
 
 

@@ -126,7 +126,7 @@ def test_files_that_are_no_models(tmp_path):
 
 
 def test_dnsmos(tmp_path):
-    # Stand-ins: three times the mean of the window, and the mean of the mel.
+    # a stand-in: three times the mean of the window
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["m"], axes=[1], keepdims=1),
         helper.make_node("Concat", ["m", "m", "m"], ["y"], axis=1),
@@ -139,6 +139,3 @@ def test_dnsmos(tmp_path):
     assert values == pytest.approx(
         {"dnsmos_sig": 0.59467047, "dnsmos_bak": 0.37561489, "dnsmos_ovr": 0.58684198}, abs=1e-6
     )
-    mean_model(tmp_path / "model_v8.onnx", [1, 900, 120], [1, 2])
-    values = DNSMOS(tmp_path)(VOICE, None, None)
-    assert -1 <= values["dnsmos_p808"] <= 1

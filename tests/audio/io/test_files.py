@@ -25,12 +25,9 @@ def make(path, samples=RATE, **options):
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3"])
-def test_partial_reads_and_blocks_equal_the_whole(tmp_path, suffix):
+def test_blocks_are_those_of_the_file(tmp_path, suffix):
     path = make(tmp_path / f"a.{suffix}")
     full, _ = files.read(path)
-    part, _ = files.read(path, 5000, 1234)
-    np.testing.assert_array_equal(part, full[:, 5000:6234])
-    np.testing.assert_array_equal(files.read(path, RATE - 10, 100)[0], full[:, -10:])
     np.testing.assert_array_equal(np.concatenate(list(files.read_blocks(path, 777)), axis=1), full)
     assert [block.shape[1] for block in files.read_blocks(path, 10000)] == [10000, 10000, 2050]
 
@@ -51,13 +48,6 @@ def refused(path, *words):
     assert all(word in text for word in words), text
     with pytest.raises(files.AudioFileError):
         list(files.read_blocks(path, 5000))
-
-
-@pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html><html>404</html>", bytes(range(256)) * 20])
-@pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.ogg", "a.raw"])
-def test_what_is_no_audio_is_named(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    refused(tmp_path / name)
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "opus", "mp3"])
@@ -134,8 +124,6 @@ def test_odd_files_give_all_their_samples(tmp_path, damage, kind):
     assert rate == RATE and samples <= audio.shape[1] <= samples * (1.02 if "no Xing" in damage else 1)
     assert files.info(path).samples == audio.shape[1]
     np.testing.assert_array_equal(np.concatenate(list(files.read_blocks(path, 5000)), axis=1), audio)
-    np.testing.assert_array_equal(files.read(path, 3000, 500)[0], audio[:, 3000:3500])
-    np.testing.assert_array_equal(files.read(path, samples - 100)[0], audio[:, samples - 100 :])
 
 
 @pytest.mark.parametrize(
@@ -143,14 +131,6 @@ def test_odd_files_give_all_their_samples(tmp_path, damage, kind):
 )
 def test_damaged_files_are_refused(tmp_path, damage, kind):
     refused(damaged(tmp_path, UNREADABLE, damage, kind))
-
-
-def test_nan_and_zero_length_are_refused(tmp_path):
-    for name, value in (("nan", np.nan), ("inf", np.inf)):
-        soundfile.write(tmp_path / f"{name}.wav", np.array([0.0, value]), RATE, subtype="FLOAT")
-        refused(tmp_path / f"{name}.wav", "NaN")
-    soundfile.write(tmp_path / "zero.wav", np.zeros(0), RATE)
-    refused(tmp_path / "zero.wav", "no samples")
 
 
 def test_writer_streams_and_leaves_nothing_on_error(tmp_path):

@@ -47,9 +47,8 @@ def test_stream_equals_the_whole():
 
 
 def test_kernel_made_in_inference_mode_still_trains():
-    resample.__globals__["_resampler"].cache_clear()
     with torch.inference_mode():
-        resample(torch.randn(1, 500), 22050, 16000)
+        resample(torch.randn(1, 500), 22050, 15000)
     x = torch.randn(1, 500, requires_grad=True)
-    resample(x, 22050, 16000).square().sum().backward()
+    resample(x, 22050, 15000).square().sum().backward()
     assert x.grad.abs().sum() > 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from tests.audiosr.lily import CONTEXT, HEAD, MELS, UNET, VOCODER, config, nets, state_of, write
+from tests.audiosr.lily import CONTEXT, HEAD, MELS, UNET, VOCODER, config, nets, original_tensors, state_of, write
 from zoo.audiosr.convert import (
     convert,
     convert_config,
@@ -23,7 +23,7 @@ from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.nets.vae import Autoencoder
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert import to_original as write_hifigan
 from zoo.hifigan.nets.generator import Generator
@@ -168,7 +168,7 @@ def test_two_autoencoders_stay_two(tmp_path: Path, layout: str) -> None:
     made, own = nets(layout), nets(layout, seed=1)["vae"]
     state = state_of(made, layout)
     prefix = f"cond_stage_models.{'concat_lowpass_cond' if layout == 'model.py' else '0'}.vae."
-    state |= {prefix + key: value for key, value in own.state_dict().items()}
+    state |= {prefix + key: value for key, value in original_tensors(own).items()}
     path = write(tmp_path / "theirs", layout, {"state_dict": state, **({} if layout == "audiosr" else {"ema": {}})})
     mel = torch.randn(2, 1, MELS, 48)
     model = from_original(path)
@@ -181,7 +181,7 @@ def test_two_autoencoders_stay_two(tmp_path: Path, layout: str) -> None:
     for source, target in ((ours, back), (model, tmp_path / "again" / back.name)):
         convert(source, target.with_suffix(".bin") if layout == "audiosr" else target)
         written = load_foreign_checkpoint(next(target.parent.glob("step_40.*")))["state_dict"]
-        assert all(torch.equal(written[prefix + key], value) for key, value in own.state_dict().items())
+        assert all(torch.equal(written[prefix + key], value) for key, value in original_tensors(own).items())
         assert torch.equal(written["first_stage_model.quant_conv.bias"], made["vae"].quant_conv.bias)
     if layout == "modelV1":
         return  # its global encoder takes no clips this short
@@ -281,7 +281,7 @@ def test_refusals(tmp_path: Path) -> None:
 def test_a_vocoder_whose_numbers_its_shapes_do_not_show(tmp_path: Path) -> None:
     made = nets("audiosr")
     odd = {**VOCODER, "upsample_rates": [6, 2], "resblock": "2", "resblock_dilation_sizes": [[1, 2]]}
-    vae = Autoencoder(32, (1, 1), 1, 4, dropout=0.3)
+    vae = AutoencoderKL(1, 1, (32, 32), 1, 4, dropout=0.3)
     vocoder = Generator(**odd).remove_weight_norm_()
     path = tmp_path / "pytorch_model.bin"
     assert write_theirs(Nets(vae, Denoiser(made["unet"]), vocoder), "audiosr", path) == []
@@ -298,10 +298,10 @@ def test_a_vocoder_whose_numbers_its_shapes_do_not_show(tmp_path: Path) -> None:
 
 
 def test_what_no_layout_holds() -> None:
-    vae, net = Autoencoder(32, (1, 1), 1, 4), Denoiser(UNet(**UNET))
+    vae, net = AutoencoderKL(1, 1, (32, 32), 1, 4), Denoiser(UNet(**UNET))
     assert layout_of(net, vae, ".pt") == "modelV1"
     with pytest.raises(ValueError, match="32 groups, those of this autoencoder 16"):
-        layout_of(net, Autoencoder(32, (1, 1), 1, 4, norm_groups=16), ".bin")
+        layout_of(net, AutoencoderKL(1, 1, (32, 32), 1, 4, norm_num_groups=16), ".bin")
     net.latent_scale.fill_(0.5)
     assert layout_of(net, vae, ".bin") == "audiosr"
     with pytest.raises(ValueError, match=r"latent_scale is 0\.5.*train with latent_scale: 1\.0"):

@@ -11,21 +11,21 @@ from zoo.audio.analysis.features import load_features
 from zoo.audio.io import files
 from zoo.audiosr.inference.reconstruct import Reconstructor
 from zoo.audiosr.nets.features import whole_mel
-from zoo.audiosr.nets.vae import Autoencoder, split
+from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
 
 
 def test_one_chunk_is_the_autoencoder_itself() -> None:
-    net = Autoencoder(**AUTOENCODER).eval()
+    net = AutoencoderKL(**AUTOENCODER).eval()
     audio = np.random.default_rng(0).normal(0, 0.1, 6400).astype(np.float32)
     mel = features()(torch.from_numpy(audio)[None, None])
     with torch.no_grad():
-        expected = net.decode(split(net.encode(mel))[0])[0, 0].T.numpy()
+        expected = net.decode(posterior_mean(net.encode(mel)))[0, 0].T.numpy()
     np.testing.assert_allclose(Reconstructor(net, features())(audio, RATE), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("samples", [100, 6401, 20000])
 def test_files_of_any_length_and_rate(samples: int, tmp_path: Path) -> None:
-    model = Reconstructor(Autoencoder(**AUTOENCODER).eval(), features(), chunk_seconds=0.32)
+    model = Reconstructor(AutoencoderKL(**AUTOENCODER).eval(), features(), chunk_seconds=0.32)
     audio = np.random.default_rng(0).normal(0, 0.1, (2, samples)).astype(np.float32)
     files.write(tmp_path / "a.wav", audio, 8000)
     facts = model.process_file(tmp_path / "a.wav", tmp_path / "a.npy")
@@ -41,4 +41,4 @@ def test_mels_are_cut_to_whole_latents() -> None:
     with pytest.raises(ValueError, match="a multiple of 64 bands"):
         whole_mel(torch.zeros(1, 1, 64, 32), 64)
     with pytest.raises(ValueError, match="chunk_seconds"):
-        Reconstructor(Autoencoder(**AUTOENCODER), features(), chunk_seconds=0.01)
+        Reconstructor(AutoencoderKL(**AUTOENCODER), features(), chunk_seconds=0.01)

@@ -26,11 +26,22 @@ UNETS: dict[str, dict[str, Any]] = {
 """Arguments of `zoo.audiosr.UNet`, fusion left out."""
 
 AUTOENCODERS: dict[str, dict[str, Any]] = {
-    "tiny": {"channels": 16, "multipliers": (1, 2, 2), "blocks": 1, "latent_channels": 8, "norm_groups": 4},
-    "small": {"channels": 64},
-    "audiosr": {},
+    "tiny": {
+        "in_channels": 1,
+        "out_channels": 1,
+        "block_out_channels": (16, 32, 32),
+        "layers_per_block": 1,
+        "latent_channels": 8,
+        "norm_num_groups": 4,
+    },
+    "audiosr": {
+        "in_channels": 1,
+        "out_channels": 1,
+        "block_out_channels": (128, 256, 512, 1024),
+        "latent_channels": 16,
+    },
 }
-"""Arguments of `zoo.audiosr.Autoencoder`."""
+"""Arguments of `zoo.blocks.AutoencoderKL`."""
 
 GLOBAL_ENCODERS: dict[str, dict[str, Any]] = {
     "tiny": {"channels": 32, "heads": 4, "layers": 1, "context_channels": 32},

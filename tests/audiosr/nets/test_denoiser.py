@@ -7,7 +7,7 @@ from tests.audiosr.nets.sizes import AUTOENCODERS, GLOBAL_ENCODERS, UNETS
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.nets.vae import Autoencoder
+from zoo.blocks.autoencoder import AutoencoderKL
 
 
 def build(fusion: str) -> Denoiser:
@@ -36,7 +36,7 @@ def test_groups_partition_all_parameters(fusion):
 
 def test_everything_tiny_stays_below_2_million_parameters():
     with torch.device("meta"):
-        nets = [build("sequence"), Autoencoder(**AUTOENCODERS["tiny"])]
+        nets = [build("sequence"), AutoencoderKL(**AUTOENCODERS["tiny"])]
     assert sum(parameter.numel() for net in nets for parameter in net.parameters()) < 2e6
 
 

@@ -8,7 +8,7 @@ import torch
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, features
 from zoo.audio.analysis.mel import LogMel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.vae import Autoencoder, split
+from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
 from zoo.common.registry import public_name
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.stochastic import StochasticVocos
@@ -27,13 +27,13 @@ def checkpoint(folder: Path, name: str, part: torch.nn.Module, config: dict[str,
 
 
 def test_autoencoder_of_a_run_a_folder_of_runs_and_a_copy(tmp_path: Path) -> None:
-    net = Autoencoder(**AUTOENCODER).eval()
+    net = AutoencoderKL(**AUTOENCODER).eval()
     path = checkpoint(tmp_path, "autoencoder", net, AUTOENCODER)
     frozen = FrozenAutoencoder(str(path))
     assert (frozen.factor, frozen.latent_channels, frozen.is_local) == (2, 2, True)
     mel = torch.randn(1, 1, 8, 32)
     torch.testing.assert_close(frozen.encode(mel), net.encode(mel), rtol=0, atol=0)
-    latent = split(net.encode(mel))[0]
+    latent = posterior_mean(net.encode(mel))
     torch.testing.assert_close(frozen.decode(latent), net.decode(latent), rtol=0, atol=0)
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -96,6 +96,6 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
         FrozenVocoder()
     with pytest.raises(FileNotFoundError, match="nowhere"):
         FrozenAutoencoder(str(tmp_path / "nowhere"))
-    path = checkpoint(tmp_path, "autoencoder", Autoencoder(**AUTOENCODER), AUTOENCODER)
+    path = checkpoint(tmp_path, "autoencoder", AutoencoderKL(**AUTOENCODER), AUTOENCODER)
     with pytest.raises(ValueError, match=r"found 0"):
         FrozenVocoder(str(path))

@@ -5,13 +5,13 @@ import json
 import math
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from zoo.cli.commands.inspect import count_tensors
 from zoo.cli.main import main
@@ -45,12 +45,6 @@ EXPORT: dict[str, Any] = {
     "components": {"generator": {"class_path": "zoo.hifigan.Generator", "init_args": {}}}, "fused": ["generator"],
     "source": "runs/a/step_00000040.ckpt", "step": 40, "frozen": {"net.backbone": RECORD}
 }  # fmt: skip
-ADAPTER: dict[str, Any] = {
-    "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "someone/model", "revision": None, "r": 2,
-    "lora_alpha": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "layers_to_transform": [0], "bias": "none",
-    "layers_pattern": "layers", "rank_pattern": {}, "alpha_pattern": {"q_proj": 8}, "use_rslora": False,
-    "auto_mapping": None, "megatron_core": "megatron.core", "init_lora_weights": True, "exclude_modules": None
-}  # fmt: skip
 ODD_VALUES = [
     None, True, 3, -1, 2**70, 1e308, math.nan, "", "x", "\x1b[31m", "two\nlines", "\ud800", "a\0b", "../" * 9,
     "9" * 5000, [], {}, [[]], [None], {"": None}, {"a": {"b": [1]}}
@@ -83,8 +77,8 @@ def test_checkpoint(tmp_path: Path, inspect: Inspect) -> None:
     expected = {
         "kind": "checkpoint of the zoo",
         "task": "zoo.hifigan.HiFiGANTask",
-        "version": "0.1.0",
-        "step": "40 batches",
+        "zoo": "0.1.0",
+        "step": "40",
         "epoch": "2",
         "optimizers": "1, 14 values",
         "EMA": "after 39 updates",
@@ -117,7 +111,7 @@ def test_run_folder_shows_its_newest_valid_checkpoint(tmp_path: Path, inspect: I
         save_checkpoint(CHECKPOINT | {"global_step": step}, tmp_path / f"step_{step:08d}.ckpt")
     (tmp_path / "step_00000020.ckpt").write_bytes(b"corrupt")
     code, out = inspect(tmp_path)
-    assert code == 0 and "step_00000020.ckpt  0.0 MiB  CORRUPT" in out and "10 batches" in out
+    assert code == 0 and "step_00000020.ckpt  0.0 MiB  CORRUPT" in out and re.search(r"step +10\n", out)
     (tmp_path / "step_00000010.ckpt").write_bytes(b"corrupt")
     assert inspect(tmp_path)[0] == 1
 
@@ -215,15 +209,3 @@ def test_mutated_files(tmp_path: Path, inspect: Inspect) -> None:
         write_safetensors(tmp_path / "model.safetensors", mutate(HEADER, rng), rng.choice([50, 50, 0, 49]))
         inspect(tmp_path)
         inspect(tmp_path / "model.safetensors")
-
-
-def test_mutated_adapters(tmp_path: Path, inspect: Inspect) -> None:
-    rng = random.Random(0)
-    layer = "base_model.model.model.layers.0.self_attn.q_proj"
-    weights = {f"{layer}.lora_A.weight": torch.ones(2, 8), f"{layer}.lora_B.weight": torch.ones(8, 2)}
-    save_file(weights, tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTER))
-    assert "ci_llm" in inspect(tmp_path)[1]
-    for _ in range(60):
-        (tmp_path / "adapter_config.json").write_text(json.dumps(mutate(ADAPTER, rng)))
-        inspect(tmp_path)

@@ -51,9 +51,9 @@ def test_options_have_types_and_keep_the_others(work: Path, capsys: pytest.Captu
     steps = settings_of_solver("--model.init_args.solver.init_args.steps", "3")
     assert steps["init_args"]["steps"] == 3
     assert steps["init_args"]["method"] == "heun2"
-    for wrong in (["--model.solver.init_args.steps", "few"], ["--model.imagse", "true"], ["--model.net", "x"]):
+    for wrong in (["--model.solver.init_args.steps", "few"], ["--model.chnuk", "3"], ["--model.net", "x"]):
         assert main([*ARGS, *wrong]) == 2
-    assert "did you mean images?" in capsys.readouterr().err
+    assert "did you mean chunk?" in capsys.readouterr().err
 
 
 def settings_of_solver(*options: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_other_options_or_checkpoint_are_refused(work: Path, capsys: pytest.Capt
     assert main([*ARGS]) == 0
     before = {path: path.read_bytes() for path in work.rglob("out/**/*") if path.is_file()}
     assert main([*ARGS, "--precision", "bf16-mixed"]) == 1
-    assert main([*ARGS, "--model.images", "true"]) == 1
+    assert main([*ARGS, "--model.chunk", "3"]) == 1
     few = ["--trainer.limit_val_batches=1", "--samples.enabled=false"]
     assert main(["fit", "--ckpt_path", "run", "--trainer.max_steps=2", *few]) == 0
     assert main([*ARGS]) == 1
@@ -116,8 +116,8 @@ def test_failed_file_gives_exit_code_1_and_left_out_files_are_counted(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["predict"], "zoo predict --ckpt_path RUN --input PATH --output DIR"),
-        (["predict", "flow/smoke"], "takes no recipe"),
+        (["predict", "flow/smoke"], "required: ckpt_path"),
+        ([*ARGS, "flow/smoke"], "takes no recipe"),
         ([*ARGS, "--trainer.devices", "2"], "torchrun"),
         ([*ARGS, "--trainer.precision", "bf16-mixed"], "--precision"),
         ([*ARGS, "--data.root", "x"], "predict has no option --data.root"),

@@ -38,9 +38,8 @@ def test_one_run(tmp_path, capsys):
     (folder / "media" / "step_00000010" / "grid.png").touch()
     assert main(["runs", "1", "--root", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    for part in ("stopped", "10 of 99", "2 min", "val/loss 0.5 at step 10", "step_00000010.ckpt", "valid", "grid.png"):
+    for part in ("stopped", "10/99", "2 min", "val/loss 0.5 at step 10", "step_00000010.ckpt", "valid", "grid.png"):
         assert part in told
-    assert f"zoo fit --ckpt_path {folder}" in told
     assert main(["runs", "1", "--root", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["batch size"] == 4
 
@@ -67,7 +66,7 @@ def test_compare_writes_tables_and_plots(tmp_path, capsys):
     output = tmp_path / "out"
     assert main(["compare", "1", "2", "--root", str(tmp_path), "--output", str(output)]) == 0
     told = capsys.readouterr().out
-    for part in ("trainer.max_steps", "val/loss ↓", "0.25 (0.25)", "train/loss  1 to 3", "█"):
+    for part in ("trainer.max_steps", "val/loss ↓", "0.25 (0.25)", "train/loss ↓"):
         assert part in told
     with (output / "compare.csv").open() as file:
         rows = {(row["run"], row["metric"]): (row["best"], row["last"]) for row in csv.DictReader(file)}

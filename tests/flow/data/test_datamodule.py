@@ -67,26 +67,6 @@ def test_all_images_are_used_unless_limited(classes: bool, tmp_path: Path, caplo
     assert list(used.values()) == [count, count, count, 20]
 
 
-def test_downsampled_imagenet_is_cached_or_read_where_it_lies(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, (9, 48), dtype=np.uint8)
-    for name, part in (
-        ("train_data_batch_1", slice(0, 4)),
-        ("train_data_batch_2", slice(4, 6)),
-        ("val_data", slice(6, 9)),
-    ):
-        np.savez(tmp_path / f"{name}.npz", data=rows[part], labels=np.arange(1, 10)[part])
-    for cache in (tmp_path / "cache", None):
-        data = folder(tmp_path, cache)
-        data.prepare_data()
-        data.setup("fit")
-        assert len(data.classes) == 1000 and data.train_set.labels.tolist() == [1, 2, 3, 4, 5, 6]
-        assert data.val_set.labels.tolist() == [7, 8, 9]
-        expected = torch.from_numpy(rows).reshape(9, 3, 4, 4) / 127.5 - 1
-        found = torch.cat([part.data(range(len(part))) for part in (data.train_set, data.val_set)])
-        torch.testing.assert_close(found, expected)
-    assert isinstance(data.train_set.read, DecodedImages)
-
-
 def test_digits_show_the_number_that_they_are_labelled_with() -> None:
     from sklearn.datasets import load_digits
 
@@ -178,11 +158,33 @@ def test_train_and_val_folders_are_the_sets(tmp_path: Path, held: str, caplog: p
     with caplog.at_level(logging.INFO):
         data.setup("fit")
     assert (len(data.train_set), len(data.val_set)) == (6, 4)
-    assert "6 images (cat 3, dog 3), checksum" in caplog.text and "4 images (cat 2, dog 2), checksum" in caplog.text
+    assert "6 images (cat 3, dog 3), resized to 4 x 4" in caplog.text and "4 images (cat 2, dog 2)" in caplog.text
     assert len(list((tmp_path / "cache").glob("afhq-*.npy"))) == 2
     assert torch.equal(data.val_set[3]["x1"], folder_without_cache(tmp_path / "afhq").val_set[3]["x1"])
     write(tmp_path / "afhq" / held / "wild", 1, 9)
     with pytest.raises(ValueError, match=r"has the classes .*'dog'\], .*'wild'\]"):
+        data.setup("fit")
+
+
+def test_a_split_is_two_folders_in_any_case(tmp_path: Path) -> None:
+    for name in ("bus", "car", "train"):
+        write(tmp_path / "vehicles" / name, 10, 0)
+    assert folder_without_cache(tmp_path / "vehicles").classes == ["bus", "car", "train"]
+    afhq(tmp_path / "set")
+    for name in ("train", "val"):
+        (tmp_path / "set" / name).rename(tmp_path / "set" / name.title())
+    data = folder_without_cache(tmp_path / "set")
+    assert data.classes == ["cat", "dog"] and len(data.train_set) == 6
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_class_without_a_readable_image_is_named(tmp_path: Path, cached: bool) -> None:
+    for name, count in (("cat", 20), ("dog", 1)):
+        write(tmp_path / "set" / name, count, 0)
+    (tmp_path / "set" / "dog" / "00.png").write_bytes(b"x")
+    data = folder(tmp_path / "set", tmp_path / "cache" if cached else None)
+    data.prepare_data()
+    with pytest.raises(ValueError, match="dog"):
         data.setup("fit")
 
 
@@ -228,27 +230,13 @@ def test_crop_and_background_make_another_cache(tmp_path: Path) -> None:
             Image.fromarray(pixels).save(tmp_path / "set" / name / f"{number}.png")
     found = {}
     for resize in ("squash", "crop"):
-        given = {"val_every": 2, "resize": resize, "background": (0, 0, 0)}
-        data = folder(tmp_path / "set", tmp_path / "cache", **given)
+        conditions = {"val_every": 2, "resize": resize, "background": (0, 0, 0)}
+        data = folder(tmp_path / "set", tmp_path / "cache", **conditions)
         data.prepare_data()
         data.setup("fit")
         found[resize] = data.train_set[0, 0]["x1"]
     assert float(found["crop"].min()) == pytest.approx(200 / 127.5 - 1) and float(found["squash"].min()) < 0
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
-
-
-def test_npz_files_are_one_set_or_two(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (12, 4, 4), dtype=np.uint8)
-    np.savez(tmp_path / "train.npz", images=images, labels=[0, 1] * 6)
-    data = ImageData(str(tmp_path / "train.npz"), image_resolution=4, channels=1, batch_size=2, val_every=3)
-    data.setup("fit")
-    assert (len(data.train_set), len(data.val_set)) == (8, 4)
-    torch.testing.assert_close(data.train_set[0, 1]["x1"][0], torch.from_numpy(images[1]) / 127.5 - 1)
-    np.savez(tmp_path / "val.npz", images=images[:4], labels=[0, 1] * 2)
-    data = ImageData(str(tmp_path), image_resolution=4, channels=1, batch_size=2)
-    data.prepare_data()
-    data.setup("fit")
-    assert (len(data.train_set), len(data.val_set)) == (12, 4)
 
 
 def test_points_have_no_classes() -> None:

@@ -12,14 +12,20 @@ def test_an_image_is_the_same_for_any_number_of_images() -> None:
     few, more = (Glyphs(count, 1, seed=4).sets()[0] for count in (1, 2))
     assert few.classes == list("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
     assert few.counts() == dict.fromkeys(CLASSES, 1) and len(more.labels) == 124
-    first, same, other = few.source.upright(61), more.source.upright(122), more.source.upright(123)
+    first, same, other = (
+        few.source.apply_orientation(61),
+        more.source.apply_orientation(122),
+        more.source.apply_orientation(123),
+    )
     assert first.size == (SIDE, SIDE) and first.mode == "RGB"
     assert np.array_equal(first, same) and not np.array_equal(same, other)
 
 
 def test_training_and_held_out_images_differ() -> None:
     train, held = Glyphs(1, 1).sets()
-    assert not any(np.array_equal(train.source.upright(k), held.source.upright(k)) for k in range(62))
+    assert not any(
+        np.array_equal(train.source.apply_orientation(k), held.source.apply_orientation(k)) for k in range(62)
+    )
 
 
 def test_colours_are_those_that_were_drawn() -> None:

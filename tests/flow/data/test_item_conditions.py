@@ -10,7 +10,7 @@ from PIL import Image
 from tests.flow.conditions import digits, net, prepared, text
 from zoo.flow.data import image_sets
 from zoo.flow.data.datamodule import ImageData
-from zoo.flow.data.item_conditions import CAPTION, DERIVED, PromptStates
+from zoo.flow.data.item_conditions import CAPTION, DERIVED, CachedPromptStates
 from zoo.flow.process.image_conditions import Inpainting, SourceImage
 from zoo.training.resume import item_seed
 
@@ -25,18 +25,18 @@ def write(path: Path, shade: int) -> None:
 def test_states_are_encoded_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = text(chunk=2)
     prompts = ["b", "a", "b", "c"]
-    states = PromptStates(encoder, prompts, ["tokens", "mask"], tmp_path)
+    states = CachedPromptStates(encoder, prompts, ["tokens", "mask"], tmp_path)
     states.open()
     found, wanted = states(["c", "b"]), encoder.encode(["a", "b", "c"])
     for name in ("tokens", "mask"):
         torch.testing.assert_close(found[name].float(), wanted[name][[2, 1]].float(), atol=2e-3, rtol=2e-3)
     assert found.keys() == {"tokens", "mask"} and len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(encoder, "encode", None)
-    again = PromptStates(encoder, ["c", "a", "b"], ["mask", "tokens"], tmp_path)  # the same prompts and states
+    again = CachedPromptStates(encoder, ["c", "a", "b"], ["mask", "tokens"], tmp_path)  # the same prompts and states
     again.open()
     assert torch.equal(pickle.loads(pickle.dumps(again))(["c"])["tokens"], found["tokens"][:1])
     with pytest.raises(TypeError):
-        PromptStates(encoder, ["d"], ["tokens"], tmp_path)
+        CachedPromptStates(encoder, ["d"], ["tokens"], tmp_path)
 
 
 def test_items_have_states_and_images(tmp_path: Path) -> None:
@@ -50,12 +50,14 @@ def test_items_have_states_and_images(tmp_path: Path) -> None:
     wanted = encoder.encode([f"a {name}" for name in names])["tokens"]
     torch.testing.assert_close(batch["conditions"]["tokens"], wanted, atol=2e-3, rtol=2e-3)
     seeds = [item_seed(item_seed(data.seed, *key), 0, DERIVED) for key in keys]
-    assert torch.equal(batch["conditions"]["image"], hidden.derived(batch["x1"], seeds))  # mirrored as the item is
+    assert torch.equal(
+        batch["conditions"]["image"], hidden.from_training(batch["x1"], seeds)
+    )  # mirrored as the item is
     single = data.collate([data.train_set[key] for key in keys])
     assert all(torch.equal(single["conditions"][name], value) for name, value in batch["conditions"].items())
-    given = data.val_set.given([0, 1])
-    assert given.prompts == ["a 0", "a 1"] or all(prompt.startswith("a ") for prompt in given.prompts)
-    assert torch.equal(given.images, data.val_set.__getitems__([0, 1])["conditions"]["image"])
+    conditions = data.val_set.generation_conditions([0, 1])
+    assert conditions.prompts == ["a 0", "a 1"] or all(prompt.startswith("a ") for prompt in conditions.prompts)
+    assert torch.equal(conditions.images, data.val_set.__getitems__([0, 1])["conditions"]["image"])
 
 
 def test_what_task_and_data_say_must_agree(tmp_path: Path) -> None:
@@ -73,38 +75,38 @@ def test_captions_of_files_and_lines(tmp_path: Path) -> None:
         (tmp_path / name).with_suffix(".txt").write_text(f"shade {number}\n\nnumber {number}\n")
     found = image_sets.folder(tmp_path, flat=True)
     assert found.classes == [] and found.labels == [0, 0, 0]
-    captions = image_sets.captioned(found, "files").captions
+    captions = image_sets.add_captions(found, "files").captions
     assert captions == [["shade 1", "number 1"], ["shade 0", "number 0"], ["shade 2", "number 2"]]
     rows = [{"file_name": name, "text": text} for name, text in [("a.png", "x"), ("b.png", "y"), ("a.png", "z")]]
     lines = tmp_path / "metadata.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"1 of 3 images have no caption, the first c\.jpg"):
-        image_sets.captioned(found, "metadata.jsonl")
+        image_sets.add_captions(found, "metadata.jsonl")
     lines.write_text(lines.read_text() + '{"file_name": "c.jpg", "text": "w"}\n')
-    assert image_sets.captioned(found, "metadata.jsonl").captions == [["x", "z"], ["y"], ["w"]]
-    kept = image_sets.without(image_sets.captioned(found, "metadata.jsonl"), {0: "broken"})
+    assert image_sets.add_captions(found, "metadata.jsonl").captions == [["x", "z"], ["y"], ["w"]]
+    kept = image_sets.exclude_images(image_sets.add_captions(found, "metadata.jsonl"), {0: "broken"})
     assert kept.captions == [["y"], ["w"]] and kept.source.name(0) == "b.png" and kept.labels == [0, 0]
     lines.write_text('{"file": "a.png"}\n')
     with pytest.raises(ValueError, match="line 1: expected texts file_name and text"):
-        image_sets.captioned(found, "metadata.jsonl")
+        image_sets.add_captions(found, "metadata.jsonl")
     for wrong, message in [("a {}", "no classes"), ("caption", "expected files"), ("no.jsonl", "no file")]:
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            image_sets.captioned(found, wrong)
+            image_sets.add_captions(found, wrong)
     with pytest.raises(ValueError, match="no folder of images"):
-        image_sets.captioned(image_sets.digits(1), "files")
+        image_sets.add_captions(image_sets.digits(1), "files")
 
 
 def test_marks_and_separators_stay_out_of_captions(tmp_path: Path) -> None:
     write(tmp_path / "a.png", 0)
     (tmp_path / "a.txt").write_bytes("\ufeffone\u2028more\x0cof it\r\ntwo\n".encode())
     found = image_sets.folder(tmp_path, flat=True)
-    assert image_sets.captioned(found, "files").captions == [["one\u2028more\x0cof it", "two"]]
+    assert image_sets.add_captions(found, "files").captions == [["one\u2028more\x0cof it", "two"]]
     lines = tmp_path / "metadata.jsonl"
     lines.write_bytes('\ufeff\n{"file_name": "a.png", "text": "x\u0085y"}\n{"file_name": 1}\n'.encode())
     with pytest.raises(ValueError, match="line 3: expected texts"):
-        image_sets.captioned(found, "metadata.jsonl")
+        image_sets.add_captions(found, "metadata.jsonl")
     lines.write_bytes(lines.read_bytes().rpartition(b'{"file_name": 1}')[0])
-    assert image_sets.captioned(found, "metadata.jsonl").captions == [["x\u0085y"]]
+    assert image_sets.add_captions(found, "metadata.jsonl").captions == [["x\u0085y"]]
 
 
 def test_images_have_sources_and_several_captions(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_images_have_sources_and_several_captions(tmp_path: Path) -> None:
     seeds = [item_seed(item_seed(data.seed, *key), 0, CAPTION) for key in keys]
     states = data.train_set.conditions.states([["one 2", "two 2"][seed % 2] for seed in seeds])
     assert torch.equal(batch["conditions"]["tokens"], states["tokens"]) and len({seed % 2 for seed in seeds}) == 2
-    assert data.val_set.given([0]).prompts == ["one 3"]
+    assert data.val_set.generation_conditions([0]).prompts == ["one 3"]
     (tmp_path / "edges/05.jpg").unlink()
     with pytest.raises(ValueError, match="1 images have no source, the first"):
         prepared(ImageData(str(tmp_path / "images"), sources=str(tmp_path / "edges"), captions="files", **options))

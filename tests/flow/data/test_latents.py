@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.flow.conditions import net, prepared, text
+from zoo.blocks.autoencoder import sample_posterior
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
-from zoo.flow.data.latents import LatentData, Moments, write_shards
-from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace, sample_moments
+from zoo.flow.data.latents import LatentData, LatentShards, write_shards
+from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.sampling import noise
 from zoo.training.array_files import array_paths
@@ -50,7 +51,7 @@ def test_cached_latents_are_those_of_encoding_on_the_fly(tmp_path):
     plain: Items = made.images.train_set
     pixels, seeds = plain._data([(3, 0), (3, 7), (5, 7)])  # mirrored as the images' own items are
     moments = latents.encode(pixels)
-    wanted = sample_moments(moments, noise([item_seed(seed, 0, 2) for seed in seeds], (2, 4, 4)))
+    wanted = sample_posterior(moments, noise([item_seed(seed, 0, 2) for seed in seeds], (2, 4, 4)))
     torch.testing.assert_close(batch["x1"], wanted, atol=2e-3, rtol=2e-3)  # moments are stored in float16
     assert torch.equal(batch["label"], plain.__getitems__([(3, 0), (3, 7), (5, 7)])["label"])
     assert batch["x0"].shape == (3, 2, 4, 4) and batch["seeds"] == plain.__getitems__([(3, 0), (3, 7), (5, 7)])["seeds"]
@@ -93,7 +94,7 @@ def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"LatentData needs model.init_args.latents"):
         data(tmp_path, None)
     with pytest.raises(FileNotFoundError, match=r"1 array files are missing, the first x-00000\.npy"):
-        Moments(tmp_path / "x", 1, 1)
+        LatentShards(tmp_path / "x", 1, 1)
 
 
 def test_conditions_reach_latents(tmp_path):

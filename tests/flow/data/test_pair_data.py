@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zoo.flow.data import pair_data
 from zoo.flow.data.pair_data import EMBEDDED_PAIRS, PairData
-from zoo.flow.evaluation.tables import evaluate_straightness
+from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.mlp import ToyNet

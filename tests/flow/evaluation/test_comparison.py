@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.flow.evaluation.comparison import METRICS, Comparison, Samples, samples_of
-from zoo.flow.evaluation.extractors import Classifier, Pixels
+from zoo.flow.evaluation.comparison import METRICS, Comparison
+from zoo.flow.evaluation.features import ClassifierFeatures, PixelFeatures
 from zoo.flow.evaluation.metrics import frechet_distance, moments
+from zoo.flow.evaluation.samples import quantise_samples
 
 
-class Bright(Classifier):
+class Bright(ClassifierFeatures):
     """Label 2 where the mean is above 0."""
 
     def __init__(self):
@@ -37,7 +38,9 @@ def images(seed, labels=LABELS, contrast=0.2):
 
 
 def test_real_against_real_is_near_and_all_figures_are_there():
-    figures = Comparison(samples_of(images(0), LABELS), Bright(), samples_of(images(2)), METRICS)(images(1), LABELS)
+    figures = Comparison(quantise_samples(images(0), LABELS), Bright(), quantise_samples(images(2)), METRICS)(
+        images(1), LABELS
+    )
     assert list(figures) == [
         "frechet", "accuracy", "std_ratio", "nearest", "nearest_ratio", "precision", "recall",
         "density", "coverage",
@@ -48,16 +51,16 @@ def test_real_against_real_is_near_and_all_figures_are_there():
 
 def test_frechet_is_that_of_the_rounded_images():
     fake, real = images(1), images(0)
-    found = Comparison(samples_of(real), Pixels(4))(fake, None)
+    found = Comparison(quantise_samples(real), PixelFeatures(4))(fake, None)
     rounded = [((x.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1 for x in (real, fake)]
     assert list(found) == ["frechet"]
     assert found["frechet"] == pytest.approx(frechet_distance(*(x.flatten(1) for x in rounded)), rel=1e-5)
     white = torch.ones(4, 1, 2, 2)
-    assert Comparison(samples_of(white), Pixels(4))(3 * white, None)["frechet"] == 0
+    assert Comparison(quantise_samples(white), PixelFeatures(4))(3 * white, None)["frechet"] == 0
 
 
 def test_copies_collapse_and_wrong_labels_show():
-    comparison = Comparison(samples_of(images(0), LABELS), Bright(), samples_of(images(2)))
+    comparison = Comparison(quantise_samples(images(0), LABELS), Bright(), quantise_samples(images(2)))
     copied = comparison(images(2), LABELS)
     assert copied["nearest"] == 0 and copied["nearest_ratio"] == 0
     means = comparison(images(1, contrast=0.0), LABELS)
@@ -66,40 +69,27 @@ def test_copies_collapse_and_wrong_labels_show():
 
 
 def test_classes_stand_in_a_table():
-    comparison = Comparison(samples_of(images(0), LABELS), Bright(), samples_of(images(2)))
-    samples = samples_of(images(1, [2, 2, 2]), [2, 2, 1])
+    comparison = Comparison(quantise_samples(images(0), LABELS), Bright(), quantise_samples(images(2)))
+    samples = quantise_samples(images(1, [2, 2, 2]), [2, 2, 1])
     rows = comparison.by_class(samples, comparison.features(samples))
     assert [(row["label"], row["samples"], row["reference"], row["accuracy"]) for row in rows] == [
         (1, 1, 30, 0.0),
         (2, 2, 30, 1.0),
     ]
     assert math.isnan(rows[0]["std_ratio"]) and rows[0]["mean_distance"] == pytest.approx(1, abs=0.3)
-    assert comparison.by_class(samples_of(images(1)), comparison.features(samples)) == []
-
-
-def test_features_need_no_extractor():
-    torch.manual_seed(0)
-    real = torch.randn(30, 3)
-    comparison = Comparison(Samples(None, [1] * 30, real), None)
-    figures = comparison.figures(Samples(None, [1] * 30, 2 * real))
-    assert figures["std_ratio"] == pytest.approx(2, rel=1e-6) and "nearest" not in figures
-    with pytest.raises(ValueError, match="need an extractor"):
-        comparison(torch.zeros(3, 1, 2, 2), None)
+    assert comparison.by_class(quantise_samples(images(1)), comparison.features(samples)) == []
 
 
 def test_mean_and_covariance_are_a_reference_for_the_frechet_distance_alone():
-    torch.manual_seed(0)
-    real, fake = torch.randn(30, 3), Samples(None, [1] * 20, torch.randn(20, 3) + 1)
-    known = Samples(None, features=torch.zeros(0, 3), statistics=moments(real))
-    comparison = Comparison(known, None, metrics=METRICS)
-    expected = Comparison(Samples(None, None, real), None, metrics=["frechet"]).figures(fake)
-    assert (
-        comparison.figures(fake) == pytest.approx(expected, rel=1e-9) and comparison.by_class(fake, fake.features) == []
-    )
-    with pytest.raises(ValueError, match="statistics of 3 features, the extractor gives 1"):
-        Comparison(known, Bright())
+    real, fake = quantise_samples(images(0), LABELS), quantise_samples(images(1), LABELS)
+    whole = Comparison(real, PixelFeatures(4), metrics=["frechet"])
+    comparison = Comparison(moments(whole.real), PixelFeatures(4), metrics=METRICS)
+    assert comparison.figures(fake) == pytest.approx(whole.figures(fake), rel=1e-9)
+    assert comparison.by_class(fake, comparison.features(fake)) == []
+    with pytest.raises(ValueError, match="of 4 features, the extractor gives 1"):
+        Comparison(moments(whole.real), Bright())
     with pytest.raises(ValueError, match="alone frechet can be had, not manifold"):
-        Comparison(known, None, metrics=["manifold"])
+        Comparison(moments(whole.real), PixelFeatures(4), metrics=["manifold"])
 
 
 def test_the_reference_is_computed_once(tmp_path):
@@ -110,7 +100,7 @@ def test_the_reference_is_computed_once(tmp_path):
             calls.append(len(x))
             return super().forward(x)
 
-    real = samples_of(images(0), LABELS)
+    real = quantise_samples(images(0), LABELS)
     for _ in range(2):
         comparison = Comparison(real, Counting(), cache=tmp_path)
     assert calls == [60]
@@ -119,11 +109,9 @@ def test_the_reference_is_computed_once(tmp_path):
 
 
 def test_mistakes_are_named():
-    real = samples_of(images(0), LABELS)
+    real = quantise_samples(images(0), LABELS)
     with pytest.raises(ValueError, match=r"metrics is one of frechet, .*, not 'fid'"):
         Comparison(real, Bright(), metrics=["fid"])
     with pytest.raises(ValueError, match="found 60 images and 2 labels"):
-        samples_of(images(0), [1, 2])
-    with pytest.raises(ValueError, match="only features are known"):
-        Samples(None, None, torch.zeros(2, 2)).images()
-    assert np.array_equal(samples_of(real.images()).pixels, real.pixels)
+        quantise_samples(images(0), [1, 2])
+    assert np.array_equal(quantise_samples(real.images()).pixels, real.pixels)

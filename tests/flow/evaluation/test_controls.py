@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.flow.evaluation.controls import controls, copies, gaussian, matching_labels
+from zoo.flow.evaluation.controls import control_sets, copies, gaussian, matching_labels
 
 
 def images(count=40, size=2):
@@ -40,7 +40,7 @@ def test_copies_are_images_of_the_set():
 
 def test_every_control_has_the_wanted_labels_and_follows_the_seed():
     source, wanted = images(), [2, 1, 2]
-    made = controls(source, LABELS, wanted, seed=3)
+    made = control_sets(source, LABELS, wanted, seed=3)
     assert list(made) == ["train", "copier", "gaussian", "class means"]
     assert torch.equal(made["train"][0], source) and made["train"][1] == LABELS
     for name in ("copier", "gaussian", "class means"):
@@ -48,12 +48,12 @@ def test_every_control_has_the_wanted_labels_and_follows_the_seed():
     means = made["class means"][0]
     assert torch.allclose(means[0], source[[label == 1 for label in LABELS]].mean(dim=0))
     assert torch.equal(means[1], means[2])
-    again, other = (controls(source, LABELS, wanted, seed)["gaussian"][0] for seed in (3, 4))
+    again, other = (control_sets(source, LABELS, wanted, seed)["gaussian"][0] for seed in (3, 4))
     assert torch.equal(again, made["gaussian"][0]) and not torch.equal(other, again)
 
 
 def test_wrong_labels_are_named():
     with pytest.raises(ValueError, match=r"labels \[3\] are wanted, the training images have \[1, 2\]"):
-        controls(images(), LABELS, [1, 3])
+        control_sets(images(), LABELS, [1, 3])
     with pytest.raises(ValueError, match="40 images and 3 labels"):
-        controls(images(), LABELS[:3], [1])
+        control_sets(images(), LABELS[:3], [1])

@@ -9,10 +9,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.common.environment import process_rank
-from zoo.flow import rendering
-from zoo.flow.inference.drawing import load_sampler, requests
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.requests import load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler, read_requests
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
@@ -47,21 +46,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_requests_do_not_depend_on_the_count() -> None:
-    labels, seeds = requests(300, 63, 3)
-    assert requests(20, 63, 3) == (labels[:20], seeds[:20])
+    labels, seeds = sample_requests(300, 63, 3)
+    assert sample_requests(20, 63, 3) == (labels[:20], seeds[:20])
     assert len(set(seeds)) == 300
     assert all(labels.count(label) == 100 for label in (1, 2, 3))
-    assert set(requests(30, 63, 3, [2, 3])[0]) == {2, 3}
-    assert requests(2, 63, 0)[0] is None
-    assert requests(2, 64, 0)[1] != seeds[:2]
+    assert set(sample_requests(30, 63, 3, [2, 3])[0]) == {2, 3}
+    assert sample_requests(2, 63, 0)[0] is None
+    assert sample_requests(2, 64, 0)[1] != seeds[:2]
     for arguments in ((0, 1, 3), (1, 1, 3, [4]), (1, 1, 3, []), (1, 1, 0, [1])):
         with pytest.raises(ValueError, match=r"count is at least 1|labels lie between|no classes"):
-            requests(*arguments)
+            sample_requests(*arguments)
 
 
 def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
-    model, output = build(trajectory="none"), tmp_path / "deep" / "samples"
-    found = generate(model, output, count=10, labels=[1, 3], trajectory="gif", progress=False)
+    model, output = build(), tmp_path / "deep" / "samples"
+    found = generate(model, output, count=10, labels=[1, 3], trajectory=True, progress=False)
     assert (found["done"], found["skipped"], found["missing"]) == (10, 0, 0)
     assert found["nfe"] > 6
     assert found["written"] == ["samples_trajectory.gif", "samples_grid.png"]
@@ -144,17 +143,17 @@ def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert process_rank() == (1, 2)
-    monkeypatch.setattr("zoo.flow.inference.drawing.load", lambda *args, **kwargs: object())
+    monkeypatch.setattr("zoo.flow.inference.requests.load", lambda *args, **kwargs: object())
     with pytest.raises(ValueError, match="loaded as object"):
         load_sampler(tmp_path / "run")
 
 
 def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
     model, output = build(ToyNet()).eval(), tmp_path / "points"
-    found = generate(model, output, count=6, trajectory="gif", progress=False)
+    found = generate(model, output, count=6, trajectory=True, progress=False)
     assert found["written"] == ["samples.npy", "points_trajectory.gif", "points_grid.png"]
     joined = np.load(output / "samples.npy")
-    torch.testing.assert_close(torch.from_numpy(joined), model.sample(*requests(6, 63, 0)), atol=1e-2, rtol=0)
+    torch.testing.assert_close(torch.from_numpy(joined), model.sample(*sample_requests(6, 63, 0)), atol=1e-2, rtol=0)
     assert np.array_equal(np.load(output / "5.npy"), joined[5])
     assert len((output / "labels.csv").read_text().splitlines()) == 7
 
@@ -210,12 +209,6 @@ def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
     make_pairs(build(classes=NAMES), tmp_path / "pairs", 4, ["wild"], progress=False)
     meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
     assert (meta["labels"], meta["classes"]) == ([3], NAMES)
-
-
-def test_points_have_a_legend_of_their_classes() -> None:
-    points = torch.arange(8.0).reshape(4, 2)
-    plain, named = (rendering.picture(points, [1, 2, 1, 2], names=names) for names in (None, ["a", "b", "a", "b"]))
-    assert plain.shape == named.shape and not np.array_equal(plain, named)
 
 
 def test_an_export_names_its_classes(tmp_path: Path) -> None:

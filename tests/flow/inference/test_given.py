@@ -1,6 +1,5 @@
 import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,14 +10,14 @@ from PIL import Image
 
 from tests.flow.conditions import digits, net, prepared, text
 from zoo.flow.data.pair_data import PairData
-from zoo.flow.evaluation.tables import sweep
-from zoo.flow.inference.drawing import given_in_turns, image_files, requests
+from zoo.flow.evaluation.solver_tables import compare
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.requests import cycle_conditions, image_files, sample_requests
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 from zoo.flow.nets.dit import DiT
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.image_conditions import Inpainting, SuperResolution
 from zoo.flow.process.paths import ConditionalOT
@@ -37,28 +36,28 @@ def model() -> Sampler:
     return Sampler(net(condition_channels=2), ConditionalOT(0.0), Solver("euler", 3), guidance, **parts).eval()
 
 
-def given(model: Sampler, prompts: list[str]) -> Given:
+def conditions(model: Sampler, prompts: list[str]) -> GenerationConditions:
     seeds = list(range(len(prompts)))
-    return Given(prompts, model.image_condition.derived(torch.zeros(len(prompts), 1, 8, 8), seeds))
+    return GenerationConditions(prompts, model.image_condition.from_training(torch.zeros(len(prompts), 1, 8, 8), seeds))
 
 
 def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
-    told = given(model, ["a cat", "a dog", "a cat"])
+    told = conditions(model, ["a cat", "a dog", "a cat"])
     x = model.noise([1, 2, 3])
     whole = model.using(model.solver, None).field(None, told)(0.3, x)
     for guidance in (NestedGuidance({"image": 1.0, "text": 1.0}), Guidance(1.0)):
         torch.testing.assert_close(model.using(model.solver, guidance).field(None, told)(0.3, x), whole)
-    empty = Given([""] * 3, torch.zeros(3, 2, 8, 8))
+    empty = GenerationConditions([""] * 3, torch.zeros(3, 2, 8, 8))
     none = model.using(model.solver, None).field(None, empty)(0.3, x)
     torch.testing.assert_close(model.using(model.solver, Guidance(0.0)).field(None, told)(0.3, x), none)
     assert not torch.allclose(whole, none, atol=1e-3)
 
 
 def test_a_sample_depends_on_what_it_is_given_alone(model: Sampler) -> None:
-    told = given(model, ["a cat", "a dog", "a cat"])
+    told = conditions(model, ["a cat", "a dog", "a cat"])
     together = model.sample(None, [4, 5, 6], told)
     torch.testing.assert_close(model.sample(None, [6], told.rows(slice(2, 3)))[0], together[2])
-    other = model.sample(None, [6], Given(["a dog"], told.images[2:]))
+    other = model.sample(None, [6], GenerationConditions(["a dog"], told.images[2:]))
     assert not torch.allclose(other[0], together[2], atol=1e-4)
     drawn = model(seeds=[1, 2], prompts=["x", "y"], images=IMAGES, masks=np.ones((2, 8, 8), bool))
     assert drawn.shape == (2, 8, 8, 1) and drawn.dtype == np.uint8
@@ -69,13 +68,13 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
     plain = Sampler(net(), ConditionalOT(0.0), text=text())
     for call, message in (
         (lambda: model.sample(None, [1]), "prompts are needed"),
-        (lambda: model.sample(None, [1], Given(["x"])), "images are needed"),
-        (lambda: model.sample(None, [1, 2], given(model, ["x"])), "1 prompts and 2 seeds"),
-        (lambda: plain.sample(None, [1], Given(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
-        (lambda: plain.read_given(["x"], [Path("x.png")], [], [0]), "takes no images"),
+        (lambda: model.sample(None, [1], GenerationConditions(["x"])), "images are needed"),
+        (lambda: model.sample(None, [1, 2], conditions(model, ["x"])), "1 prompts and 2 seeds"),
+        (lambda: plain.sample(None, [1], GenerationConditions(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
+        (lambda: plain.read_conditions(["x"], [Path("x.png")], [], [0]), "takes no images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
-        (lambda: model.read_given(["x"], [Path("nowhere.png")], [], [0]), "no image nowhere.png"),
-        (lambda: model.read_given(["x"], [], [], [0]), "images are needed"),
+        (lambda: model.read_conditions(["x"], [Path("nowhere.png")], [], [0]), "no image nowhere.png"),
+        (lambda: model.read_conditions(["x"], [], [], [0]), "images are needed"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             call()
@@ -86,27 +85,27 @@ def test_request_files(model: Sampler, tmp_path: Path) -> None:
     Image.new("L", (8, 8), 255).save(tmp_path / "hole.png")
     rows = [{"seed": 3, "count": 2, "prompt": "a cat", "image": "a.png", "mask": "hole.png"}]
     rows += [{"seed": 9, "image": "a.png", "mask": "hole.png"}]
-    requests = tmp_path / "in.jsonl"
-    requests.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert model.process_file(requests, tmp_path / "out.png") == {"images": 3, "nfe": 3}
+    sample_requests = tmp_path / "in.jsonl"
+    sample_requests.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert model.process_file(sample_requests, tmp_path / "out.png") == {"images": 3, "nfe": 3}
     example = model.write_example(tmp_path / "example")
     assert model.process_file(example, tmp_path / "out.png")["images"] == 4
-    requests.write_text('{"seed": 1, "image": "a.png"}\n{"seed": 2}\n')
+    sample_requests.write_text('{"seed": 1, "image": "a.png"}\n{"seed": 2}\n')
     with pytest.raises(ValueError, match="some lines have an image, others none"):
-        model.process_file(requests, tmp_path / "out.png")
-    requests.write_text('{"seed": 1, "prompt": 3, "image": "a.png"}\n')
+        model.process_file(sample_requests, tmp_path / "out.png")
+    sample_requests.write_text('{"seed": 1, "prompt": 3, "image": "a.png"}\n')
     with pytest.raises(ValueError, match="line 1: prompt is a text"):
-        model.process_file(requests, tmp_path / "out.png")
-    requests.write_text('{"seed": 1, "picture": "a.png"}\n')
+        model.process_file(sample_requests, tmp_path / "out.png")
+    sample_requests.write_text('{"seed": 1, "picture": "a.png"}\n')
     with pytest.raises(ValueError, match="count, 1 or more and prompt, image, mask"):
-        model.process_file(requests, tmp_path / "out.png")
+        model.process_file(sample_requests, tmp_path / "out.png")
 
 
 def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
     for name in ("b.png", "a.png"):
         Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
     options = {"prompts": ["a cat", ""], "images": tmp_path, "progress": False, "grid": False}
-    found = generate(model, tmp_path / "out", 3, seed=1, trajectory="gif", **options)
+    found = generate(model, tmp_path / "out", 3, seed=1, trajectory=True, **options)
     assert found["done"] == 3 and found["written"] == ["out_trajectory.gif"]
     with (tmp_path / "out/labels.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -129,8 +128,10 @@ def test_pairs_hold_what_their_samples_were_given(model: Sampler, tmp_path: Path
     prepared(data, text=student.text, image_condition=student.image_condition, net=student.net)
     assert (len(data.train_set), len(data.val_set)) == (5, 2)
     batch = data.collate([data.train_set[0, item] for item in range(5)])
-    told = data.train_set.given(range(5))
-    assert told.prompts == ["a cat", "", "a dog", "a cat", ""] and data.val_set.given([0]).prompts == ["a dog"]
+    told = data.train_set.generation_conditions(range(5))
+    assert told.prompts == ["a cat", "", "a dog", "a cat", ""] and data.val_set.generation_conditions([0]).prompts == [
+        "a dog"
+    ]
     assert torch.equal(batch["conditions"]["image"], told.images) and told.images.shape == (5, 2, 8, 8)
     seen = told.images[:, :1] == 0
     source = torch.from_numpy(IMAGES[[0, 1, 0, 1, 0]]).permute(0, 3, 1, 2) / 127.5 - 1
@@ -145,13 +146,13 @@ def test_pairs_hold_what_their_samples_were_given(model: Sampler, tmp_path: Path
         data.setup("fit")
 
 
-@pytest.mark.parametrize("method", ["euler", "heun2", "ab2"])
+@pytest.mark.parametrize("method", ["euler", "heun2"])
 def test_what_is_known_is_put_back(method: Method) -> None:
     condition = Inpainting(put_back=True)
     parts = {"text": text(), "image_condition": condition}
     made = Sampler(net(condition_channels=2), ConditionalOT(0.1), Solver(method, 3), None, **parts).eval()
     images = torch.rand(3, 1, 8, 8) * 2 - 1
-    told = Given(["a", "b", ""], condition.derived(images, [1, 2, 3]))
+    told = GenerationConditions(["a", "b", ""], condition.from_training(images, [1, 2, 3]))
     kept = told.images[:, :1] == 0
     x0 = made.noise([4, 5, 6])
     trajectory = made.trajectory(None, [4, 5, 6], told)
@@ -163,7 +164,7 @@ def test_what_is_known_is_put_back(method: Method) -> None:
     torch.testing.assert_close(made.sample(None, [4, 5, 6], told), wanted.detach())
     condition.put_back = False
     assert not torch.allclose(made.sample(None, [4, 5, 6], told)[kept], images[kept], atol=0.1)
-    assert vars(Inpainting()) == {"least": 0.25, "most": 0.75}  # of folders that were begun before
+    assert vars(Inpainting()) == {"least": 0.25, "most": 0.75, "put_back": False}  # of folders that were begun before
 
 
 def test_in_latents_known_pixels_are_put_back() -> None:
@@ -177,10 +178,10 @@ def test_in_latents_known_pixels_are_put_back() -> None:
     images = torch.rand(2, 1, 8, 8) * 2 - 1
     holes = torch.zeros(2, 1, 8, 8)
     holes[:, :, :3, :3] = 1  # reaches into the second cell of the latents
-    told = Given(None, condition.given(images, holes, [0, 1]))
+    told = GenerationConditions(None, condition.from_user(images, holes, [0, 1]))
     with torch.no_grad():
         found = made.sample(None, [1, 2], told)
-        (solution,) = made.solutions(None, [1, 2], given=told, decode=False)
+        (solution,) = made.solutions(None, [1, 2], conditions=told, decode=False)
         latents = space.normalise(space.encode(told.images[:, 1:]).chunk(2, dim=1)[0])
     assert torch.equal(found[holes == 0], images[holes == 0])
     torch.testing.assert_close(solution.x[:, :, 2:], latents[:, :, 2:])
@@ -191,20 +192,18 @@ def test_solvers_and_scales_are_compared_with_what_is_given(model: Sampler, tmp_
     for name in ("b.png", "a.png"):
         Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
 
-    def told(seeds: Sequence[int]) -> Given | None:
-        return given_in_turns(model, seeds, ["a cat", "a dog"], image_files(tmp_path), [])
-
     def quality(samples: torch.Tensor, labels: list[int] | None) -> dict[str, float]:
         return {"mean": float(samples.mean())}
 
-    options = {"count": 3, "methods": ["euler"], "budgets": [2], "given": told}
+    requested = sample_requests(3, 63, 0)
+    conditions = cycle_conditions(model, requested[1], ["a cat", "a dog"], image_files(tmp_path), [])
+    options = {"methods": ["euler"], "budgets": [2], "conditions": conditions}
     with pytest.raises(ValueError, match="nested guidance has a scale for each"):
-        sweep(model, tmp_path / "out", quality, **options)
+        compare(model, tmp_path / "out", quality, requested, 63, **options)
     plain = model.using(model.solver, None)
-    found = sweep(plain, tmp_path / "out", quality, scales=[1.0, 2.0], **options)
-    seeds = requests(3, 63, 0)[1]
+    found = compare(plain, tmp_path / "out", quality, requested, 63, scales=[1.0, 2.0], **options)
     (row,) = found["solvers"]
-    samples = plain.using(Solver("euler", 2), None).sample(None, seeds, told(seeds))
+    samples = plain.using(Solver("euler", 2), None).sample(None, requested[1], conditions)
     assert row["quality"]["mean"] == pytest.approx(float(samples.mean()))
     same, more = (each["quality"]["mean"] for each in found["guidance"])
     assert same == pytest.approx(row["quality"]["mean"], abs=1e-5) and abs(more - same) > 1e-4
@@ -240,13 +239,15 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
     batch = data.train_set.__getitems__([(0, item) for item in range(64)])
     plain = made.training_step(batch, 0)
     assert torch.equal(plain, task(condition_drop={"text": 0.0}).training_step(batch, 0))
-    without = task(condition_drop={"text": 1.0, "image": 1.0}).training_step(batch, 0)
-    assert torch.equal(without, task(joint_drop=1.0).training_step(batch, 0)) and not torch.equal(without, plain)
+    exclude_images = task(condition_drop={"text": 1.0, "image": 1.0}).training_step(batch, 0)
+    assert torch.equal(exclude_images, task(joint_drop=1.0).training_step(batch, 0)) and not torch.equal(
+        exclude_images, plain
+    )
     told = {**batch["conditions"], **{name: value.expand_as(batch["conditions"][name]) for name, value in
             made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
     told["image"] = torch.zeros_like(told["image"])
-    torch.testing.assert_close(made.training_step({**batch, "conditions": told}, 0), without)
-    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).prepare_training_batch(batch)["told"]
+    torch.testing.assert_close(made.training_step({**batch, "conditions": told}, 0), exclude_images)
+    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).prepare_training_batch(batch)["keep"]
     shares = {kind: float((value == 0).float().mean()) for kind, value in kept.items()}
     assert 0.05 < shares["label"] < shares["text"] < shares["image"] < 0.8
     loss, count = made.evaluate(data.val_set.__getitems__([0, 1]), 0, "val")

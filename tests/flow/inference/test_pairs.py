@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.common.environment import process_rank
-from zoo.flow.data.pair_data import PairData, read_meta, row_type
-from zoo.flow.evaluation.tables import evaluate_straightness
-from zoo.flow.inference.drawing import load_sampler
+from zoo.flow.data.pair_data import PairData, read_metadata, row_type
+from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.requests import load_sampler
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 from zoo.flow.nets.dit import DiT
@@ -109,7 +109,7 @@ def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
 def test_meta_tells_how_they_were_made(tmp_path: Path) -> None:
     sampler = teacher(guidance=Guidance(1.5, null_mode="none"))
     make(tmp_path, sampler, labels=[1, 2], seed=7, run="runs/a", classes=["cat", "dog", "wild"])
-    meta = read_meta(tmp_path)
+    meta = read_metadata(tmp_path)
     assert (meta["solver"]["method"], len(meta["solver"]["grid"])) == ("heun2", 7)
     assert (meta["guidance"]["scale"], meta["guidance"]["null_mode"]) == (1.5, "none")
     wanted = {"run": "runs/a", "count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [2], "num_classes": 3}

@@ -93,29 +93,13 @@ def test_file_becomes_a_picture(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.png"}
 
 
-def test_images_and_animation_are_kept_beside_the_picture(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"label": 2, "seed": 5, "count": 2}\n{"label": 4, "seed": 5}\n')
-    model = build(images=True, trajectory="gif", chunk=2)
-    folder = tmp_path / "out"
-    folder.mkdir()
-    for stale in ("000007.png", "b.png"):
-        (folder / stale).write_bytes(b"")
-    model.process_file(tmp_path / "in.jsonl", tmp_path / "out.png")
-    assert {path.name for path in folder.iterdir()} == {"000000.png", "000001.png", "000002.png", "b.png"}
-    assert np.array(Image.open(folder / "000002.png")).tolist() == [[255] * 3] * 2
-    with Image.open(tmp_path / "out.gif") as animation:
-        assert (animation.n_frames, animation.size) == (6, (240, 160))
-        animation.seek(5)
-        assert np.array(animation.convert("L")).tolist() == np.array(Image.open(tmp_path / "out.png")).tolist()
-
-
 def test_points_are_plotted_and_kept(tmp_path: Path) -> None:
-    model = build(ToyNet(), trajectory="gif", images=True).eval()
+    model = build(ToyNet()).eval()
     source = model.write_example(tmp_path / "in")
     assert model.process_file(source, tmp_path / "out.png") == {"points": 4, "nfe": 5}
     assert np.array_equal(np.load(tmp_path / "out.npy"), model.sample(None, [0, 1, 2, 3]).numpy())
     assert np.array_equal(model(None, [0, 1]), np.load(tmp_path / "out.npy")[:2])
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.png", "out.npy", "out.gif"}
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.png", "out.npy"}
     assert np.array(Image.open(tmp_path / "out.png")).std() > 0
 
 
@@ -165,8 +149,6 @@ def test_wrong_calls_are_named() -> None:
         )
     with pytest.raises(ValueError, match="chunk is at least 1"):
         build(chunk=0)
-    with pytest.raises(ValueError, match="none, gif, mp4"):
-        build(trajectory="avi")
 
 
 def test_other_shapes_can_be_sampled_but_not_drawn(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.harness import REPOSITORY
-from zoo.flow.nets.autoencoder import AutoencoderKL, FrozenAutoencoder, LatentSpace, sample_moments
+from zoo.blocks.autoencoder import AutoencoderKL, sample_posterior
+from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 
 # Written by diffusers 0.36.0: random weights, its encoder's mean and log-variance of `images`, its decoding of `z`.
 GOLDEN = REPOSITORY / "tests" / "data" / "autoencoder_kl"
@@ -83,7 +84,7 @@ def test_shapes_and_sampling():
         with pytest.raises(ValueError, match="takes images of 3 channels whose sides are multiples of 2"):
             frozen.latent_shape(shape)
     moments = torch.cat([torch.ones(1, 2, 1, 1), torch.full((1, 2, 1, 1), 2.0).log()], 1)
-    assert sample_moments(moments, torch.full((1, 2, 1, 1), 3.0)).flatten().tolist() == pytest.approx(
+    assert sample_posterior(moments, torch.full((1, 2, 1, 1), 3.0)).flatten().tolist() == pytest.approx(
         [1 + 3 * 2**0.5] * 2
     )
 

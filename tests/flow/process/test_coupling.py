@@ -9,8 +9,8 @@ from zoo.flow.process.coupling import (
     OptimalTransport,
     PooledTransport,
     WithinClassTransport,
-    assign,
-    assign_within_classes,
+    match_pairs,
+    match_within_classes,
     pooled_permutation,
 )
 
@@ -28,18 +28,18 @@ def cost(x0: torch.Tensor, x1: torch.Tensor) -> float:
 def test_assignment_is_the_best_of_all_orders(batch):
     x0, x1, _ = batch
     best = min(cost(x0[list(order)], x1) for order in itertools.permutations(range(6)))
-    assert cost(x0[assign(x0, x1)], x1) == pytest.approx(best, rel=1e-6)
+    assert cost(x0[match_pairs(x0, x1)], x1) == pytest.approx(best, rel=1e-6)
 
 
 def test_assignment_undoes_a_shuffle():
     x = torch.randn(50, 4)
     order = torch.randperm(50)
-    assert torch.equal(x[order][assign(x[order], x)], x)
+    assert torch.equal(x[order][match_pairs(x[order], x)], x)
 
 
 def test_within_classes(batch):
     x0, x1, label = batch
-    permutation = assign_within_classes(x0, x1, label)
+    permutation = match_within_classes(x0, x1, label)
     assert sorted(permutation.tolist()) == list(range(6))
     assert torch.equal(label[permutation], label)
     for value in (1, 2):
@@ -104,7 +104,7 @@ def test_rounding_does_not_decide():
     torch.manual_seed(0)
     x0 = torch.randn(64, 1) + 1e4  # at which products in float32 are off by more than the pairs differ
     x1 = torch.randn(64, 1) + 1e4
-    order = assign(x0, x1)
+    order = match_pairs(x0, x1)
     assert torch.equal(order[x1[:, 0].argsort()], x0[:, 0].argsort())
 
 
@@ -121,7 +121,7 @@ def test_pooled_transport_pairs_within_classes_if_asked():
 
 def test_errors():
     with pytest.raises(ValueError, match="as much noise as data, found 2 and 3"):
-        assign(torch.zeros(2, 1), torch.zeros(3, 1))
+        match_pairs(torch.zeros(2, 1), torch.zeros(3, 1))
     with pytest.raises(ValueError, match="expected 4 labels, found 3"):
         pooled_permutation(lambda i: torch.zeros(len(i), 1), lambda i: torch.zeros(len(i), 1), 4, 0, torch.zeros(3))
     with pytest.raises(ValueError, match="pool is at least 1"):

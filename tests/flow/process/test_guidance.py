@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.conditions import Conditions
+from zoo.flow.process.conditions import ConditionBatch
 from zoo.flow.process.guidance import Autoguidance, Guidance, NestedGuidance, velocity_field
 from zoo.flow.process.paths import ConditionalOT, Cosine
 
@@ -110,7 +110,7 @@ NULL = {"pooled": torch.zeros(1, 1), "image": torch.zeros(1, 1, 1, 1)}
 def nested(guidance: Guidance | None, t: float = 0.5, label: torch.Tensor | None = LABEL) -> torch.Tensor:
     net = Sum()
     net.condition_shapes = {"pooled": (1,), "image": (1,)}
-    conditions = Conditions(GIVEN, NULL)
+    conditions = ConditionBatch(GIVEN, NULL)
     return velocity_field(net, ConditionalOT(), label, guidance, conditions=conditions)(t, X)[:, 0]
 
 
@@ -135,9 +135,8 @@ def test_nested_conditions():
 
 def test_conditions_are_dropped_by_row():
     kept = {"text": torch.tensor([1, 0]), "image": torch.tensor([0, 1])}
-    found = Conditions(GIVEN, NULL).dropped(kept)
+    found = ConditionBatch(GIVEN, NULL).drop(kept)
     assert found["pooled"].flatten().tolist() == [1, 0] and found["image"].flatten().tolist() == [0, 4]
-    assert Conditions(GIVEN, NULL).rows(slice(1, 2)).given["pooled"].tolist() == [[2]]
 
 
 def test_errors():

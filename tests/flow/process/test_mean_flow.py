@@ -15,7 +15,7 @@ from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
-from zoo.flow.process.mean_flow import average_field, drawn_intervals, mean_flow_target
+from zoo.flow.process.mean_flow import average_field, mean_flow_target, sample_intervals
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes
@@ -112,12 +112,12 @@ def test_any_number_of_steps_ends_at_the_flow(steps, guidance):
 
 def test_intervals_belong_to_the_item():
     seeds = [item_seed(0, 0, item) for item in range(2000)]
-    t, span, kept = drawn_intervals(UniformTimes(), 0.5, 0.25, seeds)
-    apart = [drawn_intervals(UniformTimes(), 0.5, 0.25, [seed]) for seed in seeds[:20]]
+    t, span, kept = sample_intervals(UniformTimes(), 0.5, 0.25, seeds)
+    apart = [sample_intervals(UniformTimes(), 0.5, 0.25, [seed]) for seed in seeds[:20]]
     assert [float(each[1]) for each in apart] == span[:20].tolist()
     assert (span > 0).float().mean().item() == pytest.approx(0.25, abs=0.03) and bool((t + span < 1).all())
     assert kept.float().mean().item() == pytest.approx(0.5, abs=0.04)
-    assert not drawn_intervals(UniformTimes(), 0.0, 0.0, [1, 2])[1].any()
+    assert not sample_intervals(UniformTimes(), 0.0, 0.0, [1, 2])[1].any()
 
 
 class SmallNet(VelocityNet):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
-from zoo.flow.process.solvers import GRIDS, Solver, check_times, time_grid
+from zoo.flow.process.solvers import Solver, check_times, time_grid
 
 DOUBLE = torch.float64
 
@@ -31,20 +31,19 @@ def start() -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("method", "order", "evaluations"),
-    [("euler", 1, 1), ("midpoint", 2, 2), ("heun2", 2, 2), ("rk4", 4, 4), ("ab2", 2, 1)],
+    [("euler", 1, 1), ("midpoint", 2, 2), ("heun2", 2, 2), ("rk4", 4, 4)],
 )
-@pytest.mark.parametrize("grid", ["uniform", "sway"])
-def test_order_of_convergence(start, method, order, evaluations, grid):
+def test_order_of_convergence(start, method, order, evaluations):
     steps = 40
     errors = []
     for n in (steps, 2 * steps):
-        solution = Solver(method, n, grid).solve(rotate, start)
+        solution = Solver(method, n).solve(rotate, start)
         assert solution.nfe == evaluations * n
         errors.append((solution.x - rotated(start, 0, 1)).abs().max().item())
     assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.2)
 
 
-@pytest.mark.parametrize("method", ["euler", "midpoint", "heun2", "rk4", "ab2", "dopri5"])
+@pytest.mark.parametrize("method", ["euler", "midpoint", "heun2", "rk4", "dopri5"])
 def test_backwards_and_partial_intervals(start, method):
     solver = Solver(method, 400)
     back = solver.solve(rotate, start, start=1.0, end=0.25)
@@ -53,7 +52,7 @@ def test_backwards_and_partial_intervals(start, method):
     assert back.times[0] == 1.0 and back.times[-1] == 0.25
 
 
-@pytest.mark.parametrize("method", ["euler", "heun2", "ab2", "dopri5"])
+@pytest.mark.parametrize("method", ["euler", "heun2", "dopri5"])
 def test_straight_fields_are_exact_in_any_number_of_steps(method):
     x = torch.randn(3, 4, dtype=DOUBLE)
     for steps in (1, 3):
@@ -88,15 +87,6 @@ def test_dopri5_against_scipy(start, tolerance):
     assert ours.nfe <= 1.5 * theirs.nfev + 6
 
 
-def test_dopri5_against_torchdiffeq(start):
-    torchdiffeq = pytest.importorskip("torchdiffeq")
-    theirs = torchdiffeq.odeint(
-        lambda t, x: rotate(float(t), x), start, torch.tensor([0.0, 1.0], dtype=DOUBLE), rtol=1e-7, atol=1e-7
-    )[-1]
-    ours = Solver("dopri5", rtol=1e-7, atol=1e-7).solve(rotate, start)
-    torch.testing.assert_close(ours.x, theirs, atol=1e-6, rtol=0)
-
-
 def stiff(t: float, x: torch.Tensor) -> torch.Tensor:
     return -50 * (x - math.sin(10 * t))
 
@@ -105,7 +95,6 @@ def test_dopri5_rejects_steps_where_it_must():
     ours = Solver("dopri5", rtol=1e-6, atol=1e-6).solve(stiff, torch.ones(1, 1, dtype=DOUBLE))
     theirs = solve_ivp(lambda t, y: -50 * (y - np.sin(10 * t)), (0, 1), [1.0], method="Radau", rtol=1e-10, atol=1e-10)
     assert ours.x.item() == pytest.approx(theirs.y[0, -1], abs=1e-5)
-    assert (ours.nfe - 2) % 6 == 0
 
 
 def test_dopri5_sample_does_not_depend_on_easier_neighbours():
@@ -124,28 +113,16 @@ def test_dopri5_sample_does_not_depend_on_easier_neighbours():
 
 
 def test_dopri5_says_why_it_gives_up():
-    with pytest.raises(ValueError, match="dopri5 needs steps below"):
+    with pytest.raises(ValueError, match="dopri5 cannot keep"):
         Solver("dopri5").solve(lambda t, x: x * float("nan"), torch.ones(1, 1))
-    with pytest.raises(ValueError, match="dopri5 needs steps below"):
+    with pytest.raises(ValueError, match="dopri5 cannot keep"):
         Solver("dopri5").solve(lambda t, x: x**2, torch.full((1, 1), 2.0))  # infinite at t = 0.5
 
 
-@pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
-def test_grids_ascend_from_zero_to_one(grid, steps):
-    times = time_grid(steps, grid)
-    assert len(times) == steps + 1
-    assert check_times(times) == times
-
-
-def test_grids_by_hand():
-    assert time_grid(4) == [0, 0.25, 0.5, 0.75, 1]
-    assert time_grid(2, "cosine")[1] == pytest.approx(1 - math.cos(math.pi / 4))
-    assert time_grid(2, "sway")[1] == pytest.approx(0.5 - (math.cos(math.pi / 4) - 0.5))
-    assert time_grid(4, "sway", sway=0.0) == pytest.approx(time_grid(4))
-    assert time_grid(3, "edm")[2] == pytest.approx(1 / 1.002)
-    middle = ((80 ** (1 / 7) + 0.002 ** (1 / 7)) / 2) ** 7
-    assert time_grid(3, "edm")[1] == pytest.approx(1 / (1 + middle))
+def test_grids_ascend_from_zero_to_one(steps):
+    times = time_grid(steps)
+    assert times == pytest.approx(np.linspace(0, 1, steps + 1)) and check_times(times) == times
 
 
 def test_own_times():
@@ -163,7 +140,7 @@ def test_projection_is_applied_at_every_time():
         seen.append(t)
         return x * 0
 
-    for method in ("euler", "ab2", "dopri5"):
+    for method in ("euler", "dopri5"):
         seen.clear()
         solution = Solver(method, 4).solve(lambda t, x: torch.ones_like(x), torch.ones(1, 1), project=project)
         assert seen == [0.25, 0.5, 0.75, 1.0] and solution.x.item() == 0
@@ -178,9 +155,7 @@ def test_no_graph_is_kept():
     ("make", "message"),
     [
         (lambda: Solver("rk45"), "method is one of euler"),
-        (lambda: Solver(grid="log"), "grid is one of uniform"),
         (lambda: Solver(steps=0), "steps is at least 1"),
-        (lambda: Solver(grid="sway", sway=2), "sway is -1 to 1"),
         (lambda: Solver(times=[0, 0.5, 0.5, 1]), "ascend strictly from 0 to 1"),
         (lambda: Solver(times=[0.1, 1]), "ascend strictly from 0 to 1"),
         (lambda: Solver("dopri5", rtol=0).solve(rotate, torch.ones(1, 2)), "rtol is positive"),
@@ -195,5 +170,5 @@ def test_errors(make, message):
 def test_shifted_grid():
     solver = Solver(steps=4, shift=3.0)
     assert solver.grid == pytest.approx([0, 0.25 / 2.5, 0.25, 0.75 / 1.5, 1])
-    assert solver.using("euler", 2).grid == pytest.approx([0, 0.25, 1]) and "shift" not in vars(Solver())
+    assert solver.using("euler", 2).grid == pytest.approx([0, 0.25, 1])
     assert Solver(times=[0, 0.3, 1], shift=2.0).grid == [0, 0.3, 1]

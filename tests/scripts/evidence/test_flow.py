@@ -6,7 +6,7 @@ from torch import Tensor
 from scripts.evidence import flow as evidence
 from tests.harness import REPOSITORY
 from zoo.cli.main import main
-from zoo.flow.evaluation.classifier import DigitsClassifier, train_digits_classifier
+from zoo.flow.evaluation.digits_classifier import DigitsClassifier, train_digits_classifier
 
 SMALL = ("--model.init_args.net.init_args.channels=8", "--model.init_args.scheduler.init_args.warmup_steps=0")
 

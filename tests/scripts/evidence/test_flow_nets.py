@@ -1,13 +1,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from scripts.evidence import flow, flow_nets
 from scripts.evidence.demos import BESIDE, CLAIMS
 from tests.scripts.evidence.test_flow import fit, hasty
-from zoo.flow.evaluation.classifier import DigitsClassifier, train_digits_classifier
+from zoo.flow.evaluation.digits_classifier import DigitsClassifier, train_digits_classifier
 
 TINY = [f"--model.init_args.net.init_args.{key}=1" for key in ("depth", "heads")]
 TINY += ["--model.init_args.net.init_args.dim=8", "--model.init_args.scheduler.init_args.warmup_steps=0"]
@@ -33,9 +32,3 @@ def test_nets_and_steps_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {name for name in named if not name.startswith("CPU seconds")} <= values.keys()
     with pytest.raises(ValueError, match="not trained on glyphs"):
         flow_nets.glyphs_of(digits)
-
-
-def test_colours_are_means_and_deviations() -> None:
-    images = torch.tensor([[0.0, 1.0], [0.5, 0.5], [-1.0, 1.0]]).view(1, 3, 1, 2)
-    wanted = [0.5, 0.5, 0.0, 0.5**0.5, 0.0, 2**0.5]
-    torch.testing.assert_close(flow_nets.Colours()(images), torch.tensor([wanted]))

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from scripts.evidence import hifigan as evidence
-from zoo.audio.analysis.mel import LogMel
 from zoo.audio.corpora.synthetic import write_synthetic_corpus
 from zoo.common.build import build
 from zoo.runs.checkpoints import save_checkpoint
@@ -47,19 +45,14 @@ def run(tmp_path):
     state = {f"generator.{key}": value for key, value in build(PARTS["generator"]).state_dict().items()}
     specs = {"version": "0", "inference": "zoo.hifigan.Vocoder", "format": 2, "components": PARTS}
     save_checkpoint({"state_dict": state, "zoo": specs, "global_step": 40}, folder / "step_00000040.ckpt")
-    data = {"root": str(clips[0].parent), "sample_rate": 8000, "val_items": 1, "batch_size": 1}
-    data["cache"] = str(tmp_path / "cache")
+    data = {"root": str(clips[0].parent), "sample_rate": 8000, "split": {"items": 1}, "batch_size": 1}
+    data["corpus"] = {"cache": str(tmp_path / "cache")}
     config = {"data": {"class_path": "zoo.hifigan.VocoderData", "init_args": data}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "metrics.csv").write_text(
         "step,epoch,val/mel_l1,train/g/mel\n0,,2.0,\n9,0,,1.5\n19,0,0.4,\n29,0,,0.9\n39,0,0.5,\n"
     )
     return folder, clips
-
-
-def test_equal_signals_have_no_distance():
-    audio = np.random.default_rng(0).uniform(-0.5, 0.5, 4096).astype(np.float32)
-    assert evidence.score(audio, audio, LogMel()) == {"mel_l1": 0.0, "m_stft": 0.0}
 
 
 def test_evidence_of_a_run(run):

@@ -67,21 +67,11 @@ class Batches(L.LightningDataModule):
 
 def trainer_of(stage, world, epochs=EPOCHS, gradient_clip_val=0.1, **options):
     return L.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        reload_dataloaders_every_n_epochs=1,
-        log_every_n_steps=1,
-        strategy=DeepSpeed(stage) if stage else "ddp",
-        devices=world,
-        gradient_clip_val=gradient_clip_val,
-        plugins=[AtomicCheckpointIO()],
-        **options,
-    )
+        accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False, reload_dataloaders_every_n_epochs=1,
+        log_every_n_steps=1, strategy=DeepSpeed(stage) if stage else "ddp", devices=world,
+        gradient_clip_val=gradient_clip_val, plugins=[AtomicCheckpointIO()], **options,
+    )  # fmt: skip
 
 
 def fit(name, folder, world, stage=0, epochs=EPOCHS, resume=None):

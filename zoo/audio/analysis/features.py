@@ -32,14 +32,7 @@ def load_features(path: Path) -> np.ndarray:
 
 
 def check_features(path: Path, shape: Sequence[int], frames: int, channels: int | None = None) -> None:
-    """Refuse the shape of a feature file that does not fit the audio or the net.
-
-    Args:
-        path: of the file, for the message.
-        shape: of its array.
-        frames: whole frames of the audio; one more or less is accepted.
-        channels: input channels of the net; None accepts any number.
-    """
+    """Refuse the shape of a feature file that does not fit the frames of its audio, give or take one, or the net."""
     if channels not in (None, shape[0]) or abs(shape[1] - frames) > MAX_FRAME_DIFFERENCE:
         expected = f"({'any' if channels is None else channels}, {frames})"
         raise ValueError(

@@ -22,13 +22,7 @@ DIFFERENCE_DB = 30.0  # range of a picture of a difference
 def plot_spectrograms(
     waveforms: Mapping[str, Tensor | np.ndarray], sample_rate: int, cutoff_hz: float | None = None
 ) -> Figure:
-    """Draw the spectrograms of some waveforms in dB below one another, on one scale.
-
-    Args:
-        waveforms: title -> (T,) floats; leading axes of size 1 are dropped.
-        sample_rate: in Hz, of all.
-        cutoff_hz: height of a dashed line, e.g. the bandwidth of an input.
-    """
+    """Draw the spectrograms of waveforms (T,) by title in dB below one another, with a dashed line at the cutoff."""
     if not waveforms:
         raise ValueError("plot_spectrograms: expected at least one waveform")
     waves = {title: to_numpy(wave).astype(np.float32).reshape(-1) for title, wave in waveforms.items()}

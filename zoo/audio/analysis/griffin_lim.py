@@ -57,15 +57,10 @@ def griffin_lim(log_mel: Tensor, mel: LogMel, iterations: int = 60, seed: int = 
 
 
 def find_phase(magnitude: Tensor, phase: Tensor, transform: Transform, iterations: int) -> Tensor:
-    """Find phases that make magnitudes those of a signal: iterations of the fast Griffin-Lim algorithm.
+    """Find phases that make magnitudes (B, n_fft // 2 + 1, F) those of a signal, by the fast Griffin-Lim algorithm.
 
-    Args:
-        magnitude: (B, n_fft // 2 + 1, F).
-        phase: to start from, complex of modulus 1, the same shape.
-
-    Returns:
-        Phases, complex of modulus 1 (less where the signal is silent). Those of frame i depend on the frames that
-        are at most iterations * (ceil(n_fft / hop_length) - 1) away.
+    Phases are complex of modulus 1, less where the signal is silent, as those to start from. Those of frame i depend on
+    the frames that are at most iterations * (ceil(n_fft / hop_length) - 1) away.
     """
     previous = torch.zeros_like(phase)
     for _ in range(iterations):

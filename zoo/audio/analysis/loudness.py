@@ -37,21 +37,15 @@ class LoudnessMeter:
         self._rest = np.zeros((channels, 0))
         self._powers: list[np.ndarray] = []
 
-    def push(self, block: np.ndarray) -> None:
-        """Measure (C, n) float samples."""
-        if not block.shape[1]:
-            return
-        weighted, self._state = scipy.signal.sosfilt(self._sections, block, axis=-1, zi=self._state)
-        samples = np.concatenate([self._rest, weighted], axis=1)
-        length = samples.shape[1] // self._step * self._step
-        steps = samples[:, :length].reshape(len(samples), -1, self._step)
-        self._powers += list(np.square(steps).mean(axis=2).T)
-        self._rest = samples[:, length:]
-
     def measure_stream(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Hand the pieces (C, n) of a stream on, and measure them."""
-        for block in blocks:
-            self.push(block)
+        """Measure the pieces (C, n) of a stream, and yield them."""
+        for block in filter(np.size, blocks):
+            weighted, self._state = scipy.signal.sosfilt(self._sections, block, axis=-1, zi=self._state)
+            samples = np.concatenate([self._rest, weighted], axis=1)
+            length = samples.shape[1] // self._step * self._step
+            steps = samples[:, :length].reshape(len(samples), -1, self._step)
+            self._powers += list(np.square(steps).mean(axis=2).T)
+            self._rest = samples[:, length:]
             yield block
 
     def loudness(self) -> np.ndarray:

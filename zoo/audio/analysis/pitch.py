@@ -24,17 +24,11 @@ _CHUNK_FRAMES = 4096  # bounds the memory on hour-long recordings
 
 @dataclass(frozen=True)
 class PitchTrack:
-    """A pitch track (F,) or (B, F); frame i is centred on sample i * hop.
+    """A pitch track (F,) or (B, F); frame i is centred on sample i * hop."""
 
-    Attributes:
-        f0: fundamental frequency in Hz, float32, 0 where unvoiced.
-        voiced: voicing decision, bool.
-        periodicity: correlation over one period in [0, 1], also for unvoiced frames.
-    """
-
-    f0: Tensor
-    voiced: Tensor
-    periodicity: Tensor
+    f0: Tensor  # fundamental frequency in Hz, float32, 0 where unvoiced
+    voiced: Tensor  # bool
+    periodicity: Tensor  # correlation over one period in [0, 1], also for unvoiced frames
 
 
 @torch.no_grad()

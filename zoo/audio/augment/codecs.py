@@ -35,24 +35,16 @@ _MP3_BANDS = (
 
 @dataclass(frozen=True)
 class Codec:
-    """How a codec is reached and what its setting means.
+    """How a codec is reached and what its setting means."""
 
-    Attributes:
-        container: libsndfile's or ffmpeg's name of the file format; `encoder` its subtype or ffmpeg's encoder.
-        unit: meaning of the setting, from the lowest to the highest of `span`; empty when there is none.
-        default: setting where none is given; None leaves it to the codec (A-law: the signal's own rate).
-        rates: sample rates in Hz that it can code; empty for any.
-        exact: whether the decoder removes the codec's delay by itself.
-    """
-
-    container: str
-    encoder: str
-    unit: str = ""
-    span: tuple[float, float] = (0.0, 0.0)
-    default: float | None = None
-    rates: tuple[int, ...] = ()
+    container: str  # libsndfile's or ffmpeg's name of the file format
+    encoder: str  # its subtype, or ffmpeg's encoder
+    unit: str = ""  # of the setting; empty when there is none
+    span: tuple[float, float] = (0.0, 0.0)  # lowest and highest setting
+    default: float | None = None  # setting; None leaves it to the codec (A-law: the signal's own rate)
+    rates: tuple[int, ...] = ()  # sample rates in Hz that it can code; empty for any
     ffmpeg: bool = False
-    exact: bool = True
+    exact: bool = True  # whether the decoder removes the codec's delay by itself
 
     @property
     def is_available(self) -> bool:
@@ -109,11 +101,7 @@ def encode_decode(audio: np.ndarray, sample_rate: int, codec: str, setting: floa
 
     It is resampled to a rate that the codec knows and back where needed, and scaled around the codec where its peak
     exceeds 1. The delay of a codec is measured once on a probe, so that it does not depend on what is coded.
-
-    Args:
-        codec: one of `available_codecs()`.
-        setting: kb/s (mp3, opus, amr_nb, amr_wb, aac), quality 0 to 10 (vorbis), or the line's rate in Hz (alaw, mulaw:
-            8000 is a telephone; None codes at `sample_rate`). None takes the usual one.
+    Settings are those of `CODECS`, None the usual one; alaw and mulaw take the line's rate in Hz, 8000 for a telephone.
 
     Raises:
         ValueError: unknown or missing codec, a setting outside its range, or audio that is not (T,) and finite.

@@ -67,15 +67,13 @@ class DegradationRanges:
 
 @dataclass(frozen=True)
 class Degraded:
-    """A degraded signal.
+    """A degraded signal and what was done to it.
 
-    Attributes:
-        audio: (T,) float32 in [-1, 1], as long as the clean signal and aligned with it.
-        details: plain values: `steps` in the order done, `skipped` ones without effect, `gain`, `polarity` and
-            `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`).
+    Details are plain values: `steps` in the order done, `skipped` ones without effect, `gain`, `polarity` and
+    `peak_scale`, and those of each step (`snr_db`, `noise`, `rir`, `drive`, `cutoff_hz`, `lost`, `codec`).
     """
 
-    audio: np.ndarray
+    audio: np.ndarray  # (T,) float32 in [-1, 1], as long as the clean signal and aligned with it
     details: Details
 
     @property

@@ -30,15 +30,9 @@ _HIGHPASS_HZ = 20.0  # images all add with one sign, which no loudspeaker or mic
 
 
 def load_rirs(folder: Path | None, sample_rate: int, count: int = SYNTHETIC_RIRS) -> list[np.ndarray]:
-    """Read the room impulse responses (N,) below a folder, resampled, in the order of their paths.
+    """Read the room impulse responses (N,) below a folder, sorted and resampled; None makes `count` of them in code.
 
-    Args:
-        folder: of audio files; None makes `count` responses in code.
-        sample_rate: of the result in Hz.
-
-    Raises:
-        FileNotFoundError: no such folder, or no audio file in it.
-        ValueError: a file is broken or silent.
+    A folder without audio is a FileNotFoundError, a broken or silent file a ValueError.
     """
     if folder is None:
         return synthesize_rirs(count, sample_rate)
@@ -55,14 +49,8 @@ def load_rirs(folder: Path | None, sample_rate: int, count: int = SYNTHETIC_RIRS
 def synthesize_rirs(count: int, sample_rate: int, seed: int = 0) -> list[np.ndarray]:
     """Make room impulse responses: direct sound and early reflections by image sources, an exponential tail behind.
 
-    RT60 is uniform in 0.2 to 0.5 s; walls are 2 to 10 m long, 2 to 5 m high.
-
-    Args:
-        sample_rate: Hz, >= 1000.
-        seed: equal arguments give equal responses; response i does not depend on `count`.
-
-    Returns:
-        Responses (N,) float32 of peak 1 with the delay of their direct path.
+    RT60 is uniform in 0.2 to 0.5 s; walls are 2 to 10 m long, 2 to 5 m high. Responses (N,) float32 have peak 1 and the
+    delay of their direct path; response i does not depend on `count`.
 
     Source: Allen and Berkley, "Image method for efficiently simulating small-room acoustics" (1979); ranges of
         Open-Miipher-2.

@@ -33,17 +33,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class CorpusCache:
-    """Random access to the samples of a built cache; may be pickled, and every process opens the files itself.
-
-    Args:
-        folder: folder made by `build_cache`.
+    """Random access to the samples of a cache made by `build_cache`; every process opens its files itself.
 
     Attributes:
-        lengths: samples per file (N,) int64.
+        lengths: samples per file (N,) int64, those of all its channels, one after the other.
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
         exponents: per file (N,) int8; samples are stored times 2 to this power, so that quiet files stay precise.
-        channels: per file (N,) int64, where they were kept apart: a file's `lengths` counts all of them, one after the
-            other. None where files were mixed down.
+        channels: per file (N,) int64; None where files were mixed down.
         unreadable: cause by name of the files that were left out.
 
     Raises:
@@ -114,14 +110,13 @@ def build_cache(
     channels: Channels = "mono",
     root: str | os.PathLike[str] | None = None,
 ) -> CorpusCache:
-    """Decode, mix down and resample audio files into one cache, unless the same cache is there already.
+    """Decode, mix down and resample audio files, in their order, into one cache; a killed build is resumed.
 
-    The cache is keyed by names, sizes, modification times, sample rate and channels: any change rebuilds it. A
-    killed build is resumed. A file beyond full scale is scaled down to it. Unreadable files are logged and left out.
+    The cache is keyed by names, sizes, modification times, sample rate and channels: any change rebuilds it. A file
+    beyond full scale is scaled down to it. Unreadable files are logged and left out.
 
     Args:
-        files: audio files; the order is kept.
-        folder: target folder; appears only when the cache is complete.
+        folder: appears only when the cache is complete.
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
         channels: see `zoo.audio.io.files.read_channels`.
         root: folder that the names are relative to; None takes the deepest one that holds all files.

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -21,6 +22,23 @@ CACHES = "runs/cache"
 PEAK = 0.95  # of full scale, of normalized training clips
 MAX_EXAMPLES = 5  # names in a message
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """Options of a datamodule for its corpus.
+
+    Args:
+        cache: folder of the corpus caches.
+        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
+        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
+        embedded_utterances: size of the embedded corpus.
+    """
+
+    cache: str = CACHES
+    max_bad_share: float = 0.1
+    embedded_if_missing: bool = False
+    embedded_utterances: int = 24
 
 
 class Corpus(Protocol):
@@ -79,11 +97,7 @@ def cache_dir(
     sample_rate: int,
     lists: tuple[str | None, str | None] = (None, None),
 ) -> Path:
-    """Name the folder below `cache` of a corpus' cache, so that preparing and training agree on it.
-
-    Args:
-        lists: file lists that choose from the corpus; (None, None) for all of its files.
-    """
+    """Name the folder below `cache` of a corpus' cache, for preparing and training; `lists` as of `corpus_files`."""
     root = Path(root).resolve()
     digest = hashlib.blake2b(f"{root}/{lists}".encode(), digest_size=4).hexdigest()
     return Path(cache) / f"{root.name}-{sample_rate}-{digest}"
@@ -126,11 +140,7 @@ def _relative_entries(path: Path, root: str) -> list[str]:
 
 
 def read_file_list(path: Path) -> list[str]:
-    """Read the entries of a file list.
-
-    Args:
-        path: lines `id|anything` (LJSpeech, HiFi-GAN), one path a line (Vocos), or JSONL with `path`.
-    """
+    """Read a list of lines `id|anything` (LJSpeech, HiFi-GAN), of paths (Vocos), or of JSON objects with `path`."""
     if not path.is_file():
         raise FileNotFoundError(f"no file list {path}")
     entries = []
@@ -145,14 +155,10 @@ def read_file_list(path: Path) -> list[str]:
 
 
 def match_entries(entries: Sequence[str], names: Sequence[str], source: Path) -> list[int]:
-    """Find the clip that each entry of a list names, by number.
+    """Find the clip that each entry of a list names, by number; FileNotFoundError for none, ValueError for several.
 
     An entry is the path of a clip relative to the corpus' root, POSIX, with or without its suffix. Where no clip has
     that path, it may be the end of one (`LJ001-0001` of `wavs/LJ001-0001.wav`), if of one clip alone.
-
-    Raises:
-        FileNotFoundError: no clip has the path of an entry.
-        ValueError: several clips have it.
     """
     by_stem: dict[str, list[int]] = {}
     for number, name in enumerate(names):
@@ -231,13 +237,7 @@ def split_last_items(count: int, items: int) -> tuple[range, range]:
 def drop_short_clips(
     lengths: np.ndarray, names: Sequence[str], numbers: Sequence[int] | np.ndarray, min_samples: int
 ) -> Sequence[int] | np.ndarray:
-    """Leave out clips that are shorter than one frame, and name them in a warning; none left is a ValueError.
-
-    Args:
-        lengths: samples of every clip of the corpus (N,), as `names`.
-        numbers: of the clips to choose from.
-        min_samples: shortest length.
-    """
+    """Leave out those clips, by number, that are shorter than one frame, with a warning; ValueError if none is left."""
     is_short = np.asarray(lengths[np.asarray(numbers)] < min_samples)
     if not is_short.any():
         return numbers

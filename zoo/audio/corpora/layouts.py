@@ -31,36 +31,21 @@ _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(?<![^/])\.")  # also dots that begin 
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording of a corpus.
-
-    Attributes:
-        speaker: name of the speaker, unique in the corpus; empty where the corpus does not tell.
-        text: transcript; empty where there is none.
-        name: unique in the corpus, POSIX, may hold `/`; without suffix a relative path, whose last part has no dot.
-        language: `en`, `ja`, or FLEURS's locale (`ja_jp`); empty where the corpus does not tell.
-    """
+    """One recording of a corpus; texts are empty where the corpus lacks them."""
 
     path: Path
-    speaker: str
+    speaker: str  # unique in the corpus
     text: str
-    name: str
-    language: str
+    name: str  # unique in the corpus: a relative POSIX path without suffix, whose last part has no dot
+    language: str  # `en`, `ja`, or FLEURS's locale (`ja_jp`)
 
 
 def list_utterances(root: str | os.PathLike[str], kind: CorpusKind = "auto", with_text: bool = True) -> list[Utterance]:
-    """List the utterances of a corpus folder, sorted by name.
+    """List the utterances of a corpus folder, or of the folder around it, sorted by name.
 
-    Files without transcript are among them, except for FLEURS-R. Files that a list names and that are missing are left
-    out with a warning.
-
-    Args:
-        root: folder of the corpus, or the folder around it that an archive unpacks into.
-        kind: "ljspeech" (`metadata.csv`, `wavs/`), "libritts_r" (`<split>/<speaker>/<chapter>/*.wav`), "jvs"
-            (`jvsNNN/<subset>/wav24kHz16bit/*.wav`), "fleurs_r" (`data/<locale>/<split>.tsv`), "tree" (any folder of
-            audio; the first folder below the root is the speaker; transcripts are those in `<name>.normalized.txt`,
-            `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or beside it), or
-            "auto": the one whose layout is found.
-        with_text: read the transcripts; training on audio alone does not need them.
+    A "tree" is any folder of audio: the first folder below it is the speaker; transcripts stand in
+    `<name>.normalized.txt`, `.txt` or `.lab` beside the audio, or in a `metadata.csv` like LJSpeech's in the folder or
+    beside it. "auto" takes the kind whose layout is found. Listed files that are missing are named in a warning.
 
     Raises:
         FileNotFoundError: there is no such folder, or it has not the layout of that kind.

@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import track
 
 from zoo.audio.corpora.cache import build_cache
-from zoo.audio.corpora.corpus import CACHES, MAX_EXAMPLES, cache_dir
+from zoo.audio.corpora.corpus import CACHES, MAX_EXAMPLES, cache_dir, split_last_items
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, find_corpus_root, list_utterances
 from zoo.audio.io import files
 from zoo.common.atomic_files import extract_archive, write_atomic
@@ -33,15 +33,12 @@ def prepare(
     """Unpack a corpus if need be, check its files, and write `manifest.jsonl`.
 
     A row of the manifest has id, path (relative to the corpus folder), speaker, language, text, samples (per channel)
-    and sample_rate (Hz). Archives that lie in FLEURS-R's `data/<locale>/audio/` are unpacked beside themselves. Of
-    LJSpeech also `train.txt` and `val.txt` are written (lines `id|text`; the last 150 ids, or the last tenth of a set
-    smaller than 1,500, are for validation), and the cache for training.
+    and sample_rate (Hz). Of LJSpeech also `train.txt` and `val.txt` are written (lines `id|text`; the last 150 ids, or
+    the last tenth of a set smaller than 1,500, are for validation), and the cache for training.
 
     Args:
-        kind: layout, see `zoo.audio.corpora.layouts.list_utterances`.
-        sources: the folder of the corpus, or its archives (`.tar`, `.tar.gz`, `.tgz`, `.zip`).
+        sources: the folder of the corpus, or its archives, see `extract_archive`.
         output: folder that archives are unpacked into, and of what is written; the corpus folder when None.
-        cache: folder of all corpus caches.
         sample_rate: of LJSpeech's cache in Hz.
         strict: raise a ValueError for damaged files instead of leaving them out with a warning.
 
@@ -76,18 +73,11 @@ def _build_cache_and_lists(
     """Build the cache and write the lists of a corpus; returns the rows that can be decoded."""
     cache = build_cache(files.find_audio_files(root), folder, sample_rate, root=root)
     rows = [row for row in rows if row["path"] not in cache.unreadable]
-    for name, part in zip(("train", "val"), split_rows([row for row in rows if row["text"]]), strict=True):
-        _write_lines(output / f"{name}.txt", (f"{row['id']}|{row['text']}" for row in part))
+    lines = [f"{row['id']}|{row['text']}" for row in sorted(rows, key=lambda row: row["id"]) if row["text"]]
+    training, validation = split_last_items(len(lines), min(LJSPEECH_VALIDATION, max(1, len(lines) // 10)))
+    for name, part in (("train", training), ("val", validation)):
+        _write_lines(output / f"{name}.txt", (lines[number] for number in part))
     return rows
-
-
-def split_rows(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Divide rows of a manifest into training and validation, as `prepare` says."""
-    if len(rows) < 2:
-        raise ValueError(f"expected at least two utterances to split, got {len(rows)}")
-    held_out = min(LJSPEECH_VALIDATION, max(1, len(rows) // 10))
-    ordered = sorted(rows, key=lambda row: row["id"])
-    return ordered[:-held_out], ordered[-held_out:]
 
 
 def _extract_sources(sources: Sequence[Path], output: Path | None) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.progress import track
@@ -22,7 +22,7 @@ from zoo.audio.evaluation.dnsmos import DNSMOS
 from zoo.audio.evaluation.measures import METRICS, AudioPair, available_metrics, check_names, compute_metrics
 from zoo.audio.evaluation.models import MetricModel, MOSPredictor
 from zoo.audio.evaluation.similarity import SpeakerSimilarity
-from zoo.audio.evaluation.summary import MetricColumn, failure_lines, plot_boxes, summarize, summary_table
+from zoo.audio.evaluation.summary import MetricColumn, failure_lines, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.resample import resample_array
 from zoo.common.journal import Journal, format_error, read_lines
@@ -48,8 +48,8 @@ class EvaluationModels:
     Args:
         asr_model: hub id or folder of a transformers recogniser, for word and character error rates.
         asr_language: for a recogniser of several languages, such as en.
-        speaker_model: hub id or folder of a transformers x-vector model, or an ONNX file, for speaker similarity.
-        dnsmos: folder with Microsoft's sig_bak_ovr.onnx and model_v8.onnx.
+        speaker_model: hub id or folder of a transformers x-vector model, for speaker similarity.
+        dnsmos: folder with Microsoft's sig_bak_ovr.onnx.
         mos_model: ONNX file from waveform to predicted opinion score (UTMOS and the like).
         device: torch device of the transformers models.
     """
@@ -80,18 +80,10 @@ _NO_MODELS = EvaluationModels()
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """What is measured; see `evaluate_folders`."""
 
-    Attributes:
-        metrics: names of `zoo.audio.evaluation.measures.METRICS`.
-        sample_rate: in Hz, of the metrics without a rate of their own: si_sdr, mcd, lsd, m_stft. Not above that of the
-            clean files, or an empty band would be compared.
-        match_level: bring every signal to the level of the clean one before lsd and m_stft, which follow the level.
-        models: models that score besides.
-    """
-
-    metrics: tuple[str, ...]
-    sample_rate: int = 22050
+    metrics: tuple[str, ...]  # of `zoo.audio.evaluation.measures.METRICS`
+    sample_rate: int = 22050  # above that of the clean files an empty band would be compared
     match_level: bool = False
     models: tuple[MetricModel, ...] = ()
 
@@ -137,16 +129,10 @@ def evaluate(
     texts: Mapping[str, str] | None = None,
     workers: int = 0,
 ) -> Evaluation:
-    """Measure restored (and degraded) files against clean ones and write tables and plots.
+    """Measure folders, `restored` by the names of their systems, as `evaluate_folders` does.
 
-    Rows are appended to a journal as they are computed; a later call computes only what is missing, has failed, or has
-    changed (files or settings). A bad file is a row with status "failed" and the reason.
-
-    Args:
-        clean: as for `evaluate_folders`, likewise `output`, `degraded` and `workers`.
-        restored: folders by the names of their systems.
-        settings: what to measure; all available metrics when None.
-        texts: reference texts by relative path without suffix, or by name alone where it is unique; for models.
+    A later call computes only what is missing, has failed, or has changed (files or settings). A bad file is a row with
+    status "failed" and the reason. `texts` go by relative path without suffix, or by name alone where it is unique.
     """
     settings = settings or Settings(available_metrics())
     check_names(settings.metrics)
@@ -159,11 +145,11 @@ def evaluate(
     done = [row for row in rows if row["status"] == "done"]
     summary = summarize(done, names, list(settings.columns), DEGRADED if degraded else None)
     evaluation = Evaluation(rows, summary, unpaired)
-    _write_report(output, evaluation, settings, plot_boxes(done, names, list(settings.columns)))
+    _write_report(output, evaluation, settings)
     return evaluation
 
 
-def _write_report(output: Path, evaluation: Evaluation, settings: Settings, box_plots: Any) -> None:
+def _write_report(output: Path, evaluation: Evaluation, settings: Settings) -> None:
     weights = dict.fromkeys(column.weight for column in settings.columns if column.weight)
     numbers = [*_FACTS, *(column.name for column in settings.columns), *weights]
     content = {
@@ -180,7 +166,6 @@ def _write_report(output: Path, evaluation: Evaluation, settings: Settings, box_
             "summary": evaluation.summary,
         },
         "report.md": _markdown(evaluation, settings),
-        "boxplots.png": box_plots,
     }
     write_report(output, content, indent=2)
 
@@ -311,7 +296,7 @@ def evaluate_folders(
     models: EvaluationModels = _NO_MODELS,
     workers: int = 0,
 ) -> int:
-    """Measure restored (and degraded) files against clean ones: CSV, summary with intervals, box plots.
+    """Measure restored (and degraded) files against clean ones: CSV and a summary with intervals.
 
     Files are matched by their paths below the folders, without suffix. A second call computes only what is missing. The
     exit code is 1 when a file could not be measured; per_file.csv says why.
@@ -319,7 +304,7 @@ def evaluate_folders(
     Args:
         clean: folder of clean files.
         restored: folder of restored files; of several systems with --restored.NAME FOLDER.
-        output: folder for per_file.csv, summary.csv, summary.json, report.md and boxplots.png.
+        output: folder for per_file.csv, summary.csv, summary.json and report.md.
         degraded: folder of the files that were restored, to report the gain.
         metrics: of pesq, stoi, estoi, si_sdr, mcd, pitch, lsd, m_stft; all that are available when not given.
         sample_rate: at which si_sdr, mcd, lsd and m_stft are taken, in Hz; not above that of the clean files.
@@ -335,9 +320,8 @@ def evaluate_folders(
     if (models.asr_model is None) != (texts is None):
         raise ValueError("--models.asr_model and --texts belong together: error rates need a recogniser and texts")
     named = restored if isinstance(restored, dict) else {"restored": restored}
-    settings = Settings(
-        tuple(available_metrics() if metrics is None else metrics), sample_rate, match_level, models.build()
-    )
+    names = tuple(available_metrics() if metrics is None else metrics)
+    settings = Settings(names, sample_rate, match_level, models.build())
     transcripts = None if texts is None else read_transcripts(texts)
     result = evaluate(clean, named, output, degraded, settings, transcripts, workers)
     print((output / "report.md").read_text(encoding="utf-8"))

@@ -30,21 +30,13 @@ Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Metric:
-    """Compares a signal with the clean one.
+    """Compares a signal with the clean one."""
 
-    Attributes:
-        measures: columns, in the order of `compute`.
-        sample_rate: at which it is taken, in Hz; None is the evaluation's.
-        compute: maps restored (T,), clean (T,) float32 and their rate to values; NaN is undefined.
-        package: of the extra `metrics` that it needs, "" for none.
-        follows_level: whether the level of the signal changes the value.
-    """
-
-    measures: tuple[MetricColumn, ...]
-    sample_rate: int | None
-    compute: Compute
-    package: str = ""
-    follows_level: bool = False
+    measures: tuple[MetricColumn, ...]  # columns, in the order of `compute`
+    sample_rate: int | None  # at which it is taken, in Hz; None is the evaluation's
+    compute: Compute  # maps restored (T,), clean (T,) float32 and their rate to values; NaN is undefined
+    package: str = ""  # of the extra `metrics` that it needs
+    follows_level: bool = False  # whether the level of the signal changes the value
 
 
 class AudioPair:
@@ -78,11 +70,9 @@ class AudioPair:
 def compute_metrics(
     pair: AudioPair, names: Sequence[str], sample_rate: int, match_level: bool = False
 ) -> dict[str, float]:
-    """Take measures of a pair; NaN where undefined, such as of silent or too short clips.
+    """Take measures of a pair, NaN where undefined; `sample_rate` (Hz) is for metrics without a rate of their own.
 
-    Args:
-        sample_rate: in Hz, of the metrics without a rate of their own.
-        match_level: bring the signal to the RMS level of the clean one for the metrics that follow the level.
+    `match_level` brings the signal to the RMS level of the clean one for the metrics that follow the level.
     """
     gain = 10 ** (-pair.level_db / 20) if match_level and math.isfinite(pair.level_db) else 1.0
     values: dict[str, float] = {}

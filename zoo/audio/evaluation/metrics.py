@@ -42,11 +42,7 @@ def lsd(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def lsd_bands(prediction: Tensor, target: Tensor, sample_rate: int, edges_hz: Sequence[float]) -> list[Tensor]:
-    """The log-spectral distance of the bins of each band between two neighbouring edges; NaN of a band without a bin.
-
-    Args:
-        edges_hz: rising, 0 to sample_rate / 2; a bin on an edge belongs to the band above it, on the last one below.
-    """
+    """The log-spectral distance of each band between neighbouring edges, which rise; NaN of a band without a bin."""
     squares = _log_power_difference(prediction, target).square()
     bins = [math.ceil(edge * _LSD_FFT / sample_rate) for edge in edges_hz]
     bins[-1] = math.floor(edges_hz[-1] * _LSD_FFT / sample_rate) + 1

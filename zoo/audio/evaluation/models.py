@@ -39,15 +39,9 @@ class MetricModel(ABC):
 
     @abstractmethod
     def __call__(self, restored: np.ndarray, reference: np.ndarray | None, text: str | None) -> dict[str, float]:
-        """Score one recording.
+        """Score audio (T,) float32 at `sample_rate` by its clean counterpart (T',) and its text, where they are known.
 
-        Args:
-            restored: audio (T,) float32 at `sample_rate`.
-            reference: its clean counterpart (T',) float32, or None where there is none.
-            text: what is said, or None where that is unknown.
-
-        Returns:
-            Values by the names of `measures` and of their weights; a missing one is undefined.
+        Returns values by the names of `measures` and of their weights; a missing one is undefined.
         """
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,37 +1,24 @@
-"""Summarise an evaluation: means with intervals and gains over a baseline by system and measure, tables, box plots."""
+"""Summarise an evaluation: means with intervals and gains over a baseline by system and measure, and tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zoo.common.reports import Row, markdown_table, subplot_grid
+from zoo.common.reports import Row, markdown_table
 from zoo.common.statistics import bootstrap_mean
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-BOX_PLOT_INCHES = (4.0, 3.0)
 
 
 class MetricColumn(NamedTuple):
-    """A column of the evaluation.
-
-    Attributes:
-        name: of the column.
-        higher_is_better: otherwise lower is.
-        unit: for the tables, "" where there is none.
-        weight: name of the column that weighs the files in a mean, "" for equal weights: a word error rate weighed by
-            the reference's words is the error rate of the whole set.
-    """
+    """A column of the evaluation."""
 
     name: str
-    higher_is_better: bool
+    higher_is_better: bool  # otherwise lower is
     unit: str = ""
-    weight: str = ""
+    weight: str = ""  # column that weighs the files in a mean: word error rates are weighed by the reference's words
 
 
 def summarize(
@@ -40,13 +27,11 @@ def summarize(
     measures: Sequence[MetricColumn],
     baseline: str | None = None,
 ) -> list[Row]:
-    """Sum up measurements per system and measure.
+    """Sum up measurements per system and measure, in their order.
 
     Args:
         rows: one per file and system: `name`, `system`, and values by measure; NaN or a missing key is undefined.
-        systems: in the order of the result; rows of others are left out.
-        measures: in the order of the result.
-        baseline: system that gains are relative to, or None.
+        baseline: system that gains are relative to.
 
     Returns:
         Rows with mean, 95 % interval (low, high), std and median of the defined values, and gain, gain_low, gain_high:
@@ -93,12 +78,7 @@ def _defined_values(
 
 
 def summary_table(summary: Sequence[Mapping[str, Any]], kind: str = "mean") -> str:
-    """Format a summary in markdown, a row per system and a column per measure.
-
-    Args:
-        summary: from `summarize`.
-        kind: "mean", or "gain" for the gains over the baseline, in rows that have one.
-    """
+    """Format a summary in markdown, a row per system and a column per measure; `kind` is "mean" or "gain"."""
     low, high = ("low", "high") if kind == "mean" else ("gain_low", "gain_high")
     lines: dict[str, list[str]] = {}
     heads: dict[str, str] = {}
@@ -120,20 +100,3 @@ def failure_lines(failed_rows: Sequence[Mapping[str, Any]], total: int, limit: i
     lines = [f"{len(failed_rows)} of {total} rows failed:", ""]
     lines += [f"- {row['system']}/{row['name']}: {row['reason']}" for row in failed_rows[:limit]]
     return lines + ([f"- ... all in {rest}"] if rest and len(failed_rows) > limit else [])
-
-
-def plot_boxes(rows: Sequence[Mapping[str, Any]], systems: Sequence[str], measures: Sequence[MetricColumn]) -> Figure:
-    """Plot a panel per measure with a box per system (quartiles; whiskers to 1.5 times their distance)."""
-    panels = []
-    for measure in measures:
-        defined = [row for row in rows if math.isfinite(row.get(measure.name, math.nan))]
-        boxes = {system: [row[measure.name] for row in defined if row["system"] == system] for system in systems}
-        if any(boxes.values()):
-            panels.append((measure, {system: box for system, box in boxes.items() if box}))
-    figure, grid = subplot_grid(len(panels), *BOX_PLOT_INCHES)
-    for (measure, boxes), axes in zip(panels, grid, strict=True):
-        axes.boxplot(list(boxes.values()), tick_labels=list(boxes))
-        better = "higher" if measure.higher_is_better else "lower"
-        axes.set(title=f"{measure.name} ({better} is better)", ylabel=measure.unit)
-        axes.grid(axis="y", alpha=0.3)
-    return figure

@@ -75,11 +75,9 @@ class Chunker:
         """Compute a stream of known length.
 
         Args:
-            blocks: pieces (C, n) of the signal, n of any size; together (C, samples).
-            samples: length of the signal, > 0.
+            blocks: pieces (C, n) of the signal, n of any size; together (C, samples), samples > 0.
             compute: takes chunks (N, units * unit_samples) float32, zero-padded at the end, and the number of valid
                 samples of each; returns (N, ..., units * scale).
-            shift: see `spans`.
 
         Yields:
             Pieces (C, ..., m); together (C, ..., units(samples) * scale).
@@ -91,14 +89,11 @@ class Chunker:
     def process_stream(
         self, blocks: Iterable[np.ndarray], compute: Callable[[np.ndarray], np.ndarray]
     ) -> Iterator[np.ndarray]:
-        """Compute a stream whose length shows only at its end, on the same grid, chunk by chunk.
+        """Compute a stream (..., n) of whole units, whose length shows only at its end, on the same grid.
 
         Nothing is padded: the first chunk starts, and the last one ends, with the stream, because a net that pads each
-        of its layers with zeros does not give there what it gives for zeros around the stream.
-
-        Args:
-            blocks: pieces (..., n) of the signal, n of any size; whole units in total.
-            compute: takes a chunk (..., units * unit_samples), returns (..., units * scale).
+        of its layers with zeros does not give there what it gives for zeros around the stream. `compute` maps a chunk
+        (..., units * unit_samples) to (..., units * scale).
         """
         chunks = self._split_stream(blocks)
         yield from self._join_chunks((span, last, compute(window)) for span, last, window in chunks)

@@ -70,26 +70,11 @@ def info(path: str | os.PathLike[str]) -> AudioInfo:
         return AudioInfo(handle.samplerate, handle.channels, handle.frames)
 
 
-def read(path: str | os.PathLike[str], start: int = 0, samples: int = -1) -> tuple[np.ndarray, int]:
-    """Read a file or a part of it.
-
-    Args:
-        start: first sample, 0 <= start < length of the file.
-        samples: number of samples; -1 reads to the end, and a part reaching past the end is cut there like a slice.
-
-    Returns:
-        Audio (C, T) float32, integers over full scale, and the sample rate in Hz.
-    """
+def read(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+    """Read a file: audio (C, T) float32, integers over full scale, and the sample rate in Hz."""
     path = Path(path)
     with _open(path) as handle:
-        if not 0 <= start < handle.frames or samples < -1:
-            raise ValueError(f"{path}: cannot read {samples} samples from {start} on, the file holds {handle.frames}")
-        count = handle.frames - start if samples == -1 else min(samples, handle.frames - start)
-        skip = start if handle.format == "MP3" else 0  # mp3 decodes exactly only from the start
-        if start > skip:
-            handle.seek(start)
-        audio = _decode(handle, path, start - skip, skip + count)[skip:]
-        return np.ascontiguousarray(audio.T), handle.samplerate
+        return np.ascontiguousarray(_decode(handle, path, 0, handle.frames).T), handle.samplerate
 
 
 def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> np.ndarray:

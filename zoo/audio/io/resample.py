@@ -17,29 +17,13 @@ from zoo.common.checks import check_positive
 _ZERO_CROSSINGS, _ROLLOFF, _BETA = 64, 0.9475937167399596, 14.769656459379492
 
 
-def resampler(source_rate: int, target_rate: int) -> nn.Module:
-    """What `resample` computes on (..., T) float32, as a module whose filter moves with it and is in no checkpoint."""
-    # A kernel born in inference mode (validation) could never be used in training again.
-    with torch.inference_mode(False), torch.no_grad():
-        module = torchaudio.transforms.Resample(
-            source_rate,
-            target_rate,
-            resampling_method="sinc_interp_kaiser",
-            lowpass_filter_width=_ZERO_CROSSINGS,
-            rolloff=_ROLLOFF,
-            beta=_BETA,
-        )
-    if source_rate != target_rate:
-        kernel = module.kernel
-        del module.kernel
-        module.register_buffer("kernel", kernel, persistent=False)
-    return module
-
-
 @lru_cache(maxsize=64)
 def _resampler(source_rate: int, target_rate: int, device: torch.device) -> nn.Module:
+    # A kernel born in inference mode (validation) could never be used in training again.
     with torch.inference_mode(False), torch.no_grad():
-        return resampler(source_rate, target_rate).to(device)
+        return torchaudio.transforms.Resample(
+            source_rate, target_rate, "sinc_interp_kaiser", _ZERO_CROSSINGS, _ROLLOFF, _BETA
+        ).to(device)
 
 
 def resample(x: Tensor, source_rate: int, target_rate: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.audiosr.convert.read import COPY, AudioSRFile, Report, State, check, compare, in_words, section, transposed
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
-from zoo.audiosr.nets.vae import Autoencoder
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.build import build
 from zoo.convert.engine import ConvertedModel
 from zoo.convert.network_description import component
@@ -73,8 +73,8 @@ class OriginalModel(nn.Module):
         self, file: AudioSRFile, nets: Mapping[str, Any], unet: OriginalUNet, report: Report, notes: list[str]
     ) -> None:
         super().__init__()
-        self.condition_vae: Autoencoder | None = nets.get(COPY)
-        self.vae: Autoencoder = nets["vae"]
+        self.condition_vae: AutoencoderKL | None = nets.get(COPY)
+        self.vae: AutoencoderKL = nets["vae"]
         self.unet = unet
         self.vocoder: Generator | None = nets.get("vocoder")
         self.layout, self.config, self.step = file.layout, file.settings, file.step

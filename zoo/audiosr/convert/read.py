@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from zoo.audiosr.convert.autoencoder_names import to_zoo_autoencoder
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.global_encoder import REDUCTION
 from zoo.common.build import build
@@ -95,12 +96,6 @@ ENCODER_KEYS = {
     "global_encoder_layers": "layers",
 }
 ENCODER_SIZES = ("global_encoder_hidden_dim", "global_encoder_layers")
-AUTOENCODER_KEYS = {
-    "ch": "channels",
-    "ch_mult": "multipliers",
-    "num_res_blocks": "blocks",
-    "z_channels": "latent_channels",
-}
 VOCODER_KEYS = {key: key for key in ("upsample_kernel_sizes", "resblock_kernel_sizes")}
 # What their classes take where no configuration says it.
 NORM_GROUPS, HEAD_CHANNELS, VAE_DROPOUT, N_MELS = 32, 32, 0.1, 256
@@ -142,11 +137,6 @@ def _context_channels(unet: OriginalFile) -> int | None:
     return found[0] if found else None
 
 
-def _autoencoder_multipliers(vae: OriginalFile) -> list[int]:
-    widths = sizes_of_axis("encoder.down.{}.block.0.conv1.weight")(vae)
-    return [width // len(vae.state["encoder.conv_in.weight"]) for width in widths]
-
-
 def _n_mels(encoder: OriginalFile) -> int:
     projection = encoder.state.get(f"{ADAPTIVE}weight")
     if projection is None:
@@ -177,11 +167,27 @@ def _dilations(vocoder: OriginalFile) -> list[list[int]]:
 
 
 class Net(NamedTuple):
-    """A net of a file: its description, whose leaves read the file, and keys of the configuration that must agree."""
+    """A net of a file: its description, whose leaves read the file, and what the configuration must say of it."""
 
     spec: dict[str, Any]
-    keys: dict[str, str]
+    settings: Callable[[Mapping[str, Any]], dict[str, Any]]  # of the net's arguments
     where: str
+
+
+def settings_by(keys: Mapping[str, str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return the settings of an original that name single arguments of our net."""
+    return lambda arguments: {key: arguments[name] for key, name in keys.items()}
+
+
+def autoencoder_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the original's settings of an `AutoencoderKL` with these arguments."""
+    widths = list(arguments["block_out_channels"])
+    return {
+        "ch": widths[0],
+        "ch_mult": [width // widths[0] for width in widths],
+        "num_res_blocks": arguments["layers_per_block"],
+        "z_channels": arguments["latent_channels"],
+    }
 
 
 UNET = component(
@@ -210,12 +216,13 @@ ENCODER = component(
     dropout=0.1,
 )
 AUTOENCODER = component(
-    "zoo.audiosr.Autoencoder",
-    channels=size_of_axis("encoder.conv_in.weight"),
-    multipliers=_autoencoder_multipliers,
-    blocks=count_blocks("encoder.down.0.block."),
+    "zoo.blocks.AutoencoderKL",
+    in_channels=1,
+    out_channels=1,
+    block_out_channels=sizes_of_axis("encoder.down_blocks.{}.resnets.0.conv1.weight"),
+    layers_per_block=count_blocks("encoder.down_blocks.0.resnets."),
     latent_channels=size_of_axis("post_quant_conv.weight"),
-    norm_groups=NORM_GROUPS,
+    norm_num_groups=NORM_GROUPS,
     dropout=setting("dropout", VAE_DROPOUT, float),
 )
 VOCODER = component(
@@ -233,11 +240,11 @@ VOCODER = component(
     output_padding=lambda vocoder: LAYOUTS[vocoder.layout].output_padding,
 )
 NETS = {
-    "unet": Net(UNET, {**UNET_KEYS, "global_context_dim": "context_channels"}, "unet_config"),
-    "global_encoder": Net(ENCODER, {key: ENCODER_KEYS[key] for key in ENCODER_SIZES}, "unet_config"),
-    "vae": Net(AUTOENCODER, AUTOENCODER_KEYS, "first_stage_config: ddconfig"),
-    COPY: Net(AUTOENCODER, AUTOENCODER_KEYS, "first_stage_config: ddconfig"),
-    "vocoder": Net(VOCODER, VOCODER_KEYS, "vocoder"),
+    "unet": Net(UNET, settings_by({**UNET_KEYS, "global_context_dim": "context_channels"}), "unet_config"),
+    "global_encoder": Net(ENCODER, settings_by({key: ENCODER_KEYS[key] for key in ENCODER_SIZES}), "unet_config"),
+    "vae": Net(AUTOENCODER, autoencoder_settings, "first_stage_config: ddconfig"),
+    COPY: Net(AUTOENCODER, autoencoder_settings, "first_stage_config: ddconfig"),
+    "vocoder": Net(VOCODER, settings_by(VOCODER_KEYS), "vocoder"),
 }
 
 
@@ -310,9 +317,9 @@ class AudioSRFile(OriginalFile):
 
     def _agree(self, arguments: Mapping[str, Any], said: Mapping[str, Any], net: Net) -> None:
         """Refuse a configuration of another net."""
-        for theirs, ours in net.keys.items():
-            value, wanted = arguments[ours], said.get(theirs)
-            if ours == "attention_factors" and wanted is not None:
+        for theirs, value in net.settings(arguments).items():
+            wanted = said.get(theirs)
+            if theirs == "attention_resolutions" and wanted is not None:
                 wanted = sorted(wanted)
             if None not in (value, wanted) and value != wanted:
                 theirs += f" {value}, the configuration's {net.where} {wanted}"
@@ -364,6 +371,8 @@ def split(state: Mapping[str, Tensor]) -> tuple[dict[str, State], dict[str, int]
         else:
             value = value.float() if value.is_floating_point() else value
             add_tensor(parts.setdefault(component, {}), name.removeprefix(prefix), value, name)
+    for component in parts.keys() & {"vae", COPY}:
+        parts[component] = to_zoo_autoencoder(parts[component])
     return parts, dict(dropped)
 
 

@@ -138,13 +138,15 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
     data["sample_rate"] = data["sample_rate"] or SAMPLE_RATE
     steps = settings.number("model.timesteps", STEPS, int)
     latents = to_number(sizes.get("z_channels", 16), int, "z_channels")
+    width = to_number(sizes.get("ch", 128), int, "ch")
     autoencoder = {
-        "channels": to_number(sizes.get("ch", 128), int, "ch"),
-        "multipliers": list(sizes.get("ch_mult", [1, 2, 4, 8])),
-        "blocks": to_number(sizes.get("num_res_blocks", 2), int, "num_res_blocks"),
+        "in_channels": 1,
+        "out_channels": 1,
+        "block_out_channels": [width * multiplier for multiplier in sizes.get("ch_mult", [1, 2, 4, 8])],
+        "layers_per_block": to_number(sizes.get("num_res_blocks", 2), int, "num_res_blocks"),
         "latent_channels": latents,
         "dropout": to_number(sizes.get("dropout", VAE_DROPOUT), float, "dropout"),
-        "norm_groups": NORM_GROUPS,
+        "norm_num_groups": NORM_GROUPS,
     }
     rate = settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4))
     betas = [to_number(beta, float, "train.betas") for beta in settings.get("train.betas", (0.9, 0.99))]

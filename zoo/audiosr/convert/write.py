@@ -15,9 +15,9 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
 from zoo.audiosr.convert.ours import CONDITION, FEATURES, INFERENCE, PREDICTIONS, OriginalModel, transpose_kernels
 from zoo.audiosr.convert.read import (
-    AUTOENCODER_KEYS,
     CONFIG_NAME,
     COPY,
     ENCODER_KEYS,
@@ -27,6 +27,7 @@ from zoo.audiosr.convert.read import (
     SCALE,
     UNET_KEYS,
     State,
+    autoencoder_settings,
     interpret,
     read_config,
     squashed,
@@ -37,6 +38,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.atomic_files import write_atomic
 from zoo.convert.engine import read_zoo_checkpoint
 from zoo.convert.tensor_names import add_prefix, select_prefix
@@ -173,8 +175,9 @@ def content_of(nets: Nets, layout: str) -> dict[str, Any]:
         (LAYOUTS[layout].conditioner, nets.condition_vae or nets.vae),
     ):
         if part is not None:
-            state |= add_prefix(_plain(part.state_dict()), prefix)
-            weights |= add_prefix(_plain(dict(part.named_parameters())), prefix)
+            rename = to_original_autoencoder if isinstance(part, AutoencoderKL) else dict
+            state |= add_prefix(rename(_plain(part.state_dict())), prefix)
+            weights |= add_prefix(rename(_plain(dict(part.named_parameters()))), prefix)
     averaged = {}
     for name, value in nets.averaged.items():
         part_name, _, rest = name.partition(".")
@@ -213,7 +216,7 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
     mel_bins = {"mel_bins": features.n_mels} if features else {}
 
     def first_stage(vae: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {**FIRST_STAGE, **_theirs(vae, AUTOENCODER_KEYS), "dropout": vae["dropout"], **mel_bins}
+        sizes = {**FIRST_STAGE, **autoencoder_settings(vae), "dropout": vae["dropout"], **mel_bins}
         params = {"ddconfig": sizes, "embed_dim": vae["latent_channels"]}
         # copied, for YAML writes a list that stands twice as a reference
         return {"target": f"{module}.AudioSRAutoEncoderKL", "params": copy.deepcopy(params)}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
-from zoo.blocks import mix
+from zoo.blocks.image import classifier_free_guidance
 from zoo.common.checks import check_at_least, check_one_of, check_within
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -164,7 +164,7 @@ def conditioned(
     Args:
         condition: latents of the input (B, C, H, W) in the scale that the net sees.
         encoded: what the global encoder made of the clips (B, ...); None without one.
-        scale: of the guidance, like `rescale` as of `mix`.
+        scale: of the guidance, like `rescale` as of `classifier_free_guidance`.
     """
     copies = 1 if scale == 1 else 2
     if copies == 2:
@@ -179,7 +179,7 @@ def conditioned(
         if copies == 1:
             return output
         conditional, unconditional = output.chunk(2)
-        return mix(conditional, unconditional, scale, rescale)
+        return classifier_free_guidance(conditional, unconditional, scale, rescale)
 
     return predict
 

@@ -16,7 +16,7 @@ from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.vae import split
+from zoo.blocks.autoencoder import posterior_mean
 from zoo.training.resume import item_seed
 
 TAGS = 2  # values that follow the samples of a unit: its number in the clip, and its channel
@@ -73,7 +73,7 @@ class Chunks:
         if copied.all():
             return _array(mel)
         scale = self.net.latent_scale
-        condition = split((self.condition_autoencoder or self.autoencoder).encode(mel).float())[0]
+        condition = posterior_mean((self.condition_autoencoder or self.autoencoder).encode(mel).float())
         shape = (condition.shape[1], condition.shape[2] // tags.shape[1], condition.shape[3])
         seeds = [item_seed(self.settings.seed, 0, int(number)) for number in tags[..., 0].flatten().tolist()]
         noises = _in_time(row_noise(seeds, shape, condition.device), len(condition))
@@ -89,7 +89,7 @@ class Chunks:
     def through(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         """The log-mels of chunks through the autoencoder alone; see `restore`."""
         mel, _ = self._mel(chunks)
-        latent = split(self.autoencoder.encode(mel).float())[0]
+        latent = posterior_mean(self.autoencoder.encode(mel).float())
         return _array(self.autoencoder.decode(latent))
 
     def _mel(self, chunks: np.ndarray) -> tuple[Tensor, Tensor]:

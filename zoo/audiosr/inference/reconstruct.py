@@ -16,7 +16,7 @@ from zoo.audio.inference import AudioInference, answer_file, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
 from zoo.audiosr.nets.features import MelFeatures, whole_mel
-from zoo.audiosr.nets.vae import Autoencoder, split
+from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
 from zoo.common.reports import write_figure
 from zoo.runs.inference.forms import Output, Progress
 
@@ -37,7 +37,7 @@ class Reconstructor(AudioInference):
 
     output_suffix: ClassVar[str] = ".npy"
 
-    def __init__(self, autoencoder: Autoencoder, features: MelFeatures, chunk_seconds: float = 10.24) -> None:
+    def __init__(self, autoencoder: AutoencoderKL, features: MelFeatures, chunk_seconds: float = 10.24) -> None:
         self.autoencoder = autoencoder
         self.features = features
         unit = features.hop_length * autoencoder.factor
@@ -92,5 +92,5 @@ class Reconstructor(AudioInference):
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         waveforms = torch.from_numpy(np.ascontiguousarray(chunks)).to(self.device)[:, None]
         mel = whole_mel(self.features(waveforms), self.autoencoder.factor)
-        decoded = self.autoencoder.decode(split(self.autoencoder.encode(mel))[0])
+        decoded = self.autoencoder.decode(posterior_mean(self.autoencoder.encode(mel)))
         return decoded[:, 0].transpose(1, 2).float().cpu().numpy()

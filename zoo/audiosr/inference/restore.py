@@ -255,7 +255,7 @@ class Restorer(AudioInference):
         features: the front end that all three were trained with.
         diffusion: the process that the net was trained on.
         sampler: from noise to latents; 100 steps of DDIM when None.
-        guidance_scale: see `zoo.blocks.mix`; 1 is half the work.
+        guidance_scale: see `zoo.blocks.image.classifier_free_guidance`; 1 is half the work.
         guidance_rescale: likewise.
         cutoff_hz: where the input's band ends, in Hz; found in each input when None.
         chunk_seconds: length of a chunk; about that of the training crops is what the net knows.

@@ -10,7 +10,7 @@ from torch import Tensor
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.nets.vae import Autoencoder
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.registry import public_name
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
@@ -20,7 +20,7 @@ from zoo.runs.components import FrozenNet
 class FrozenAutoencoder(FrozenNet):
     """A trained autoencoder; one instance encodes targets and conditions."""
 
-    net_class = net_base = Autoencoder
+    net_class = net_base = AutoencoderKL
     inference = "zoo.audiosr.Reconstructor"
 
     @property

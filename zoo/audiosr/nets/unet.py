@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.blocks import check_levels, check_size, doubled, head_attention, maybe_checkpointed
+from zoo.blocks.image import check_divisible, check_levels, checkpoint_block, multi_head_attention, upsample_nearest
 from zoo.common.checks import check_one_of
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, others: Tensor | None = None) -> Tensor:
         """Attend from (B, L, C) to itself or to others (B, M, C')."""
         others = x if others is None else others
-        return self.to_out(head_attention(self.to_q(x), self.to_k(others), self.to_v(others), self.heads))
+        return self.to_out(multi_head_attention(self.to_q(x), self.to_k(others), self.to_v(others), self.heads))
 
 
 class GatedLinear(nn.Module):
@@ -239,7 +239,7 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Double (B, C, H, W)."""
-        return self.conv(doubled(x))
+        return self.conv(upsample_nearest(x))
 
 
 TRANSFORMERS = 2  # in a row, in the middle and on the way up
@@ -369,7 +369,7 @@ class UNet(nn.Module):
             context: vector of the clip (B, context_channels); None leaves the fusion out.
             sequence: tokens of the clip (B, T, context_channels), used by fusion "sequence" only.
         """
-        check_size(x, self.factor)
+        check_divisible(x, self.factor)
         if self.fusion == "none" and (context is not None or sequence is not None):
             raise ValueError('a global context was given to a UNet with fusion "none", which has no use for it')
         if self.fusion == "sequence" and sequence is not None and context is not None:
@@ -389,7 +389,7 @@ class UNet(nn.Module):
     ) -> Tensor:
         for layer in layers.children():
             if isinstance(layer, ResBlock | SpatialTransformer):
-                h = maybe_checkpointed(self.checkpointing, layer, h, embedding, context, sequence)
+                h = checkpoint_block(self.checkpointing, layer, h, embedding, context, sequence)
             else:
                 h = layer(h)
         return h

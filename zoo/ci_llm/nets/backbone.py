@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from zoo.blocks import keep_masks_on_the_device
+from zoo.blocks.attention_masks import keep_masks_on_the_device
 from zoo.common.tensors import seeded_rng
 from zoo.runs.frozen import FrozenModule, suppress_loading_messages
 from zoo.runs.pretrained_files import build_config, find_backbone, load_pretrained

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +29,11 @@ class Check(NamedTuple):
     detail: str
 
 
-def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs")) -> int:
+def main(config: Path | None = None, root: Path = Path("runs")) -> int:
     """Report on this machine and installation; --config tries a recipe.
 
     Args:
         config: a recipe to build, train for one step, save, load and predict with.
-        port: the port that the processes of a distributed run meet at (MASTER_PORT).
         root: the folder that runs are written to.
 
     Returns:
@@ -43,7 +41,7 @@ def main(config: Path | None = None, port: int = 29500, root: Path = Path("runs"
     """
     if config is not None and not config.is_file():
         raise FileNotFoundError(f"{config}: no such recipe; `zoo list` names them")
-    checks = [*check_versions(), *check_devices(), *check_backends(), *check_machine(root, port)]
+    checks = [*check_versions(), *check_devices(), *check_machine(root)]
     checks += check_recipe(config) if config is not None else ()
     width = max(len(check.subject) for check in checks)
     for check in checks:
@@ -91,35 +89,28 @@ def check_devices() -> Iterator[Check]:
         yield Check("accelerator", "warning", f"none visible (torch is built for {target}); runs use the CPU")
 
 
-def check_backends() -> Iterator[Check]:
-    """Report the libraries behind torch: convolutions, and communication of processes."""
+def check_machine(root: Path) -> Iterator[Check]:
+    """Report Python, processor, communication of processes, convolutions on GPUs, audio formats and free space."""
     import torch
     import torch.distributed as dist
 
+    yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    threads, memory = os.environ.get("OMP_NUM_THREADS", "unset"), f"{total_memory_bytes() / GIB:.1f} GiB"
+    yield Check("cpu", "ok", f"{available_cores()} usable cores, {memory}, OMP_NUM_THREADS {threads}, {cpu_name()}")
     is_hip, has_gpu = bool(torch.version.hip), torch.cuda.is_available()
     if has_gpu:
         note = "; MIOPEN_FIND_MODE=2 shortens first steps" if is_hip else ""
         yield Check("MIOpen" if is_hip else "cuDNN", "ok", f"{torch.backends.cudnn.version()}{note}")
-    yield Check("oneDNN", "ok" if torch.backends.mkldnn.is_available() else "warning", "convolutions on the CPU")
     gloo, nccl = (dist.is_available() and check() for check in (dist.is_gloo_available, dist.is_nccl_available))
     answer = {True: "yes", False: "no"}
     detail = f"gloo (CPU) {answer[gloo]}, {'rccl' if is_hip else 'nccl'} (GPU) {answer[nccl]}"
     yield Check("distributed", "ok" if (nccl if has_gpu else gloo) else "warning", detail)
-
-
-def check_machine(root: Path, port: int) -> Iterator[Check]:
-    """Report Python, processor, audio formats, free space, the meeting port of processes and settings of the hub."""
-    yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}")
-    threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    memory = f"{total_memory_bytes() / GIB:.1f} GiB"
-    yield Check("cpu", "ok", f"{available_cores()} usable cores, {memory}, OMP_NUM_THREADS {threads}, {cpu_name()}")
     try:
         import soundfile
 
-        formats = {name: name in soundfile.available_formats() for name in ("WAV", "FLAC", "OGG", "MP3")}
-        detail = ", ".join(name if is_there else f"{name} missing" for name, is_there in formats.items())
-        version = soundfile.__libsndfile_version__
-        yield Check("libsndfile", "ok" if all(formats.values()) else "warning", f"{version}: {detail}")
+        missing = [name for name in ("WAV", "FLAC", "OGG", "MP3") if name not in soundfile.available_formats()]
+        detail = soundfile.__libsndfile_version__ + (f", without {', '.join(missing)}" if missing else "")
+        yield Check("libsndfile", "warning" if missing else "ok", detail)
     except (ImportError, OSError) as error:
         yield Check("libsndfile", "FAILED", str(error))
     root = root.absolute()
@@ -129,17 +120,6 @@ def check_machine(root: Path, port: int) -> Iterator[Check]:
         yield Check("disk", "ok" if free >= LOW_DISK_BYTES else "warning", f"{free / GIB:.1f} GiB free for {root}")
     else:
         yield Check("disk", "FAILED", f"{folder} is not a writable folder; set trainer.default_root_dir")
-    with socket.socket() as probe:
-        # What torch's store sets as well: a port in TIME_WAIT after a stopped run is usable.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            yield Check("port", "ok", f"{port} is free")
-        except OSError as error:
-            yield Check("port", "warning", f"{port} cannot be used ({error.strerror}); set MASTER_PORT to another one")
-    is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    yield Check("hub", "ok", f"{'offline: models come from the cache' if is_offline else 'online'}, cache {cache}")
 
 
 def check_recipe(config: Path) -> Iterator[Check]:

@@ -26,10 +26,6 @@ def convert(
         target: the file or folder to write.
         backbone: folder of the frozen backbone, for systems whose files need one.
         allow_partial: pass over members of an ensemble whose files are missing, for systems that have members.
-
-    Raises:
-        FileNotFoundError: there is no source.
-        ValueError: the system is unknown or has no converter or no such option, or the source is none of its formats.
     """
     function = find_converter(system, "convert")
     if not source.exists():
@@ -54,10 +50,6 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
         system: which system's format, as `zoo list` names it.
         file: the original's configuration.
         output: the YAML file to write; standard output when None.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the system is unknown or translates no configurations.
     """
     from zoo.common.atomic_files import write_atomic
 
@@ -78,11 +70,7 @@ def convert_config(system: str, file: Path, output: Path | None = None) -> None:
 
 
 def find_converter(system: str, name: str) -> Any:
-    """Import a function of a system's converter.
-
-    Raises:
-        ValueError: the system is unknown, or its converter has no such function.
-    """
+    """Import a function of a system's converter."""
     selected = get_system(system)
     module = importlib.import_module(f"{selected.package}.convert") if selected.has_converter else None
     if not hasattr(module, name):

@@ -9,11 +9,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from zoo.cli.log_filters import printable
+from zoo.cli.recipes import shorten_list
+from zoo.common.safe_load import Record, UnsafeFileError, load_foreign_checkpoint
 from zoo.common.systems import list_systems
+from zoo.convert.engine import load_original
+from zoo.runs.checkpoints import HASH_SUFFIX, find_checkpoints, is_valid_checkpoint
+from zoo.runs.components import is_export, read_export_config
+from zoo.runs.frozen import describe_record
 from zoo.runs.run_info import path_size
 
-MAX_KEYS = 12  # of an unknown file that are printed
 Components = dict[str, list[tuple[int, str]]]
 """Number of values and dtype of each tensor of a component."""
 
@@ -39,13 +47,10 @@ def main(path: Path) -> int:
 
 def inspect_folder(path: Path) -> int:
     """Describe a run folder, an export or a folder of an original; returns the exit code."""
-    from zoo.runs.checkpoints import find_checkpoints, is_valid_checkpoint
-
-    is_run = (path / "config.yaml").is_file()
-    if not is_run and (facts := describe_original(path)):
+    if not (path / "config.yaml").is_file() and (facts := describe_original(path)):
         return print_facts(path, facts)
     if checkpoints := find_checkpoints(path):
-        print(f"{path}: run folder, checkpoints: {len(checkpoints)}{'' if is_run else ', config.yaml is missing'}")
+        print(f"{path}: run folder, checkpoints: {len(checkpoints)}")
         valid = [checkpoint for checkpoint in checkpoints if is_valid_checkpoint(checkpoint)]
         for checkpoint in checkpoints:
             state = "valid" if checkpoint in valid else "CORRUPT"
@@ -59,10 +64,6 @@ def inspect_folder(path: Path) -> int:
 
 def inspect_file(path: Path) -> int:
     """Describe a checkpoint or a file of another project; returns the exit code."""
-    from zoo.common.safe_load import UnsafeFileError, load_foreign_checkpoint
-    from zoo.convert.engine import load_original
-    from zoo.runs.checkpoints import is_valid_checkpoint
-
     if path.suffix == ".safetensors":
         return inspect_safetensors(path)
     if path.suffix == ".ckpt" and not is_valid_checkpoint(path):
@@ -78,22 +79,14 @@ def inspect_file(path: Path) -> int:
         raise
     if isinstance(content, Mapping) and isinstance(content.get("zoo"), Mapping):
         return print_facts(path, describe_checkpoint(path, content), count_tensors(content.get("state_dict")))
-    facts = describe_original(path, content)
-    if facts is None:
-        keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
-        more = f", … ({len(keys)} in all)" if len(keys) > MAX_KEYS else ""
-        facts = {"kind": "file of another project", "keys": ", ".join(keys[:MAX_KEYS]) + more}
-    if classes := sorted({entry.path for entry in iterate_contents(content, set()) if hasattr(entry, "path")}):
-        facts["pickled classes"] = f"{', '.join(classes)} (read as records, never executed)"
-    return print_facts(path, facts, count_tensors(content))
+    if facts := describe_original(path, content):
+        return print_facts(path, facts, count_tensors(content))
+    keys = list(map(str, content)) if isinstance(content, Mapping) else [f"none, a {type(content).__name__}"]
+    return print_facts(path, {"kind": "file of another project", "keys": shorten_list(keys)}, count_tensors(content))
 
 
 def inspect_safetensors(path: Path) -> int:
     """Describe a safetensors file by its header and the export that it belongs to; returns the exit code."""
-    from safetensors import SafetensorError, safe_open
-
-    from zoo.runs.components import is_export, read_export_config
-
     components: Components = {}
     try:
         with safe_open(path, "numpy") as file:
@@ -106,42 +99,30 @@ def inspect_safetensors(path: Path) -> int:
         return print_facts(path, {"kind": "safetensors", "valid": f"NO: {error}"}, code=1)
     if is_export(path.parent):
         config = read_export_config(path.parent)
-        facts = {
-            "kind": "export of the zoo",
-            "task": config.get("task"),
-            "inference": config["inference"],
-            "version": config["zoo"],
-            "source": config.get("source"),
-            "step": f"{config.get('step')} batches",
-            "weight norm folded in": ", ".join(config.get("fused", [])) or "none",
-            **describe_frozen(config.get("frozen", {}), path.parent),
-        }
+        facts = {"kind": "export of the zoo", **{key: config.get(key) for key in ("task", "zoo", "source", "step")}}
+        facts |= describe_frozen(config.get("frozen", {}), path.parent)
     return print_facts(path, {**facts, "valid": "yes (header and length)"}, components)
 
 
 def describe_checkpoint(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Collect the facts of a checkpoint that this project wrote."""
-    from zoo.runs.checkpoints import HASH_SUFFIX
-
     optimizers = content.get("optimizer_states") or []
     values = sum(count for count, _ in count_tensors(optimizers).get("content", []))
     return {
         "kind": "checkpoint of the zoo",
         "task": content["zoo"].get("task"),
-        "version": content["zoo"].get("version"),
-        "step": f"{content.get('global_step')} batches",
+        "zoo": content["zoo"].get("version"),
+        "step": content.get("global_step"),
         "epoch": content.get("epoch"),
         "optimizers": f"{len(optimizers)}, {values:,} values" if optimizers else "none",
         "EMA": f"after {content['ema'].get('updates')} updates" if content.get("ema") else "none",
         **describe_frozen(content.get("frozen", {}), path.parent),
-        "valid": f"yes ({'sha256' if path.with_name(path.name + HASH_SUFFIX).is_file() else 'checksums of its own'})",
+        "valid": "yes (sha256)" if path.with_name(path.name + HASH_SUFFIX).is_file() else "yes (checksums of its own)",
     }
 
 
 def describe_frozen(records: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, str]:
     """Describe the backbones whose weights lie elsewhere, by `frozen <module path>`."""
-    from zoo.runs.frozen import describe_record
-
     facts = {f"frozen {path}": describe_record(record) for path, record in records.items()}
     for path, record in records.items():
         if record["folder"] is not None and not (folder / record["folder"]).is_dir():
@@ -164,8 +145,6 @@ def count_tensors(content: Any) -> Components:
 
     A container that several keys share counts for the first; keys without tensors are left out.
     """
-    import torch
-
     components: Components = {}
     visited: set[int] = set()
     for key, value in content.items() if isinstance(content, Mapping) else [("content", content)]:
@@ -178,10 +157,6 @@ def count_tensors(content: Any) -> Components:
 
 def iterate_contents(content: Any, visited: set[int]) -> Iterator[Any]:
     """Yield the tensors and records inside a loaded object; each container is opened once."""
-    import torch
-
-    from zoo.common.safe_load import Record
-
     pending = [content]
     while pending:
         value = pending.pop()

@@ -8,30 +8,25 @@ from typing import Any, Literal
 
 from zoo.cli.log_filters import configure_logging
 from zoo.cli.parser import PARSER_MODE, OneLineParser, restrict_imports, use_public_names
-from zoo.cli.recipes import WrongNameError, nearest_names, shorten_list, split_arguments
+from zoo.cli.recipes import WrongNameError, nearest_names, split_arguments
 from zoo.common import registry
-from zoo.common.environment import exit_on_sigterm, local_device, verbosity
+from zoo.common.environment import exit_on_sigterm, local_device
 from zoo.common.locks import writes_into
 from zoo.common.reports import Row
 from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.components import is_export, read_components
 from zoo.runs.inference.base import Inference
-from zoo.runs.inference.predict import (
-    content_digest,
-    list_input_files,
-    predict_files,
-)
+from zoo.runs.inference.predict import content_digest, list_input_files, predict_files
+from zoo.runs.inference.predict_ray import predict_with_ray
 from zoo.runs.load import build_inference
-
-USAGE = "zoo predict --ckpt_path RUN --input PATH --output DIR"
 
 
 @writes_into(positional=False)  # it locks the output folder itself: several processes may share one
 def main(
     *model_options: str,
-    ckpt_path: Path | None = None,
-    input: Path | None = None,
-    output: Path | None = None,
+    ckpt_path: Path,
+    input: Path,
+    output: Path,
     overwrite: bool = False,
     device: str = "auto",
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true",
@@ -62,79 +57,56 @@ def main(
         world_size: number of processes.
     """
     configure_logging()
-    check_model_options(model_options)
-    if ckpt_path is None or input is None or output is None:
-        raise WrongNameError(f"predict needs --ckpt_path, --input and --output: {USAGE}")
-    rank, world_size = parse_shard(shard, rank, world_size)
-    if engine == "ray" and world_size > 1:
-        raise ValueError("--engine ray: start the command once, without --shard")
+    rank, world_size = parse_shard(shard, rank, world_size, engine)
     path = ckpt_path if is_export(ckpt_path) else find_checkpoint(ckpt_path)
     components = read_components(path)
     specs = components.description
-    options = parse_options(specs, model_options)
-    inference_class: type[Inference] = registry.get_class(specs["inference"], Inference)
-    files = list_input_files(input, output, inference_class.input_suffixes, inference_class.output_suffix)
+    cls, options = parse_options(specs, model_options)
+    files = list_input_files(input, output, cls.input_suffixes, cls.output_suffix)
     settings = {"checkpoint": content_digest(path), "inference": specs["inference"], "precision": precision}
     settings["options"] = {**specs.get("options", {}), **options}
     if engine == "ray":
-        from zoo.runs.inference.predict_ray import predict_with_ray
-
         model = {"path": str(path.absolute()), "device": device, "allow_import": registry.allowed_packages(), **options}
         return predict_with_ray(model, files, output, settings, overwrite, precision, ray_address, ray_workers)
-    show_progress = verbosity() != "quiet"
     with exit_on_sigterm():  # so that the file under way does not count as one that killed its process
         inference = build_inference(path, components, local_device(device), **options)
-        return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision, show_progress)
+        return predict_files(inference, files, output, settings, overwrite, rank, world_size, precision)
 
 
-def check_model_options(args: Sequence[str]) -> None:
-    """Refuse arguments that are no options of the model by a WrongNameError, before anything is loaded."""
-    for option, value in split_arguments(args):
-        if not option:
-            raise WrongNameError(f"predict takes no recipe, found {value!r}; a checkpoint describes itself: {USAGE}")
-        if not option.startswith("--model."):
-            raise WrongNameError(
-                f"predict has no option {option}: it uses no Trainer and no data, see --device and --precision; for "
-                "several GPUs: torchrun --nproc-per-node=N -m zoo predict ..."
-            )
+def parse_options(specs: dict[str, Any], args: Sequence[str]) -> tuple[type[Inference], dict[str, Any]]:
+    """Parse `--model.KEY VALUE` (or `--model.init_args.KEY`) by the types of the inference that a checkpoint describes.
 
-
-def parse_options(specs: dict[str, Any], args: Sequence[str]) -> dict[str, Any]:
-    """Parse `--model.KEY VALUE` by the types of the system's inference.
-
-    Args:
-        specs: description of the checkpoint.
-        args: the options; `--model.init_args.KEY` means the same.
-
-    Returns:
-        The values of these options.
-
-    Raises:
-        WrongNameError: for an option that the system does not have, with the nearest.
+    Returns the class of the inference, and the values of these options.
     """
     restrict_imports()
-    cls = registry.get_class(specs["inference"], Inference)
+    cls: type[Inference] = registry.get_class(specs["inference"], Inference)
     parser = OneLineParser(prog="zoo predict", parser_mode=PARSER_MODE)
     option_names = parser.add_class_arguments(cls, "model", skip=set(specs["components"]), instantiate=False)
     keys = [name.removeprefix("model.") for name in option_names]
     parser.set_defaults({f"model.{key}": value for key, value in specs.get("options", {}).items() if key in keys})
     words, chosen_keys = [], []
     for option, value in split_arguments(args):
+        if not option.startswith("--model."):
+            raise WrongNameError(
+                f"predict has no option {option or value}: it takes no recipe, Trainer or data; see --precision and "
+                "--device, and for several GPUs torchrun --nproc-per-node=N -m zoo predict ..."
+            )
         option = option.replace("--model.init_args.", "--model.", 1)
         key = option.removeprefix("--model.").partition(".")[0].removesuffix("+")
         if key not in keys:
-            options = f"options: {shorten_list(keys)}" if keys else "it has none"
-            raise WrongNameError(f"{cls.__name__} has no option {key}{nearest_names(key, keys)} ({options})")
+            raise WrongNameError(f"{cls.__name__} has no option {key}{nearest_names(key, keys)} (options: {keys})")
         chosen_keys.append(key)
         words.append(f"{option}={value}")
     values = parser.parse_args(words).as_dict().get("model", {})
     use_public_names(values)
-    return {key: values[key] for key in chosen_keys}
+    return cls, {key: values[key] for key in chosen_keys}
 
 
-def parse_shard(shard: str | None, rank: int, world_size: int) -> tuple[int, int]:
+def parse_shard(shard: str | None, rank: int, world_size: int, engine: str) -> tuple[int, int]:
     """Return the rank and number of all processes, where world_size processes compute each of N shards I/N."""
     number, _, total = (shard or "1/1").partition("/")
     if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
         raise ValueError(f"--shard {shard}: expected I/N, the I-th of N parts, from 1/N to N/N")
+    if engine == "ray" and world_size * int(total) > 1:
+        raise ValueError("--engine ray: start the command once, without --shard")
     return int(number) - 1 + int(total) * rank, int(total) * world_size

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json as text
-import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from zoo.common.reports import (
 )
 from zoo.runs import compare_runs as comparing
 from zoo.runs import run_folder, run_info
-from zoo.runs.run_info import describe_run, format_age, format_duration, run_to_dict
+from zoo.runs.run_info import RunInfo, describe_run, format_age, format_duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +35,6 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
         root: the folder that runs lie below.
         last: list so many; 0 lists all.
         json: print JSON.
-
-    Raises:
-        ValueError: there is no such run, or more than one is named.
-        FileNotFoundError: there is no folder `root`.
     """
     if len(run) > 1:
         raise ValueError(f"runs tells one run, found {', '.join(run)}; `zoo compare` takes several")
@@ -46,8 +42,9 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
         folder = run_info.find_run(run[0], root)
         if not run_info.is_run(folder):
             raise ValueError(f"{folder} holds no run: no {run_folder.CONFIG_NAME}, {run_folder.CSV_NAME} or checkpoint")
-        facts = describe_run(run_info.read_run(folder, root))
-        print(text.dumps(replace_non_finite(facts), indent=1, ensure_ascii=False) if json else format_run(facts))
+        summary = run_info.read_run(folder, root)
+        facts = describe_run(summary)
+        print(format_json(facts) if json else format_run(summary, facts))
         return 0
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; --root names the one that runs lie below")
@@ -59,7 +56,7 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
         for each in newest
     ]  # fmt: skip
     if json:
-        print(text.dumps(replace_non_finite([run_to_dict(each) for each in newest]), indent=1, ensure_ascii=False))
+        print(format_json([asdict(each) for each in newest]))
     elif not runs_below:
         print(f"no runs below {root}; `zoo fit --config RECIPE` makes one")
     else:
@@ -78,9 +75,6 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
         metrics: names or patterns separated by commas (`val/*,train/g/mel`); by default what the runs monitor,
             validation and total losses.
         output: folder for compare.md, compare.csv, compare.json and compare.png.
-
-    Raises:
-        ValueError: fewer than two runs, one that is not there, or a metric that not all have.
     """
     if len(runs) < 2:
         raise ValueError(f"compare needs two or more runs, found {', '.join(runs) or 'none'}: zoo compare RUN RUN ...")
@@ -92,12 +86,11 @@ def compare(*runs: str, root: Path = Path("runs"), metrics: str = "", output: Pa
         short = [[cell if len(cell) <= MAX_CELL else f"{cell[: MAX_CELL - 1]}…" for cell in row] for row in rows]
         print_columns([title, *comparison.names], short or [["none"]])
         print()
-    width = shutil.get_terminal_size().columns - max(map(len, comparison.names)) - 5
-    print("\n".join(comparing.plot_lines(comparison, selected, min(max(width, 20), 60))))
     if output is not None:
         results = comparing.comparison_rows(comparison)
         records = [
-            {"label": name, **run_to_dict(run)} for name, run in zip(comparison.names, comparison.runs, strict=True)
+            {"label": name, **asdict(run), "folder": str(run.folder)}
+            for name, run in zip(comparison.names, comparison.runs, strict=True)
         ]
         markdown = [markdown_table([title, *comparison.names], rows or [["none"]]) for title, rows in tables.items()]
         files = {
@@ -134,22 +127,27 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     print_table(terminal_table(columns, rows, left=columns, no_wrap=unbroken, box=None, pad_edge=False))
 
 
-def format_steps(run: run_info.RunInfo) -> str:
+def format_json(value: Any) -> str:
+    """Format plain values and paths as JSON."""
+    return text.dumps(replace_non_finite(value), indent=1, ensure_ascii=False, default=str)
+
+
+def format_steps(run: RunInfo) -> str:
     """Format how far a run has come: `120/2600`, or by epochs `120 (epoch 3/10)`."""
     if run.total is not None:
         return f"{run.step}/{run.total}"
     return f"{run.step}" + (f" (epoch {run.epoch}/{run.epochs})" if run.epochs else "")
 
 
-def format_run(facts: dict[str, Any]) -> str:
-    """Lay out the facts of one run in lines."""
-    best, media = facts["best"], facts["media"]
+def format_run(run: RunInfo, facts: dict[str, Any]) -> str:
+    """Lay out one run in lines; facts as of `describe_run`."""
+    samples = facts["samples"]
     summary = {
-        "recipe": facts["recipe"],
-        "state": f"{facts['state']}, last sign of life {format_age(facts['changed'])} ago",
-        "step": facts["progress"],
+        "recipe": run.recipe,
+        "state": f"{run.state}, last update {format_age(run.changed)} ago",
+        "step": format_steps(run),
         "time": format_duration(facts["seconds"]) if facts["seconds"] is not None else "unknown",
-        "best": "none" if best is None else f"{facts['monitor']} {best['value']:.6g} at step {best['step']}",
+        "best": "none" if run.best is None else f"{run.monitor} {run.best:.6g} at step {run.best_step}",
         **facts["config"],
     }
     sections: dict[str, Sequence[Sequence[str]]] = {
@@ -158,10 +156,9 @@ def format_run(facts: dict[str, Any]) -> str:
             for each in facts["checkpoints"]
         ],
         "last values": [(key, f"{value:.6g}") for key, value in facts["last"].items()],
-        "samples": [(media["folder"], ", ".join(media["files"]))] if media else [],
-        "next": [(command, "") for command in facts["next"]],
+        "samples": [(str(samples[0].parent), ", ".join(path.name for path in samples))] if samples else [],
     }
-    lines = [facts["folder"], *(f"  {key:<12}{value}" for key, value in summary.items())]
+    lines = [str(run.folder), *(f"  {key:<12}{value}" for key, value in summary.items())]
     for title, rows in sections.items():
         width = max((len(name) for name, _ in rows), default=0)
         lines.append(f"  {title}:" + ("" if rows else " none"))

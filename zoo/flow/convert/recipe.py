@@ -42,27 +42,27 @@ WITHOUT_CLASSES = {
 }
 
 
-def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def options(arguments: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Values by dotted option, such as `trainer.max_steps`, that flags given by name, without dashes, stand for.
 
     Flags that are not given and depend on none that is are left to the recipe.
     """
     flags = {flag: setting.default for flag, setting in FLAGS.items()}
-    flags |= {flag: _read(flag, value, where) for flag, value in given.items()}
+    flags |= {flag: _read(flag, value, where) for flag, value in arguments.items()}
     parts = flags["gradient_accumulation_steps"]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for flag, value in flags.items():
-        if flag in given:
-            found |= FLAGS[flag].recipe_values(value, parts)
-        elif FLAGS[flag].updates and "gradient_accumulation_steps" in given:
-            found[FLAGS[flag].updates] = math.ceil(value / parts)
-    if "mixed_precision" in given:
-        found["trainer.precision"] = PRECISIONS[str(flags["mixed_precision"])]
-    if "warmup_steps" in given:
+        if flag in arguments:
+            values |= FLAGS[flag].recipe_values(value, parts)
+        elif FLAGS[flag].updates and "gradient_accumulation_steps" in arguments:
+            values[FLAGS[flag].updates] = math.ceil(value / parts)
+    if "mixed_precision" in arguments:
+        values["trainer.precision"] = PRECISIONS[str(flags["mixed_precision"])]
+    if "warmup_steps" in arguments:
         # their factor is (k + 1) / warmup_steps and never above 1
         steps = max(int(flags["warmup_steps"]) - 1, 0)
-        found["model.init_args.scheduler.init_args.warmup_steps"] = steps
-    return found if flags["use_cfg"] else found | WITHOUT_CLASSES
+        values["model.init_args.scheduler.init_args.warmup_steps"] = steps
+    return values if flags["use_cfg"] else values | WITHOUT_CLASSES
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:

@@ -112,10 +112,10 @@ class FlowConverter(Converter[FlowFile]):
         if "zoo" in content or not tensors:
             raise self._unknown(path, content)
         named = strip_state_wrappers(flat)
-        strangers = [name for name in named if not name.startswith((PREFIX, DROPPED))]
+        unexpected = [name for name in named if not name.startswith((PREFIX, DROPPED))]
         state = select_prefix(named, PREFIX)
-        if strangers or not NETS.keys() & set(state):
-            raise self._unknown(path, strangers or flat)
+        if unexpected or not NETS.keys() & set(state):
+            raise self._unknown(path, unexpected or flat)
         records = content.get("hparams") if flat is not content else None
         settings, is_pickled = _settings(records) if isinstance(records, Mapping) else ({}, False)
         layout = "accelerate" if any(str(key).startswith("module.") for key in flat) else "state dict"
@@ -150,8 +150,8 @@ class FlowConverter(Converter[FlowFile]):
     def to_zoo(self, original: FlowFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         net = self.build(original, source)
-        wanted = ("image_resolution", "sigma_min") if isinstance(net, UNet) else ("sigma_min",)
-        notes = original.notes_on_defaults({name: DEFAULTS[name] for name in wanted})
+        names = ("image_resolution", "sigma_min") if isinstance(net, UNet) else ("sigma_min",)
+        notes = original.notes_on_defaults({name: DEFAULTS[name] for name in names})
         if original.layout == "SiT":
             notes = [sit.NOTE]
         return ConvertedModel(
@@ -186,20 +186,20 @@ class FlowConverter(Converter[FlowFile]):
         Raises:
             ValueError: when the lineage's net would compute something else with these weights, or a setting is unknown.
         """
-        given = dict(settings or {})
-        if unknown := sorted(set(given) - set(SETTINGS)):
+        options = dict(settings or {})
+        if unknown := sorted(set(options) - set(SETTINGS)):
             raise ValueError(f"unknown settings {', '.join(unknown)}; known are {', '.join(SETTINGS)}")
         _check_holds(module)
-        known = {"sigma_min": DEFAULTS["sigma_min"], "num_train_timesteps": 1000}
+        values = {"sigma_min": DEFAULTS["sigma_min"], "num_train_timesteps": 1000}
         if isinstance(module, UNet):
-            known |= {
+            values |= {
                 "image_resolution": module.sample_shape[-1],
                 "use_cfg": module.num_classes > 0,
                 "cfg_dropout": DEFAULTS["cfg_dropout"],
                 "dropout": module.dropout,
             }
         state: State = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
-        content = {"hparams": {**known, **given}, "state_dict": add_prefix(state, PREFIX)}
+        content = {"hparams": {**values, **options}, "state_dict": add_prefix(state, PREFIX)}
         write_atomic(Path(path), lambda file: torch.save(content, file))
 
 

@@ -43,28 +43,28 @@ def renamed(state: Mapping[str, Tensor], path: Path) -> State:
     Raises:
         ValueError: when the positions are others, or the patches are not square.
     """
-    found: State = {}
+    renamed_state: State = {}
     for name, tensor in state.items():
         if name == POSITIONS:
             continue
         if name == TABLE:
             name, tensor = "class_embedding.weight", tensor.roll(1, 0)
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
-        found[name] = tensor
-    patches = found["patches.weight"]
+        for original_name, zoo_name in NAMES.items():
+            name = name.replace(original_name, zoo_name)
+        renamed_state[name] = tensor
+    patches = renamed_state["patches.weight"]
     (channels, rows, columns), area = patches.shape[1:], patches.shape[2] * patches.shape[3]
     if rows != columns:
         raise ValueError(f"{path}: patches of {rows} x {columns}, expected square ones")
-    if len(found["tail.weight"]) == 2 * area * channels:
+    if len(renamed_state["tail.weight"]) == 2 * area * channels:
         for name in ("tail.weight", "tail.bias"):
-            found[name] = found[name].unflatten(0, (area, -1))[:, :channels].flatten(0, 1)
+            renamed_state[name] = renamed_state[name].unflatten(0, (area, -1))[:, :channels].flatten(0, 1)
     _check_positions(state, path)
-    return found
+    return renamed_state
 
 
 def resolution(state: Mapping[str, Tensor]) -> int:
-    """Cells of a side of what the file was trained on, as its position table tells."""
+    """Return the resolution that the file was trained on, from its position table."""
     return math.isqrt(state[POSITIONS].shape[-2]) * state[MARK].shape[-1]
 
 
@@ -73,8 +73,8 @@ def _check_positions(state: Mapping[str, Tensor], path: Path) -> None:
         raise ValueError(f"{path}: no {POSITIONS}, which tells the resolution")
     table = state[POSITIONS].reshape(-1, state[POSITIONS].shape[-1]).float()
     side = math.isqrt(len(table))
-    ours = sine_table(side, side, table.shape[1])
-    if ours.shape != table.shape or not torch.allclose(ours, table, atol=1e-4):
+    expected = sine_table(side, side, table.shape[1])
+    if expected.shape != table.shape or not torch.allclose(expected, table, atol=1e-4):
         raise ValueError(f"{path}: {POSITIONS} is not the table of sines of {side} x {side} patches")
 
 

@@ -70,12 +70,12 @@ def prepare(
         for path in paths:
             extract_archive(path, Path(output))
         home = find_home(Path(output))
-    held = home / "val" if (home / "val").is_dir() else home / "test"
-    sets = {"train": image_sets.folder(home / "train"), "val": image_sets.folder(held)}
+    val = home / "val" if (home / "val").is_dir() else home / "test"
+    sets = {"train": image_sets.folder(home / "train"), "val": image_sets.folder(val)}
     facts: dict[str, Any] = {"folder": str(home), "version": version(sets, strict)}
     facts |= {part: ", ".join(f"{k} {v}" for k, v in images.counts().items()) for part, images in sets.items()}
     if cache is not None:
-        for images in (image_sets.folder(part, max_per_class) for part in (home / "train", held)):
+        for images in (image_sets.folder(part, max_per_class) for part in (home / "train", val)):
             build(images, Path(cache), Framing(resolution), progress)
         facts["cache"] = str(cache)
     if eval_folder is not None:
@@ -113,8 +113,8 @@ def version(sets: dict[str, ImageSet], strict: bool = False) -> str:
 
 def write_flat(images: ImageSet, folder: Path, resolution: int, progress: bool = True) -> int:
     """Write resized images into a folder of their own, as `<class>_<number>.png`; returns how many."""
-    ranks = image_sets.ranks(images.labels)
-    names = [f"{images.classes[k - 1]}_{rank:05d}.png" for k, rank in zip(images.labels, ranks, strict=True)]
+    class_ranks = image_sets.class_ranks(images.labels)
+    names = [f"{images.classes[k - 1]}_{rank:05d}.png" for k, rank in zip(images.labels, class_ranks, strict=True)]
     others = sorted({path.name for path in folder.iterdir()} - set(names)) if folder.is_dir() else []
     if others:
         raise ValueError(f"{folder}: holds {len(others)} other files, e.g. {others[0]}; give a folder of its own")

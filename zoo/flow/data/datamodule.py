@@ -14,9 +14,9 @@ from zoo.common.checks import check_at_least, check_within, find_data_folder
 from zoo.flow.data import image_sets, points
 from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
-from zoo.flow.data.image_sets import ImageSet, without
+from zoo.flow.data.image_sets import ImageSet, exclude_images
 from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
-from zoo.flow.data.item_conditions import ItemConditions, encoded_prompts
+from zoo.flow.data.item_conditions import ItemConditions, encode_prompts
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
 from zoo.flow.process.coupling import PooledTransport, Reader
@@ -77,16 +77,14 @@ class ImageData(FlowData):
 
     - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root`, `hub` nor `glyphs` is given;
     - code that draws them, `glyphs`;
-    - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`), as AFHQ has;
-    - a folder with CIFAR-10 in its binary version;
-    - a folder with the downsampled ImageNet as npz (`train_data_batch_1.npz`, ..., `val_data.npz`), or one such file;
-    - an npz file (`images` uint8, `labels`), or a folder with `train.npz` and `val.npz`;
+    - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`, in any case),
+      as AFHQ has;
     - the Hugging Face hub, which was not run here.
 
     Where the source has no validation set, a part of each class is held out. Counts by class and a checksum are logged.
 
     Args:
-        root: the folder or npz file.
+        root: the folder.
         hub: `user/name` of a data set of the hub, instead of `root`; needs the package datasets.
         image_resolution: height and width that images are resized to, in pixels. They are turned as their EXIF data
             say before; 16-bit grey is brought to 8 bits.
@@ -108,8 +106,8 @@ class ImageData(FlowData):
         sources: folder of the images that those of `root` are to be made of, of the same names, for a task whose
             `image_condition` is `zoo.flow.SourceImage`.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
-        glyphs: `zoo.flow.Glyphs` in the place of `root` and `hub`: digits and letters in colour, which tell themselves
-            how many of each there are.
+        glyphs: `zoo.flow.Glyphs` instead of `root` and `hub`: digits and letters in colour; its arguments are the
+            numbers of images.
     """
 
     def __init__(
@@ -141,10 +139,7 @@ class ImageData(FlowData):
             raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
         if glyphs is not None and (root is not None or hub is not None):
             raise ValueError(f"data.init_args: glyphs are drawn, so root ({root}) and hub ({hub}) must be null")
-        is_file = root is not None and Path(root).is_file()
-        self.root = (
-            Path(str(root)) if is_file else find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
-        )
+        self.root = find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         self.hub = hub
         self.glyphs = glyphs
         self.framing = Framing(image_resolution, channels, resize, background)
@@ -158,7 +153,7 @@ class ImageData(FlowData):
         self.cache = None if cache is None else Path(cache)
         self.captions = captions
         self.sources = find_data_folder("sources", sources, False, "images of their own")
-        if sources is not None and (self.root is None or not self.root.is_dir()):
+        if sources is not None and self.root is None:
             raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
 
     def prepare_data(self) -> None:
@@ -167,7 +162,7 @@ class ImageData(FlowData):
             if isinstance(images.source, ArrayImages):
                 continue
             bad = self._prepare(images)
-            if self.sources is not None and self._prepare(self._beside(without(images, bad))):
+            if self.sources is not None and self._prepare(self._pair_sources(exclude_images(images, bad))):
                 raise ValueError("data.init_args.sources: replace the images that cannot be read, named above")
 
     def _prepare(self, images: ImageSet) -> Mapping[int, str]:
@@ -183,11 +178,11 @@ class ImageData(FlowData):
         """Open the images and split them."""
         sets = self._sets()
         self.classes = sets[0].classes
-        if self.trainer is not None:  # the process that looked tells the others
+        if self.trainer is not None:  # only one process has read the images
             self._bad = self.trainer.strategy.broadcast(self._bad)
         readers, sets_read = zip(*(self._reader(images) for images in sets), strict=True)
-        told = self._conditions(sets_read)
-        # what is decoded anew in each epoch has a checksum of times and paths
+        conditions = self._conditions(sets_read)
+        # images that each epoch decodes have a checksum of times and paths
         pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
         self.file_facts = (pixels, sets[0].labels)
         if sets[0].captions is not None:
@@ -195,24 +190,24 @@ class ImageData(FlowData):
         if len(sets) == 2:
             if sets[1].classes != self.classes:
                 raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
-            self.train_set = self._training(readers[0], sets_read[0].labels, None, told[0])
-            self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=told[1])
+            self.train_set = self._training(readers[0], sets_read[0].labels, None, conditions[0])
+            self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=conditions[1])
             return
         labels = sets_read[0].labels
-        chosen = np.array(image_sets.held_out(labels, self.val_every, self.split_seed))
-        if not chosen.any():
+        held_out = np.array(image_sets.holdout_mask(labels, self.val_every, self.split_seed))
+        if not held_out.any():
             raise ValueError(
                 f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
             )
-        kept, held = (np.flatnonzero(part).tolist() for part in (~chosen, chosen))
-        self.train_set = self._training(readers[0], labels, kept, told[0])
-        self.val_set = Items(readers[0], labels, held, self.seed, conditions=told[0])
+        train, val = (np.flatnonzero(part).tolist() for part in (~held_out, held_out))
+        self.train_set = self._training(readers[0], labels, train, conditions[0])
+        self.val_set = Items(readers[0], labels, val, self.seed, conditions=conditions[0])
 
     def _training(
-        self, read: Reader, labels: Sequence[int], kept: Sequence[int] | None, told: ItemConditions | None
+        self, read: Reader, labels: Sequence[int], indices: Sequence[int] | None, conditions: ItemConditions | None
     ) -> Items:
-        """The training set; `kept` are its items, all when None."""
-        return Items(read, labels, kept, self.seed, self.flips, self.pooled, told)
+        """The training set of the images of these indices; of all when None."""
+        return Items(read, labels, indices, self.seed, self.flips, self.pooled, conditions)
 
     def _conditions(self, sets: Sequence[ImageSet]) -> list[ItemConditions | None]:
         """What the items of each set are conditioned on, by what the task asks for."""
@@ -223,7 +218,7 @@ class ImageData(FlowData):
         states = None
         if text is not None:
             prompts = [prompt for images in sets for each in images.captions or () for prompt in each]
-            states = encoded_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
+            states = encode_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
         if states is None and image is None:
             return [None for _ in sets]
         return [
@@ -231,7 +226,7 @@ class ImageData(FlowData):
                 images.captions if states is not None else None,
                 states,
                 image,
-                None if self.sources is None else self._reader(self._beside(images))[0],
+                None if self.sources is None else self._reader(self._pair_sources(images))[0],
             )
             for images in sets
         ]
@@ -248,19 +243,19 @@ class ImageData(FlowData):
                 f"{'null' if image is None else type(image).__name__}: zoo.flow.SourceImage and sources need each other"
             )
 
-    def _beside(self, images: ImageSet) -> ImageSet:
+    def _pair_sources(self, images: ImageSet) -> ImageSet:
         """The sources of images."""
         assert self.root is not None and self.sources is not None
-        return image_sets.beside(images, self.root, self.sources)
+        return image_sets.pair_sources(images, self.root, self.sources)
 
     def _sets(self) -> list[ImageSet]:
         """The training and validation images, or those that are to be split."""
         if self.hub is not None:
             template = self.captions is not None and "{}" in self.captions
-            found = image_sets.hub(self.hub, self.max_per_class, None if template else self.captions)
-            return [image_sets.captioned(each, str(self.captions)) for each in found] if template else found
-        found = self._local_sets()
-        return found if self.captions is None else [image_sets.captioned(each, self.captions) for each in found]
+            sets = image_sets.hub(self.hub, self.max_per_class, None if template else self.captions)
+            return [image_sets.add_captions(each, str(self.captions)) for each in sets] if template else sets
+        sets = self._local_sets()
+        return sets if self.captions is None else [image_sets.add_captions(each, self.captions) for each in sets]
 
     def _local_sets(self) -> list[ImageSet]:
         root, limit, flat = self.root, self.max_per_class, self.captions is not None
@@ -268,21 +263,15 @@ class ImageData(FlowData):
             return self.glyphs.sets()
         if root is None:
             return [image_sets.digits(limit)]
-        if root.is_file():
-            return [image_sets.npz(root, limit)]
-        if (root / "data_batch_1.bin").is_file():
-            return image_sets.cifar10(root, limit)
-        if any(root.glob(image_sets.IMAGENET_BATCHES)):
-            return image_sets.imagenet(root, limit)
-        if (root / "train.npz").is_file():
-            return [image_sets.npz(root / name, limit) for name in ("train.npz", "val.npz")]
-        if (root / "train").is_dir():
-            held = root / "test" if (root / "test").is_dir() and not (root / "val").is_dir() else root / "val"
-            return [image_sets.folder(part, limit, flat) for part in (root / "train", held)]
-        return [image_sets.folder(root, limit, flat)]
+        parts = image_sets.find_splits(root)
+        return [image_sets.folder(part, limit, flat) for part in parts or [root]]
 
     def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedImages | ImageCache, ImageSet]:
-        """What reads the sound images of a set, and the set without the others."""
+        """What reads the images of a set, and the set without the unreadable ones.
+
+        Raises:
+            ValueError: no image of a class can be read.
+        """
         reader: StoredPixels | DecodedImages | ImageCache
         bad: Mapping[int, str] = {}
         if isinstance(images.source, ArrayImages):
@@ -293,13 +282,17 @@ class ImageData(FlowData):
         else:
             reader = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
             bad = reader.bad
-        images = without(images, bad)
+        images = exclude_images(images, bad)
+        if empty := [name for name, count in images.counts().items() if not count]:
+            raise ValueError(f"{images.name}: no image can be read of the classes {', '.join(empty)}")
         counts = [f"{name} {count}" for name, count in images.counts().items()]
         more = [f"{len(counts) - SHOWN_CLASSES} more"] if len(counts) > SHOWN_CLASSES else []
         listed = ", ".join(counts[:SHOWN_CLASSES] + more)
         if self.max_per_class > 0:
             listed += f"; at most the first {self.max_per_class} of each class, by max_per_class"
-        log.info("%s: %d images (%s), checksum %s", images.name, len(images.labels), listed, reader.checksum)
+        size = f"{self.framing.resolution} x {self.framing.resolution} pixels, {self.framing.channels} channels"
+        log.info("%s: %d images (%s), resized to %s", images.name, len(images.labels), listed, size)
+        log.info("%s: checksum %s", images.name, reader.checksum)
         return reader, images
 
 

@@ -20,7 +20,7 @@ from zoo.flow.data.images import ArrayImages
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono")  # what matplotlib brings along
 SIDE = 32  # pixels of an image as it is drawn
-DRAWN = 3 * SIDE  # pixels of the mask that it is made of
+MASK_SIDE = 3 * SIDE  # pixels of the mask that it is made of
 FONT_SIZE = 84  # pixels of the mask: capitals are about 61 high, descenders reach 20 below the line
 BASELINE = 72  # rows of the mask above the line
 # jitter, each uniform in plus or minus
@@ -36,7 +36,7 @@ TRAIN, HELD_OUT = 0, 1  # of the keys of the random numbers
 
 
 class Glyphs:
-    """Digits, capitals and small letters (62 classes), in four fonts, moved a little, each in colours of its own.
+    """Digits, capitals and small letters (62 classes), in four fonts, moved a little, in random colours.
 
     Training and held-out images are draws of one distribution, and image i of a class is the same for any number of
     images.
@@ -56,9 +56,9 @@ class Glyphs:
 
     def sets(self) -> list[ImageSet]:
         """The training and the held-out images, 32 x 32 pixels in RGB, class by class."""
-        return [self._drawn("training", TRAIN, self.per_class), self._drawn("held-out", HELD_OUT, self.held_out)]
+        return [self._draw_set("training", TRAIN, self.per_class), self._draw_set("held-out", HELD_OUT, self.held_out)]
 
-    def _drawn(self, name: str, part: int, count: int) -> ImageSet:
+    def _draw_set(self, name: str, part: int, count: int) -> ImageSet:
         pixels = [
             draw(character, numbers)
             for label, character in enumerate(CLASSES)
@@ -77,7 +77,7 @@ def draw(character: str, numbers: Sequence[float]) -> np.ndarray:
     """
     font = FONTS[int(numbers[0] * len(FONTS))]
     turn, right, down, scale, shear = (2 * number - 1 for number in numbers[1:6])
-    mask = _moved(_mask(character, font), math.radians(ROTATION_DEGREES) * turn, SHIFT * right, SHIFT * down,
+    mask = _transform(_mask(character, font), math.radians(ROTATION_DEGREES) * turn, SHIFT * right, SHIFT * down,
                   1 + SCALE * scale, SHEAR * shear)  # fmt: skip
     glyph, ground = _colour(numbers[6:9], GLYPH_COLOUR), _colour(numbers[9:12], GROUND_COLOUR)
     return np.rint(ground + mask[:, :, None] * (glyph - ground)).astype(np.uint8)
@@ -89,21 +89,21 @@ def _colour(numbers: Sequence[float], ranges: Sequence[tuple[float, float]]) -> 
     return 255 * np.array(colorsys.hsv_to_rgb(*hsv))
 
 
-def _moved(mask: Image.Image, angle: float, right: float, down: float, scale: float, shear: float) -> np.ndarray:
+def _transform(mask: Image.Image, angle: float, right: float, down: float, scale: float, shear: float) -> np.ndarray:
     """A mask (32, 32), 0 to 1, turned and scaled around its middle, sheared, then shifted by shares of the side."""
-    cosine, sine, middle = math.cos(angle) / scale, math.sin(angle) / scale, DRAWN / 2
+    cosine, sine, middle = math.cos(angle) / scale, math.sin(angle) / scale, MASK_SIDE / 2
     a, b, d, e = cosine, sine + shear / scale, -sine, cosine  # where a pixel of the result comes from
-    x, y = middle + right * DRAWN, middle + down * DRAWN
+    x, y = middle + right * MASK_SIDE, middle + down * MASK_SIDE
     affine = (a, b, middle - a * x - b * y, d, e, middle - d * x - e * y)
-    moved = mask.transform((DRAWN, DRAWN), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
-    return np.asarray(moved.reduce(DRAWN // SIDE), dtype=np.float64) / 255
+    moved = mask.transform((MASK_SIDE, MASK_SIDE), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
+    return np.asarray(moved.reduce(MASK_SIDE // SIDE), dtype=np.float64) / 255
 
 
 @cache
 def _mask(character: str, font: str) -> Image.Image:
     """A character on its line, in the middle of 96 x 96 pixels, 8-bit grey."""
-    image = Image.new("L", (DRAWN, DRAWN))
-    ImageDraw.Draw(image).text((DRAWN / 2, BASELINE), character, 255, _font(font), anchor="ms")
+    image = Image.new("L", (MASK_SIDE, MASK_SIDE))
+    ImageDraw.Draw(image).text((MASK_SIDE / 2, BASELINE), character, 255, _font(font), anchor="ms")
     return image
 
 

@@ -68,7 +68,7 @@ def build(
     progress: bool = True,
     max_bad_share: float = 0.0,
 ) -> ImageCache:
-    """Decode and resize images into one file, unless the cache of the same images stands there already.
+    """Decode and resize images into one file, unless the cache of the same images exists.
 
     Its name has a hash of the names, sizes and modification times of the images, and of the size: any change makes
     another cache. Processes that build the same one at once do not disturb each other; what a killed one left aside is

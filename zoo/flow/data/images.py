@@ -35,7 +35,7 @@ FAULTS = (
 )  # what Pillow raises for a broken image
 THREADS = min(8, os.cpu_count() or 1)  # Pillow decodes and resizes without Python's lock
 CHUNK = 256  # images that are decoded ahead of their use
-_SHOWN = 20  # broken images named in a message
+MAX_NAMED = 20  # broken images named in a message
 
 
 WHITE = (255, 255, 255)
@@ -75,7 +75,7 @@ class ImageSource(ABC):
     def stamp(self, index: int) -> str:
         """One line that changes when the image does."""
 
-    def upright(self, index: int, background: tuple[int, int, int] = WHITE) -> Image.Image:
+    def apply_orientation(self, index: int, background: tuple[int, int, int] = WHITE) -> Image.Image:
         """One image as it is meant to be seen: turned as its EXIF data say, opaque, 8 bits per channel."""
         try:
             with self.open(index) as image:
@@ -85,7 +85,7 @@ class ImageSource(ABC):
 
     def pixels(self, index: int, framing: Framing) -> np.ndarray:
         """One image, upright and resized: (resolution, resolution, channels), uint8; see `upright`."""
-        converted = self.upright(index, framing.background).convert(MODES[framing.channels])
+        converted = self.apply_orientation(index, framing.background).convert(MODES[framing.channels])
         size = (framing.resolution, framing.resolution)
         if framing.resize == "crop":
             side = min(converted.size)
@@ -176,7 +176,7 @@ def decode_all(
         bad: filled with what is wrong with each broken image, by its number.
 
     Raises:
-        ValueError: when all images were looked at and more are broken, or none is sound; the broken ones are named.
+        ValueError: more images are broken, or all of them; after all were read, with the names of the broken ones.
     """
     faults: dict[int, str] = {} if bad is None else bad
 
@@ -199,7 +199,9 @@ def decode_all(
 def check_bad_images(bad: Mapping[int, str], count: int, max_bad_share: float) -> None:
     """Name broken images, given with their causes by number, in a warning; raise where they are more, or all."""
     causes = [bad[index] for index in sorted(bad)]
-    check_unreadable_share(causes, count, max_bad_share if len(bad) < count else 0.0, "images cannot be read", _SHOWN)
+    check_unreadable_share(
+        causes, count, max_bad_share if len(bad) < count else 0.0, "images cannot be read", MAX_NAMED
+    )
     for cause in causes:
         log.warning("image left out: %s", cause)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo.flow.nets.text import FrozenText
-from zoo.flow.process.conditions import GROUPS
+from zoo.flow.process.conditions import KIND_NAMES
 from zoo.flow.process.coupling import Reader
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.training.array_files import MappedArrays, array_paths, write_array_files
@@ -26,7 +26,7 @@ SHARD_PROMPTS = 4096
 CAPTION, DERIVED = 3, 4  # what is drawn for an item: which of its captions, and what is random about an image
 
 
-class PromptStates:
+class CachedPromptStates:
     """Prompts' states of a text encoder, from shards whose name holds a hash of encoder and prompts.
 
     Args:
@@ -47,26 +47,26 @@ class PromptStates:
         world_size: int = 1,
     ) -> None:
         self.names = tuple(sorted(names))
-        known = sorted(set(prompts))
-        self.numbers = {prompt: number for number, prompt in enumerate(known)}
-        facts = [text.fingerprint(), text.max_tokens, self.names, known]
+        unique = sorted(set(prompts))
+        self.numbers = {prompt: number for number, prompt in enumerate(unique)}
+        facts = [text.fingerprint(), text.max_tokens, self.names, unique]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         self.stem = folder / f"prompts-{digest}"
-        if all(path.is_file() for path in array_paths(self.stem, len(known), SHARD_PROMPTS)):
+        if all(path.is_file() for path in array_paths(self.stem, len(unique), SHARD_PROMPTS)):
             return
         kinds = {"tokens": ("<f2", (text.max_tokens, text.width)), "mask": ("?", (text.max_tokens,))}
         kinds["pooled"] = ("<f2", (text.width,))
         row_type = np.dtype([(name, *kinds[name]) for name in self.names])
 
         def rows(part: range) -> np.ndarray:
-            found = np.zeros(len(part), row_type)
+            table = np.zeros(len(part), row_type)
             for first in range(0, len(part), text.chunk):
-                states = text.encode(known[part.start + first : min(part.start + first + text.chunk, part.stop)])
+                states = text.encode(unique[part.start + first : min(part.start + first + text.chunk, part.stop)])
                 for name in self.names:
-                    found[name][first : first + text.chunk] = states[name].cpu().numpy()
-            return found
+                    table[name][first : first + text.chunk] = states[name].cpu().numpy()
+            return table
 
-        done = write_array_files(self.stem, len(known), SHARD_PROMPTS, rows, rank, world_size)
+        done = write_array_files(self.stem, len(unique), SHARD_PROMPTS, rows, rank, world_size)
         log.info("%s: %d shards of prompts written by process %d", self.stem, done, rank)
 
     def open(self) -> None:
@@ -76,11 +76,11 @@ class PromptStates:
     def __call__(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """States (n, ...) of prompts, float32, masks bool."""
         rows = [self._shards.row(self.numbers[prompt]) for prompt in prompts]
-        found = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in self.names}
-        return {name: value if name == "mask" else value.float() for name, value in found.items()}
+        states = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in self.names}
+        return {name: value if name == "mask" else value.float() for name, value in states.items()}
 
 
-def encoded_prompts(task: Any, prompts: Sequence[str], folder: Path, rank: int, world_size: int) -> PromptStates:
+def encode_prompts(task: Any, prompts: Sequence[str], folder: Path, rank: int, world_size: int) -> CachedPromptStates:
     """States of prompts, and of the empty one, by a task's encoder: what its net takes of them, on its device.
 
     Args:
@@ -88,10 +88,10 @@ def encoded_prompts(task: Any, prompts: Sequence[str], folder: Path, rank: int, 
         folder: below which the shards lie.
     """
     text, strategy = task.text, task.trainer.strategy
-    names = [name for name in GROUPS["text"] if name in task.net.condition_shapes]
+    names = [name for name in KIND_NAMES["text"] if name in task.net.condition_shapes]
     home = text.model.device
     text.to(strategy.root_device)
-    states = PromptStates(text, ["", *prompts], names, folder, rank, world_size)
+    states = CachedPromptStates(text, ["", *prompts], names, folder, rank, world_size)
     text.to(home)
     strategy.barrier("prompts")
     states.open()
@@ -104,14 +104,14 @@ class ItemConditions:
     Args:
         captions: of every image that can be read; of several one is drawn in each epoch, the first in evaluation.
         states: of all captions.
-        image: what of an image the net is told.
+        image: makes the image condition.
         sources: images (n, C, H, W) by index that this is taken from; null for the item's own.
     """
 
     def __init__(
         self,
         captions: Sequence[Sequence[str]] | None = None,
-        states: PromptStates | None = None,
+        states: CachedPromptStates | None = None,
         image: ImageCondition | None = None,
         sources: Reader | None = None,
     ) -> None:
@@ -121,29 +121,34 @@ class ItemConditions:
         self.sources = sources
 
     def __call__(
-        self, indices: Sequence[int], seeds: Sequence[int], drawn: bool, own: Callable[[], Tensor], mirrored: Tensor
+        self,
+        indices: Sequence[int],
+        seeds: Sequence[int],
+        sample: bool,
+        read_images: Callable[[], Tensor],
+        mirrored: Tensor,
     ) -> dict[str, Tensor]:
         """Conditions (n, ...) by the names of `VelocityNet.condition_shapes`.
 
         Args:
             indices: of the images, as they are read.
             seeds: of the items in this epoch.
-            drawn: whether a caption is drawn of several.
-            own: the items' images, mirrored where they are.
+            sample: whether to sample one of several captions; otherwise the first.
+            read_images: reads the items' images, mirrored where the items are.
             mirrored: (n,), bool.
         """
-        found: dict[str, Tensor] = {}
+        conditions: dict[str, Tensor] = {}
         if self.states is not None:
-            found |= self.states([self.prompt(*each, drawn) for each in zip(indices, seeds, strict=True)])
+            conditions |= self.states([self.prompt(*each, sample) for each in zip(indices, seeds, strict=True)])
         if self.image is not None:
-            images = own() if self.sources is None else self.sources(indices)
+            images = read_images() if self.sources is None else self.sources(indices)
             if self.sources is not None:
                 images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
-            found["image"] = self.image.derived(images, [item_seed(seed, 0, DERIVED) for seed in seeds])
-        return found
+            conditions["image"] = self.image.from_training(images, [item_seed(seed, 0, DERIVED) for seed in seeds])
+        return conditions
 
-    def prompt(self, index: int, seed: int, drawn: bool) -> str:
+    def prompt(self, index: int, seed: int, sample: bool) -> str:
         """The caption of an image."""
         assert self.captions is not None
         choice = self.captions[index]
-        return choice[item_seed(seed, 0, CAPTION) % len(choice) if drawn else 0]
+        return choice[item_seed(seed, 0, CAPTION) % len(choice) if sample else 0]

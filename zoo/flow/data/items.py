@@ -1,4 +1,4 @@
-"""Items of training and evaluation: data of any shape with labels, each with noise of its own."""
+"""Items of training and evaluation: data of any shape with labels and noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from zoo.flow.data.item_conditions import ItemConditions
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.coupling import PooledTransport, Reader
 from zoo.flow.process.sampling import noise
 from zoo.training.resume import Key, item_seed
@@ -43,7 +43,7 @@ class Items(Dataset[dict[str, Any]]):
         indices: which of them belong to this set; all by default.
         flips: mirror every other item along its last axis.
         pooled: which item's noise an item gets; its own by default.
-        conditions: what the net is told besides the class; None for nothing.
+        conditions: of the net besides the class; None for none.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Items(Dataset[dict[str, Any]]):
         """A whole batch, which is what a DataLoader asks for where this method exists: one read instead of B."""
         places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
         x1, seeds = self._data(places)
-        batch: dict[str, Any] = {} if self.conditions is None else {"conditions": self._told(places, x1, seeds)}
+        batch: dict[str, Any] = {} if self.conditions is None else {"conditions": self._conditions(places, x1, seeds)}
         partners = places if self.pooled is None else [(epoch, self._pairing(epoch)[item]) for epoch, item in places]
         return {
             "x1": x1,
@@ -98,25 +98,25 @@ class Items(Dataset[dict[str, Any]]):
             **batch,
         }
 
-    def given(self, items: Sequence[int]) -> Given | None:
-        """What samples are given that are to show what items of this set do; None without conditions."""
+    def generation_conditions(self, items: Sequence[int]) -> GenerationConditions | None:
+        """Return the conditions of items of this set, to generate samples by; None without conditions."""
         if self.conditions is None:
             return None
         prompts = None
         if self.conditions.states is not None:
             prompts = [self.conditions.prompt(row, 0, False) for row in self._rows(items)]
-        return Given(prompts, self.__getitems__(items)["conditions"].get("image"))
+        return GenerationConditions(prompts, self.__getitems__(items)["conditions"].get("image"))
 
-    def _told(self, places: Sequence[Key], x1: Tensor, seeds: Sequence[int]) -> dict[str, Tensor]:
-        """What the net is told of (epoch, item) besides its class."""
+    def _conditions(self, places: Sequence[Key], x1: Tensor, seeds: Sequence[int]) -> dict[str, Tensor]:
+        """Return the conditions of (epoch, item) besides the class."""
         assert self.conditions is not None
         rows, mirrored = self._rows([item for _, item in places]), self.mirrored(seeds)
 
-        def own() -> Tensor:
+        def read_images() -> Tensor:
             images = self._own_images(places, x1)
             return images if images is x1 else torch.where(mirrored[:, None, None, None], images.flip(-1), images)
 
-        return self.conditions(rows, seeds, not self._evaluated(places), own, mirrored)
+        return self.conditions(rows, seeds, not self._evaluated(places), read_images, mirrored)
 
     @staticmethod
     def _evaluated(places: Sequence[Key]) -> bool:

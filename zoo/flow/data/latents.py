@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.blocks.autoencoder import sample_posterior
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.items import Items
-from zoo.flow.nets.autoencoder import LatentSpace, sample_moments
+from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.sampling import noise
 from zoo.training.array_files import MappedArrays, array_paths, write_array_files
@@ -42,14 +43,14 @@ def write_shards(
     rank: int = 0,
     world_size: int = 1,
 ) -> int:
-    """Encode images into shards of moments (N, copies, 2C, h, w), float16; the same call goes on after a kill.
+    """Encode images into shards of moments (N, copies, 2C, h, w), float16; the same call resumes after a kill.
 
     Of `world_size` processes each makes every world_size-th shard.
 
     Args:
         images: whose `flips` ask for a second copy, of the mirrored image: an encoder does not commute with mirrors.
         encode: of images, on the device of the autoencoder.
-        stem: of the shards' names, which tells all that decides the moments.
+        stem: of the shards' names; it depends on all that decides the moments.
         chunk: images encoded together.
 
     Returns:
@@ -57,17 +58,17 @@ def write_shards(
     """
 
     def rows(part: range) -> np.ndarray:
-        found = []
+        moments = []
         for first in range(part.start, part.stop, chunk):
             values = images.data(range(first, min(first + chunk, part.stop)))
             copies = [values, values.flip(-1)] if images.flips else [values]
-            found.append(torch.stack([encode(each).float().cpu() for each in copies], dim=1).half().numpy())
-        return np.concatenate(found)
+            moments.append(torch.stack([encode(each).float().cpu() for each in copies], dim=1).half().numpy())
+        return np.concatenate(moments)
 
     return write_array_files(stem, len(images), shard_size, rows, rank, world_size)
 
 
-class Moments(MappedArrays):
+class LatentShards(MappedArrays):
     """Reads moments of images from memory-mapped shards."""
 
     def __call__(self, items: Sequence[int], copies: Sequence[int]) -> Tensor:
@@ -86,7 +87,7 @@ class LatentItems(Items):
         draw: draw a latent in each epoch; otherwise, and in evaluation, it is the mean.
     """
 
-    def __init__(self, images: Items, moments: Moments, pooled: PooledTransport | None, draw: bool) -> None:
+    def __init__(self, images: Items, moments: LatentShards, pooled: PooledTransport | None, draw: bool) -> None:
         self.images = images
         self.moments = moments
         self.draw = draw
@@ -113,7 +114,7 @@ class LatentItems(Items):
         if not self.draw:
             return moments.chunk(2, dim=1)[0], seeds
         shape = (moments.shape[1] // 2, *moments.shape[2:])
-        return sample_moments(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
+        return sample_posterior(moments, noise([item_seed(seed, 0, POSTERIOR) for seed in seeds], shape)), seeds
 
     def _rows(self, items: Sequence[int]) -> list[int]:
         return [self.images.indices[item] for item in items]
@@ -125,7 +126,7 @@ class LatentItems(Items):
 class LatentData(FlowData):
     """Images as latents of the task's autoencoder (`model.latents`), encoded once, before the first training.
 
-    The processes of a run share the encoding, each on its device; after a kill the next run goes on with it. Another
+    The processes of a run share the encoding, each on its device; after a kill the next run resumes it. Another
     autoencoder, other images or other mirrors make shards of their own.
 
     Args:
@@ -196,10 +197,10 @@ class LatentData(FlowData):
             made.append((items, stem))
         self.trainer.strategy.barrier("latents")
         (train, stem), (val, val_stem) = made
-        moments = Moments(stem, len(train), self.shard_size)
+        moments = LatentShards(stem, len(train), self.shard_size)
         self._moments = moments
         self.train_set = LatentItems(train, moments, self.pooled, self.draw)
-        self.val_set = LatentItems(val, Moments(val_stem, len(val), self.shard_size), None, False)
+        self.val_set = LatentItems(val, LatentShards(val_stem, len(val), self.shard_size), None, False)
         self.file_facts = (*self.images.file_facts, digest)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -215,7 +216,7 @@ class LatentData(FlowData):
 
 
 def _key(items: Any) -> str:
-    """What tells sets of images apart."""
+    """Return a hash of a set of images."""
     return hashlib.sha256(repr((items.read.checksum, items.indices, items.labels.tolist())).encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
 """The data of reflow and distillation: pairs of noise and the sample that a teacher made of it, in shards on disk.
 
-A shard holds the seed that the noise was drawn from in the place of the noise.
+A shard holds the seed of the noise instead of the noise.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.utils.data import Dataset
 from zoo.common.checks import find_data_folder
 from zoo.flow.data.datamodule import FlowData
 from zoo.flow.data.image_cache import CACHES
-from zoo.flow.data.item_conditions import PromptStates, encoded_prompts
+from zoo.flow.data.item_conditions import CachedPromptStates, encode_prompts
 from zoo.flow.data.items import EVALUATION_EPOCH
 from zoo.flow.nets.autoencoder import LatentSpace
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.sampling import PAIRS, noise
 from zoo.training.resume import Key, item_seed
 
@@ -50,7 +50,7 @@ def shard_paths(folder: Path, count: int, shard_size: int) -> list[Path]:
 
 
 class ShardReader:
-    """Reads pairs from memory-mapped shards; the noise is drawn anew from the seed that the teacher's was drawn from.
+    """Reads pairs from memory-mapped shards; the noise is drawn again from its seed.
 
     Args:
         shard_size: pairs per shard; the last one may hold fewer.
@@ -107,7 +107,7 @@ def open_shard(path: Path, shape: Sequence[int], image: Sequence[int] | None = N
     return rows
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_metadata(folder: Path) -> dict[str, Any]:
     """Read what a folder of pairs says of itself, and the settings of the teacher; `classes` is None when not known."""
     path = folder / META_NAME
     if not path.is_file():
@@ -143,8 +143,8 @@ class EmbeddedReader:
 
 
 @dataclass
-class Told:
-    """What the samples of pairs were given besides their class.
+class PairConditions:
+    """Conditions of the samples of pairs besides their class.
 
     Attributes:
         prompts: taken in turns by the pairs' numbers; None for none.
@@ -153,15 +153,15 @@ class Told:
     """
 
     prompts: Sequence[str] | None
-    states: PromptStates | None
+    states: CachedPromptStates | None
     image: Callable[[int], Tensor] | None
 
     def __call__(self, index: int) -> dict[str, Tensor]:
         """Conditions of a pair by the names of `VelocityNet.condition_shapes`."""
-        found: dict[str, Tensor] = {}
+        conditions: dict[str, Tensor] = {}
         if self.states is not None:
-            found = {name: value[0] for name, value in self.states([self.prompt(index)]).items()}
-        return found if self.image is None else {**found, "image": self.image(index)}
+            conditions = {name: value[0] for name, value in self.states([self.prompt(index)]).items()}
+        return conditions if self.image is None else {**conditions, "image": self.image(index)}
 
     def prompt(self, index: int) -> str:
         """The prompt of a pair."""
@@ -177,7 +177,7 @@ class Pairs(Dataset[dict[str, Any]]):
     indices: Sequence[int]  # which of them belong to this set
     seed: int  # of the task's draws; the noise of a pair is always the same
     latents: LatentSpace | None = None  # of the task, where the samples are those of its autoencoder
-    told: Told | None = None
+    conditions: PairConditions | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -186,7 +186,7 @@ class Pairs(Dataset[dict[str, Any]]):
         """One item: `x0`, `x1` float32; `label`, 1 to K, or 0 without classes; `seed` of the task's random numbers."""
         epoch, item = key if isinstance(key, tuple) else (EVALUATION_EPOCH, key)
         x0, x1, label = self.read(self.indices[item])
-        conditions = {} if self.told is None else {"conditions": self.told(self.indices[item])}
+        conditions = {} if self.conditions is None else {"conditions": self.conditions(self.indices[item])}
         return {"x1": x1, "x0": x0, "label": label, "seed": item_seed(self.seed, epoch, item), **conditions}
 
     @cached_property
@@ -194,13 +194,17 @@ class Pairs(Dataset[dict[str, Any]]):
         """Of all items (N,), int64."""
         return torch.tensor([self.read(index)[2] for index in self.indices])
 
-    def given(self, items: Sequence[int]) -> Given | None:
-        """What samples are given that are to show what items of this set do; None without conditions."""
-        if self.told is None:
+    def generation_conditions(self, items: Sequence[int]) -> GenerationConditions | None:
+        """Return the conditions of items of this set, to generate samples by; None without conditions."""
+        if self.conditions is None:
             return None
         indices = [self.indices[item] for item in items]
-        images = None if self.told.image is None else torch.stack([self.told.image(index) for index in indices])
-        return Given(None if self.told.prompts is None else [self.told.prompt(index) for index in indices], images)
+        images = (
+            None if self.conditions.image is None else torch.stack([self.conditions.image(index) for index in indices])
+        )
+        return GenerationConditions(
+            None if self.conditions.prompts is None else [self.conditions.prompt(index) for index in indices], images
+        )
 
     def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Samples, decoded where they are latents, and labels of items of this set, to be shown or compared with."""
@@ -269,9 +273,9 @@ class PairData(FlowData):
         first = count - max(1, round(count * self.val_share))
         if first < 1:
             raise ValueError(f"{count} pairs leave none for training beside validation: make more, or lower val_share")
-        latents, told = self._latents(), self._told(read)
-        self.train_set = Pairs(read, range(first), self.seed, latents, told)
-        self.val_set = Pairs(read, range(first, count), self.seed, latents, told)
+        latents, conditions = self._latents(), self._conditions(read)
+        self.train_set = Pairs(read, range(first), self.seed, latents, conditions)
+        self.val_set = Pairs(read, range(first, count), self.seed, latents, conditions)
         self.file_facts = (count, self.sample_shape)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -280,11 +284,11 @@ class PairData(FlowData):
         values = torch.stack([pairs.read(index)[1] for index in pairs.indices]).double().transpose(0, 1).flatten(1)
         return values.mean(dim=1), values.std(dim=1, correction=0)
 
-    def _told(self, read: PairReader) -> Told | None:
-        """What the samples were given, by the task's encoder of texts."""
+    def _conditions(self, read: PairReader) -> PairConditions | None:
+        """Return the conditions of the samples, texts by the task's encoder."""
         task: Any = getattr(self.trainer, "lightning_module", None)
         text, image = getattr(task, "text", None), getattr(task, "image_condition", None)
-        meta = {} if self.root is None else read_meta(self.root)
+        meta = {} if self.root is None else read_metadata(self.root)
         prompts, shape = meta.get("prompts"), meta.get("image_shape")
         if task is not None:
             for what, argument, value, stored in (
@@ -292,24 +296,24 @@ class PairData(FlowData):
                 ("images", "image_condition", image, shape),
             ):
                 if (value is None) != (stored is None):
-                    found = f"no {what}" if stored is None else what
+                    content = f"no {what}" if stored is None else what
                     raise ValueError(
-                        f"the pairs of {self.root} hold {found}, model.init_args.{argument} is "
+                        f"the pairs of {self.root} hold {content}, model.init_args.{argument} is "
                         f"{'null' if value is None else 'set'}: both or neither"
                     )
         if prompts is None and shape is None:
             return None
         rank, world = self._rank_and_world()
-        states = None if text is None else encoded_prompts(task, prompts or [], self.cache, rank, world)
+        states = None if text is None else encode_prompts(task, prompts or [], self.cache, rank, world)
         assert isinstance(read, ShardReader)
-        return Told(prompts, states, None if shape is None else read.image)
+        return PairConditions(prompts, states, None if shape is None else read.image)
 
     def _latents(self) -> LatentSpace | None:
         """The task's, which must be those of the pairs."""
         if self.trainer is None or self.root is None:
             return None
         latents: LatentSpace | None = getattr(self.trainer.lightning_module, "latents", None)
-        made = read_meta(self.root).get("autoencoder")
+        made = read_metadata(self.root).get("autoencoder")
         if made is None and latents is not None:
             raise ValueError(f"{self.root} holds samples, no latents: model.init_args.latents is null for them")
         if made is not None and latents is None:
@@ -323,7 +327,7 @@ class PairData(FlowData):
         return EmbeddedReader(self.sample_shape, self.embedded_classes, self.seed), EMBEDDED_PAIRS
 
     def _shards(self, root: Path) -> tuple[PairReader, int]:
-        meta = read_meta(root)
+        meta = read_metadata(root)
         self.sample_shape = tuple(meta["sample_shape"])
         self.classes = meta["classes"] or _names(meta["num_classes"])
         paths = shard_paths(root, meta["count"], meta["shard_size"])

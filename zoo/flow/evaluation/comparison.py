@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from zoo.common.checks import check_one_of
-from zoo.flow.data.images import to_values
 from zoo.flow.evaluation import metrics as distances
-from zoo.flow.evaluation.extractors import BATCH, Classifier, Extractor, cached_features
-from zoo.flow.rendering import to_pixels
+from zoo.flow.evaluation.features import BATCH, ClassifierFeatures, FeatureExtractor, cached_features
+from zoo.flow.evaluation.metrics import Moments
+from zoo.flow.evaluation.samples import SampleSet, quantise_samples
 
 _PAIRS = 2**24  # distances at once
 
@@ -23,12 +22,12 @@ _PAIRS = 2**24  # distances at once
 def spread(features: Tensor, labels: Sequence[int]) -> dict[int, float]:
     """Root mean square distance of features (N, D) from their class's mean, by label; classes of one are left out."""
     classes = torch.tensor(list(labels))
-    found = {}
+    spreads = {}
     for label in sorted(set(labels)):
-        own = features[classes == label].double()
-        if len(own) > 1:
-            found[label] = float(own.var(dim=0).sum().sqrt())
-    return found
+        members = features[classes == label].double()
+        if len(members) > 1:
+            spreads[label] = float(members.var(dim=0).sum().sqrt())
+    return spreads
 
 
 def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_labels: Sequence[int]) -> float:
@@ -36,22 +35,22 @@ def spread_ratio(real: Tensor, real_labels: Sequence[int], fake: Tensor, fake_la
 
     Classes that one side lacks do not count; NaN where none is left.
     """
-    ours, theirs = spread(fake, fake_labels), spread(real, real_labels)
-    shared = ours.keys() & theirs.keys()
-    total = sum(theirs[label] for label in shared)
-    return sum(ours[label] for label in shared) / total if total > 0 else float("nan")
+    fake_spread, real_spread = spread(fake, fake_labels), spread(real, real_labels)
+    shared = fake_spread.keys() & real_spread.keys()
+    total = sum(real_spread[label] for label in shared)
+    return sum(fake_spread[label] for label in shared) / total if total > 0 else float("nan")
 
 
 def nearest_distances(points: Tensor, others: Tensor) -> Tensor:
     """Euclidean distance (N,), float64, of each point (N, D) to the nearest of others (M, D); exactly 0 for a copy."""
     points, others = distances.checked_pair(points, others, 1)
     squares = others.square().sum(dim=1)
-    found = []
+    nearest_of_rows = []
     for rows in points.split(max(1, _PAIRS // len(others))):
         # products find the nearest fast, differences tell its distance exactly
         nearest = (squares - 2 * rows @ others.T).argmin(dim=1)
-        found.append((rows - others[nearest]).norm(dim=1))
-    return torch.cat(found)
+        nearest_of_rows.append((rows - others[nearest]).norm(dim=1))
+    return torch.cat(nearest_of_rows)
 
 
 QUICK = ("frechet", "accuracy", "spread", "nearest")
@@ -59,64 +58,28 @@ METRICS = (*QUICK, "manifold")
 MANIFOLD_ROWS = 5000  # of each set, drawn; the distances of all pairs must fit into memory
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Images or features, with or without classes.
-
-    Attributes:
-        pixels: (N, H, W, C), uint8; None where only features are known.
-        labels: one per image, 1 to K; None for none.
-        features: (N, D); None where they are to be computed.
-        classes: names in the order of the labels, where known.
-        statistics: of features of real images, where nothing else is known of them; `features` are then (0, D).
-    """
-
-    pixels: np.ndarray | None
-    labels: list[int] | None = None
-    features: Tensor | None = None
-    classes: list[str] | None = None
-    statistics: distances.Moments | None = None
-
-    def __post_init__(self) -> None:
-        if self.labels is not None and len(self.labels) != len(self):
-            raise ValueError(f"expected one label per image, found {len(self)} images and {len(self.labels)} labels")
-
-    def __len__(self) -> int:
-        if self.pixels is not None:
-            return len(self.pixels)
-        return len(self.features) if self.features is not None else 0
-
-    def images(self) -> Tensor:
-        """Images (N, C, H, W), float32 in [-1, 1]."""
-        if self.pixels is None:
-            raise ValueError("only features are known of these samples, images are needed")
-        return to_values(self.pixels)
-
-
-def samples_of(images: Tensor, labels: Sequence[int] | None = None) -> Samples:
-    """Samples of images (N, C, H, W), float in [-1, 1]: clipped and rounded to 8 bits, as a file would hold them."""
-    return Samples(to_pixels(images), None if labels is None else list(labels))
-
-
 class Comparison:
-    """Figures of samples against a reference. May be called, and then is a `Quality` of `zoo.flow.evaluation.tables`.
+    """Metrics of samples against a reference. May be called, and then is a `Quality` of `references`.
 
     Args:
-        reference: real images that the generator was not trained on. Of statistics alone only the Fréchet distance can
-            be had.
-        extractor: feature net; a `Classifier` also tells the accuracy. None where both sides are features.
+        reference: real images that the generator was not trained on. Of their moments alone only the Fréchet distance
+            can be had.
+        extractor: feature net; with `ClassifierFeatures` there is an accuracy, too.
         train: images that the generator was trained on, for the distances that show copying.
         metrics: of `METRICS`.
         cache: folder for features of the reference, kept by a hash of images and extractor; None for none.
         batch_size: images through the extractor at once.
         seed: of subsets and projections.
+
+    Raises:
+        ValueError: the moments are those of other features, or give none of the metrics.
     """
 
     def __init__(
         self,
-        reference: Samples,
-        extractor: Extractor | None,
-        train: Samples | None = None,
+        reference: SampleSet | Moments,
+        extractor: FeatureExtractor,
+        train: SampleSet | None = None,
         metrics: Sequence[str] = QUICK,
         cache: Path | None = None,
         batch_size: int = BATCH,
@@ -125,37 +88,39 @@ class Comparison:
     ) -> None:
         for name in metrics:
             check_one_of(METRICS, metrics=name)
-        self.reference = reference
         self.extractor = extractor
         self.train = train
-        known = reference.statistics
-        self.metrics = tuple(name for name in metrics if known is None or name == "frechet")
-        if known is not None and not self.metrics:
-            raise ValueError(f"of mean and covariance alone frechet can be had, not {', '.join(metrics)}")
         self.batch_size = batch_size
         self.device = device
         self.seed = seed
-        self.real = self.features(reference, cache)
-        if extractor is not None and known is not None and extractor.dims != len(known.mean):
-            raise ValueError(
-                f"the reference has statistics of {len(known.mean)} features, the extractor gives {extractor.dims}"
-            )
-        self.statistics = known or distances.FeatureStatistics(self.real.shape[1]).update(self.real)
-        self._held_out_nearest = self._nearest(reference)
+        if isinstance(reference, Moments):
+            if extractor.dims != len(reference.mean):
+                raise ValueError(
+                    f"the reference has mean and covariance of {len(reference.mean)} features, the extractor gives "
+                    f"{extractor.dims}: FID statistics go with extractor fid"
+                )
+            if "frechet" not in metrics:
+                raise ValueError(f"of mean and covariance alone frechet can be had, not {', '.join(metrics)}")
+            self.metrics: tuple[str, ...] = ("frechet",)
+            self.reference: SampleSet | None = None
+            self.real = torch.zeros(0, extractor.dims)
+            self.moments = reference
+        else:
+            self.metrics = tuple(metrics)
+            self.reference = reference
+            self.real = self.features(reference, cache)
+            self.moments = distances.moments(self.real)
+        self._held_out_nearest = None if self.reference is None else self._nearest(self.reference)
 
     def __call__(self, images: Tensor, labels: Sequence[int] | None) -> dict[str, float]:
-        """Figures of images (N, C, H, W), float about in [-1, 1]."""
-        return self.figures(samples_of(images, labels))
+        """Metrics of images (N, C, H, W), float about in [-1, 1]."""
+        return self.figures(quantise_samples(images, labels))
 
-    def features(self, samples: Samples, cache: Path | None = None) -> Tensor:
+    def features(self, samples: SampleSet, cache: Path | None = None) -> Tensor:
         """Features (N, D), float32 on the CPU."""
-        if samples.features is not None:
-            return samples.features
-        if self.extractor is None or samples.pixels is None:
-            raise ValueError("features of images need an extractor: give one, or features on both sides")
         return cached_features(self.extractor, samples.pixels, cache, self.batch_size, self.device)
 
-    def figures(self, samples: Samples, features: Tensor | None = None) -> dict[str, float]:
+    def figures(self, samples: SampleSet, features: Tensor | None = None) -> dict[str, float]:
         """All figures that can be had, by name; the features of the samples may be given where they are known.
 
         Returns:
@@ -166,35 +131,38 @@ class Comparison:
             of values in [-1, 1]), and `nearest_ratio`, the same as a share of that of the reference: near 0 for copies.
         """
         fake = self.features(samples) if features is None else features
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if "frechet" in self.metrics:
-            found["frechet"] = distances.frechet_distance(self.statistics, fake)
+            figures["frechet"] = distances.frechet_distance(self.moments, fake)
         if "accuracy" in self.metrics and (right := self.right(samples, fake)) is not None:
-            found["accuracy"] = float(right.mean())
-        if "spread" in self.metrics and samples.labels is not None and self.reference.labels is not None:
-            found["std_ratio"] = spread_ratio(self.real, self.reference.labels, fake, samples.labels)
+            figures["accuracy"] = float(right.mean())
+        real_labels = None if self.reference is None else self.reference.labels
+        if "spread" in self.metrics and samples.labels is not None and real_labels is not None:
+            figures["std_ratio"] = spread_ratio(self.real, real_labels, fake, samples.labels)
         if "nearest" in self.metrics and (near := self._nearest(samples)) is not None:
-            found["nearest"] = float(near.median())
+            figures["nearest"] = float(near.median())
             if self._held_out_nearest is not None:
-                found["nearest_ratio"] = found["nearest"] / max(float(self._held_out_nearest.median()), distances.TINY)
+                figures["nearest_ratio"] = figures["nearest"] / max(
+                    float(self._held_out_nearest.median()), distances.TINY
+                )
         if "manifold" in self.metrics:
-            found |= distances.manifold_scores(self._some(self.real), self._some(fake))
-        return found
+            figures |= distances.manifold_scores(self._some(self.real), self._some(fake))
+        return figures
 
-    def right(self, samples: Samples, features: Tensor) -> np.ndarray | None:
+    def right(self, samples: SampleSet, features: Tensor) -> np.ndarray | None:
         """Whether the classifier takes each sample for its label (N,), 0 or 1; None without classifier or labels."""
-        if not isinstance(self.extractor, Classifier) or samples.labels is None:
+        if not isinstance(self.extractor, ClassifierFeatures) or samples.labels is None:
             return None
         return (np.array(self.extractor.predict(features)) == np.array(samples.labels)).astype(float)
 
-    def by_class(self, samples: Samples, features: Tensor) -> list[dict[str, Any]]:
+    def by_class(self, samples: SampleSet, features: Tensor) -> list[dict[str, Any]]:
         """Figures of each class that samples and reference share.
 
         Returns:
             Rows with `label`, `class`, `samples`, `reference` (how many); `accuracy` and `nearest` where known;
             `mean_distance` of the two means, and `std_ratio`. Empty where a side has no labels.
         """
-        if samples.labels is None or self.reference.labels is None:
+        if samples.labels is None or self.reference is None or self.reference.labels is None:
             return []
         right, near = self.right(samples, features), self._nearest(samples)
         fake_labels, real_labels = np.array(samples.labels), np.array(self.reference.labels)
@@ -218,8 +186,8 @@ class Comparison:
             rows.append(row)
         return rows
 
-    def _nearest(self, samples: Samples) -> Tensor | None:
-        if "nearest" not in self.metrics or self.train is None or samples.pixels is None or self.train.pixels is None:
+    def _nearest(self, samples: SampleSet) -> Tensor | None:
+        if "nearest" not in self.metrics or self.train is None:
             return None
         return nearest_distances(samples.images().flatten(1), self.train.images().flatten(1))
 

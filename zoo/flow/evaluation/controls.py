@@ -29,11 +29,11 @@ def matching_labels(labels: Sequence[int], count: int) -> list[int]:
     if count < 1 or not labels:
         raise ValueError(f"expected a count of at least 1 and some labels, found {count} and {len(labels)} labels")
     shares = {label: count * number / len(labels) for label, number in sorted(Counter(labels).items())}
-    whole = {label: int(share) for label, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda label: whole[label] - shares[label])
-    for label in by_remainder[: count - sum(whole.values())]:
-        whole[label] += 1
-    return [label for label, number in whole.items() for _ in range(number)]
+    counts = {label: int(share) for label, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda label: counts[label] - shares[label])
+    for label in by_remainder[: count - sum(counts.values())]:
+        counts[label] += 1
+    return [label for label, number in counts.items() for _ in range(number)]
 
 
 def class_means(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -62,8 +62,8 @@ def copies(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
 DRAWS: dict[str, Draw] = {"copier": copies, "gaussian": gaussian, "class means": class_means}
 
 
-def controls(
-    images: Tensor, labels: Sequence[int], wanted: Sequence[int], seed: int = 0
+def control_sets(
+    images: Tensor, labels: Sequence[int], target_labels: Sequence[int], seed: int = 0
 ) -> dict[str, tuple[Tensor, list[int]]]:
     """Make all controls: images and labels by name, `train` as given, the others with as many of each label as wanted.
 
@@ -75,7 +75,7 @@ def controls(
     """
     if len(images) != len(labels):
         raise ValueError(f"expected one label per image, found {len(images)} images and {len(labels)} labels")
-    counts = Counter(wanted)
+    counts = Counter(target_labels)
     unknown = sorted(counts.keys() - set(labels))
     if unknown or not counts:
         raise ValueError(f"labels {unknown} are wanted, the training images have {sorted(set(labels))}")
@@ -86,5 +86,5 @@ def controls(
             draw(images[classes == label], count, torch.Generator().manual_seed(item_seed(seed, number, label)))
             for label, count in sorted(counts.items())
         ]
-        made[name] = torch.cat(parts), sorted(wanted)
+        made[name] = torch.cat(parts), sorted(target_labels)
     return made

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.common.safe_load import load_foreign_checkpoint, to_plain_values
-from zoo.flow.evaluation.extractors import Extractor, with_channels
+from zoo.flow.evaluation.features import FeatureExtractor, with_channels
 from zoo.flow.rendering import to_pixels
 
 RESOLUTION = 299  # pixels
@@ -79,14 +79,14 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Join what the branches give of (B, C, H, W)."""
-        found = []
+        outputs = []
         for number, branch in enumerate(self.branches):
             h = self.pool(x) if number == len(self.branches) - 1 else x
             for layer in branch:
                 names = [f"{layer.name}a", f"{layer.name}b"] if layer.halves else [layer.name]
                 h = torch.cat([self.get_submodule(name)(h) for name in names], dim=1)
-            found.append(h)
-        return torch.cat(found, dim=1)
+            outputs.append(h)
+        return torch.cat(outputs, dim=1)
 
 
 def _small(in_channels: int, pooled: int) -> Mixed:
@@ -114,7 +114,7 @@ def _last(in_channels: int, pool: Any) -> Mixed:
     return Mixed(in_channels, [[Layer("branch1x1", 320)], wide, deep, [Layer("branch_pool", 192)]], pool)
 
 
-class FIDInception(Extractor):
+class FIDInception(FeatureExtractor):
     """Features (B, 2048) that the field's FID compares: of 8-bit images, brought to 299 x 299 as TensorFlow 1 does.
 
     Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (2017); the net is that of

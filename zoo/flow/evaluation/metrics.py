@@ -26,54 +26,17 @@ class Moments(NamedTuple):
     covariance: Tensor
 
 
-class FeatureStatistics:
-    """Mean and covariance of features, summed in float64 batch by batch.
-
-    Sums of different processes add up exactly, so shards need no equal sizes and no padding.
-
-    Args:
-        dims: of a feature.
-    """
-
-    def __init__(self, dims: int) -> None:
-        self.count = 0
-        self.total = torch.zeros(dims, dtype=torch.float64)
-        self.outer = torch.zeros(dims, dims, dtype=torch.float64)  # sum of the outer products
-
-    def update(self, features: Tensor) -> FeatureStatistics:
-        """Add features (N, D)."""
-        if features.dim() != 2 or features.shape[1] != len(self.total):
-            raise ValueError(f"expected features (N, {len(self.total)}), found {tuple(features.shape)}")
-        features = features.detach().to("cpu", torch.float64)
-        self.count += len(features)
-        self.total += features.sum(dim=0)
-        self.outer += features.T @ features
-        return self
-
-    def merge(self, other: FeatureStatistics) -> FeatureStatistics:
-        """Add the sums of another process."""
-        self.count += other.count
-        self.total += other.total
-        self.outer += other.outer
-        return self
-
-    def mean(self) -> Tensor:
-        """Mean (D,), float64."""
-        return self.total / self.count
-
-    def covariance(self) -> Tensor:
-        """Unbiased covariance (D, D), float64."""
-        if self.count < 2:
-            raise ValueError(f"a covariance needs at least 2 features, found {self.count}")
-        mean = self.mean()
-        return (self.outer - self.count * torch.outer(mean, mean)) / (self.count - 1)
+def moments(features: Tensor | Moments) -> Moments:
+    """Mean and covariance of features (N, D)."""
+    if isinstance(features, Moments):
+        return features
+    if features.dim() != 2 or len(features) < 2:
+        raise ValueError(f"expected at least 2 features (N, D), found {tuple(features.shape)}")
+    x = features.detach().to("cpu", torch.float64)
+    return Moments(x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1]))
 
 
-Statistics = Tensor | FeatureStatistics | Moments
-"""Features (N, D), or what was summed of them."""
-
-
-def frechet_distance(real: Statistics, fake: Statistics) -> float:
+def frechet_distance(real: Tensor | Moments, fake: Tensor | Moments) -> float:
     """Squared Fréchet distance of two sets of features (N, D), each taken as a Gaussian; of Inception's it is the FID.
 
     Source: Heusel et al., "GANs Trained by a Two Time-Scale Update Rule" (2017), equation 6.
@@ -86,18 +49,6 @@ def frechet_distance(real: Statistics, fake: Statistics) -> float:
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     mixed = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
     return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * mixed)
-
-
-def moments(features: Statistics) -> Moments:
-    """Mean and covariance."""
-    if isinstance(features, Moments):
-        return features
-    if isinstance(features, FeatureStatistics):
-        return Moments(features.mean(), features.covariance())
-    if features.dim() != 2 or len(features) < 2:
-        raise ValueError(f"expected at least 2 features (N, D), found {tuple(features.shape)}")
-    x = features.detach().to("cpu", torch.float64)
-    return Moments(x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1]))
 
 
 def manifold_scores(real: Tensor, fake: Tensor, neighbours: int = 5) -> dict[str, float]:

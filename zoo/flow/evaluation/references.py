@@ -1,4 +1,4 @@
-"""What samples are compared with, and the feature net that sees both, as a command line names them."""
+"""What samples are compared with, and the feature net for both, as a command line names them."""
 
 from __future__ import annotations
 
@@ -11,67 +11,59 @@ from torch import Tensor
 
 from zoo.common.checks import check_one_of
 from zoo.flow.data import points
-from zoo.flow.evaluation.classifier import cached_digits_classifier
-from zoo.flow.evaluation.comparison import Comparison, Samples
-from zoo.flow.evaluation.extractors import Extractor, Pixels
+from zoo.flow.evaluation.comparison import Comparison
+from zoo.flow.evaluation.digits_classifier import cached_digits_classifier
+from zoo.flow.evaluation.features import FeatureExtractor, PixelFeatures
 from zoo.flow.evaluation.fid_inception import load_fid_inception
-from zoo.flow.evaluation.files import read_digits, read_samples
-from zoo.flow.evaluation.metrics import chamfer
+from zoo.flow.evaluation.metrics import Moments, chamfer
+from zoo.flow.evaluation.samples import SampleSet, read_digits, read_reference, read_samples
 
 ExtractorName = Literal["digits", "pixels", "fid"]
 Quality = Callable[[Tensor, list[int] | None], Mapping[str, float]]
-"""Figures of samples (B, ...), float32 on the CPU, and their labels (None without classes)."""
+"""Metrics of samples (B, ...), float32 on the CPU, and their labels (None without classes)."""
 
-SMALL_PIXELS = 16  # above this side the digits classifier makes no sense
+MAX_DIGITS_SIDE = 16  # pixels; the classifier of 8 x 8 images makes no sense above
 
 
 def read_sets(
-    reference: Path | None, train: Path | None, size: tuple[int, int] | None, val_every: int, split_seed: int | None
-) -> tuple[Samples, Samples | None]:
+    reference: Path | None, train: Path | None, size: tuple[int, int], val_every: int, split_seed: int | None
+) -> tuple[SampleSet | Moments, SampleSet | None]:
     """Held-out and, where they are known, training images: those named, or scikit-learn's digits.
 
     Args:
-        size: height (and width) and channels of the generated images; None for features.
+        size: height (and width) and channels of the generated images.
     """
     if reference is not None:
-        sides = size or (None, None)
-        return read_samples(reference, *sides), None if train is None else read_samples(train, *sides)
+        return read_reference(reference, *size), None if train is None else read_samples(train, *size)
     if train is not None:
         raise ValueError("--train without --reference: the digits bring their own training images")
-    if size is None:
-        raise ValueError("features were given: give --reference, features of real images by the same net")
-    known, real = read_digits(val_every, split_seed, *size)
-    return real, known
+    train_images, real = read_digits(val_every, split_seed, *size)
+    return real, train_images
 
 
 def build_extractor(
     name: ExtractorName,
     shape: Sequence[int],
-    train: Samples | None,
+    train: SampleSet | None,
     weights: Path | None = None,
     seed: int = 0,
     cache: Path | None = None,
-    statistics: bool = False,
-) -> Extractor:
-    """The feature net that a user asked for, for images of shape (H, W, C); see `zoo.flow.evaluation.evaluate`.
+) -> FeatureExtractor:
+    """The feature net that a user asked for, for images of shape (H, W, C); see `zoo evaluate flow`.
 
     Args:
-        statistics: whether mean and covariance are all that is known of the real images.
+        train: labelled images that "digits" is trained on.
+        weights: file of "fid".
     """
     check_one_of(get_args(ExtractorName), extractor=name)
-    if statistics and name != "fid":
-        raise ValueError(
-            f'the reference holds mean and covariance, which are of the Inception of the FID, not of "{name}": '
-            'take extractor "fid"'
-        )
     if name == "pixels":
-        return Pixels(math.prod(shape))
+        return PixelFeatures(math.prod(shape))
     if name == "digits":
-        if train is None or train.pixels is None or train.labels is None:
+        if train is None or train.labels is None:
             raise ValueError('extractor "digits" is trained on labelled images: give --train, or another extractor')
-        if shape[0] > SMALL_PIXELS:
+        if shape[0] > MAX_DIGITS_SIDE:
             raise ValueError(
-                f'extractor "digits" is for images of at most {SMALL_PIXELS} pixels, found {shape[0]}: '
+                f'extractor "digits" is for images of at most {MAX_DIGITS_SIDE} pixels, found {shape[0]}: '
                 'take "fid" or "pixels"'
             )
         return cached_digits_classifier(train.images(), train.labels, seed, cache)
@@ -90,7 +82,7 @@ class PointQuality:
         self.kind = kind
 
     def __call__(self, samples: Tensor, labels: Sequence[int] | None) -> dict[str, float]:
-        """Judge points (N, 2)."""
+        """Chamfer distance of points (N, 2)."""
         return {"chamfer": chamfer(samples, points.draw(self.kind, len(samples), REFERENCE_SEED))}
 
 
@@ -106,14 +98,13 @@ def build_quality(
     device: str = "cpu",
     cache: Path | None = Path("runs/cache"),
 ) -> Quality:
-    """What judges samples of a shape: points of a set, or images as `zoo.flow.evaluation.evaluate` does."""
+    """What evaluates samples of a shape: points of a set, or images as `zoo evaluate flow` does."""
     if point_set is not None:
         if shape != (2,):
             raise ValueError(f"samples of shape {shape} are no points of {point_set}")
         return PointQuality(point_set)
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
-    real, known = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
-    statistics = real.statistics is not None
-    net = build_extractor(extractor, (*shape[1:], shape[0]), known, weights, cache=cache, statistics=statistics)
-    return Comparison(real, net, known, cache=cache, device=device)
+    real, train_images = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)
+    net = build_extractor(extractor, (*shape[1:], shape[0]), train_images, weights, cache=cache)
+    return Comparison(real, net, train_images, cache=cache, device=device)

@@ -20,16 +20,16 @@ from zoo.common.locks import writes_into
 from zoo.common.reports import write_report
 from zoo.common.tensors import state_digest
 from zoo.flow import rendering
-from zoo.flow.inference.drawing import (
-    Drawn,
-    given_in_turns,
+from zoo.flow.inference.requests import (
+    SampleRequests,
+    cycle_conditions,
     image_files,
     load_sampler,
-    requests,
+    sample_requests,
     sampler_settings,
 )
 from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.solvers import Solver
@@ -47,18 +47,18 @@ def generate(
     rank: int = 0,
     world_size: int = 1,
     grid: bool = True,
-    trajectory: rendering.Animation = "none",
+    trajectory: bool = False,
     progress: bool = True,
     prompts: Sequence[str] | None = None,
     images: Path | None = None,
     masks: Path | None = None,
 ) -> dict[str, Any]:
-    """Write samples, one file each; the same call goes on after a kill.
+    """Write samples, one file each; the same call resumes after a kill.
 
     OUTPUT holds `0.png`, `1.png`, ... (`0.npy`, ... where samples are no images), `labels.csv` with file, label, seed
     (a pair that a request file of `zoo predict` takes) and class name of each, and `settings.json`. Samples that are
     no images are joined in `samples.npy` (count, ...) besides. The grid of the first 100 images (the scatter plot of
-    all points) is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif` or `.mp4`:
+    all points) is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif`:
     beside the folder, whose every PNG is a sample.
 
     Processes share the work by `rank` and `world_size` and need not talk to each other: the one that ends last writes
@@ -73,38 +73,37 @@ def generate(
     """
     started = time.perf_counter()
     check_within(0, world_size - 1, rank=rank)
-    rendering.check_animation(trajectory)
     output = Path(output).resolve()
     chosen = sampler.label_numbers(labels)
-    drawn = requests(count, seed, sampler.net.num_classes, chosen)
+    requested = sample_requests(count, seed, sampler.net.num_classes, chosen)
     shape = sampler.sample_shape
     suffix = ".png" if rendering.is_image(shape) else ".npy"
-    if grid or trajectory != "none":
+    if grid or trajectory:
         rendering.check_drawable(shape)
     settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
     files = {"image": image_files(images), "mask": image_files(masks)}
-    given = given_in_turns(sampler, drawn[1], prompts, files["image"], files["mask"])
-    if given is not None:
+    conditions = cycle_conditions(sampler, requested[1], prompts, files["image"], files["mask"])
+    if conditions is not None:
         settings["prompts"] = None if prompts is None else list(prompts)
-        settings["images"] = None if given.images is None else state_digest({"images": given.images})
+        settings["images"] = None if conditions.images is None else state_digest({"images": conditions.images})
     begin_output(output, settings, notes=("classes",), sweep=world_size == 1)
     if rank == 0:
         more = {} if prompts is None else {"prompt": prompts}
         more |= {key: [path.name for path in paths] for key, paths in files.items() if paths}
-        _write_labels(output, drawn, suffix, sampler.class_names(drawn[0]), more)
+        _write_labels(output, requested, suffix, sampler.class_names(requested[0]), more)
     paths = [output / f"{index}{suffix}" for index in range(count)]
     spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)]
     pending = pending_items(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
     done, nfe = 0, 0
     for span in track(pending, "samples", disable=not progress or rank > 0):
-        made, evaluations = _write_span(sampler, paths, span, drawn, given)
+        made, evaluations = _write_span(sampler, paths, span, requested, conditions)
         done, nfe = done + made, max(nfe, evaluations)
-    owed = sum(not path.exists() for path in paths)
-    written = [] if owed else finish(sampler, output, paths, drawn, grid, trajectory, given)
+    missing = sum(not path.exists() for path in paths)
+    written = [] if missing else finish(sampler, output, paths, requested, grid, trajectory, conditions)
     return {
         "done": done,
         "skipped": sum(map(len, spans[rank::world_size])) - done,
-        "missing": owed,
+        "missing": missing,
         "nfe": nfe,
         "seconds": round(time.perf_counter() - started, 3),
         "written": [path.name for path in written],
@@ -115,31 +114,31 @@ def finish(
     sampler: Sampler,
     output: Path,
     paths: Sequence[Path],
-    drawn: Drawn,
+    requested: SampleRequests,
     grid: bool,
-    trajectory: rendering.Animation,
-    given: Given | None = None,
+    trajectory: bool,
+    conditions: GenerationConditions | None = None,
 ) -> list[Path]:
     """Write what is made of all samples, once they exist; returns the files."""
-    labels, seeds = drawn
+    labels, seeds = requested
     names = sampler.class_names(labels)
     written = []
     if paths[0].suffix == ".png":
         first = min(GRID_IMAGES, len(paths))
         tiles = np.stack([read_image(path) for path in paths[:first]])
-        overview = rendering.sheet(tiles, None if names is None else names[:first])
-        shown = min(ANIMATED_IMAGES, len(paths))
+        overview = rendering.labelled_grid(tiles, None if names is None else names[:first])
+        animated = min(ANIMATED_IMAGES, len(paths))
     else:
         joined = np.stack([np.load(path) for path in paths])
         written.append(output / JOINED_NAME)
         write_atomic(written[-1], lambda file: np.save(file, joined))
-        overview = rendering.picture(torch.from_numpy(joined), labels, names=names) if grid else joined
-        shown = len(paths)
-    if trajectory != "none":
-        told = None if given is None else given.rows(slice(shown))
-        states = sampler.trajectory(None if labels is None else labels[:shown], seeds[:shown], told)
-        written.append(output.with_name(f"{output.name}_trajectory.{trajectory}"))
-        rendering.write_animation(written[-1], rendering.frames(states, labels, names=names))
+        overview = rendering.frames(torch.from_numpy(joined)[None], labels)[0] if grid else joined
+        animated = len(paths)
+    if trajectory:
+        part_conditions = None if conditions is None else conditions.rows(slice(animated))
+        states = sampler.trajectory(None if labels is None else labels[:animated], seeds[:animated], part_conditions)
+        written.append(output.with_name(f"{output.name}_trajectory.gif"))
+        rendering.write_gif(written[-1], rendering.frames(states, labels, names))
     if grid:
         written.append(output.with_name(f"{output.name}_grid.png"))
         rendering.write_png(written[-1], overview)
@@ -156,10 +155,10 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def _write_labels(
-    output: Path, drawn: Drawn, suffix: str, names: Sequence[str] | None, more: Mapping[str, Sequence[str]]
+    output: Path, requested: SampleRequests, suffix: str, names: Sequence[str] | None, more: Mapping[str, Sequence[str]]
 ) -> None:
     """Write file, label (0 without classes) and seed of each sample, the name of its class, and what it was given."""
-    labels, seeds = drawn
+    labels, seeds = requested
     columns = {"file": [f"{index}{suffix}" for index in range(len(seeds))], "label": labels or [0] * len(seeds)}
     columns |= {"seed": seeds, **({"class": names} if names else {})}
     columns |= {name: [values[index % len(values)] for index in range(len(seeds))] for name, values in more.items()}
@@ -168,13 +167,17 @@ def _write_labels(
 
 
 def _write_span(
-    sampler: Sampler, paths: Sequence[Path], span: range, drawn: Drawn, given: Given | None
+    sampler: Sampler,
+    paths: Sequence[Path],
+    span: range,
+    requested: SampleRequests,
+    conditions: GenerationConditions | None,
 ) -> tuple[int, int]:
     """Compute a whole chunk, as an uninterrupted call would, and write what is missing of it."""
-    labels, seeds = drawn
+    labels, seeds = requested
     part = slice(span.start, span.stop)
-    told = None if given is None else given.rows(part)
-    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part], given=told)
+    part_conditions = None if conditions is None else conditions.rows(part)
+    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part], conditions=part_conditions)
     done = 0
     for index, sample in zip(span, solution.x, strict=True):
         if paths[index].exists():
@@ -198,7 +201,7 @@ def sample(
     guidance: Guidance | None = None,
     chunk: int | None = None,
     grid: bool = True,
-    trajectory: rendering.Animation = "none",
+    trajectory: bool = False,
     device: str = "cpu",
     guide: Path | None = None,
     prompts: list[str] | str | None = None,
@@ -208,7 +211,7 @@ def sample(
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
-    Sample i is the same for any chunk, device or number of processes, up to rounding. The same call goes on after a
+    Sample i is the same for any chunk, device or number of processes, up to rounding. The same call resumes after a
     kill. Under torchrun the processes share the work.
 
     Args:
@@ -222,13 +225,13 @@ def sample(
         guidance: the run's when not given, e.g. --guidance.scale 2; 1 is the conditional field.
         chunk: samples integrated together; as the run says when not given.
         grid: write the first 100 as one picture, OUTPUT_grid.png.
-        trajectory: none, gif or mp4: the way of the first 64 from noise to data.
+        trajectory: write an animation of the first 64 from noise to data, OUTPUT_trajectory.gif.
         device: torch device.
         guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
             --guidance.scale, 2 when not given.
         prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.
         images: for a run that takes images: one, or a folder of them, taken in turns by name.
-        masks: likewise, white where an image is to be made anew; random rectangles when not given.
+        masks: likewise, white where an image is to be generated; random rectangles when not given.
         put_back: keep what an image has outside of the mask to the bit, by putting it back at each step; for a run that
             inpaints (see `zoo.flow.Inpainting`).
     """

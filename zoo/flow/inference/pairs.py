@@ -17,9 +17,9 @@ from zoo.common.environment import process_rank
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
-from zoo.flow.inference.drawing import given_in_turns, image_files, load_sampler, requests, sampler_settings
+from zoo.flow.inference.requests import cycle_conditions, image_files, load_sampler, sample_requests, sampler_settings
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import PAIRS
 from zoo.flow.process.solvers import Solver
@@ -61,7 +61,7 @@ def make_pairs(
     check_within(0, world_size - 1, rank=rank)
     files = image_files(images), image_files(masks)
     chosen = sampler.label_numbers(labels)
-    drawn, seeds = requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
+    label_list, seeds = sample_requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
     classes = sampler.classes if classes is None else classes
     if classes is not None and len(classes) != sampler.net.num_classes:
         raise ValueError(f"{len(classes)} names of classes for a net of {sampler.net.num_classes} classes")
@@ -71,8 +71,8 @@ def make_pairs(
         settings["autoencoder"] = sampler.latents.autoencoder.fingerprint()
     settings |= {"count": count, "labels": chosen, "classes": classes, "seed": seed, "shard_size": shard_size}
     image_shape = None
-    if sampler.given_keys:
-        first = given_in_turns(sampler, seeds[:1], prompts, *files)
+    if sampler.request_keys:
+        first = cycle_conditions(sampler, seeds[:1], prompts, *files)
         image_shape = None if first is None or first.images is None else list(first.images.shape[1:])
         settings |= {"prompts": None if prompts is None else list(prompts), "image_shape": image_shape}
         settings |= {"images": [path.name for path in files[0]], "masks": [path.name for path in files[1]]}
@@ -88,27 +88,27 @@ def make_pairs(
         for path, part in pending:
             rows = np.zeros(len(part), row_type(net.sample_shape, image_shape))
             rows["seed"] = seeds[part.start : part.stop]
-            given = given_in_turns(sampler, rows["seed"].tolist(), prompts, *files, first=part.start)
-            if given is not None and given.images is not None:
-                rows["image"] = given.images.numpy()
-            if drawn is not None:
-                rows["label"] = drawn[part.start : part.stop]
-            for done in _sample(sampler, rows, given):
+            conditions = cycle_conditions(sampler, rows["seed"].tolist(), prompts, *files, first=part.start)
+            if conditions is not None and conditions.images is not None:
+                rows["image"] = conditions.images.numpy()
+            if label_list is not None:
+                rows["label"] = label_list[part.start : part.stop]
+            for done in _sample(sampler, rows, conditions):
                 bar.advance(task, done)
             write_atomic(path, partial(np.save, arr=rows))
     return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
 
 
-def _sample(sampler: Sampler, rows: np.ndarray, given: Given | None) -> Iterator[int]:
+def _sample(sampler: Sampler, rows: np.ndarray, conditions: GenerationConditions | None) -> Iterator[int]:
     """Fill in samples, and what their noise begins with; yields how many at a time."""
     seeds, labels = rows["seed"].tolist(), rows["label"].tolist()
     start = 0
-    own = torch.nn.Identity() if sampler.latents is None else sampler.latents.denormalise
+    to_data = torch.nn.Identity() if sampler.latents is None else sampler.latents.denormalise
     labelled = labels if sampler.net.num_classes else None
-    for solution in sampler.solutions(labelled, seeds, given=given, decode=False):
+    for solution in sampler.solutions(labelled, seeds, conditions=conditions, decode=False):
         part = slice(start, start + len(solution.x))
         rows["x0_start"][part] = sampler.noise(seeds[part]).flatten(1)[:, :CHECKED_VALUES].cpu().numpy()
-        rows["x1"][part] = own(solution.x.to(sampler.device)).cpu().numpy()
+        rows["x1"][part] = to_data(solution.x.to(sampler.device)).cpu().numpy()
         yield len(solution.x)
         start = part.stop
 
@@ -132,7 +132,7 @@ def write_pairs(
 ) -> dict[str, int]:
     """Write a run's samples with the noise that each was made of, to train on: reflow and distillation.
 
-    A pair is the same for any chunk, shard size or number of processes, up to rounding. The same call goes on after a
+    A pair is the same for any chunk, shard size or number of processes, up to rounding. The same call resumes after a
     kill. Under torchrun the processes share the work.
 
     Args:
@@ -149,11 +149,11 @@ def write_pairs(
         device: torch device.
         prompts: for a run that takes texts, in turns; likewise
         images: one, or a folder of them, for a run that takes images, and
-        masks: of them, white where they are to be made anew; see `zoo sample`.
+        masks: of them, white where they are to be generated; see `zoo sample`.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)
-    told: dict[str, Any] = {"prompts": prompts, "images": images, "masks": masks}
+    sources: dict[str, Any] = {"prompts": prompts, "images": images, "masks": masks}
     rank, world = process_rank()
     return make_pairs(
-        sampler, output, count, labels, seed, shard_size, rank, world, run=str(run), classes=classes, **told
+        sampler, output, count, labels, seed, shard_size, rank, world, run=str(run), classes=classes, **sources
     )

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.flow import rendering
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import MODES, FileImages, to_values
-from zoo.flow.nets.autoencoder import AutoencoderKL
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import Output, Progress
@@ -65,7 +65,7 @@ class Reconstructor(Inference):
 
     def _read(self, path: Path) -> np.ndarray:
         """Pixels (1, H, W, C) of a file, cut to a size that the net takes."""
-        image = FileImages(path.parent, [path]).upright(0).convert(MODES[self.net.image_channels])
+        image = FileImages(path.parent, [path]).apply_orientation(0).convert(MODES[self.net.image_channels])
         width, height = (side - side % self.net.factor for side in image.size)
         if not width or not height:
             raise ValueError(f"{path}: {image.size} pixels, the autoencoder takes {self.net.factor} and more")
@@ -79,8 +79,8 @@ class Reconstructor(Inference):
     def dry_run(self) -> str:
         """Reconstruct a grey image."""
         side = 8 * self.net.factor
-        found = self(np.full((1, side, side, self.net.image_channels), 127, np.uint8))
-        return f"1 image of shape {found.shape[1:]}"
+        images = self(np.full((1, side, side, self.net.image_channels), 127, np.uint8))
+        return f"1 image of shape {images.shape[1:]}"
 
     def write_example(self, stem: Path) -> Path:
         """Write a small image of a slope."""

@@ -13,7 +13,7 @@ REQUEST_KEYS = {"label", "seed", "count"}
 GIVEN_KEYS = ("prompt", "image", "mask")
 
 
-def number_of(label: int | str, classes: Sequence[str] | None) -> int:
+def label_index(label: int | str, classes: Sequence[str] | None) -> int:
     """A label's number: itself, or that of the class of this name."""
     if not isinstance(label, str):
         return label
@@ -25,7 +25,7 @@ def number_of(label: int | str, classes: Sequence[str] | None) -> int:
 
 
 def read_requests(
-    path: Path, labelled: bool = True, classes: Sequence[str] | None = None, given: Sequence[str] = ()
+    path: Path, labelled: bool = True, classes: Sequence[str] | None = None, extra_keys: Sequence[str] = ()
 ) -> tuple[list[int] | None, list[int]]:
     """Labels (None where not needed) and seeds, one per sample, of a request file; see `Sampler`.
 
@@ -34,7 +34,7 @@ def read_requests(
     """
     labels: list[int] = []
     seeds: list[int] = []
-    for row in request_rows(path, labelled, classes, given):
+    for row in request_rows(path, labelled, classes, extra_keys):
         count = row.get("count", 1)
         seeds += range(row["seed"], row["seed"] + count)
         labels += [row["label"]] * count if labelled else []
@@ -42,7 +42,7 @@ def read_requests(
 
 
 def request_rows(
-    path: Path, labelled: bool, classes: Sequence[str] | None, given: Sequence[str]
+    path: Path, labelled: bool, classes: Sequence[str] | None, extra_keys: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The lines of a request file, labels as numbers."""
     keys = ("label", "seed") if labelled else ("seed",)
@@ -56,19 +56,19 @@ def request_rows(
             raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
         if isinstance(row, dict) and labelled and isinstance(row.get("label"), str):
             try:
-                row["label"] = number_of(row["label"], classes)
+                row["label"] = label_index(row["label"], classes)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
         if not isinstance(row, dict) or any(type(row.get(key)) is not int for key in keys):
             raise ValueError(f"{path}, line {number}: expected whole numbers {' and '.join(keys)}, found {line[:80]}")
         count = row.get("count", 1)
-        if not row.keys() <= {*REQUEST_KEYS, *given} or type(count) is not int or count < 1:
-            more = f" and {', '.join(given)}" if given else ""
+        if not row.keys() <= {*REQUEST_KEYS, *extra_keys} or type(count) is not int or count < 1:
+            more = f" and {', '.join(extra_keys)}" if extra_keys else ""
             raise ValueError(
                 f"{path}, line {number}: besides {' and '.join(keys)} a line holds only count, 1 or more{more}; "
                 f"found {line[:80]}"
             )
-        if wrong := [key for key in given if key in row and not isinstance(row[key], str)]:
+        if wrong := [key for key in extra_keys if key in row and not isinstance(row[key], str)]:
             raise ValueError(f"{path}, line {number}: {wrong[0]} is a text, found {line[:80]}")
         rows.append(row)
     if not rows:

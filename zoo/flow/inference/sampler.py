@@ -16,26 +16,25 @@ import torch
 from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
-from zoo.common.checks import check_at_least, check_one_of
+from zoo.common.checks import check_at_least
 from zoo.flow import rendering
-from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.data.images import FileImages, Framing, to_values
-from zoo.flow.inference.request_files import GIVEN_KEYS, number_of, read_requests, request_rows
+from zoo.flow.inference import forms
+from zoo.flow.inference.request_files import GIVEN_KEYS, label_index, read_requests, request_rows
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.nets.velocity import VectorField, VelocityNet
-from zoo.flow.process.conditions import Conditions, Given, with_nulls
-from zoo.flow.process.guidance import Guidance, NestedGuidance, check_labels, velocity_field
+from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, add_nulls
+from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition, Inpainting
 from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
-from zoo.flow.process.sampling import SAMPLES, noise, putting_back
-from zoo.flow.process.solvers import METHODS, Method, Projection, Solution, Solver
+from zoo.flow.process.sampling import keep_known_region, noise
+from zoo.flow.process.solvers import Method, Projection, Solution, Solver
 from zoo.runs.export import CALL_USAGE
-from zoo.runs.inference.base import Inference, attempt, table_output
+from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
-from zoo.training.resume import item_seed
 
 MAX_IMAGES, MAX_POINTS, MAX_STEPS = 64, 5000, 100  # of one answer
 MAX_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
@@ -43,7 +42,7 @@ ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to 
 
 
 class Sampler(Inference):
-    """Draws samples, each from a seed of its own.
+    """Draws samples, each from its seed.
 
     A request file (`.jsonl`) holds one sample per line, `{"label": 3, "seed": 7}`, or several of one label with
     neighbouring seeds: `{"label": 3, "seed": 7, "count": 100}` is the seeds 7 to 106. A label may be the name of a
@@ -63,14 +62,12 @@ class Sampler(Inference):
         guidance: null for the conditional field.
         prediction: what it predicts: "velocity", "x1" or "noise".
         chunk: samples integrated together; more need more memory.
-        images: write each image of a request file also as a PNG of its own, `<stem>/000000.png` and so on.
-        trajectory: animate the way of a request's samples (64 images, all points) as `<stem>.gif` or `<stem>.mp4`.
-        classes: names of the classes 1 to K; null where they have none. They may stand in the place of numbers, and
-            stand in results.
+        classes: names of the classes 1 to K; null where they have none. They may be given instead of numbers, and
+            appear in results.
         guide: a weaker net, for `zoo.flow.Autoguidance`.
         latents: the autoencoder that makes samples of what the net generates; null where these are samples.
         text: the encoder of prompts; null where the net takes none.
-        image_condition: what of a given image the net is told; null where it takes none.
+        image_condition: makes the image condition; null where the net takes none.
     """
 
     input_suffixes = (".jsonl",)
@@ -85,8 +82,6 @@ class Sampler(Inference):
         guidance: Guidance | None = None,
         prediction: Prediction = "velocity",
         chunk: int = 64,
-        images: bool = False,
-        trajectory: rendering.Animation = "none",
         classes: Sequence[str] | None = None,
         guide: FrozenNet | None = None,
         latents: LatentSpace | None = None,
@@ -94,7 +89,6 @@ class Sampler(Inference):
         image_condition: ImageCondition | None = None,
     ) -> None:
         check_at_least(1, chunk=chunk)
-        check_one_of(rendering.ANIMATIONS, trajectory=trajectory)
         for name, value, kind in (("solver", solver, Solver), ("guidance", guidance, Guidance)):
             if value is not None and not isinstance(value, kind):
                 raise ValueError(f"{name} is null or {{class_path: ..., init_args: {{...}}}}, found {value!r}")
@@ -106,8 +100,6 @@ class Sampler(Inference):
         self.guidance = guidance
         self.prediction: Prediction = prediction
         self.chunk = chunk
-        self.images = images
-        self.animation = trajectory
         self.classes = None if classes is None else list(classes)
         self.guide = guide
         self.latents = latents
@@ -119,11 +111,11 @@ class Sampler(Inference):
         """Refuse parts that do not go together."""
 
     @property
-    def given_keys(self) -> tuple[str, ...]:
+    def request_keys(self) -> tuple[str, ...]:
         """What a request may hold besides label, seed and count."""
         image = self.image_condition
-        asked = (self.text is not None, image is not None, image is not None and image.masked)
-        return tuple(key for key, wanted in zip(GIVEN_KEYS, asked, strict=True) if wanted)
+        flags = (self.text is not None, image is not None, image is not None and image.masked)
+        return tuple(key for key, needed in zip(GIVEN_KEYS, flags, strict=True) if needed)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -134,7 +126,7 @@ class Sampler(Inference):
         net = self.latents.autoencoder.net
         return (net.image_channels, height * net.factor, width * net.factor)
 
-    def decoded(self, x: Tensor) -> Tensor:
+    def decode_latents(self, x: Tensor) -> Tensor:
         """Samples (B, *sample_shape) of what the net generates (B, *net.sample_shape)."""
         return x if self.latents is None else self.latents.decode(x)
 
@@ -146,7 +138,7 @@ class Sampler(Inference):
 
     def label_numbers(self, labels: Sequence[int | str] | None) -> list[int] | None:
         """Labels as numbers: numbers as they are, classes by their names."""
-        return None if labels is None else [number_of(label, self.classes) for label in labels]
+        return None if labels is None else [label_index(label, self.classes) for label in labels]
 
     def class_names(self, labels: Sequence[int] | None) -> list[str] | None:
         """Names of labels, 0 being `none`; None where the classes have no names."""
@@ -158,37 +150,37 @@ class Sampler(Inference):
         """The noise x_0 (B, *sample_shape) that `sample` starts from, on the net's device."""
         return noise(seeds, self.net.sample_shape, self.device)
 
-    def conditions(self, given: Given | None) -> Conditions | None:
-        """What is given, as the net takes it; None where it takes nothing besides a class.
+    def encode_conditions(self, conditions: GenerationConditions | None) -> ConditionBatch | None:
+        """Encode conditions for the net; None where it takes none besides a class.
 
         Raises:
-            ValueError: when something that the net needs is missing, or something is given that it does not take.
+            ValueError: a condition that the net needs is missing, or there is one that it does not take.
         """
-        given = given or Given()
-        for what, value, wanted in (
-            ("prompts", given.prompts, self.text is not None),
-            ("images", given.images, self.image_condition is not None),
+        conditions = conditions or GenerationConditions()
+        for name, value, needed in (
+            ("prompts", conditions.prompts, self.text is not None),
+            ("images", conditions.images, self.image_condition is not None),
         ):
-            if (value is None) == wanted:
-                raise ValueError(f"{what} are needed: the net takes them" if wanted else f"the net takes no {what}")
-        found: dict[str, Tensor] = {}
-        if self.text is not None and given.prompts is not None:
-            numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(given.prompts))}
+            if (value is None) == needed:
+                raise ValueError(f"{name} are needed: the net takes them" if needed else f"the net takes no {name}")
+        values: dict[str, Tensor] = {}
+        if self.text is not None and conditions.prompts is not None:
+            numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(conditions.prompts))}
             states = self.text.encode(list(numbers))
-            rows = [numbers[prompt] for prompt in given.prompts]
-            found = {name: value[rows] for name, value in states.items() if name in self.net.condition_shapes}
+            rows = [numbers[prompt] for prompt in conditions.prompts]
+            values = {name: value[rows] for name, value in states.items() if name in self.net.condition_shapes}
         encode = None
-        if self.image_condition is not None and given.images is not None:
-            found["image"] = given.images.to(self.device)
+        if self.image_condition is not None and conditions.images is not None:
+            values["image"] = conditions.images.to(self.device)
             if self.latents is not None:
                 encode = partial(self.latents.condition, masked=self.image_condition.masked)
-        return with_nulls(found, self._null_text, encode) if found else None
+        return add_nulls(values, self._null_text, encode) if values else None
 
     def _null_text(self) -> dict[str, Tensor]:
         assert self.text is not None
         return self.text.null()
 
-    def field(self, labels: Sequence[int] | None = None, given: Given | None = None) -> VectorField:
+    def field(self, labels: Sequence[int] | None = None, conditions: GenerationConditions | None = None) -> VectorField:
         """The field, guided as set, for `invert`, `interpolate`, `inpaint`, `straightness` and the likelihood.
 
         Labels are one per row of the points that it will be asked for, or a single one for all; None for a net without
@@ -198,61 +190,64 @@ class Sampler(Inference):
         if labels is not None and self.net.num_classes:
             check_labels(labels, self.net.num_classes)
             label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
-        conditions = self.conditions(given)
-        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, conditions, self.guide)
+        encoded = self.encode_conditions(conditions)
+        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, encoded, self.guide)
 
     def solutions(
         self,
         labels: Sequence[int] | None,
         seeds: Sequence[int],
         record: int = 0,
-        told: Callable[[float], object] | None = None,
-        given: Given | None = None,
+        progress: Callable[[float], object] | None = None,
+        conditions: GenerationConditions | None = None,
         decode: bool = True,
     ) -> Iterator[Solution]:
         """Draw samples as `sample` does: solutions of at most `chunk` of them, on the CPU, float32.
 
         The chunks of the first `record` samples keep their trajectories; dopri5 then stops at the times of its grid.
-        `told` is told the share that is done, 0 to 1, again and again. Without `decode` the samples are what the net
-        generates, latents where the flow runs there.
+        `progress` is called with the finished share, 0 to 1. Without `decode` the samples are what the net generates,
+        latents where the flow runs there.
         """
-        self._check(labels, seeds, given)
+        self._check(labels, seeds, conditions)
         for start in range(0, len(seeds), self.chunk):
             part = slice(start, start + self.chunk)
             chosen = None if labels is None else labels[part]
-            rows = None if given is None else given.rows(part)
+            rows = None if conditions is None else conditions.rows(part)
             field = self.field(chosen) if rows is None else self.field(chosen, rows)
-            if told is not None:
-                field = _watched(field, told, start / len(seeds), len(seeds[part]) / len(seeds))
+            if progress is not None:
+                field = _report_progress(field, progress, start / len(seeds), len(seeds[part]) / len(seeds))
             x0 = self.noise(seeds[part])
-            project = self._putting_back(x0, None if rows is None else rows.images)
-            found = self.solver.solve(field, x0, keep_trajectory=start < record, project=project)
-            decoded = self.decoded if decode else torch.nn.Identity()
-            x = decoded(found.x).float().cpu()
+            project = self._keep_known_region(x0, None if rows is None else rows.images)
+            solution = self.solver.solve(field, x0, keep_trajectory=start < record, project=project)
+            decoder = self.decode_latents if decode else torch.nn.Identity()
+            x = decoder(solution.x).float().cpu()
             if project is not None and decode and rows is not None and rows.images is not None:  # decoding changed it
                 x = torch.where(rows.images[:, :1].cpu() > 0, x, rows.images[:, 1:].float().cpu())
             finite = x.flatten(1).isfinite().all(dim=1)
             if not finite.all():
                 seed = seeds[start + int(finite.logical_not().nonzero()[0])]
                 raise ValueError(f"the sample of seed {seed} is not finite: the training diverged, or the solver did")
-            yield Solution(x, found.nfe, found.times, [decoded(state).float().cpu() for state in found.trajectory])
+            states = [decoder(state).float().cpu() for state in solution.trajectory]
+            yield Solution(x, solution.nfe, solution.times, states)
 
-    def _putting_back(self, x0: Tensor, images: Tensor | None) -> Projection | None:
-        """What keeps the known part of image conditions (B, 1 + C, H, W), where that is asked for."""
+    def _keep_known_region(self, x0: Tensor, images: Tensor | None) -> Projection | None:
+        """Return what keeps the known part of image conditions (B, 1 + C, H, W); None without `put_back`."""
         if images is None or not isinstance(self.image_condition, Inpainting) or not self.image_condition.put_back:
             return None
-        told = images.to(self.device)
+        images = images.to(self.device)
         if self.latents is not None:
-            told = self.latents.condition(told, masked=True)
-        return putting_back(x0, told[:, 1:], told[:, :1] == 0, self.path)
+            images = self.latents.condition(images, masked=True)
+        return keep_known_region(x0, images[:, 1:], images[:, :1] == 0, self.path)
 
-    def sample(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> Tensor:
+    def sample(
+        self, labels: Sequence[int] | None, seeds: Sequence[int], conditions: GenerationConditions | None = None
+    ) -> Tensor:
         """Draw samples.
 
         Args:
             labels: one class per sample, 1 to K (0 is the null class); None for a net without classes.
             seeds: one per sample.
-            given: prompts and images, where the net takes any.
+            conditions: prompts and images, where the net takes any.
 
         Returns:
             Samples (B, *sample_shape), float32 on the CPU, images about in [-1, 1].
@@ -261,11 +256,13 @@ class Sampler(Inference):
             ValueError: when there are no seeds, not as many labels, labels of no class, or none where the net has
                 classes; when a sample is not finite.
         """
-        return torch.cat([solution.x for solution in self.solutions(labels, seeds, given=given)])
+        return torch.cat([solution.x for solution in self.solutions(labels, seeds, conditions=conditions)])
 
-    def trajectory(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> Tensor:
+    def trajectory(
+        self, labels: Sequence[int] | None, seeds: Sequence[int], conditions: GenerationConditions | None = None
+    ) -> Tensor:
         """Draw samples and keep the states (N + 1, B, *sample_shape) at all times of the solver's grid, noise first."""
-        return _joined(self.solutions(labels, seeds, record=len(seeds), given=given))
+        return _join_trajectories(self.solutions(labels, seeds, record=len(seeds), conditions=conditions))
 
     def __call__(
         self,
@@ -278,19 +275,19 @@ class Sampler(Inference):
         """Draw samples as arrays: images (B, H, W, C), uint8; others as they are, (B, *sample_shape), float32.
 
         Labels (None for a net without classes), seeds (0, 1, ... by default) and prompts are one per sample, as are
-        images (B, H, W, C), uint8, of the size that `ImageCondition.side` tells, and masks (B, H, W), bool, true where
+        images (B, H, W, C), uint8, of the size of `ImageCondition.side`, and masks (B, H, W), bool, true where
         an image is missing.
         """
         if seeds is None:
             seeds = range(max(len(each) for each in (labels, prompts, images, [0]) if each is not None))
-        given = None
+        conditions = None
         if prompts is not None or images is not None:
-            told = None if images is None else self._told(images, masks, seeds)
-            given = Given(prompts, told)
-        samples = self.sample(labels, seeds, given)
+            encoded = None if images is None else self._encode_images(images, masks, seeds)
+            conditions = GenerationConditions(prompts, encoded)
+        samples = self.sample(labels, seeds, conditions)
         return rendering.to_pixels(samples) if rendering.is_image(self.sample_shape) else samples.numpy()
 
-    def _told(self, images: Any, masks: Any, seeds: Sequence[int]) -> Tensor:
+    def _encode_images(self, images: Any, masks: Any, seeds: Sequence[int]) -> Tensor:
         """Image conditions of arrays."""
         if self.image_condition is None:
             raise ValueError("the net takes no images")
@@ -299,11 +296,11 @@ class Sampler(Inference):
         if values.shape[1:] != (self.sample_shape[0], side, side):
             raise ValueError(f"expected images (B, {side}, {side}, {self.sample_shape[0]}), found {np.shape(images)}")
         holes = None if masks is None else torch.as_tensor(np.asarray(masks))[:, None].float()
-        return self.image_condition.given(values, holes, seeds)
+        return self.image_condition.from_user(values, holes, seeds)
 
-    def read_given(
+    def read_conditions(
         self, prompts: Sequence[str] | None, images: Sequence[Path], masks: Sequence[Path], seeds: Sequence[int]
-    ) -> Given | None:
+    ) -> GenerationConditions | None:
         """Prompts, and images and masks (white is missing) of files, one of each per sample.
 
         Images are turned and resized as `zoo.flow.ImageData` does, to the size that the condition asks for.
@@ -312,7 +309,7 @@ class Sampler(Inference):
             ValueError: when a file is no image, something is missing, or is not taken.
             FileNotFoundError: when there is no such file.
         """
-        told = None
+        encoded = None
         if (images or masks) and self.image_condition is None:
             raise ValueError("the net takes no images")
         if self.image_condition is not None:
@@ -322,17 +319,18 @@ class Sampler(Inference):
                 raise ValueError(f"{type(self.image_condition).__name__} takes no masks")
             side, channels = self.image_condition.side(self.sample_shape[-1]), self.sample_shape[0]
             holes = to_values(_read(masks, Framing(side, 1))) / 2 + 0.5 if masks else None
-            told = self.image_condition.given(to_values(_read(images, Framing(side, channels))), holes, seeds)
+            pixels = to_values(_read(images, Framing(side, channels)))
+            encoded = self.image_condition.from_user(pixels, holes, seeds)
         if self.text is None and prompts is not None:
             raise ValueError("the net takes no prompts")
-        return None if prompts is None and told is None else Given(prompts, told)
+        return None if prompts is None and encoded is None else GenerationConditions(prompts, encoded)
 
-    def _given_of(self, path: Path, seeds: Sequence[int]) -> Given | None:
-        """What the lines of a request file give."""
-        if not self.given_keys:
+    def _read_request_conditions(self, path: Path, seeds: Sequence[int]) -> GenerationConditions | None:
+        """Read the conditions of a request file."""
+        if not self.request_keys:
             return None
         rows: list[dict[str, Any]] = []
-        for row in request_rows(path, self.net.num_classes > 0, self.classes, self.given_keys):
+        for row in request_rows(path, self.net.num_classes > 0, self.classes, self.request_keys):
             rows += [row] * row.get("count", 1)
         files: dict[str, list[Path]] = {}
         for key in ("image", "mask"):
@@ -340,7 +338,7 @@ class Sampler(Inference):
             if files[key] and len(files[key]) < len(rows):
                 raise ValueError(f"{path}: some lines have an {key}, others none: give one in each")
         prompts = [row.get("prompt", "") for row in rows] if self.text is not None else None
-        return self.read_given(prompts, files["image"], files["mask"], seeds)
+        return self.read_conditions(prompts, files["image"], files["mask"], seeds)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Draw what a request file asks for.
@@ -349,189 +347,33 @@ class Sampler(Inference):
             `images` or `points`, how many; `classes`, how many of each, where they have names; `nfe`, evaluations of
             the field for each (see `Solution`; with dopri5 the most that a chunk took).
         """
-        rendering.check_animation(self.animation)
         image = rendering.check_drawable(self.sample_shape)
-        labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes, self.given_keys)
-        given = self._given_of(source, seeds)
+        labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes, self.request_keys)
+        conditions = self._read_request_conditions(source, seeds)
         names = self.class_names(labels)
-        animated = min(len(seeds), ANIMATED_IMAGES) if image else len(seeds)
-        recorded: list[Solution] = []
-        samples: list[Tensor] = []
-        nfe = 0
-        for solution in self.solutions(labels, seeds, animated if self.animation != "none" else 0, given=given):
-            samples.append(solution.x)
-            nfe = max(nfe, solution.nfe)
-            recorded += [solution] if solution.trajectory else []
-        everything = torch.cat(samples)
+        solutions = list(self.solutions(labels, seeds, conditions=conditions))
+        samples = torch.cat([solution.x for solution in solutions])
         if not image:
-            write_atomic(target.with_suffix(".npy"), lambda file: np.save(file, everything.numpy()))
-        elif self.images:
-            _write_images(target.with_suffix(""), rendering.to_pixels(everything))
-        if recorded:
-            frames = rendering.frames(_joined(recorded)[:, :animated], labels, names=names)
-            rendering.write_animation(target.with_suffix(f".{self.animation}"), frames)
-        rendering.write_png(target, rendering.picture(everything, labels, names=names))
+            write_atomic(target.with_suffix(".npy"), lambda file: np.save(file, samples.numpy()))
+        rendering.write_png(target, rendering.frames(samples[None], labels, names)[0])
         counted = {} if names is None else {"classes": dict(Counter(names))}
+        nfe = max(solution.nfe for solution in solutions)
         return {"images" if image else "points": len(seeds), **counted, "nfe": nfe}
 
     def fields(self) -> tuple[InputField, ...]:
         """Classes by name, how many, how to integrate."""
-        images = rendering.is_image(self.sample_shape)
-        most = MAX_IMAGES if images else MAX_POINTS
-        steps = min(self.solver.steps, MAX_STEPS)
-        fields = [
-            InputField("count", "Images" if images else "Points", "int", 16 if images else 1000, (1, most)),
-            InputField("seed", "Seed", "int", 0, (0, 2**31), help="the same seed gives the same samples"),
-            InputField("steps", "Steps", "int", steps, (1, MAX_STEPS), help="more are slower and closer to the flow"),
-            InputField("method", "Solver", "choice", self.solver.method, allowed=METHODS),
-            InputField("animation", "Animate the way from noise", "bool", True),
-        ]
-        scale = 1.0 if self.guidance is None else self.guidance.scale
-        fields[:0] = self._given_fields()
-        if self.net.num_classes:
-            told = "1 follows the class, more exaggerates it"
-            names = tuple(self.classes or map(str, range(1, self.net.num_classes + 1)))
-            classes = InputField(
-                "classes", "Classes", "choices", allowed=names, help="in turns; all when none", optional=True
-            )
-            fields[:0] = [classes, InputField("guidance", "Guidance", "float", scale, (0, 20), help=told)]
-        elif self.given_keys and not self._nested:
-            told = "1 follows what is given, more exaggerates it"
-            fields.insert(0, InputField("guidance", "Guidance", "float", scale, (0, 20), help=told))
-        return tuple(fields)
-
-    @property
-    def _nested(self) -> dict[str, float]:
-        """Scales of guidance by kind of condition, where each has its own."""
-        return self.guidance.scales if isinstance(self.guidance, NestedGuidance) else {}
-
-    def _given_fields(self) -> list[InputField]:
-        """Prompt, image and mask, and how much each kind of them counts."""
-        fields = [
-            InputField(
-                f"guidance_{kind}",
-                f"Guidance by {kind}",
-                "float",
-                scale,
-                (0, 20),
-                help="1 follows it, more exaggerates",
-            )
-            for kind, scale in self._nested.items()
-        ]
-        if "prompt" in self.given_keys:
-            fields.append(InputField("prompt", "Prompt", "text", optional=True, help="what the image is to show"))
-        if "image" in self.given_keys:
-            fields.append(InputField("image", "Image", "file", allowed=SUFFIXES, help="that the result is made from"))
-        if "mask" in self.given_keys:
-            told = "white is made anew; a random rectangle when none is given"
-            fields.append(InputField("mask", "Mask", "file", allowed=SUFFIXES, help=told, optional=True))
-        return fields
+        return forms.sampler_fields(self)
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Draw samples, and their way from the noise."""
-        (found,) = self._drawn([values], progress)
-        return self._shown(values, folder, *found)
+        (samples,) = forms.draw_requests(self, [values], progress)
+        return forms.write_outputs(self, values, folder, samples)
 
     def answer_batch(
-        self, asked: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
+        self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
     ) -> list[list[Output] | Exception]:
-        """Draw for several, those with one solver and guidance together; dopri5 suits its steps to what it gets."""
-        groups: list[list[int]] = []
-        begun: dict[Any, list[int]] = {}
-        for number, (values, _) in enumerate(asked):
-            nested = [f"guidance_{kind}" for kind in self._nested]
-            alike = [values.get(name) for name in ("method", "steps", "guidance", "animation", *nested)]
-            key = (*alike, number if values["method"] == "dopri5" else None)
-            count = sum(asked[each][0]["count"] for each in begun.get(key, ())) + values["count"]
-            if key not in begun or count > self.chunk:
-                begun[key] = []
-                groups.append(begun[key])
-            begun[key].append(number)
-        found: list[Any] = [None] * len(asked)
-        for group in groups:
-            drawn = attempt(self._drawn, [asked[number][0] for number in group], progress)
-            for place, number in enumerate(group):
-                if isinstance(drawn, Exception):
-                    found[number] = attempt(self.answer, *asked[number], progress)
-                else:
-                    found[number] = attempt(self._shown, *asked[number], *drawn[place])
-        return found
-
-    def _drawn(
-        self, asked: Sequence[Mapping[str, Any]], progress: Progress
-    ) -> list[tuple[Tensor, list[int] | None, Tensor | None, int]]:
-        """Samples, labels, the states of those to animate, and evaluations of the net, for values with one solver."""
-        image, animated, values = rendering.is_image(self.sample_shape), asked[0]["animation"], asked[0]
-        sampler = self.using(self.solver.using(values["method"], values["steps"]), self.guidance)
-        if isinstance(self.guidance, NestedGuidance):
-            sampler.guidance = copy.copy(self.guidance)
-            sampler.guidance.scales = {kind: values[f"guidance_{kind}"] for kind in self._nested}
-        elif "guidance" in values and (self.guidance is not None or values["guidance"] != 1):
-            sampler.guidance = copy.copy(self.guidance or Guidance())
-            sampler.guidance.scale = values["guidance"]
-        labels = [label for each in asked for label in self._asked_labels(each)]
-        seeds = [item_seed(each["seed"], SAMPLES, number) for each in asked for number in range(each["count"])]
-        record = (min(len(seeds), ANIMATED_IMAGES) if image and len(asked) == 1 else len(seeds)) if animated else 0
-        given = self._asked_given(asked, seeds)
-        solutions = list(
-            sampler.solutions(labels or None, seeds, record, lambda done: progress(0.9 * done, "sampling"), given)
-        )
-        progress(0.9, "drawing")
-        samples, nfe = torch.cat([solution.x for solution in solutions]), max(solution.nfe for solution in solutions)
-        states = _joined([each for each in solutions if each.trajectory]) if record else None
-        found, first = [], 0
-        for each in asked:
-            rows = slice(first, first + each["count"])
-            shown = slice(first, first + min(each["count"], ANIMATED_IMAGES if image else MAX_POINTS))
-            found.append((samples[rows], labels[rows] or None, None if states is None else states[:, shown], nfe))
-            first += each["count"]
-        return found
-
-    def _asked_given(self, asked: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> Given | None:
-        """Prompts and images of values, one of each per sample."""
-        if not self.given_keys:
-            return None
-        prompts = [each.get("prompt") or "" for each in asked for _ in range(each["count"])]
-        images = [each["image"] for each in asked for _ in range(each["count"]) if each.get("image")]
-        parts, first = [], 0
-        for each in asked:
-            part = slice(first, first + each["count"])
-            masks = [each["mask"]] * each["count"] if each.get("mask") else []
-            told = self.read_given(None, images[part], masks, seeds[part]) if self.image_condition is not None else None
-            parts += [told.images] if told is not None and told.images is not None else []
-            first += each["count"]
-        return Given(prompts if self.text is not None else None, torch.cat(parts) if parts else None)
-
-    def _asked_labels(self, values: Mapping[str, Any]) -> list[int]:
-        if not self.net.num_classes:
-            return []
-        names = self.classes or [str(number + 1) for number in range(self.net.num_classes)]
-        chosen = [names.index(name) + 1 for name in values["classes"] or names]
-        return [chosen[number % len(chosen)] for number in range(values["count"])]
-
-    def _shown(
-        self,
-        values: Mapping[str, Any],
-        folder: Path,
-        samples: Tensor,
-        labels: list[int] | None,
-        states: Tensor | None,
-        nfe: int,
-    ) -> list[Output]:
-        image, classes = rendering.is_image(self.sample_shape), self.class_names(labels)
-        if not image:
-            write_atomic(folder / "samples.npy", lambda file: np.save(file, samples.numpy()))
-        parts = [] if image else [Output("file", "Samples as numbers", "samples.npy")]
-        if image or samples.shape[1:] == (2,):
-            if states is not None:
-                shown = np.linspace(0, len(states) - 1, min(len(states), MAX_FRAMES)).round().astype(int)
-                drawn = rendering.frames(states[shown], labels, names=classes)
-                rendering.write_animation(folder / "way.gif", drawn, min(FRAMES_PER_SECOND, len(drawn)))
-                parts.insert(0, Output("animation", "From noise to samples", "way.gif"))
-            rendering.write_png(folder / "samples.png", rendering.picture(samples, labels, names=classes))
-            parts.insert(0, Output("image", "Samples", "samples.png"))
-        counted = {} if classes is None else dict(Counter(classes))
-        return [*parts, table_output({"samples": len(samples), **counted, "evaluations of the net": nfe})]
+        """Draw for several forms, those with one solver and guidance together."""
+        return forms.answer_batch(self, requests, progress)
 
     @property
     def usage(self) -> str:
@@ -539,16 +381,16 @@ class Sampler(Inference):
         labels = "[1, 1]" if self.net.num_classes else "None"
         texts = ', prompts=["", ""]' if self.text is not None else ""
         return CALL_USAGE.format(
-            f"{labels}, seeds=[0, 1]{texts}{', images=images' if 'image' in self.given_keys else ''}"
+            f"{labels}, seeds=[0, 1]{texts}{', images=images' if 'image' in self.request_keys else ''}"
         )
 
     def dry_run(self) -> str:
         """Draw one sample."""
-        given = None
-        if self.given_keys:
-            images = None if self.image_condition is None else self._told(self._blank(), None, [0])
-            given = Given(None if self.text is None else [""], images)
-        result = self.sample([1] if self.net.num_classes else None, [0], given)
+        conditions = None
+        if self.request_keys:
+            images = None if self.image_condition is None else self._encode_images(self._blank(), None, [0])
+            conditions = GenerationConditions(None if self.text is None else [""], images)
+        result = self.sample([1] if self.net.num_classes else None, [0], conditions)
         return f"1 sample of shape {tuple(result.shape[1:])}"
 
     def write_example(self, stem: Path) -> Path:
@@ -571,7 +413,9 @@ class Sampler(Inference):
         side = self.image_condition.side(self.sample_shape[-1])
         return np.full((1, side, side, self.sample_shape[0]), 127, np.uint8)
 
-    def _check(self, labels: Sequence[int] | None, seeds: Sequence[int], given: Given | None = None) -> None:
+    def _check(
+        self, labels: Sequence[int] | None, seeds: Sequence[int], conditions: GenerationConditions | None = None
+    ) -> None:
         classes = self.net.num_classes
         if not seeds:
             raise ValueError("one seed per sample is needed, found none")
@@ -582,9 +426,9 @@ class Sampler(Inference):
         wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
         if wrong:
             raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
-        given = given or Given()
-        found: dict[str, Sequence[str] | Tensor | None] = {"prompts": given.prompts, "images": given.images}
-        for what, value in found.items():
+        conditions = conditions or GenerationConditions()
+        counted: dict[str, Sequence[str] | Tensor | None] = {"prompts": conditions.prompts, "images": conditions.images}
+        for what, value in counted.items():
             if value is not None and len(value) != len(seeds):
                 raise ValueError(f"{len(value)} {what} and {len(seeds)} seeds: one of each per sample is needed")
 
@@ -610,9 +454,9 @@ class MeanFlowSampler(Sampler):
         _check_euler(solver)
         return super().using(solver, guidance)
 
-    def field(self, labels: Sequence[int] | None = None, given: Given | None = None) -> VectorField:
+    def field(self, labels: Sequence[int] | None = None, conditions: GenerationConditions | None = None) -> VectorField:
         """The average velocity from a time of the solver's grid to the next; see `Sampler.field`."""
-        self.conditions(given)
+        self.encode_conditions(conditions)
         label = None
         if labels is not None and self.net.num_classes:
             check_labels(labels, self.net.num_classes)
@@ -629,13 +473,13 @@ class MeanFlowSampler(Sampler):
 
 def _read(paths: Sequence[Path], framing: Framing) -> np.ndarray:
     """Pixels (B, H, W, C) of files, each read once."""
-    known: dict[Path, np.ndarray] = {}
+    read: dict[Path, np.ndarray] = {}
     for path in paths:
-        if path not in known:
+        if path not in read:
             if not path.is_file():
                 raise FileNotFoundError(f"no image {path}")
-            known[path] = FileImages(path.parent, [path]).pixels(0, framing)
-    return np.stack([known[path] for path in paths])
+            read[path] = FileImages(path.parent, [path]).pixels(0, framing)
+    return np.stack([read[path] for path in paths])
 
 
 def _check_euler(solver: Solver) -> None:
@@ -643,23 +487,13 @@ def _check_euler(solver: Solver) -> None:
         raise ValueError(f"average velocities are followed by Euler steps: solver.method is euler, not {solver.method}")
 
 
-def _watched(field: VectorField, told: Callable[[float], object], done: float, share: float) -> VectorField:
+def _report_progress(field: VectorField, progress: Callable[[float], object], done: float, share: float) -> VectorField:
     def watched(t: Any, x: Tensor) -> Tensor:
-        told(done + share * float(t))
+        progress(done + share * float(t))
         return field(t, x)
 
     return watched
 
 
-def _write_images(folder: Path, images: np.ndarray) -> None:
-    """Write images `000000.png`, ...; what an earlier, longer request left goes, results of other files stay."""
-    folder.mkdir(exist_ok=True)
-    for number, pixels in enumerate(images):
-        rendering.write_png(folder / f"{number:06d}.png", pixels)
-    for path in folder.glob("[0-9]*.png"):
-        if path.stem.isdecimal() and int(path.stem) >= len(images):
-            path.unlink()
-
-
-def _joined(solutions: Iterator[Solution] | list[Solution]) -> Tensor:
+def _join_trajectories(solutions: Iterator[Solution] | list[Solution]) -> Tensor:
     return torch.cat([torch.stack(solution.trajectory) for solution in solutions], dim=1)

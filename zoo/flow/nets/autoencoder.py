@@ -1,11 +1,10 @@
-"""Autoencoders of images in the layout of diffusers' `AutoencoderKL`, and the space of their latents."""
+"""Autoencoders of images in diffusers' folder layout, and the space of their latents."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from zoo.blocks import check_size, doubled
+from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
-from zoo.runs.components import find_run_path, is_export, read_single_net
+from zoo.runs.components import component_state, find_run_path, is_export, read_single_net
 from zoo.runs.frozen import FrozenModule
 
-EPS = 1e-6
-MIN_LOG_VARIANCE, MAX_LOG_VARIANCE = -30.0, 20.0
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "diffusion_pytorch_model.safetensors"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"
 USUAL_SCALE = 0.18215  # of a diffusers config that gives none
@@ -32,193 +29,6 @@ NET_KEYS = (
     "in_channels out_channels block_out_channels layers_per_block latent_channels norm_num_groups use_quant_conv "
     "use_post_quant_conv mid_block_add_attention"
 ).split()
-
-
-class Residual(nn.Module):
-    """Two convolutions with group norms, added to the input."""
-
-    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
-        super().__init__()
-        self.norm1 = nn.GroupNorm(groups, in_channels, EPS)
-        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, padding=1)
-        self.norm2 = nn.GroupNorm(groups, out_channels, EPS)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
-        self.conv_shortcut = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Refine (B, C, H, W)."""
-        h = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
-        return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
-
-
-class Attention(nn.Module):
-    """One head over all pixels, added to the input."""
-
-    def __init__(self, channels: int, groups: int) -> None:
-        super().__init__()
-        self.group_norm = nn.GroupNorm(groups, channels, EPS)
-        self.to_q, self.to_k, self.to_v = (nn.Linear(channels, channels) for _ in range(3))
-        self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend over (B, C, H, W)."""
-        h = self.group_norm(x).flatten(2).transpose(1, 2)[:, None]  # (B, 1, H * W, C)
-        h = F.scaled_dot_product_attention(self.to_q(h), self.to_k(h), self.to_v(h))[:, 0]
-        return x + self.to_out[0](h).transpose(1, 2).reshape(x.shape)
-
-
-class Resampled(nn.Module):
-    """Half the size, padded on the right and below only, or twice the size by repetition; then a convolution."""
-
-    def __init__(self, channels: int, down: bool) -> None:
-        super().__init__()
-        self.down = down
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2) if down else nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Halve or double (B, C, H, W)."""
-        return self.conv(F.pad(x, (0, 1, 0, 1)) if self.down else doubled(x))
-
-
-class Level(nn.Module):
-    """Residual blocks of one size, and the way to the next size."""
-
-    def __init__(self, in_channels: int, out_channels: int, layers: int, groups: int, way: str | None) -> None:
-        super().__init__()
-        widths = [in_channels, *[out_channels] * layers]
-        self.resnets = nn.ModuleList(Residual(*pair, groups) for pair in pairwise(widths))
-        self.downsamplers = nn.ModuleList([Resampled(out_channels, True)] if way == "down" else [])
-        self.upsamplers = nn.ModuleList([Resampled(out_channels, False)] if way == "up" else [])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Refine and resize (B, C, H, W)."""
-        for part in (*self.resnets, *self.downsamplers, *self.upsamplers):
-            x = part(x)
-        return x
-
-
-class Middle(nn.Module):
-    """Two residual blocks with attention between them."""
-
-    def __init__(self, channels: int, groups: int, attention: bool) -> None:
-        super().__init__()
-        self.resnets = nn.ModuleList(Residual(channels, channels, groups) for _ in range(2))
-        self.attentions = nn.ModuleList([Attention(channels, groups)] if attention else [])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Refine (B, C, H, W)."""
-        x = self.resnets[0](x)
-        for attention in self.attentions:
-            x = attention(x)
-        return self.resnets[1](x)
-
-
-class Half(nn.Module):
-    """Encoder or decoder."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        widths: Sequence[int],
-        out_channels: int,
-        layers: int,
-        groups: int,
-        attention: bool,
-        way: str,
-    ) -> None:
-        super().__init__()
-        self.way = way
-        self.conv_in = nn.Conv2d(in_channels, widths[0], 3, padding=1)
-        before = [widths[0], *widths[:-1]]
-        levels = nn.ModuleList(
-            Level(first, width, layers, groups, way if number < len(widths) - 1 else None)
-            for number, (first, width) in enumerate(zip(before, widths, strict=True))
-        )
-        if way == "down":
-            self.down_blocks = levels
-        self.mid_block = Middle(widths[-1 if way == "down" else 0], groups, attention)
-        if way == "up":
-            self.up_blocks = levels
-        self.conv_norm_out = nn.GroupNorm(groups, widths[-1], EPS)
-        self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, C, H, W) to moments, or latents to images."""
-        x = self.conv_in(x)
-        parts = (*self.down_blocks, self.mid_block) if self.way == "down" else (self.mid_block, *self.up_blocks)
-        for part in parts:
-            x = part(x)
-        return self.conv_out(F.silu(self.conv_norm_out(x)))
-
-
-class AutoencoderKL(nn.Module):
-    """Images to Gaussian latents of a smaller size and back; names of the weights are diffusers'.
-
-    Args:
-        in_channels: of the image.
-        out_channels: of the decoded image.
-        block_out_channels: width of each level; each but the last halves the size.
-        layers_per_block: residual blocks of a level of the encoder; the decoder has one more.
-        latent_channels: of the latents.
-        norm_num_groups: groups of every norm.
-        use_quant_conv: whether a convolution of size 1 follows the encoder.
-        use_post_quant_conv: whether one precedes the decoder.
-        mid_block_add_attention: whether the smallest size has attention.
-
-    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models" (2022); diffusers 0.36.
-    """
-
-    def __init__(
-        self,
-        in_channels: int = 3,
-        out_channels: int = 3,
-        block_out_channels: Sequence[int] = (128, 256, 512, 512),
-        layers_per_block: int = 2,
-        latent_channels: int = 4,
-        norm_num_groups: int = 32,
-        use_quant_conv: bool = True,
-        use_post_quant_conv: bool = True,
-        mid_block_add_attention: bool = True,
-    ) -> None:
-        super().__init__()
-        check_at_least(
-            1, layers_per_block=layers_per_block, latent_channels=latent_channels, levels=len(block_out_channels)
-        )
-        if any(width % norm_num_groups for width in block_out_channels):
-            raise ValueError(f"block_out_channels {list(block_out_channels)} are multiples of norm_num_groups")
-        widths, layers, groups = list(block_out_channels), layers_per_block, norm_num_groups
-        self.latent_channels = latent_channels
-        self.image_channels = in_channels
-        self.factor = 2 ** (len(widths) - 1)
-        attention = mid_block_add_attention
-        self.encoder = Half(in_channels, widths, 2 * latent_channels, layers, groups, attention, "down")
-        self.decoder = Half(latent_channels, widths[::-1], out_channels, layers + 1, groups, attention, "up")
-        moments = 2 * latent_channels
-        self.quant_conv = nn.Conv2d(moments, moments, 1) if use_quant_conv else None
-        self.post_quant_conv = nn.Conv2d(latent_channels, latent_channels, 1) if use_post_quant_conv else None
-
-    def encode(self, x: Tensor) -> Tensor:
-        """Moments (B, 2 * latent_channels, H / factor, W / factor), means and log-variances, of images in [-1, 1]."""
-        check_size(x, self.factor)
-        h = self.encoder(x)
-        mean, log_variance = (h if self.quant_conv is None else self.quant_conv(h)).chunk(2, dim=1)
-        return torch.cat([mean, log_variance.clamp(MIN_LOG_VARIANCE, MAX_LOG_VARIANCE)], dim=1)
-
-    def decode(self, z: Tensor) -> Tensor:
-        """Images (B, out_channels, H, W), about in [-1, 1], of latents (B, latent_channels, H / factor, W / factor)."""
-        return self.decoder(z if self.post_quant_conv is None else self.post_quant_conv(z))
-
-
-def sample_moments(moments: Tensor, noise: Tensor) -> Tensor:
-    """Latents (B, C, h, w) of moments (B, 2C, h, w), by standard normal noise like the latents."""
-    mean, log_variance = moments.chunk(2, dim=1)
-    return mean + torch.exp(0.5 * log_variance) * noise
-
-
-def kl_divergence(moments: Tensor) -> Tensor:
-    """Divergence (B,) in nats, summed over the latent, of Gaussians of moments (B, 2C, h, w) from a standard normal."""
-    mean, log_variance = moments.float().chunk(2, dim=1)
-    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).flatten(1).sum(dim=1)
 
 
 class FrozenAutoencoder(FrozenModule):
@@ -298,14 +108,14 @@ class LatentSpace(nn.Module):
         check_at_least(1, chunk=chunk)
         self.autoencoder = autoencoder
         self.chunk = chunk
-        found = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)
-        shift, scale = found or (
+        fixed_scale = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)
+        shift, scale = fixed_scale or (
             torch.zeros(autoencoder.net.latent_channels),
             torch.ones(autoencoder.net.latent_channels),
         )
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
-        self.register_buffer("is_fitted", torch.tensor(found is not None))
+        self.register_buffer("is_fitted", torch.tensor(fixed_scale is not None))
 
     def fit(self, mean: Tensor, deviation: Tensor) -> None:
         """Take the statistics (C,) of a training set's latents, unless there is a scale already."""
@@ -331,13 +141,13 @@ class LatentSpace(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             return self.autoencoder.net.encode(images.float())
 
-    def condition(self, given: Tensor, masked: bool) -> Tensor:
+    def condition(self, image: Tensor, masked: bool) -> Tensor:
         """An image condition (B, C, H, W) in the latents' size: the image encoded, a mask 1 where anything is missing.
 
         Args:
             masked: whether the first channel is a mask.
         """
-        mask, images = given[:, : int(masked)], given[:, int(masked) :]
+        mask, images = image[:, : int(masked)], image[:, int(masked) :]
         latents = self.normalise(self.encode(images).chunk(2, dim=1)[0])
         return torch.cat([F.max_pool2d(mask, self.autoencoder.net.factor), latents], dim=1) if masked else latents
 
@@ -345,8 +155,8 @@ class LatentSpace(nn.Module):
     def decode(self, z: Tensor) -> Tensor:
         """Images (B, C, H, W), about in [-1, 1], of the flow's latents, a chunk at a time, in float32."""
         with torch.autocast(z.device.type, enabled=False):
-            own = self.denormalise(z.float())
-            return torch.cat([self.autoencoder.net.decode(part) for part in own.split(self.chunk)])
+            latents = self.denormalise(z.float())
+            return torch.cat([self.autoencoder.net.decode(part) for part in latents.split(self.chunk)])
 
 
 def scale_of(config: Mapping[str, Any], channels: int) -> tuple[Tensor, Tensor] | None:
@@ -379,24 +189,24 @@ def read_autoencoder(source: str, revision: str | None = None) -> tuple[dict[str
     folder = Path(source)
     foreign = not is_export(folder) and any((each / CONFIG_NAME).is_file() for each in (folder, folder / "vae"))
     if not foreign and (run := find_run_path(folder)) is not None:
-        net = read_single_net(run, AutoencoderKL, "zoo.flow.AutoencoderKL")
-        return dict(net.spec.get("init_args") or {}), net.state
+        name, saved = read_single_net(run, AutoencoderKL, "zoo.blocks.AutoencoderKL")
+        return dict(saved.description["components"][name].get("init_args") or {}), component_state(saved.state, name)
     if not folder.is_dir():
         folder = _from_hub(source, revision)
-    found = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
-    if found is None:
+    home = next((each for each in (folder, folder / "vae") if (each / CONFIG_NAME).is_file()), None)
+    if home is None:
         raise FileNotFoundError(f"autoencoder: {folder} holds no {CONFIG_NAME}, neither itself nor in vae/")
-    config = {"scaling_factor": USUAL_SCALE, **json.loads((found / CONFIG_NAME).read_text(encoding="utf-8"))}
-    if (found / INDEX_NAME).is_file():
-        index = json.loads((found / INDEX_NAME).read_text(encoding="utf-8"))
+    config = {"scaling_factor": USUAL_SCALE, **json.loads((home / CONFIG_NAME).read_text(encoding="utf-8"))}
+    if (home / INDEX_NAME).is_file():
+        index = json.loads((home / INDEX_NAME).read_text(encoding="utf-8"))
         names = sorted(set(index["weight_map"].values()))
     else:
         names = [WEIGHTS_NAME]
     state: dict[str, Tensor] = {}
     for name in names:
-        if Path(name).name != name or not (found / name).is_file():
-            raise FileNotFoundError(f"{found}: no weights {name} (safetensors) beside {CONFIG_NAME}")
-        state |= load_file(found / name)
+        if Path(name).name != name or not (home / name).is_file():
+            raise FileNotFoundError(f"{home}: no weights {name} (safetensors) beside {CONFIG_NAME}")
+        state |= load_file(home / name)
     return config, {_current(key): value for key, value in state.items()}
 
 
@@ -405,8 +215,8 @@ def write_autoencoder(net: AutoencoderKL, config: Mapping[str, Any], folder: Pat
     save_file({key: value.contiguous() for key, value in net.state_dict().items()}, folder / WEIGHTS_NAME)
     levels = len(config.get("block_out_channels", (128, 256, 512, 512)))
     blocks = {key: [block] * levels for key, block in BLOCKS.items()}
-    whole = {"_class_name": "AutoencoderKL", "act_fn": "silu", "scaling_factor": None, **blocks, **config}
-    (folder / CONFIG_NAME).write_text(json.dumps(whole, indent=2), encoding="utf-8")
+    diffusers_config = {"_class_name": "AutoencoderKL", "act_fn": "silu", "scaling_factor": None, **blocks, **config}
+    (folder / CONFIG_NAME).write_text(json.dumps(diffusers_config, indent=2), encoding="utf-8")
 
 
 def _from_hub(source: str, revision: str | None) -> Path:
@@ -414,9 +224,9 @@ def _from_hub(source: str, revision: str | None) -> Path:
 
     if source.startswith((".", "/", "runs/")):
         raise FileNotFoundError(f"autoencoder: no folder {source}")
-    wanted = [f"{place}{name}" for place in ("", "vae/") for name in (CONFIG_NAME, INDEX_NAME, "*.safetensors")]
+    patterns = [f"{place}{name}" for place in ("", "vae/") for name in (CONFIG_NAME, INDEX_NAME, "*.safetensors")]
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted, ignore_patterns=["*fp16*"]))
+        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns, ignore_patterns=["*fp16*"]))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
@@ -433,18 +243,19 @@ def _current(name: str) -> str:
 
 
 def _load(net: AutoencoderKL, state: Mapping[str, Tensor], where: str) -> None:
-    own = net.state_dict()
+    expected = net.state_dict()
     shaped = {
-        key: value.reshape(own[key].shape) if _is_flat(key, value, own) else value for key, value in state.items()
+        key: value.reshape(expected[key].shape) if _is_flat(key, value, expected) else value
+        for key, value in state.items()
     }
-    missing, others = sorted(own.keys() - shaped.keys()), sorted(shaped.keys() - own.keys())
-    differing = [key for key in own.keys() & shaped.keys() if own[key].shape != shaped[key].shape]
+    missing, others = sorted(expected.keys() - shaped.keys()), sorted(shaped.keys() - expected.keys())
+    differing = [key for key in expected.keys() & shaped.keys() if expected[key].shape != shaped[key].shape]
     for what, names in (("lacks", missing), ("has unknown", others), ("has other shapes for", differing)):
         if names:
             raise ValueError(f"{where}: the file {what} {len(names)} of the config's tensors, among them {names[0]}")
     net.load_state_dict(dict(shaped))
 
 
-def _is_flat(key: str, value: Tensor, own: Mapping[str, Tensor]) -> bool:
+def _is_flat(key: str, value: Tensor, expected: Mapping[str, Tensor]) -> bool:
     """Whether a convolution of size 1 stands for a linear layer."""
-    return ".attentions." in key and key in own and math.prod(value.shape) == own[key].numel()
+    return ".attentions." in key and key in expected and math.prod(value.shape) == expected[key].numel()

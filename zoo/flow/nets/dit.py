@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zoo.blocks import check_size, maybe_checkpointed
+from zoo.blocks.image import check_divisible, checkpoint_block
 from zoo.common.checks import check_at_least, check_one_of, check_within
 from zoo.flow.nets.transformer import ROTARY_BASE, Block, Modulated, modulate
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, check_conditions, expand_time
@@ -63,7 +63,7 @@ class DiT(VelocityNet):
             `zoo.flow.MeanFlowTask`.
         time_scale: factor on times and spans before their sinusoids; null for 1000, and for 1 with `spans`, whose
             training follows the derivative by the time: sinusoids a thousand times as fast bury it. 1 in SiT.
-        checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
+        checkpointing: recompute activations of blocks in the backward pass instead of storing them.
 
     Source: Peebles and Xie, "Scalable Diffusion Models with Transformers" (2023); as a velocity: Ma et al., "SiT"
     (2024); rotary positions over two axes: Su et al., "RoFormer" (2021), half of each head for an axis.
@@ -96,7 +96,9 @@ class DiT(VelocityNet):
         check_one_of(POSITIONS, positions=positions)
         check_within(0, 1, dropout=dropout)
         usual = SIZES[size]
-        depth, dim, heads = (given or of_size for given, of_size in zip((depth, dim, heads), usual, strict=True))
+        depth, dim, heads = (
+            conditions or of_size for conditions, of_size in zip((depth, dim, heads), usual, strict=True)
+        )
         sides = (image_resolution,) * 2 if isinstance(image_resolution, int) else tuple(image_resolution)
         check_at_least(1, patch=patch, depth=depth, heads=heads, hidden_mult=hidden_mult)
         if dim % (4 * heads):
@@ -138,19 +140,19 @@ class DiT(VelocityNet):
         conditions: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Predict for images (B, C, H, W) whose sides the patch divides; see `VelocityNet.forward`."""
-        check_size(x, self.patch)
-        given = check_conditions(self.condition_shapes, conditions)
+        check_divisible(x, self.patch)
+        conditions = check_conditions(self.condition_shapes, conditions)
         vector = self.time_embedding(expand_time(t, x))  # (B, D)
         if self.class_embedding is not None and label is not None:
             vector = vector + self.class_embedding(label.clamp(min=0)) * (label >= 0)[:, None]
         if self.pooled is not None:
-            vector = vector + self.pooled(given["pooled"])
+            vector = vector + self.pooled(conditions["pooled"])
         if self.span_embedding is not None:
-            vector = vector + self.span_embedding(given["span"])
+            vector = vector + self.span_embedding(conditions["span"])
         vector = functional.silu(vector)
         h = self.patches(x)  # (B, D, H / p, W / p)
         if self.condition_patches is not None:
-            h = h + self.condition_patches(given["image"])
+            h = h + self.condition_patches(conditions["image"])
         rows, columns = h.shape[2:]
         h = h.flatten(2).transpose(1, 2).to(x.dtype)  # (B, L, D); under autocast the residual stream stays float32
         rotary, steps = None, self._steps(rows, columns)
@@ -159,13 +161,13 @@ class DiT(VelocityNet):
             rotary = angles.cos(), angles.sin()  # (L, head_dim / 2)
         else:
             h = h + sine_table(rows, columns, self.dim, steps, x.device).to(h.dtype)
-        context, mask = given.get("tokens"), given.get("mask")
+        context, mask = conditions.get("tokens"), conditions.get("mask")
         allowed = None if mask is None else mask.bool()[:, None, None]  # (B, 1, 1, tokens)
         for block in self.blocks:
-            h = maybe_checkpointed(self.checkpointing, block, h, vector, rotary, None, context, allowed)
+            h = checkpoint_block(self.checkpointing, block, h, vector, rotary, None, context, allowed)
         shift, scale = self.norm(vector)
         h = self.tail(modulate(h, shift, scale, EPS))  # (B, L, p * p * C)
-        return _joined(h, rows, columns, self.patch)  # (B, C, H, W)
+        return _merge_patches(h, rows, columns, self.patch)  # (B, C, H, W)
 
     def _steps(self, rows: int, columns: int) -> tuple[float, float]:
         """Distance of neighbouring rows and columns in positions."""
@@ -190,7 +192,7 @@ class DiT(VelocityNet):
                 nn.init.zeros_(layer.bias)
 
 
-def _joined(h: Tensor, rows: int, columns: int, patch: int) -> Tensor:
+def _merge_patches(h: Tensor, rows: int, columns: int, patch: int) -> Tensor:
     """Images (B, C, rows * p, columns * p) from tokens (B, L, p * p * C)."""
     h = h.unflatten(2, (patch, patch, -1)).unflatten(1, (rows, columns))  # (B, h, w, p, q, C)
     return h.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)

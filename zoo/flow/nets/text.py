@@ -48,7 +48,7 @@ class FrozenText(FrozenModule):
 
     Raises:
         FileNotFoundError: when there is nothing at the source.
-        ValueError: when it is a model that has no encoder of its own, or not one of source and config is given.
+        ValueError: the model has no encoder, or not exactly one of source and config is given.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class FrozenText(FrozenModule):
         mask = read["attention_mask"].to(device).bool()
         mask[:, 0] |= ~mask.any(dim=1)  # of no token at all, attention would be undefined
         with torch.autocast(device.type, enabled=False):
-            found = self.model(input_ids=read["input_ids"].to(device), attention_mask=mask.long())
-        tokens = found.last_hidden_state * mask[..., None]  # (B, L, D)
-        pooled = getattr(found, "pooler_output", None)
+            outputs = self.model(input_ids=read["input_ids"].to(device), attention_mask=mask.long())
+        tokens = outputs.last_hidden_state * mask[..., None]  # (B, L, D)
+        pooled = getattr(outputs, "pooler_output", None)
         if pooled is None:
             pooled = tokens.sum(dim=1) / mask.sum(dim=1, keepdim=True)
         return {"tokens": tokens.half().float(), "mask": mask, "pooled": pooled.half().float()}

@@ -76,8 +76,8 @@ class Block(nn.Module):
         query, key = self.query_norm(query), self.key_norm(key)
         if positions is not None:
             query, key = rotate(query, positions), rotate(key, positions)
-        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out(found.transpose(1, 2).reshape(batch, tokens, dim))
+        outputs = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(outputs.transpose(1, 2).reshape(batch, tokens, dim))
 
 
 class CrossAttention(nn.Module):
@@ -96,8 +96,8 @@ class CrossAttention(nn.Module):
         """What (B, T, dim) takes from (B, L, context_dim); a mask (B, 1, 1, L) is True where it may look."""
         query = self.query(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D)
         key, value = self.key_value(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, L, D)
-        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out(found.transpose(1, 2).flatten(2))
+        outputs = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(outputs.transpose(1, 2).flatten(2))
 
 
 class Modulated(nn.Module):

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from zoo.blocks import check_levels, check_size, doubled, maybe_checkpointed, pixel_attention
+from zoo.blocks.image import check_divisible, check_levels, checkpoint_block, pixel_attention, upsample_nearest
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, expand_time
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Double (B, C, H, W); the embedding plays no part."""
-        return self.main(doubled(x))
+        return self.main(upsample_nearest(x))
 
 
 class UNet(VelocityNet):
@@ -134,7 +134,7 @@ class UNet(VelocityNet):
         time_scale: factor on the time before its sinusoids; 1 in the original.
         norm_groups: groups of every norm; null suits each block (see `group_norm`), 32 is the original's.
         attention_gain: gain of the attention's output weights at the start; the original ends up with 1.
-        checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
+        checkpointing: recompute activations of blocks in the backward pass instead of storing them.
         channels_last: keep images and weights in channels-last order, faster on tensor cores.
 
     Source: KAIST CS492(D) 2024, assignment 7 (names of the weights are the same); Ho et al., "DDPM" (2020), appendix B.
@@ -226,14 +226,14 @@ class UNet(VelocityNet):
         conditions: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Predict for images (B, C, H, W), which can be halved once per level; see `VelocityNet.forward`."""
-        check_size(x, 2 ** (len(self.channel_mult) - 1))
+        check_divisible(x, 2 ** (len(self.channel_mult) - 1))
         embedding = self.time_embedding(expand_time(t, x))  # (B, E)
         if self.class_embedding is not None and label is not None:
             vectors = self.class_embedding(label.clamp(min=0))
             embedding = embedding + vectors * (label >= 0)[:, None]
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        run = partial(maybe_checkpointed, self.checkpointing)
+        run = partial(checkpoint_block, self.checkpointing)
         h = self.head(x)  # (B, channels, H, W)
         skips = [h]
         for block in self.downblocks:

@@ -85,13 +85,13 @@ def check_conditions(
     shapes: Mapping[str, tuple[int, ...]], conditions: Mapping[str, Tensor] | None
 ) -> Mapping[str, Tensor]:
     """The conditions, refused unless they are those of the shapes; see `VelocityNet.condition_shapes`."""
-    given = conditions or {}
-    if given.keys() != shapes.keys():
-        raise ValueError(f"the net takes the conditions {sorted(shapes)}, found {sorted(given)}")
+    values = conditions or {}
+    if values.keys() != shapes.keys():
+        raise ValueError(f"the net takes the conditions {sorted(shapes)}, found {sorted(values)}")
     for name, shape in shapes.items():
         axis = 1 if name == "image" else -1
-        if shape and given[name].shape[axis] != shape[0]:
+        if shape and values[name].shape[axis] != shape[0]:
             raise ValueError(
-                f"the condition {name} has {shape[0]} values in axis {axis}, not {given[name].shape[axis]}"
+                f"the condition {name} has {shape[0]} values in axis {axis}, not {values[name].shape[axis]}"
             )
-    return given
+    return values

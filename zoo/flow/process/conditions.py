@@ -1,4 +1,4 @@
-"""What a net is conditioned on besides a class: texts and images, given or in part replaced by their nulls."""
+"""Conditions of a net besides its class: texts and images, some replaced by their nulls."""
 
 from __future__ import annotations
 
@@ -11,48 +11,44 @@ from torch import Tensor
 from zoo.common.tensors import sample_uniforms
 from zoo.flow.nets.velocity import NULL_LABEL, VelocityNet
 
-GROUPS = {"text": ("tokens", "mask", "pooled"), "image": ("image",)}
+KIND_NAMES = {"text": ("tokens", "mask", "pooled"), "image": ("image",)}
 LABEL = "label"
-KINDS = (*GROUPS, LABEL)
+KINDS = (*KIND_NAMES, LABEL)
 
 
 @dataclass
-class Conditions:
-    """Conditions of a batch by the names of `VelocityNet.condition_shapes`, and what stands for none of each.
+class ConditionBatch:
+    """Conditions of a batch by the names of `VelocityNet.condition_shapes`, and the null of each.
 
     Attributes:
-        given: (B, ...) each.
-        null: (1, ...) each: the states of the empty text, an empty image.
+        values: (B, ...) each.
+        nulls: (1, ...) each: the states of the empty text, an empty image.
     """
 
-    given: Mapping[str, Tensor]
-    null: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
+    nulls: Mapping[str, Tensor]
 
-    def kept(self, kinds: Collection[str]) -> dict[str, Tensor]:
-        """All of them, those that belong to other kinds than these ("text", "image") replaced by their nulls."""
+    def select_kinds(self, kinds: Collection[str]) -> dict[str, Tensor]:
+        """Return all values, those of other kinds than these ("text", "image") replaced by their nulls."""
         return {
-            name: value if _kind(name) in ("", *kinds) else self.null[name].to(value).expand_as(value)
-            for name, value in self.given.items()
+            name: value if _kind(name) in ("", *kinds) else self.nulls[name].to(value).expand_as(value)
+            for name, value in self.values.items()
         }
 
-    def dropped(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All of them, each row of a kind replaced where its number (B,) is 0."""
-        found = {}
-        for name, value in self.given.items():
+    def drop(self, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all values, each row of a kind replaced by its null where `keep[kind]` (B,) is 0."""
+        values = {}
+        for name, value in self.values.items():
             if kind := _kind(name):
-                rows = kept[kind].reshape(-1, *(1,) * (value.dim() - 1))
-                value = torch.where(rows > 0, value, self.null[name].to(value))
-            found[name] = value
-        return found
-
-    def rows(self, part: slice) -> Conditions:
-        """Those of some rows."""
-        return Conditions({name: value[part] for name, value in self.given.items()}, self.null)
+                rows = keep[kind].reshape(-1, *(1,) * (value.dim() - 1))
+                value = torch.where(rows > 0, value, self.nulls[name].to(value))
+            values[name] = value
+        return values
 
 
 @dataclass
-class Given:
-    """What samples are to show besides their class, one of each per sample; None where the net takes none.
+class GenerationConditions:
+    """Conditions of samples besides their class, one of each per sample; None where the net takes none.
 
     Attributes:
         prompts: texts; "" for none.
@@ -62,69 +58,69 @@ class Given:
     prompts: Sequence[str] | None = None
     images: Tensor | None = None
 
-    def rows(self, part: slice) -> Given:
-        """That of some samples."""
-        return Given(
+    def rows(self, part: slice) -> GenerationConditions:
+        """Return those of some samples."""
+        return GenerationConditions(
             None if self.prompts is None else self.prompts[part], None if self.images is None else self.images[part]
         )
 
 
-def with_nulls(
-    given: Mapping[str, Tensor],
-    null: Callable[[], Mapping[str, Tensor]],
+def add_nulls(
+    conditions: Mapping[str, Tensor],
+    null_text: Callable[[], Mapping[str, Tensor]],
     encode: Callable[[Tensor], Tensor] | None = None,
-) -> Conditions:
-    """Conditions of a batch, and what stands for none: the states of the empty text, an image of zeros.
+) -> ConditionBatch:
+    """Return conditions of a batch with their nulls: the states of the empty text, an image of zeros.
 
     Args:
-        null: the states of the empty text.
-        encode: the image in latents, where the flow runs there.
+        null_text: returns the states of the empty text.
+        encode: brings the image into latents, where the flow runs there.
     """
-    found = dict(given)
+    values = dict(conditions)
     nulls: dict[str, Tensor] = {}
-    if "image" in found:
-        found["image"] = found["image"] if encode is None else encode(found["image"])
-        nulls["image"] = torch.zeros_like(found["image"][:1])
-    if texts := [name for name in GROUPS["text"] if name in found]:
-        states = null()
-        nulls |= {name: states[name].to(found[name].device) for name in texts}
-    return Conditions(found, nulls)
+    if "image" in values:
+        values["image"] = values["image"] if encode is None else encode(values["image"])
+        nulls["image"] = torch.zeros_like(values["image"][:1])
+    if texts := [name for name in KIND_NAMES["text"] if name in values]:
+        states = null_text()
+        nulls |= {name: states[name].to(values[name].device) for name in texts}
+    return ConditionBatch(values, nulls)
 
 
-def drawn_drops(drops: Mapping[str, float], joint: float, seeds: Sequence[int]) -> dict[str, Tensor]:
-    """Which items keep each kind of condition, (B,) int64 by "text", "image" and "label", each from its item's seed.
+def sample_drops(drops: Mapping[str, float], joint: float, seeds: Sequence[int]) -> dict[str, Tensor]:
+    """Sample which items keep each kind of condition: (B,) int64 by "text", "image" and "label", from the items' seeds.
 
     Args:
-        drops: probability by kind that it is dropped, each for itself.
-        joint: that all are.
+        drops: probability by kind that it is dropped, independently.
+        joint: probability that all are dropped.
     """
-    u = sample_uniforms(seeds, 3 + len(GROUPS))[2:]  # the first two are the time and the label's own
-    kept = {LABEL: (u[0] >= joint).long()}
-    for number, kind in enumerate(GROUPS, start=1):
-        kept[kind] = kept[LABEL] * (u[number] >= drops.get(kind, 0.0)).long()
-    return kept
+    u = sample_uniforms(seeds, 3 + len(KIND_NAMES))[2:]  # the first two are the time and the label's own
+    keep = {LABEL: (u[0] >= joint).long()}
+    for number, kind in enumerate(KIND_NAMES, start=1):
+        keep[kind] = keep[LABEL] * (u[number] >= drops.get(kind, 0.0)).long()
+    return keep
 
 
 def _kind(name: str) -> str:
-    """The kind that a name belongs to; none for "span", which is never dropped."""
-    return next((kind for kind, names in GROUPS.items() if name in names), "")
+    """Return the kind that a name belongs to; "" for "span", which is never dropped."""
+    return next((kind for kind, names in KIND_NAMES.items() if name in names), "")
 
 
-def predict(
+def predict_branches(
     net: VelocityNet,
     t: float,
     x: Tensor,
     label: Tensor | None,
-    conditions: Conditions | None,
+    conditions: ConditionBatch | None,
     branches: Sequence[Collection[str]],
 ) -> list[Tensor]:
-    """Predictions at points (B, ...) with only some conditions given, for each set of kinds; one call of the net."""
+    """Predict at points (B, ...) with only some kinds of conditions, for each set of kinds; one call of the net."""
     labels = None
     if label is not None:
         labels = torch.cat([label if LABEL in kinds else torch.full_like(label, NULL_LABEL) for kinds in branches])
     points = torch.cat([x] * len(branches))
     if conditions is None:
         return list(net(points, t, labels).chunk(len(branches)))
-    parts = [conditions.kept(kinds) for kinds in branches]
-    joined = {name: torch.cat([part[name] for part in parts]) for name in conditions.given}
+    parts = [conditions.select_kinds(kinds) for kinds in branches]
+    joined = {name: torch.cat([part[name] for part in parts]) for name in conditions.values}
     return list(net(points, t, labels, joined).chunk(len(branches)))

@@ -14,7 +14,7 @@ Reader = Callable[[Sequence[int]], Tensor]
 """Values (n, ...) of the items with the given indices."""
 
 
-def assign(x0: Tensor, x1: Tensor) -> Tensor:
+def match_pairs(x0: Tensor, x1: Tensor) -> Tensor:
     """Permutation (B,), int64 on the CPU, by which x0[permutation[i]] goes with x1[i], of least squared distances."""
     from scipy.optimize import linear_sum_assignment  # here, for it costs a start as much as half of torch
 
@@ -28,7 +28,7 @@ def assign(x0: Tensor, x1: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1])
 
 
-def assign_within_classes(x0: Tensor, x1: Tensor, label: Tensor) -> Tensor:
+def match_within_classes(x0: Tensor, x1: Tensor, label: Tensor) -> Tensor:
     """Pair noise and data (B, ...) by `assign`, each class of labels (B,) for itself.
 
     Across classes a class would get the noise nearest to it, and noise drawn in sampling is not of that kind.
@@ -39,7 +39,7 @@ def assign_within_classes(x0: Tensor, x1: Tensor, label: Tensor) -> Tensor:
     permutation = torch.empty(len(x1), dtype=torch.int64)
     for value in label.unique():
         rows = (label == value).nonzero()[:, 0]
-        permutation[rows.cpu()] = rows.cpu()[assign(x0[rows], x1[rows])]
+        permutation[rows.cpu()] = rows.cpu()[match_pairs(x0[rows], x1[rows])]
     return permutation
 
 
@@ -51,7 +51,7 @@ class Coupling(ABC):
         """Return (B,) int64: which noise goes with each row of the data."""
 
     def __call__(self, x0: Tensor, x1: Tensor, label: Tensor | None = None) -> Tensor:
-        """Order noise (B, ...) as data (B, ...) of classes (B,), before any label is dropped, asks for it."""
+        """Order noise (B, ...) for data (B, ...) of classes (B,), before any label is dropped."""
         return x0[self.permutation(x0, x1, label).to(x0.device)]
 
 
@@ -64,7 +64,7 @@ class OptimalTransport(Coupling):
 
     def permutation(self, x0: Tensor, x1: Tensor, label: Tensor | None) -> Tensor:
         """Return the assignment of least cost."""
-        return assign(x0, x1)
+        return match_pairs(x0, x1)
 
 
 class WithinClassTransport(Coupling):
@@ -72,7 +72,7 @@ class WithinClassTransport(Coupling):
 
     def permutation(self, x0: Tensor, x1: Tensor, label: Tensor | None) -> Tensor:
         """Return the assignment of least cost within classes."""
-        return assign(x0, x1) if label is None else assign_within_classes(x0, x1, label)
+        return match_pairs(x0, x1) if label is None else match_within_classes(x0, x1, label)
 
 
 def pooled_permutation(
@@ -80,7 +80,7 @@ def pooled_permutation(
 ) -> Tensor:
     """Pair the noise and the data of a whole epoch, pool by pool, so that small batches profit from transport too.
 
-    The pools, of at most `pool` items, are drawn anew for each seed. With labels (size,) each holds one class only.
+    Each seed gives other pools, of at most `pool` items. With labels (size,) each holds one class only.
     Item i takes the noise of index `result[i]`.
     """
     check_at_least(1, pool=pool)
@@ -92,7 +92,7 @@ def pooled_permutation(
     for group in groups:
         for members in group.tensor_split(-(-len(group) // pool)):  # of equal sizes, so that none is left small
             indices = members.tolist()
-            permutation[members] = members[assign(noise(indices), data(indices))]
+            permutation[members] = members[match_pairs(noise(indices), data(indices))]
     return permutation
 
 

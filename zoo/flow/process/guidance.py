@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.blocks import mix
+from zoo.blocks.image import classifier_free_guidance
 from zoo.common.checks import check_one_of, check_within
 from zoo.flow.nets.velocity import NO_LABEL, NULL_LABEL, VectorField, VelocityNet
-from zoo.flow.process.conditions import KINDS, Conditions, predict
+from zoo.flow.process.conditions import KINDS, ConditionBatch, predict_branches
 from zoo.flow.process.paths import AffinePath, Prediction
 
 NULL_LABELS = {"label0": NULL_LABEL, "none": NO_LABEL}
@@ -76,7 +76,7 @@ class Guidance:
         t: float,
         x: Tensor,
         label: Tensor | None,
-        conditions: Conditions | None = None,
+        conditions: ConditionBatch | None = None,
         guide: nn.Module | None = None,
     ) -> Tensor:
         """Predict at points (B, ...) of classes (B,), int64; the net runs once for both branches.
@@ -90,8 +90,10 @@ class Guidance:
         if conditions is not None:
             scale, kinds = self.scale_at(t), [(), KINDS]
             branches = kinds[1:] if scale == 1 else kinds[:1] if scale == 0 else kinds
-            found = predict(net, t, x, label, conditions, branches)
-            return found[0] if len(found) == 1 else mix(found[1], found[0], scale, self.rescale)
+            outputs = predict_branches(net, t, x, label, conditions, branches)
+            if len(outputs) == 1:
+                return outputs[0]
+            return classifier_free_guidance(outputs[1], outputs[0], scale, self.rescale)
         if label is None:
             raise ValueError("guidance needs labels or conditions")
         null = torch.full_like(label, NULL_LABELS[self.null_mode])
@@ -101,7 +103,7 @@ class Guidance:
         if scale == 0:
             return net(x, t, null)
         unconditional, conditional = net(torch.cat([x, x]), t, torch.cat([null, label])).chunk(2)
-        return mix(conditional, unconditional, scale, self.rescale)
+        return classifier_free_guidance(conditional, unconditional, scale, self.rescale)
 
 
 class Autoguidance(Guidance):
@@ -135,15 +137,15 @@ class Autoguidance(Guidance):
         t: float,
         x: Tensor,
         label: Tensor | None,
-        conditions: Conditions | None = None,
+        conditions: ConditionBatch | None = None,
         guide: nn.Module | None = None,
     ) -> Tensor:
         """Predict at points (B, ...) by both nets; see `Guidance.predict`."""
         if guide is None:
             raise ValueError("Autoguidance needs a weaker net: model.guide in the recipe, or zoo sample --guide RUN")
-        inputs = (x, t, label) if conditions is None else (x, t, label, conditions.given)
+        inputs = (x, t, label) if conditions is None else (x, t, label, conditions.values)
         scale, strong = self.scale_at(t), net(*inputs)
-        return strong if scale == 1 else mix(strong, guide(*inputs), scale, self.rescale)
+        return strong if scale == 1 else classifier_free_guidance(strong, guide(*inputs), scale, self.rescale)
 
 
 class NestedGuidance(Guidance):
@@ -173,20 +175,20 @@ class NestedGuidance(Guidance):
         t: float,
         x: Tensor,
         label: Tensor | None,
-        conditions: Conditions | None = None,
+        conditions: ConditionBatch | None = None,
         guide: nn.Module | None = None,
     ) -> Tensor:
         """Predict at points (B, ...); see `Guidance.predict`."""
         if not self.interval[0] <= t <= self.interval[1]:
-            return predict(net, t, x, label, conditions, [KINDS])[0]
+            return predict_branches(net, t, x, label, conditions, [KINDS])[0]
         rest = [kind for kind in KINDS if kind not in self.scales]
         order = list(self.scales)
         branches = [[*rest, *order[:count]] for count in range(len(order) + 1)]
-        found = predict(net, t, x, label, conditions, branches)
-        result = found[0]
-        for scale, (before, after) in zip(self.scales.values(), pairwise(found), strict=True):
+        outputs = predict_branches(net, t, x, label, conditions, branches)
+        result = outputs[0]
+        for scale, (before, after) in zip(self.scales.values(), pairwise(outputs), strict=True):
             result = result + scale * (after - before)
-        return mix(found[-1], result, 0.0, self.rescale)
+        return classifier_free_guidance(outputs[-1], result, 0.0, self.rescale)
 
 
 def velocity_field(
@@ -195,7 +197,7 @@ def velocity_field(
     label: Tensor | None = None,
     guidance: Guidance | None = None,
     prediction: Prediction = "velocity",
-    conditions: Conditions | None = None,
+    conditions: ConditionBatch | None = None,
     guide: nn.Module | None = None,
 ) -> VectorField:
     """The field of a time and points (B, ...) whose integral turns noise into samples.
@@ -209,7 +211,7 @@ def velocity_field(
     labelled = label is not None and bool(net.num_classes)
     if guidance is not None and guidance.needs_labels and conditions is None and not labelled:
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")
-    # a device is not asked: whoever sends labels there checks them
+    # labels on another device were checked before they were sent there: reading them would wait for it
     if label is not None and label.device.type == "cpu":
         check_labels(label.tolist(), net.num_classes)
 
@@ -218,7 +220,7 @@ def velocity_field(
         if guidance is not None and (rows is not None or conditions is not None or not guidance.needs_labels):
             output = guidance.predict(net, t, x, rows, conditions, guide)
         elif conditions is not None:
-            output = net(x, t, rows, conditions.given)
+            output = net(x, t, rows, conditions.values)
         else:
             output = net(x, t, rows)
         return path.to_velocity(output, x, x.new_full((len(x),), t), prediction)

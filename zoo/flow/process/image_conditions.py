@@ -14,11 +14,11 @@ from zoo.common.tensors import sample_uniforms
 
 
 class ImageCondition(ABC):
-    """What of an image a net is told, in training and in sampling.
+    """Makes the image condition of a net, in training and in sampling.
 
     Attributes:
         masked: whether a mask is the first channel, 1 where the image is missing.
-        paired: whether the data has an image of its own for it; otherwise it is made of the item itself.
+        paired: whether the data set holds source images; otherwise the condition is made of the item itself.
     """
 
     masked = False
@@ -33,12 +33,12 @@ class ImageCondition(ABC):
         return resolution
 
     @abstractmethod
-    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+    def from_training(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         """The condition (B, channels, H, W) of data (B, C, H, W) in [-1, 1]; what is random follows the seeds."""
 
     @abstractmethod
-    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
-        """The condition of images (B, C, side, side) that somebody gives.
+    def from_user(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+        """The condition of a user's images (B, C, side, side).
 
         Args:
             masks: (B, 1, side, side), 1 where the image is missing; None where none were given.
@@ -53,26 +53,24 @@ class Inpainting(ImageCondition):
         least: smallest height and width of the rectangle, as a share of the image's, > 0.
         most: largest, at most 1.
         put_back: in sampling, put the known part back onto its path at each time of the solver's grid, so that it stays
-            to the bit; otherwise it is the net's to copy. In latents, the cells that are wholly known, and at last the
+            bit-equal; otherwise the net copies it. In latents, the cells that are known as a whole, and at last the
             known pixels.
     """
 
     masked = True
-    put_back = False
 
     def __init__(self, least: float = 0.25, most: float = 0.75, put_back: bool = False) -> None:
         if not 0 < least <= most <= 1:
             raise ValueError(f"Inpainting: expected 0 < least <= most <= 1, found {least} and {most}")
         self.least = least
         self.most = most
-        if put_back:  # not is not noted: folders of samples that were begun before go on
-            self.put_back = True
+        self.put_back = put_back
 
-    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+    def from_training(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         """Cut a rectangle of random size and place out of each image."""
-        return self.given(images, None, seeds)
+        return self.from_user(images, None, seeds)
 
-    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+    def from_user(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
         """Take the pixels of a mask away, or a random rectangle where there is none."""
         masks = self._holes(images.shape[-2:], seeds) if masks is None else (masks > 0.5).float()
         masks = masks.to(images)
@@ -109,12 +107,12 @@ class SuperResolution(ImageCondition):
             raise ValueError(f"SuperResolution: the resolution {resolution} is no multiple of the factor {self.factor}")
         return resolution // self.factor
 
-    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+    def from_training(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         """The means of squares of pixels, enlarged."""
         self.side(images.shape[-1])
-        return self.given(F.avg_pool2d(images, self.factor), None, seeds)
+        return self.from_user(F.avg_pool2d(images, self.factor), None, seeds)
 
-    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+    def from_user(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
         """Enlarge small images, bilinearly."""
         return F.interpolate(images, scale_factor=float(self.factor), mode="bilinear", align_corners=False)
 
@@ -127,10 +125,10 @@ class SourceImage(ImageCondition):
 
     paired = True
 
-    def derived(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
+    def from_training(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         """The source itself."""
         return images
 
-    def given(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
+    def from_user(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
         """The source itself."""
         return images

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zoo.common.tensors import sample_uniforms
 from zoo.flow.nets.velocity import VectorField, VelocityNet
-from zoo.flow.process.conditions import Conditions
+from zoo.flow.process.conditions import ConditionBatch
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.time_samplers import TimeSampler
 
@@ -19,7 +19,7 @@ Average = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def mean_flow_target(average: Average, x: Tensor, t: Tensor, span: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-    """What an average velocity is to be, by its own derivative along the path, and what it is; without gradients.
+    """Return the target of an average velocity, from its derivative along the path, and its value; without gradients.
 
     u(x, t, r) = v + (r - t) du/dt, where du/dt follows x and t with r held: the directional derivative along (v, 1, 0).
     The fused kernels of attention have no forward derivative, so the plain one is used.
@@ -32,11 +32,11 @@ def mean_flow_target(average: Average, x: Tensor, t: Tensor, span: Tensor, veloc
     """
     tangents = (velocity, torch.ones_like(t), -torch.ones_like(span))
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
-        found, derivative, *_ = torch.func.jvp(average, (x, t, span), tangents)
-        return velocity + span.reshape(-1, *(1,) * (x.dim() - 1)) * derivative, found
+        value, derivative, *_ = torch.func.jvp(average, (x, t, span), tangents)
+        return velocity + span.reshape(-1, *(1,) * (x.dim() - 1)) * derivative, value
 
 
-def drawn_intervals(times: TimeSampler, drop: float, share: float, seeds: Sequence[int]) -> tuple[Tensor, ...]:
+def sample_intervals(times: TimeSampler, drop: float, share: float, seeds: Sequence[int]) -> tuple[Tensor, ...]:
     """Times (B,) and spans (B,), float32, and (B,) int64, 0 where the label is dropped, each item's from its seed.
 
     A share of the items has two times, in order; the others have a span of 0, which is plain flow matching.
@@ -56,9 +56,9 @@ def average_field(
     def field(t: float, x: Tensor) -> Tensor:
         span = min((time for time in grid if time > t), default=1.0) - t
         rows = None if label is None else label.expand(len(x))
-        conditions = Conditions({"span": x.new_full((len(x),), span)}, {})
+        conditions = ConditionBatch({"span": x.new_full((len(x),), span)}, {})
         if guidance is None:
-            return net(x, t, rows, conditions.given)
+            return net(x, t, rows, conditions.values)
         return guidance.predict(net, t, x, rows, conditions)
 
     return field

@@ -18,7 +18,7 @@ PAIRS, SAMPLES = -3, -4
 
 
 def noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Standard normal noise (len(seeds), *shape), float32, whose every sample comes from a seed of its own.
+    """Standard normal noise (len(seeds), *shape), float32, each sample from its seed.
 
     So it is the same for any batch size and number of processes, and, drawn on the CPU, for all devices.
     """
@@ -63,27 +63,27 @@ def interpolate(velocity: VectorField, first: Tensor, second: Tensor, weights: T
 
 
 def inpaint(
-    velocity: VectorField, x0: Tensor, known: Tensor, mask: Tensor, path: AffinePath, solver: Solver
+    velocity: VectorField, x0: Tensor, data: Tensor, mask: Tensor, path: AffinePath, solver: Solver
 ) -> Solution:
     """Generate what is missing of given data: the known part is put back onto its path at each time of the grid.
 
     Args:
         velocity: the field, for instance of `Sampler.field`.
-        known: data (B, ...); its values outside the mask do not count.
+        data: (B, ...); its values outside the mask do not count.
         mask: bool, broadcastable to (B, ...); True where the data is known.
         path: that the net was trained on.
         solver: how to integrate; its grid says how often the known part is put back, also for dopri5.
     """
-    return solver.solve(velocity, x0, project=putting_back(x0, known, mask, path))
+    return solver.solve(velocity, x0, project=keep_known_region(x0, data, mask, path))
 
 
-def putting_back(x0: Tensor, known: Tensor, mask: Tensor, path: AffinePath) -> Projection:
-    """What puts the known part of data back onto its path from its noise; see `inpaint`."""
+def keep_known_region(x0: Tensor, data: Tensor, mask: Tensor, path: AffinePath) -> Projection:
+    """Return a projection that puts the known part of data back onto its path from its noise; see `inpaint`."""
     if mask.dtype != torch.bool:
         raise ValueError(f"the mask must be bool, True where the data is known; found {mask.dtype}")
 
     def project(t: float, x: Tensor) -> Tensor:
-        on_path = known if t == 1 else path.sample(x0, known, x.new_full((len(x),), t))
+        on_path = data if t == 1 else path.sample(x0, data, x.new_full((len(x),), t))
         return torch.where(mask, on_path, x)
 
     return project

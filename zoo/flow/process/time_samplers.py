@@ -99,14 +99,14 @@ Time = TypeVar("Time", Tensor, float)
 def shifted(t: Time, shift: float) -> Time:
     """Times t / (t + shift (1 - t)): above 1 a shift spends more of them near the noise, 0 and 1 stay.
 
-    For images of m pixels (or tokens) in the place of n, the shift is sqrt(m / n): so much more noise hides the same.
+    For images of m pixels (or tokens) instead of n, the shift is sqrt(m / n): so much more noise hides the same.
 
     Source: Esser et al. (2024), equation 23, in our direction of time.
     """
     return t / (t + shift * (1 - t))
 
 
-def seeded_draws(times: TimeSampler, drop: float, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+def sample_times(times: TimeSampler, drop: float, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
     """What is random about the items of a batch besides their noise, each from its seed.
 
     Returns:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zoo.convert.network_description import component
+from zoo.convert.tensor_names import State
 from zoo.hifigan.nets.antialiasing import AntiAliasedActivation
 
-Value = TypeVar("Value")
-
 HUB_FILES = ("bigvgan_generator.pt", "bigvgan_discriminator_optimizer.pt")
-MARK = "activation"  # a setting that HiFi-GAN's config has not
-DERIVED = re.compile(r"(\.filter|\.spec_fn\.window|\.resample\.kernel|\.cqt_transform\.\w+)$")
-_UPSAMPLER = re.compile(r"^(ups\.\d+)\.0\.")
+_DERIVED = re.compile(r"(\.filter|\.spec_fn\.window|\.resample\.kernel|\.cqt_transform\.\w+)$")
 _PERIOD_CHANNELS = (32, 128, 512, 1024, 1024)
-# the original's key, our argument, what a config without it means
+# the original's key, our argument, its value where a config lacks the key
 GENERATOR_KEYS: dict[str, tuple[str, Any]] = {
     "activation": ("activation", None),
     "snake_logscale": ("log_scale", None),
@@ -35,63 +32,62 @@ SETTINGS = (
 
 
 def is_bigvgan(config: Mapping[str, Any]) -> bool:
-    """Whether settings are those of a BigVGAN."""
-    return MARK in config
+    """Return whether settings are those of a BigVGAN; HiFi-GAN's have no `activation`."""
+    return "activation" in config
 
 
-def our_names(state: Mapping[str, Value]) -> dict[str, Value]:
-    """Names without the original's extra level, and without what follows from the settings (filters, windows)."""
-    return {_UPSAMPLER.sub(r"\1.", key): value for key, value in state.items() if not DERIVED.search(key)}
+def to_zoo_names(state: Mapping[str, Tensor]) -> State:
+    """Remove the original's extra level of names, and the filters and windows that follow from the settings."""
+    return {re.sub(r"^(ups\.\d+)\.0\.", r"\1.", key): each for key, each in state.items() if not _DERIVED.search(key)}
 
 
-def their_names(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
-    """The inverse of `our_names` for a generator: with the filters, which the original's code demands."""
-    named = {re.sub(r"^(ups\.\d+)\.", r"\1.0.", key): value for key, value in state.items()}
+def to_original_names(state: Mapping[str, Tensor], net: nn.Module) -> State:
+    """Invert `to_zoo_names` for a generator, with the filters, which the original's code demands."""
+    original_state = {re.sub(r"^(ups\.\d+)\.", r"\1.0.", key): value for key, value in state.items()}
     for name, module in net.named_modules():
         if isinstance(module, AntiAliasedActivation):
-            for place in ("upsample", "downsample.lowpass"):
-                named[f"{name}.{place}.filter"] = module.down_filter.clone()
-    return named
+            for side in ("upsample", "downsample.lowpass"):
+                original_state[f"{name}.{side}.filter"] = module.down_filter.clone()
+    return original_state
+
+
+def filters_match(file_filters: Mapping[str, Tensor], net: nn.Module) -> bool:
+    """Return whether the filters of a file are those that the settings give."""
+    filters = [module.down_filter for module in net.modules() if isinstance(module, AntiAliasedActivation)]
+    return not filters or all(torch.allclose(each, filters[0], atol=1e-6) for each in file_filters.values())
 
 
 def generator_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Constructor arguments that HiFi-GAN's generator has not.
-
-    Raises:
-        ValueError: for a file whose settings cannot be.
-    """
-    found = {ours: config.get(theirs, default) for theirs, (ours, default) in GENERATOR_KEYS.items()}
-    if found["activation"] not in ("snake", "snakebeta") or found["log_scale"] is None:
-        raise ValueError(f"expected activation snake or snakebeta and snake_logscale, found {found}")
+    """Return the constructor arguments that HiFi-GAN's generator lacks; ValueError for settings that cannot be."""
+    arguments = {zoo: config.get(key, default) for key, (zoo, default) in GENERATOR_KEYS.items()}
+    if arguments["activation"] not in ("snake", "snakebeta") or arguments["log_scale"] is None:
+        raise ValueError(f"expected activation snake or snakebeta and snake_logscale, found {arguments}")
     if not isinstance(config.get("resblock", "1"), str):
         raise ValueError(f"resblock must be a text, found {config['resblock']!r}")
-    return found
+    return arguments
 
 
 def original_settings(generator: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `generator_arguments`."""
-    return {theirs: generator[ours] for theirs, (ours, _) in GENERATOR_KEYS.items()}
+    """Invert `generator_arguments`."""
+    return {key: generator[zoo] for key, (zoo, _) in GENERATOR_KEYS.items()}
 
 
 def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Describe the discriminators of a config: `mpd`, and `mrd` for whichever the second one is.
 
-    Raises:
-        ValueError: for filters that grow, which the original's code cannot run either.
+    ValueError for filters that grow, which the original's code cannot run either.
     """
     width = config.get("discriminator_channel_mult", 1)
-    found = {
-        "mpd": component(
-            "zoo.hifigan.MultiPeriodDiscriminator",
-            periods=config.get("mpd_reshapes", [2, 3, 5, 7, 11]),
-            channels=[int(channels * width) for channels in _PERIOD_CHANNELS],
-        )
-    }
+    mpd = component(
+        "zoo.hifigan.MultiPeriodDiscriminator",
+        periods=config.get("mpd_reshapes", [2, 3, 5, 7, 11]),
+        channels=[int(channels * width) for channels in _PERIOD_CHANNELS],
+    )
     if config.get("use_cqtd_instead_of_mrd"):
         filters = config.get("cqtd_filters", 128)
         if config.get("cqtd_filters_scale", 1) != 1 and config.get("cqtd_max_filters", 1024) > filters:
             raise ValueError("cqtd_filters_scale other than 1 is not supported (nor does the original run with it)")
-        found["mrd"] = component(
+        mrd = component(
             "zoo.hifigan.MultiOctaveDiscriminator",
             sample_rate=config["sampling_rate"],
             hop_lengths=config.get("cqtd_hop_lengths", [512, 256, 256]),
@@ -103,36 +99,29 @@ def discriminators(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         )
     elif config.get("use_mbd_instead_of_mrd"):
         sizes = config.get("mbd_fft_sizes", [2048, 1024, 512])
-        found["mrd"] = component("zoo.hifigan.MultiBandDiscriminator", fft_sizes=sizes)
+        mrd = component("zoo.hifigan.MultiBandDiscriminator", fft_sizes=sizes)
     else:
-        found["mrd"] = component(
+        mrd = component(
             "zoo.hifigan.MultiResolutionDiscriminator",
             resolutions=config.get("resolutions", [[1024, 120, 600], [2048, 240, 1200], [512, 50, 240]]),
             channel_mult=config.get("mrd_channel_mult", width),
             spectral=bool(config.get("mrd_use_spectral_norm", False)),
         )
-    return found
+    return {"mpd": mpd, "mrd": mrd}
 
 
 def model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe's task says otherwise than HiFi-GAN's: losses, clipping, discriminators, schedule by batches."""
-    several = bool(config.get("use_multiscale_melloss", False))
-    reconstruction = config.get("lambda_melloss", 45.0)
-    weights = {"g/mel": 0.0, "g/multi_mel": reconstruction} if several else {"g/mel": reconstruction}
-    weights |= {f"g/adv_{name}": 1.0 for name in ("mpd", "mrd")} | {f"g/fm_{name}": 2.0 for name in ("mpd", "mrd")}
-    found = {
+    """Return the task's arguments other than HiFi-GAN's: losses, clipping, discriminators, schedule by batches."""
+    mel_key = "g/multi_mel" if config.get("use_multiscale_melloss", False) else "g/mel"
+    weights = {"g/mel": 0.0, mel_key: config.get("lambda_melloss", 45.0)}
+    for name in ("mpd", "mrd"):
+        weights |= {f"g/adv_{name}": 1.0, f"g/fm_{name}": 2.0, f"d/{name}": 1.0}
+    arguments = {
         "discriminators": discriminators(config),
-        "loss_weights": weights | {"d/mpd": 1.0, "d/mrd": 1.0},
+        "loss_weights": weights,
         "step": dict.fromkeys(("clip_g", "clip_d"), float(config.get("clip_grad_norm", 1000.0))),
         "scheduler_interval": "step",
     }
-    if several:
-        found["multi_mel"] = component("zoo.audio.MultiScaleMel", sample_rate=config["sampling_rate"])
-    return found
-
-
-def same_filters(state: Mapping[str, Tensor], net: nn.Module) -> bool:
-    """Whether the filters that a file brings are those that the settings give."""
-    brought = {key: value for key, value in state.items() if key.endswith(".filter")}
-    own = next((module.down_filter for module in net.modules() if isinstance(module, AntiAliasedActivation)), None)
-    return own is None or all(torch.allclose(value, own, atol=1e-6) for value in brought.values())
+    if mel_key == "g/multi_mel":
+        arguments["multi_mel"] = component("zoo.audio.MultiScaleMel", sample_rate=config["sampling_rate"])
+    return arguments

@@ -15,7 +15,7 @@ _EPS = 1e-9
 
 
 class Snake(nn.Module):
-    """x + sin^2(a x) / b, per channel; b is a in Snake, and a parameter of its own in SnakeBeta.
+    """x + sin^2(a x) / b, per channel; b is a in Snake, and another parameter in SnakeBeta.
 
     Args:
         separate: SnakeBeta.
@@ -41,16 +41,12 @@ class Snake(nn.Module):
 class AntiAliasedActivation(nn.Module):
     """An activation at a multiple of the rate, between two low-pass filters; the ends are replicated.
 
-    Computed in float32, also under autocast: bfloat16's eight bits are too few for the sine. The filters act on one
-    channel at a time, as phases of a plain convolution.
+    Computed in float32, also under autocast: bfloat16's eight bits are too few for the sine.
 
     Args:
         act: element-wise activation of (B, C, T).
         ratio: of the rates.
-        up_taps: of the filter on the way up; that on the way down has `down_taps`.
-
-    Attributes:
-        reach: samples to each side that a sample depends on.
+        up_taps: taps of the filter before the activation; the one after it has `down_taps`.
 
     Source: BigVGAN, section 3.2 (Lee et al., 2023); StyleGAN3 (Karras et al., 2021).
     """
@@ -63,7 +59,7 @@ class AntiAliasedActivation(nn.Module):
         self.act, self.ratio = act, ratio
         taps = kaiser_sinc(0.5 / ratio, 0.6 / ratio, up_taps) * ratio
         padding = up_taps // ratio - 1
-        # samples of the transposed convolution that go at the left
+        # samples that are cut from the left of the transposed convolution, here phases of a plain one
         cut = padding * ratio + (up_taps - ratio) // 2
         low, high = math.ceil((cut - up_taps + 1) / ratio), (ratio - 1 + cut) // ratio
         phases = torch.zeros(ratio, 1, high - low + 1)
@@ -101,13 +97,9 @@ class AntiAliasedActivation(nn.Module):
 
 
 def kaiser_sinc(cutoff: float, half_width: float, taps: int) -> Tensor:
-    """A low-pass filter (taps,) float32 whose taps sum to one: a sinc under a Kaiser window.
+    """Make a low-pass filter (taps,) float32 whose taps sum to one: a sinc under a Kaiser window.
 
-    Args:
-        cutoff: in cycles per sample, 0 to 0.5.
-        half_width: of the transition band, in cycles per sample.
-
-    Source: Kaiser's formulas for attenuation and beta (1974).
+    Cut-off (0 to 0.5) and half the width of the transition band are in cycles per sample. Source: Kaiser (1974).
     """
     half = taps // 2
     attenuation = 2.285 * (half - 1) * math.pi * 4 * half_width + 7.95

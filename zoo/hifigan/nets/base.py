@@ -19,19 +19,12 @@ PaddingMode = Literal["zeros", "reflect", "replicate"]
 
 
 class BandwidthFeatures(nn.Module):
-    """Base of front ends whose features depend on a bandwidth, such as `EncodecFeatures`: audio (B, T) to (B, C, F).
+    """Base of front ends whose features depend on a bandwidth, such as `EncodecFeatures`: audio (B, T) to (B, C, F)."""
 
-    Attributes:
-        bandwidths: in kbit/s; their order numbers the generator's conditions.
-        sample_rate: in Hz.
-        hop_length: samples per frame.
-        n_mels: channels of a frame.
-    """
-
-    bandwidths: tuple[float, ...]
-    sample_rate: int
-    hop_length: int
-    n_mels: int
+    bandwidths: tuple[float, ...]  # in kbit/s; their order numbers the generator's conditions
+    sample_rate: int  # in Hz
+    hop_length: int  # samples per frame
+    n_mels: int  # channels of a frame
 
 
 class WaveformGenerator(nn.Module):
@@ -41,7 +34,7 @@ class WaveformGenerator(nn.Module):
         in_channels: channels of the input frames.
         hop_length: samples per frame.
         receptive_frames: input frames on each side that a frame's samples depend on; None means all.
-        conditions: number of conditions, one of which is an input besides the frames; None for none.
+        conditions: number of conditions; one of them is an input besides the frames. None for none.
     """
 
     in_channels: int
@@ -66,12 +59,7 @@ class WaveformGenerator(nn.Module):
 
 
 class Conditioned(WaveformGenerator):
-    """A generator with its condition set.
-
-    Args:
-        generator: that takes one.
-        condition: its number, from 0.
-    """
+    """A generator whose condition is set to a number, from 0."""
 
     number: Tensor
 
@@ -89,11 +77,54 @@ class Conditioned(WaveformGenerator):
         return self.generator(x, self.number)
 
 
-class StagedGenerator(WaveformGenerator):
-    """Base of generators that raise the rate by transposed convolutions, with residual blocks side by side behind each.
+class ResidualBlock(nn.Module):
+    """Residual units of one kernel size, each convolution after an activation.
 
     Args:
-        block: makes a residual block of (channels, kernel size, dilations).
+        dilations: of each unit's first convolution.
+        kind: "1" has a plain convolution after the dilated one, "2" has none.
+        activation: makes one for a number of channels.
+
+    Source: HiFi-GAN, appendix A.1 (Kong et al., 2020); BigVGAN, section 3.3 (Lee et al., 2023).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        dilations: Sequence[int],
+        kind: str,
+        activation: Callable[[int], nn.Module],
+        padding_mode: PaddingMode,
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        dilated = nn.ModuleList(same_conv1d(channels, kernel_size, dilation, padding_mode) for dilation in dilations)
+        if kind == "1":
+            self.convs1 = dilated
+            self.convs2 = nn.ModuleList(same_conv1d(channels, kernel_size, 1, padding_mode) for _ in dilations)
+        else:
+            self.convs = dilated
+        convolutions = len(dilations) * (2 if kind == "1" else 1)
+        self.activations = nn.ModuleList(activation(channels) for _ in range(convolutions))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Refine activations (B, C, T); the shape stays."""
+        if self.kind == "2":
+            for conv, activate in zip(self.convs, self.activations, strict=True):
+                x = x + conv(activate(x))
+            return x
+        for number, (dilated, plain) in enumerate(zip(self.convs1, self.convs2, strict=True)):
+            hidden = dilated(self.activations[2 * number](x))
+            x = x + plain(self.activations[2 * number + 1](hidden))
+        return x
+
+
+class StagedGenerator(WaveformGenerator):
+    """Base of generators that raise the rate by transposed convolutions, each followed by parallel residual blocks.
+
+    Args:
+        activation: makes that of the residual blocks for a number of channels.
         conditioner: net run on the frames first.
 
     The others are those of `Generator`.
@@ -108,7 +139,7 @@ class StagedGenerator(WaveformGenerator):
         resblock: str,
         resblock_kernel_sizes: Sequence[int],
         resblock_dilation_sizes: Sequence[Sequence[int]],
-        block: Callable[[int, int, Sequence[int]], nn.Module],
+        activation: Callable[[int], nn.Module],
         conditioner: Conditioner | None = None,
         padding_mode: PaddingMode = "zeros",
         output_padding: Literal[0, 1] | None = None,
@@ -137,15 +168,11 @@ class StagedGenerator(WaveformGenerator):
             self.ups.append(nn.ConvTranspose1d(channels, channels // 2, kernel, rate, excess // 2, added))
             channels //= 2
             for size, dilations in zip(resblock_kernel_sizes, resblock_dilation_sizes, strict=True):
-                self.resblocks.append(block(channels, size, dilations))
+                self.resblocks.append(ResidualBlock(channels, size, dilations, resblock, activation, padding_mode))
         self.last_channels = channels
 
-    def stages(self, x: Tensor, activate: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Raise the rate of (B, initial_channels, F) to (B, last_channels, T).
-
-        Args:
-            activate: before each transposed convolution.
-        """
+    def run_stages(self, x: Tensor, activate: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Raise the rate of (B, initial_channels, F) to (B, last_channels, T), by stages whose inputs are activated."""
         parallel = len(self.resblock_kernel_sizes)
         for stage, upsample in enumerate(self.ups):
             x = upsample(x if activate is None else activate(x))  # (B, C / 2, rate * T)
@@ -154,13 +181,11 @@ class StagedGenerator(WaveformGenerator):
         return x
 
     def context(self, reach: Callable[[int, int], int], last: int = 0) -> int | None:
-        """Frames on each side that a frame's samples depend on; None means all.
+        """Compute the frames on each side that a frame's samples depend on; None means all.
 
-        Follows the interval of inputs that the first and last sample of a frame need, from the output backwards.
-
-        Args:
-            reach: samples to each side that a convolution of (kernel size, dilation) sees, with its activation.
-            last: the same of the activation before the last convolution.
+        Follows the interval of inputs that a frame's first and last sample need, from the output backwards. `reach` are
+        the samples on each side that a convolution of (kernel size, dilation) sees, `last` the final
+        activation's.
         """
         edge, plain = EDGE_KERNEL // 2, self.resblock == "1"
         units = max(

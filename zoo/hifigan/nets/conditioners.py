@@ -13,11 +13,8 @@ from torchaudio.models import Conformer
 class Conditioner(nn.Module):
     """Base of what may stand in front of a generator: frames (B, in_channels, F) to frames (B, out_channels, F').
 
-    Args:
-        in_channels: of the frames that come in.
-        out_channels: of those that the generator takes.
-        receptive_frames: input frames on each side that an output frame depends on; None means all of them, so
-            that long files cannot be processed in chunks.
+    `receptive_frames` are the input frames on each side that an output frame depends on. None means all of them, so
+    that long files cannot be processed in chunks.
     """
 
     def __init__(self, in_channels: int, out_channels: int, receptive_frames: int | None) -> None:
@@ -29,23 +26,6 @@ class Conditioner(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map frames (B, in_channels, F), float, to frames (B, out_channels, F')."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
-
-
-class LinearConditioner(Conditioner):
-    """A linear map of every frame: reduces wide SSL features to the generator's width.
-
-    Args:
-        in_channels: size of the features.
-        out_channels: channels that the generator takes.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int = 80) -> None:
-        super().__init__(in_channels, out_channels, receptive_frames=0)
-        self.proj = nn.Conv1d(in_channels, out_channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map frames (B, in_channels, F) to (B, out_channels, F)."""
-        return self.proj(x)
 
 
 class ConformerConditioner(Conditioner):

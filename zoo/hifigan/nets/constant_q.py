@@ -14,15 +14,10 @@ _TAPS = 256
 
 
 class ConstantQ(nn.Module):
-    """Complex constant-Q transform of all octaves from 32.7 Hz on.
+    """Complex constant-Q transform of all octaves from 32.7 Hz on, in hops of samples; scaled as librosa's.
 
-    Args:
-        hop_length: in samples; a power of two times 2 ** (octaves - 1) divides evenly.
-
-    Raises:
-        ValueError: the hop cannot be halved so often, or the highest bin is above half the sample rate.
-
-    Source: Schörkhuber and Klapuri, "Constant-Q Transform Toolbox" (2010); scaled as librosa's.
+    ValueError when the hop cannot be halved for every octave, or the highest bin is above half the sample rate.
+    Source: Schörkhuber and Klapuri, "Constant-Q Transform Toolbox" (2010).
     """
 
     kernels: Tensor
@@ -57,19 +52,19 @@ class ConstantQ(nn.Module):
         x = x[:, None]
         if self.factor > 1:
             x = F.conv1d(x, self.early, stride=self.factor, padding=(_TAPS - 1) // 2)
-        found, hop = [], self.hop_length
+        bins, hop = [], self.hop_length
         for octave in range(self.octaves):
             if octave:
                 hop //= 2
                 x = F.conv1d(x, self.half_band, stride=2, padding=(_TAPS - 1) // 2)
             size = self.kernels.shape[-1]
             parts = F.conv1d(x, self.kernels, stride=hop, padding=size // 2)  # (B, 2 * bins_per_octave, F)
-            found.append(torch.stack(parts.chunk(2, 1), -1))
-        return torch.cat(found[::-1], 1) * self.gains
+            bins.append(torch.stack(parts.chunk(2, 1), -1))
+        return torch.cat(bins[::-1], 1) * self.gains
 
 
 def _early_factor(sample_rate: int, hop_length: int, octaves: int, highest: float) -> int:
-    """How far the rate may be lowered before the first octave."""
+    """Compute by how much the rate may be lowered before the first octave."""
     room = max(0, math.ceil(math.log2(0.85 * (sample_rate // 2) / highest)) - 2)
     halvings = max(0, math.ceil(math.log2(hop_length)) - octaves + 1)
     return int(2 ** min(room, halvings))

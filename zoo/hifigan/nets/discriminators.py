@@ -29,12 +29,7 @@ SCALE_LAYERS = (  # (channels out, kernel, stride, groups, padding)
 class SpectralNorm(nn.Module):
     """Divides a weight by its largest singular value, estimated by one power iteration per training-mode forward.
 
-    PyTorch's own parametrisation updates u before v and iterates when it is built; the original's training does
-    neither, and differs from it in training mode.
-
-    Args:
-        weight: the weight to be normalised; its first dimension counts as rows.
-
+    PyTorch's parametrisation updates u before v and iterates when it is built; the original's training does neither.
     Source: Miyato et al., 2018, algorithm 1.
     """
 
@@ -64,14 +59,20 @@ class SpectralNorm(nn.Module):
             return weight / torch.dot(u, torch.mv(rows, v))
 
 
-def spectral_norm(module: nn.Module) -> None:
+def spectral_norm(module: nn.Module) -> nn.Module:
     """Give a layer's weight spectral norm."""
-    parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight), unsafe=True)  # type: ignore[arg-type]
+    norm = SpectralNorm(module.weight)  # type: ignore[arg-type]
+    return parametrize.register_parametrization(module, "weight", norm, unsafe=True)
 
 
-def weight_norm(module: nn.Module) -> None:
-    """Give a layer's weight weight norm."""
-    parametrizations.weight_norm(module)
+class DiscriminatorList(Discriminator):
+    """Base of discriminators that run several side by side on the same waveforms (B, 1, T)."""
+
+    discriminators: nn.ModuleList
+
+    def forward(self, x: Tensor) -> list[Output]:
+        """Score waveforms (B, 1, T): a score map and feature maps of each discriminator."""
+        return [discriminator(x) for discriminator in self.discriminators]
 
 
 class ConvolutionStack(nn.Module):
@@ -81,7 +82,7 @@ class ConvolutionStack(nn.Module):
         self,
         convs: Sequence[nn.Module],
         conv_post: nn.Conv1d | nn.Conv2d,
-        norm: Callable[[nn.Module], None],
+        norm: Callable[[nn.Module], nn.Module],
     ) -> None:
         super().__init__()
         self.convs = nn.ModuleList(convs)
@@ -100,22 +101,14 @@ class ConvolutionStack(nn.Module):
 
 
 class PeriodDiscriminator(ConvolutionStack):
-    """Scores a waveform folded into rows of one period.
-
-    Args:
-        channel_mult: width relative to `channels`.
-        channels: of the five layers.
-        every_map: keep the first layer's map too; Vocos does not.
-
-    Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
-    """
+    """Scores a waveform folded into rows of one period; see `MultiPeriodDiscriminator`."""
 
     def __init__(
         self,
         period: int,
-        channel_mult: float = 1.0,
-        channels: Sequence[int] = PERIOD_CHANNELS,
-        every_map: bool = True,
+        channel_mult: float,
+        channels: Sequence[int],
+        every_map: bool,
     ) -> None:
         widths = [max(1, round(width * channel_mult)) for width in channels]
         strides = [3, 3, 3, 3, 1]
@@ -123,7 +116,7 @@ class PeriodDiscriminator(ConvolutionStack):
             nn.Conv2d(before, after, (5, 1), (stride, 1), padding=(2, 0))
             for before, after, stride in zip([1, *widths], widths, strides, strict=False)
         ]
-        super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), weight_norm)
+        super().__init__(convs, nn.Conv2d(widths[-1], 1, (3, 1), padding=(1, 0)), parametrizations.weight_norm)
         self.period, self.every_map = period, every_map
 
     def forward(self, x: Tensor) -> Output:
@@ -135,14 +128,14 @@ class PeriodDiscriminator(ConvolutionStack):
         return scores, maps if self.every_map else maps[1:]
 
 
-class MultiPeriodDiscriminator(Discriminator):
-    """Period discriminators side by side; 41,105,770 parameters at full width.
+class MultiPeriodDiscriminator(DiscriminatorList):
+    """Discriminators of waveforms folded by periods; 41,105,770 parameters at full width, six feature maps each.
 
     Args:
         periods: row length of each, in samples; primes overlap least.
         channel_mult: width relative to `channels`, the paper's by default.
         channels: of the five layers.
-        every_map: keep the first layer's map too; Vocos does not.
+        every_map: return the first layer's map too; Vocos does not.
 
     Source: HiFi-GAN, section 2.3 (Kong et al., 2020).
     """
@@ -162,20 +155,11 @@ class MultiPeriodDiscriminator(Discriminator):
             PeriodDiscriminator(period, channel_mult, channels, every_map) for period in periods
         )
 
-    def forward(self, x: Tensor) -> list[Output]:
-        """Score waveforms (B, 1, T); one score map per period, six feature maps each."""
-        return [discriminator(x) for discriminator in self.discriminators]
-
 
 class ScaleDiscriminator(ConvolutionStack):
-    """Scores a waveform by grouped one-dimensional convolutions.
+    """Scores a waveform by grouped one-dimensional convolutions; see `MultiScaleDiscriminator`.
 
-    Args:
-        channel_mult: width relative to the paper's; widths are rounded to multiples of four, and the groups of a
-            layer to the largest number that divides its widths.
-        spectral: spectral instead of weight norm.
-
-    Source: HiFi-GAN, section 2.3 (Kong et al., 2020); MelGAN, section 2.2 (Kumar et al., 2019).
+    Widths are rounded to multiples of four, and the groups of a layer to the largest number that divides its widths.
     """
 
     def __init__(self, channel_mult: float = 1.0, spectral: bool = False) -> None:
@@ -187,7 +171,8 @@ class ScaleDiscriminator(ConvolutionStack):
             divisor = max(number for number in range(1, groups + 1) if common % number == 0)
             convs.append(nn.Conv1d(before, after, kernel, stride, padding=padding, groups=divisor))
             before = after
-        super().__init__(convs, nn.Conv1d(before, 1, 3, padding=1), spectral_norm if spectral else weight_norm)
+        norm = spectral_norm if spectral else parametrizations.weight_norm
+        super().__init__(convs, nn.Conv1d(before, 1, 3, padding=1), norm)
 
 
 class MultiScaleDiscriminator(Discriminator):

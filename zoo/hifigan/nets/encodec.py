@@ -16,22 +16,14 @@ from zoo.runs.pretrained_files import build_config, load_pretrained
 
 
 class EncodecFeatures(FrozenModule, BandwidthFeatures):
-    """A frozen EnCodec, of which encoder and codebooks are used: audio to embedded codes.
-
-    In a Vocoder's and a task's place of a mel. The norms of `Vocos(conditions=...)` adapt to the bandwidth's number.
-    Loading from the hub was not run here.
+    """A frozen EnCodec, of which encoder and codebooks are used: audio to embedded codes, as the mel of a `Vocos`.
 
     Args:
         source: hub id (facebook/encodec_24khz) or a folder in transformers' layout; null for random weights.
         revision: commit of the hub repository.
-        config: for random weights: what transformers' EncodecConfig takes.
-        bandwidths: in kbit/s, of those that the codec knows; their order numbers the conditions.
+        config: for random weights: arguments of transformers' EncodecConfig.
+        bandwidths: in kbit/s, some of the codec's; their order numbers the conditions of `Vocos(conditions=...)`.
         seed: of random weights.
-
-    Raises:
-        FileNotFoundError: when the source cannot be had.
-        ValueError: when neither source nor config is given, a bandwidth is none of the codec's, or the codec is one of
-            several channels or of normalised chunks (48 kHz).
 
     Source: Défossez et al., "High Fidelity Neural Audio Compression" (2022); as a front end: Vocos, section 4.3.
     """
@@ -65,7 +57,8 @@ class EncodecFeatures(FrozenModule, BandwidthFeatures):
             raise ValueError(
                 f"EncodecFeatures: expected a codec of one channel without chunks (24 kHz), found {source}"
             )
-        if unknown := [each for each in bandwidths if each not in settings.target_bandwidths] or not bandwidths:
+        unknown = [each for each in bandwidths if each not in settings.target_bandwidths]
+        if unknown or not bandwidths:
             raise ValueError(f"bandwidths: {unknown or 'none'}; the codec has {settings.target_bandwidths} kbit/s")
         self.bandwidths = tuple(bandwidths)
         self.sample_rate, self.hop_length = settings.sampling_rate, settings.hop_length

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import torch
@@ -12,48 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from zoo.common.checks import check_one_of
-from zoo.hifigan.nets.base import PaddingMode, StagedGenerator, edge_convolution, same_conv1d
+from zoo.hifigan.nets.base import PaddingMode, StagedGenerator, edge_convolution
 from zoo.hifigan.nets.conditioners import Conditioner
 
 SLOPE = 0.1
-LAST_SLOPE = 0.01  # the original's last activation omits the slope; its weights are trained with PyTorch's default
-
-
-class ResidualBlock(nn.Module):
-    """Residual units of one kernel size: type "1" pairs a dilated with a plain convolution, "2" has the first only.
-
-    Args:
-        dilations: dilation of each unit's first convolution.
-
-    Source: HiFi-GAN, appendix A.1 (Kong et al., 2020).
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        kernel_size: int,
-        dilations: Sequence[int],
-        kind: str,
-        padding_mode: PaddingMode = "zeros",
-    ) -> None:
-        super().__init__()
-        self.kind = kind
-        dilated = nn.ModuleList(same_conv1d(channels, kernel_size, dilation, padding_mode) for dilation in dilations)
-        if kind == "1":
-            self.convs1 = dilated
-            self.convs2 = nn.ModuleList(same_conv1d(channels, kernel_size, 1, padding_mode) for _ in dilations)
-        else:
-            self.convs = dilated
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Refine activations (B, C, T); the shape stays."""
-        if self.kind == "2":
-            for conv in self.convs:
-                x = x + conv(F.leaky_relu(x, SLOPE))
-            return x
-        for dilated, plain in zip(self.convs1, self.convs2, strict=True):
-            x = x + plain(F.leaky_relu(dilated(F.leaky_relu(x, SLOPE)), SLOPE))
-        return x
+LAST_SLOPE = 0.01  # PyTorch's default: the original's last activation omits the slope
 
 
 class Generator(StagedGenerator):
@@ -64,14 +26,14 @@ class Generator(StagedGenerator):
         initial_channels: width before the first up-sampling; every stage halves it, rounding down as the original.
         upsample_rates: up-sampling factor of each stage; their product is the hop in samples.
         upsample_kernel_sizes: kernel of each stage; kernel minus rate must not be negative, and even unless
-            `output_padding` says what an odd one means.
+            `output_padding` is set.
         resblock: residual block type, "1" or "2".
         resblock_kernel_sizes: odd kernel sizes of the residual blocks run side by side in every stage.
         resblock_dilation_sizes: dilations of each of these blocks.
         conditioner: net run on the frames first; None feeds them into the first convolution.
         padding_mode: edges of all convolutions that are not transposed ("reflect": SpeechBrain's checkpoints).
-        init: "default" is PyTorch's, which is also what the original effectively trains from; "normal" draws the
-            up-sampling, residual and last weights from N(0, 0.01).
+        init: "default" is PyTorch's, as in effect the original's; "normal" samples the up-sampling, residual and last
+            weights from N(0, 0.01).
         last_slope: of the last leaky ReLU: 0.01 (HiFi-GAN, AudioSR) or 0.1 (ProjectLily).
         output_padding: of the stages whose kernel minus rate is odd: 0 (AudioSR) or 1 (ProjectLily). They give one or
             two samples too many at their end; later stages see these, and the waveform is cut to whole frames. None
@@ -103,8 +65,7 @@ class Generator(StagedGenerator):
             raise ValueError(f"in_channels is {in_channels} and the conditioner takes {conditioner.in_channels}")
         super().__init__(
             in_channels, initial_channels, upsample_rates, upsample_kernel_sizes, resblock, resblock_kernel_sizes,
-            resblock_dilation_sizes, partial(ResidualBlock, kind=resblock, padding_mode=padding_mode),
-            conditioner, padding_mode, output_padding,
+            resblock_dilation_sizes, lambda channels: nn.LeakyReLU(SLOPE), conditioner, padding_mode, output_padding,
         )  # fmt: skip
         self.padding_mode = padding_mode
         self.last_slope = last_slope
@@ -120,12 +81,12 @@ class Generator(StagedGenerator):
         if self.conditioner is not None:
             x = self.conditioner(x)  # (B, conditioner.out_channels, F)
         samples = x.shape[-1] * self.hop_length
-        x = self.stages(self.conv_pre(x), lambda x: F.leaky_relu(x, SLOPE))
+        x = self.run_stages(self.conv_pre(x), lambda x: F.leaky_relu(x, SLOPE))
         x = torch.tanh(self.conv_post(F.leaky_relu(x, self.last_slope)))  # (B, 1, T)
         return x if self.output_padding is None else x[..., :samples]
 
     def convolutions(self) -> list[tuple[str, nn.Conv1d | nn.ConvTranspose1d]]:
-        """Every convolution that carries weight norm, with its name."""
+        """Return every convolution with weight norm, with its name."""
         return [
             (name, module)
             for name, module in self.named_modules()

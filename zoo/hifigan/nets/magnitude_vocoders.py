@@ -21,12 +21,7 @@ _INITIAL_LOG_MAGNITUDE = -5.0
 class PlainSTFT(nn.Module):
     """Settings of a transform for Griffin-Lim: a Hann window of n_fft; frame i covers samples from i * hop_length on.
 
-    Args:
-        n_fft: in samples, even.
-        hop_length: samples between frames, even and at most n_fft.
-
-    Raises:
-        ValueError: for other sizes.
+    Sizes are even, in samples, the hop at most n_fft; others are a ValueError.
     """
 
     window: Tensor
@@ -44,10 +39,8 @@ class PlainSTFT(nn.Module):
 class MagnitudeVocos(WaveformGenerator):
     """Predicts the magnitudes of a finer transform from the frames of any features, and finds phases by Griffin-Lim.
 
-    A linear layer makes `steps` finer frames of each; Vocos' backbone and a linear shortcut around it predict the
-    logarithms of their magnitudes. Features of 25 or 50 frames a second thus need no net that learns phases.
-
-    Training differentiates through the magnitudes; phases are constants that fewer iterations found.
+    Vocos' backbone and a linear shortcut around it predict the log-magnitudes of `steps` finer frames of each, so that
+    features of 25 or 50 frames a second need no net that learns phases. Training differentiates through the magnitudes.
 
     Args:
         in_channels: of the features.
@@ -60,11 +53,8 @@ class MagnitudeVocos(WaveformGenerator):
         iterations: of Griffin-Lim outside of training.
         training_iterations: of Griffin-Lim in a training step.
 
-    Raises:
-        ValueError: for sizes that do not fit each other.
-
-    Source: Perraudin et al., "A fast Griffin-Lim algorithm" (2013); the backbone: Vocos (Siuzdak, 2023); nets around
-    Griffin-Lim: Masuyama et al., "Deep Griffin-Lim iteration" (2019); the shortcut is ours.
+    Source: Perraudin et al., "A fast Griffin-Lim algorithm" (2013); Vocos (Siuzdak, 2023); nets around Griffin-Lim:
+    Masuyama et al., "Deep Griffin-Lim iteration" (2019).
     """
 
     def __init__(
@@ -112,17 +102,10 @@ class MagnitudeVocos(WaveformGenerator):
 
     @torch.no_grad()
     def fit_shortcut(self, pairs: Iterable[tuple[Tensor, Tensor]], ridge: float = 1e-3) -> None:
-        """Set the shortcut to the least-squares solution for the backbone as it is.
+        """Set the shortcut to the least-squares solution for the backbone as it is; ValueError without pairs.
 
-        Gradients need thousands of steps for what ill-conditioned features tell a linear layer; this needs one pass.
-
-        Args:
-            pairs: features (B, in_channels, F) and their audio (B, F * hop_length), F >= 3; their first and last
-                frames, whose windows leave the audio, do not count.
-            ridge: share of each channel's variance that is added to it.
-
-        Raises:
-            ValueError: without pairs.
+        Gradients need thousands of steps for ill-conditioned features. Pairs are features (B, in_channels, F >= 3)
+        and audio (B, F * hop_length); first and last frames do not count. `ridge` is a share of a channel's variance.
         """
         moments: list[Tensor] = []
         for x, audio in pairs:

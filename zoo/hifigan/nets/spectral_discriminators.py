@@ -14,8 +14,8 @@ from torch.nn.utils import parametrizations
 from zoo.common.checks import check_at_least, check_positive
 from zoo.common.tensors import promote_to_float32
 from zoo.hifigan.nets.constant_q import ConstantQ
-from zoo.hifigan.nets.discriminators import SLOPE, ConvolutionStack, spectral_norm, weight_norm
-from zoo.training.adversarial import Discriminator, Output
+from zoo.hifigan.nets.discriminators import SLOPE, ConvolutionStack, DiscriminatorList, spectral_norm
+from zoo.training.adversarial import Output
 
 PEAK = 0.8
 _SILENCE = 1e-9
@@ -23,23 +23,22 @@ _SILENCE = 1e-9
 Resolution = tuple[int, int, int]
 
 
+def spectral_convolutions(channels_in: int, channels: int, dilations: Sequence[int] = (1, 1, 1)) -> list[nn.Conv2d]:
+    """Make the layers for a spectrum (B, channels_in, ..., ...); those with dilations halve the last axis."""
+    return [
+        nn.Conv2d(channels_in, channels, (3, 9), padding=(1, 4)),
+        *(nn.Conv2d(channels, channels, (3, 9), (1, 2), (each, 4), (each, 1)) for each in dilations),
+        nn.Conv2d(channels, channels, (3, 3), padding=(1, 1)),
+    ]
+
+
 class ResolutionDiscriminator(ConvolutionStack):
-    """Scores the magnitude of one short-time Fourier transform, with a rectangular window as the original.
-
-    Args:
-        resolution: n_fft, hop and window in samples.
-        channels: of all layers.
-        spectral: spectral instead of weight norm.
-
-    Source: UnivNet, section 2.2 (Jang et al., 2021).
-    """
+    """Scores the magnitude of one transform (n_fft, hop and window in samples), rectangular as the original's."""
 
     def __init__(self, resolution: Resolution, channels: int = 32, spectral: bool = False) -> None:
-        convs = [nn.Conv2d(1, channels, (3, 9), padding=(1, 4))]
-        convs += [nn.Conv2d(channels, channels, (3, 9), (1, 2), padding=(1, 4)) for _ in range(3)]
-        convs += [nn.Conv2d(channels, channels, (3, 3), padding=(1, 1))]
-        post = nn.Conv2d(channels, 1, (3, 3), padding=(1, 1))
-        super().__init__(convs, post, spectral_norm if spectral else weight_norm)
+        convs = spectral_convolutions(1, channels)
+        norm = spectral_norm if spectral else parametrizations.weight_norm
+        super().__init__(convs, nn.Conv2d(channels, 1, (3, 3), padding=(1, 1)), norm)
         self.resolution = resolution
 
     def forward(self, x: Tensor) -> Output:
@@ -54,8 +53,8 @@ class ResolutionDiscriminator(ConvolutionStack):
         return super().forward(magnitude[:, None])  # of (B, 1, n_fft / 2 + 1, F)
 
 
-class MultiResolutionDiscriminator(Discriminator):
-    """Magnitudes at several resolutions; 280,902 parameters at full width.
+class MultiResolutionDiscriminator(DiscriminatorList):
+    """Magnitudes at several resolutions; 280,902 parameters at full width, six feature maps each.
 
     Args:
         resolutions: n_fft, hop and window of each, in samples.
@@ -78,23 +77,9 @@ class MultiResolutionDiscriminator(Discriminator):
             ResolutionDiscriminator((n_fft, hop, window), channels, spectral) for n_fft, hop, window in resolutions
         )
 
-    def forward(self, x: Tensor) -> list[Output]:
-        """Score waveforms (B, 1, T); one score map per resolution, six feature maps each."""
-        return [discriminator(x) for discriminator in self.discriminators]
-
 
 class BandDiscriminator(nn.Module):
-    """Scores a complex spectrum, each of its bands by convolutions of its own.
-
-    Args:
-        window: size of the transform in samples; a quarter of it is the hop.
-        bands: edges as shares of the bins.
-        channels: of all layers.
-        match_stride: frames as DAC takes them, without those at the ends.
-        every_map: keep each band's first map too (DAC).
-
-    Source: DAC, section 3.4 (Kumar et al., 2023); Vocos, section 3.4 (Siuzdak, 2023).
-    """
+    """Scores a complex spectrum, with separate convolutions for each of its bands; see `MultiBandDiscriminator`."""
 
     window: Tensor
 
@@ -116,10 +101,7 @@ class BandDiscriminator(nn.Module):
         self.n_fft, self.match_stride, self.every_map = window, match_stride, every_map
 
         def stack() -> nn.ModuleList:
-            convs = [nn.Conv2d(2, channels, (3, 9), padding=(1, 4))]
-            convs += [nn.Conv2d(channels, channels, (3, 9), (1, 2), padding=(1, 4)) for _ in range(3)]
-            convs += [nn.Conv2d(channels, channels, (3, 3), padding=(1, 1))]
-            return nn.ModuleList(parametrizations.weight_norm(conv) for conv in convs)
+            return nn.ModuleList(map(parametrizations.weight_norm, spectral_convolutions(2, channels)))
 
         self.band_convs = nn.ModuleList(stack() for _ in bands[1:])
         self.conv_post = parametrizations.weight_norm(nn.Conv2d(channels, 1, (3, 3), padding=(1, 1)))
@@ -133,9 +115,9 @@ class BandDiscriminator(nn.Module):
             if self.match_stride:
                 padding = (self.n_fft - hop) // 2
                 x = F.pad(x[:, None], (padding, padding - x.shape[-1] % -hop), mode="reflect")[:, 0]
-            found = torch.stft(x, self.n_fft, hop, window=self.window, return_complex=True)
-            found = found[..., 2:-2] if self.match_stride else found
-            return torch.view_as_real(found).permute(0, 3, 2, 1)
+            spectrum = torch.stft(x, self.n_fft, hop, window=self.window, return_complex=True)
+            spectrum = spectrum[..., 2:-2] if self.match_stride else spectrum
+            return torch.view_as_real(spectrum).permute(0, 3, 2, 1)
 
     def forward(self, x: Tensor) -> Output:
         """Score waveforms (B, 1, T)."""
@@ -151,17 +133,17 @@ class BandDiscriminator(nn.Module):
         return scores.flatten(1), [*maps, scores]
 
 
-class MultiBandDiscriminator(Discriminator):
+class MultiBandDiscriminator(DiscriminatorList):
     """Bands of complex spectra at several resolutions; 1,413,990 parameters at full width.
 
     Args:
-        fft_sizes: size of each transform in samples.
+        fft_sizes: size of each transform in samples; a quarter of it is the hop.
         bands: edges as shares of the bins.
         channels: of all layers.
         match_stride: frames as DAC takes them, without those at the ends.
-        every_map: keep each band's first map too (DAC).
+        every_map: return each band's first map too (DAC).
 
-    Source: DAC, section 3.4 (Kumar et al., 2023).
+    Source: DAC, section 3.4 (Kumar et al., 2023); Vocos, section 3.4 (Siuzdak, 2023).
     """
 
     def __init__(
@@ -178,21 +160,11 @@ class MultiBandDiscriminator(Discriminator):
             BandDiscriminator(size, bands, channels, match_stride, every_map) for size in fft_sizes
         )
 
-    def forward(self, x: Tensor) -> list[Output]:
-        """Score waveforms (B, 1, T); one score map per transform, four feature maps per band and one more."""
-        return [discriminator(x) for discriminator in self.discriminators]
-
 
 class OctaveDiscriminator(nn.Module):
     """Scores a constant-Q transform at twice the rate, after a convolution for each octave.
 
-    Args:
-        sample_rate: of the waveforms in Hz.
-        hop_length: in samples of the doubled rate.
-        dilations: over frames, of the layers that halve the bins.
-        normalize: take away offset and peak first.
-
-    Source: Gu et al., "Multi-Scale Sub-Band Constant-Q Transform Discriminator" (2024).
+    The arguments are those of `MultiOctaveDiscriminator` for one transform.
     """
 
     def __init__(
@@ -205,18 +177,17 @@ class OctaveDiscriminator(nn.Module):
         self.resample._non_persistent_buffers_set.add("kernel")
         self.transform = ConstantQ(2 * sample_rate, hop_length, octaves, bins_per_octave)
         self.conv_pres = nn.ModuleList(nn.Conv2d(2, 2, (3, 9), padding=(1, 4)) for _ in range(octaves))
-        convs = [nn.Conv2d(2, filters, (3, 9), padding=(1, 4))]
-        convs += [nn.Conv2d(filters, filters, (3, 9), (1, 2), (each, 4), (each, 1)) for each in dilations]
-        convs += [nn.Conv2d(filters, filters, (3, 3), padding=(1, 1))]
-        self.convs = nn.ModuleList([convs[0], *map(parametrizations.weight_norm, convs[1:])])
+        first, *rest = spectral_convolutions(2, filters, dilations)
+        self.convs = nn.ModuleList([first, *map(parametrizations.weight_norm, rest)])
         self.conv_post = parametrizations.weight_norm(nn.Conv2d(filters, 1, (3, 3), padding=(1, 1)))
 
     def forward(self, x: Tensor) -> Output:
         """Score waveforms (B, 1, T)."""
         with torch.autocast(x.device.type, enabled=False):
             x = promote_to_float32(x)
-            found = self.transform(self.resample(normalize_peak(x) if self.normalize else x)[:, 0])  # (B, bins, F, 2)
-        octaves = found.permute(0, 3, 2, 1).split(self.bins_per_octave, -1)  # each (B, 2, F, bins_per_octave)
+            x = normalize_peak(x) if self.normalize else x
+            spectrum = self.transform(self.resample(x)[:, 0])  # (B, bins, F, 2)
+        octaves = spectrum.permute(0, 3, 2, 1).split(self.bins_per_octave, -1)  # each (B, 2, F, bins_per_octave)
         hidden = torch.cat([conv(octave) for conv, octave in zip(self.conv_pres, octaves, strict=True)], -1)
         maps = []
         for conv in self.convs:
@@ -225,7 +196,7 @@ class OctaveDiscriminator(nn.Module):
         return self.conv_post(hidden).flatten(1), maps
 
 
-class MultiOctaveDiscriminator(Discriminator):
+class MultiOctaveDiscriminator(DiscriminatorList):
     """Constant-Q transforms of several resolutions, octave by octave; 4,454,304 parameters at full width.
 
     Args:
@@ -235,7 +206,7 @@ class MultiOctaveDiscriminator(Discriminator):
         bins_per_octave: of each.
         filters: channels of all layers.
         dilations: over frames, of the layers that halve the bins.
-        normalize: take away offset and peak first.
+        normalize: remove offset and scale the peak first.
 
     Source: Gu et al., "Multi-Scale Sub-Band Constant-Q Transform Discriminator" (2024), as BigVGAN v2 trains with it.
     """
@@ -256,10 +227,6 @@ class MultiOctaveDiscriminator(Discriminator):
             OctaveDiscriminator(sample_rate, hop, count, bins, filters, dilations, normalize)
             for hop, count, bins in zip(hop_lengths, octaves, bins_per_octave, strict=True)
         )
-
-    def forward(self, x: Tensor) -> list[Output]:
-        """Score waveforms (B, 1, T); one score map per transform, the feature maps without the score."""
-        return [discriminator(x) for discriminator in self.discriminators]
 
 
 def normalize_peak(x: Tensor) -> Tensor:

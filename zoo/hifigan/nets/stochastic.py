@@ -20,17 +20,16 @@ _MIN_WEIGHT = 1e-9  # of a bin in a band
 class StochasticVocos(WaveformGenerator):
     """Vocos' backbone with a head that adds noise: each frame's spectrum is a deterministic and a stochastic part.
 
-    Both log-magnitudes are corrections of the envelope that the mel itself describes, so that untrained it is a
-    channel vocoder on noise, and after some hundred batches without discriminators noise sounds like noise: a net
-    that sees the mel alone draws lines there, for lack of anything random to draw phases from. The noise follows from
-    the frame (random Fourier features of it), so that a signal in pieces, a copy and an export give the same samples.
+    Both log-magnitudes are corrections of the envelope that the mel describes, so that noise sounds like noise after
+    some hundred batches without discriminators. The noise is a function of the frame (random Fourier features of it),
+    so that a signal in pieces, a copy and an export give the same samples.
 
     Args:
         mel: front end whose log-mels it takes; its n_fft and hop are those of the spectra.
         dim: width of the backbone.
         intermediate_dim: width inside its perceptrons.
         layers: number of its blocks.
-        scale: start of the blocks' scales; None is 1 / layers.
+        scale: initial scale of the blocks; None is 1 / layers.
 
     Source: Vocos (Siuzdak, 2023); deterministic plus stochastic decomposition: Serra and Smith, "Spectral modeling
     synthesis" (1990), filtered noise: DDSP (Engel et al., 2020), section 3.5; random features: Rahimi and Recht (2007).
@@ -60,8 +59,8 @@ class StochasticVocos(WaveformGenerator):
         self.istft = InverseSTFT(mel.n_fft, mel.hop_length, mel.n_fft, mel.padding)
         self.receptive_frames = self.backbone.reach + math.ceil(mel.n_fft / mel.hop_length)
         self.register_buffer("envelope", mel_envelope_weights(mel), persistent=False)
-        drawn = torch.randn(mel.n_mels, 2 * bins, generator=torch.Generator().manual_seed(0))
-        self.register_buffer("projection", _SPREAD * drawn, persistent=False)
+        random = torch.randn(mel.n_mels, 2 * bins, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("projection", _SPREAD * random, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Synthesise (B, 1, F * hop_length) from log-mels (B, n_mels, F); in float32 behind the backbone."""
@@ -78,9 +77,9 @@ class StochasticVocos(WaveformGenerator):
 
 
 def mel_envelope_weights(mel: LogMel) -> Tensor:
-    """Weights (n_mels, n_fft / 2 + 1) with which a front end's log-mel becomes log-magnitudes; each bin's sum to 1.
+    """Compute weights (n_mels, n_fft / 2 + 1) that turn a front end's log-mel into log-magnitudes; each bin's sum to 1.
 
-    Bins below the first band's peak, or above the last one's, are as that peak's bin.
+    Bins below the first band's peak, or above the last one's, have the weights of that peak's bin.
     """
     basis = mel.mel_basis.clone()  # (n_mels, bins)
     first, last = basis[0].argmax(), basis[-1].argmax()

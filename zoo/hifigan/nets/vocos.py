@@ -22,10 +22,7 @@ Padding = Literal["same", "center"]
 
 
 class AdaptiveNorm(nn.Module):
-    """Layer norm over channels whose gain and offset are looked up by a condition.
-
-    Source: Vocos, section 4.3 (Siuzdak, 2023).
-    """
+    """Layer norm over channels whose gain and offset are looked up by a condition (Vocos, section 4.3)."""
 
     def __init__(self, conditions: int, dim: int) -> None:
         super().__init__()
@@ -40,10 +37,7 @@ class AdaptiveNorm(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """A depthwise convolution and a two-layer perceptron on each frame, scaled and added to the input.
-
-    Source: Vocos, section 3.2 (Siuzdak, 2023); ConvNeXt (Liu et al., 2022).
-    """
+    """A depthwise convolution and a perceptron on each frame, added to the input (ConvNeXt, Liu et al., 2022)."""
 
     def __init__(self, dim: int, intermediate_dim: int, scale: float, conditions: int | None) -> None:
         super().__init__()
@@ -61,14 +55,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class ConvNeXtBackbone(nn.Module):
-    """Vocos' backbone.
-
-    Args:
-        scale: initial scale of the blocks; None is 1 / layers.
-        conditions: number of conditions that the norms adapt to; None for plain norms.
-
-    Source: Vocos, section 3.2 (Siuzdak, 2023).
-    """
+    """Vocos' backbone; the arguments are those of `Vocos`. Source: Vocos, section 3.2 (Siuzdak, 2023)."""
 
     def __init__(
         self,
@@ -101,18 +88,12 @@ class ConvNeXtBackbone(nn.Module):
 
 
 def clipped_exp(logarithm: Tensor) -> Tensor:
-    """Exponentiate log-magnitudes to at most 100; the gradient above is zero.
-
-    The original's exponential overflows from 89 on, where its gradient is NaN.
-    """
+    """Exponentiate log-magnitudes to at most 100, with no gradient above; the original's overflows from 89 on."""
     return logarithm.clamp(max=_MAX_LOGARITHM).exp().clamp(max=MAX_MAGNITUDE)
 
 
 class ISTFTHead(nn.Module):
     """Predicts magnitude and phase of every frame and inverts the short-time Fourier transform.
-
-    Args:
-        padding: "same" takes frame i for samples from i * hop_length on, as `LogMel`; "center" for those around it.
 
     Source: Vocos, section 3.3 (Siuzdak, 2023).
     """
@@ -181,12 +162,10 @@ class Vocos(WaveformGenerator):
 
 
 class InverseSTFT(nn.Module):
-    """Inverts a short-time Fourier transform; in exports by a matrix, which every runtime knows.
+    """Inverts a short-time Fourier transform (periodic Hann window); in exports by a matrix, which every runtime knows.
 
-    Args:
-        win_length: of a periodic Hann window in the middle of the frame, in samples as n_fft and the hop.
-        padding: "same" also inverts the ends of a transform whose signal was padded by (n_fft - hop_length) / 2;
-            "center" is torch's, and has a last hop more, of which less of a window remains.
+    Padding "same" also inverts the ends of a transform whose signal was padded by (n_fft - hop_length) / 2; "center" is
+    torch's, with a last hop more, of which less of a window remains.
     """
 
     basis: Tensor

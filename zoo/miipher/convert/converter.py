@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from zoo.common.atomic_files import replace_atomically, write_atomic
 from zoo.convert.engine import ConvertedModel, Converter
 from zoo.convert.tensor_names import State, add_prefix
-from zoo.hifigan.convert.recipe import CONFIG_NAME, GENERATOR_KEYS
-from zoo.hifigan.convert.rules import (
-    PARTS,
+from zoo.hifigan.convert.config import CONFIG_NAME, GENERATOR_KEYS
+from zoo.hifigan.convert.layouts import (
+    NETS,
     Config,
     HifiganFile,
     build_generator,
     discriminator_specs,
-    settings_of,
-    trainable_state,
+    read_settings,
+    with_weight_norm_state,
 )
 from zoo.hifigan.nets.conditioners import PrenetConditioner
 from zoo.hifigan.nets.generator import Generator
@@ -66,7 +66,7 @@ class MiipherConverter(Converter[MiipherFile]):
             facts["backbone tensors"] = len(state.backbone)
         if (vocoder := original.vocoder) is not None:
             facts["vocoder"] = vocoder.layout
-            facts["parts"] = [part for part in PARTS if vocoder.component(part)]
+            facts["parts"] = [part for part in NETS if vocoder.component(part)]
             facts["averaged weights"] = "yes" if vocoder.ema else "no"
         return facts
 
@@ -127,7 +127,7 @@ class MiipherConverter(Converter[MiipherFile]):
                 raise ValueError(f"{path}: adapters that follow the whole block fit none of ours")
             state |= add_prefix({**cleaner.adapters, **cleaner.norms()}, "encoder.adapters.")
             state |= add_prefix(cleaner.frozen(), "encoder.backbone.model.")
-        return state | (trainable_state(original.vocoder.state) if original.vocoder is not None else {})
+        return state | (with_weight_norm_state(original.vocoder.state) if original.vocoder is not None else {})
 
     def convert(
         self,
@@ -172,7 +172,7 @@ class MiipherConverter(Converter[MiipherFile]):
             result.parts["encoder"], result.nets["encoder"] = built.spec, built.cleaner
         if vocoder is not None:
             file = original.files[-1]
-            rate = int(settings_of(file, known=vocoder.settings).get("sampling_rate", SAMPLE_RATE))
+            rate = int(read_settings(file, settings=vocoder.settings).get("sampling_rate", SAMPLE_RATE))
             generator = _generator(vocoder, file, None, ema=not is_checkpoint)
             if built is not None:
                 check_fit(built.cleaner, generator, rate)
@@ -180,7 +180,7 @@ class MiipherConverter(Converter[MiipherFile]):
             result.specs |= {"task": "zoo.miipher.VocoderTask", "inference": "zoo.miipher.Restorer"}
         if is_checkpoint:
             if vocoder is not None:
-                nets = trainable_state(vocoder.state)
+                nets = with_weight_norm_state(vocoder.state)
                 discriminator_specs(nets, original.files[-1])
                 result.state = {**result.tensors(), **nets}
                 result.averaged = _average(vocoder, nets)
@@ -257,14 +257,14 @@ def _average(vocoder: Vocoder, state: State) -> State:
     if not vocoder.ema:
         return {}
     live = {key: value for key, value in state.items() if key.startswith("generator.") and value.is_floating_point()}
-    return live | trainable_state(vocoder.ema)
+    return live | with_weight_norm_state(vocoder.ema)
 
 
 def _generator(vocoder: Vocoder, source: Path, config: Config, ema: bool) -> Generator:
     """The generator of a vocoder file, with the averaged parameters where wanted and there."""
     state = vocoder.state | (vocoder.ema if ema else {})
     nets = HifiganFile(vocoder.layout, state, reflect=vocoder.reflect)
-    return cast(Generator, build_generator(nets, settings_of(source, config, vocoder.settings), source))
+    return cast(Generator, build_generator(nets, read_settings(source, config, vocoder.settings), source))
 
 
 def _described(generator: Generator) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from zoo.convert.tensor_names import (
     is_state_dict,
     strip_state_wrappers,
 )
-from zoo.hifigan.convert.rules import to_our_keys
+from zoo.hifigan.convert.layouts import to_zoo_names
 from zoo.miipher.convert.vocoder import Vocoder, kind_of, vocoder_of, with_prenet
 from zoo.runs.components import is_export
 
@@ -128,7 +128,7 @@ def split_cleaner(state: Mapping[str, Tensor], source: object) -> CleanerState:
     wanted = {f"blocks.{block}.{name}" for block in range(result.count) for name in names}
     if missing := sorted(wanted - set(result.adapters)):
         raise ValueError(f"{source}: {len(missing)} adapter tensors are missing, among them {missing[0]}")
-    result.backbone = to_our_keys(result.backbone)
+    result.backbone = to_zoo_names(result.backbone)
     return result
 
 

@@ -18,14 +18,14 @@ from zoo.convert.tensor_names import (
     select_prefix,
     strip_state_wrappers,
 )
-from zoo.hifigan.convert.recipe import GENERATOR_KEYS
-from zoo.hifigan.convert.rules import (
+from zoo.hifigan.convert.config import GENERATOR_KEYS
+from zoo.hifigan.convert.layouts import (
     PREFIXES,
     HifiganFile,
     check_convertible,
-    renamed,
-    split_prefixes,
-    to_legacy_keys,
+    rename_prefixes,
+    rename_tensors,
+    to_original_names,
     with_weight_norm,
 )
 from zoo.hifigan.nets.conditioners import Conditioner, ConformerConditioner, PrenetConditioner, sinusoids
@@ -70,16 +70,17 @@ def vocoder_of(content: Mapping[str, Any], source: Path) -> Vocoder | None:
         vocoder = with_prenet("prenet", parts, content, source)
     elif is_state_dict(content.get("model_state_dict")) and _is_generator(content["model_state_dict"]):
         given = {ours: content[name] for ours, name in BY_STATE_DICT.items() if is_state_dict(content.get(name))}
-        vocoder = _vocoder("state dicts", renamed("", {ours: strip_state_wrappers(net) for ours, net in given.items()}))
+        nets = {ours: strip_state_wrappers(net) for ours, net in given.items()}
+        vocoder = _vocoder("state dicts", rename_tensors("", nets))
     elif "zoo" not in content and is_state_dict(content.get("state_dict")):
-        state = split_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
+        state = rename_prefixes(content["state_dict"], PREFIXES["ssl-vocoder"])
         if not any(key.startswith("generator.conv_pre.") for key in state):
             return None
         config = (content.get("hyper_parameters") or {}).get("cfg") or {}
         settings = dict((config.get("model") or {}).get("generator") or {})
         if "sample_rate" in config:
             settings["sampling_rate"] = config["sample_rate"]
-        vocoder = _vocoder("ssl-vocoder", renamed("", group_by_component(state)), settings)
+        vocoder = _vocoder("ssl-vocoder", rename_tensors("", group_by_component(state)), settings)
     else:
         return None
     step = content.get("steps", content.get("step", content.get("global_step")))
@@ -119,7 +120,7 @@ def vocoder_file(generator: Generator, others: Mapping[str, Tensor], sample_rate
         )
     check_convertible(generator)
     own = with_weight_norm(generator.state_dict())  # an exported generator is fused
-    state = to_legacy_keys({**add_prefix(own, "generator."), **others})
+    state = to_original_names({**add_prefix(own, "generator."), **others})
     if isinstance(front, PrenetConditioner):
         parts = group_by_component(state)
         whole = parts.pop("generator")
@@ -207,7 +208,7 @@ def _merged(parts: Mapping[str, State], source: Path) -> HifiganFile:
     if positions is not None and not torch.allclose(positions, sinusoids(*positions.shape), atol=1e-4):
         raise ValueError(f"{source}: the prenet's {POSITIONS} are no sinusoids, which is all that our prenet computes")
     generator = add_prefix(prenet, "conditioner.") | parts.get("generator", {})
-    return renamed("", {**parts, "generator": generator})
+    return rename_tensors("", {**parts, "generator": generator})
 
 
 def _is_generator(state: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from zoo.blocks import keep_masks_on_the_device
+from zoo.blocks.attention_masks import keep_masks_on_the_device
 from zoo.common.checks import check_one_of, check_within
 from zoo.common.tensors import seeded_rng
 from zoo.miipher.nets.families import FAMILIES, SAMPLE_RATE, Family, MelFamily, WaveformFamily, valid

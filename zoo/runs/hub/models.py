@@ -102,8 +102,8 @@ def download(name: HubName) -> Path:
     """Download a model into the cache, unless its commit is there; return its folder, whose name is the commit.
 
     Raises:
-        ValueError: when it is no model of the zoo, names components that are not allowed, or does not fit on the disk.
-        HubError: when the hub does not provide it.
+        ValueError: it is no model of the zoo, or names components that are not allowed.
+        HubError: the hub does not provide it.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -120,12 +120,12 @@ def download(name: HubName) -> Path:
                     raise
         info = HfApi().model_info(name.repo, revision=name.revision)
         files = sorted(each.rfilename for each in info.siblings or [])
-        if CONFIG_NAME not in files or WEIGHTS_NAME not in files:
+        if not {CONFIG_NAME, WEIGHTS_NAME} <= set(files):
             raise ValueError(f"{name} is no model of the zoo: no {CONFIG_NAME} or {WEIGHTS_NAME} in {files[:5]}")
         _check_description(Path(hf_hub_download(name.repo, CONFIG_NAME, revision=info.sha)), name)
         folder = Path(snapshot_download(name.repo, **options))  # records the commit of a branch, for offline use
-        if folder.name != info.sha:
-            raise HubError(f"{name} changed during the download: run the command again")
+    if folder.name != info.sha:
+        raise HubError(f"{name} changed during the download: run the command again")
     return folder
 
 

@@ -64,11 +64,7 @@ def push(
         evaluations: folders that `zoo evaluate` wrote, for the card.
 
     Returns:
-        The model at its commit, and whether anything changed.
-
-    Raises:
-        ValueError: when the name is none, or the model cannot be exported.
-        HubError: when the hub does not take it.
+        The model at its commit, and whether anything changed. Errors are ValueError (not exportable) and HubError.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -160,9 +156,8 @@ def _format_evaluation(folder: Path) -> tuple[str, str]:
 
 def copy_samples(run: Path, folder: Path, address: str) -> str:
     """Copy the newest images and sounds of a run into `folder/samples`; return markdown that shows them."""
-    newest = next((each for each in run_info.sample_folders(run) if any(each.iterdir())), None)
     lines: list[str] = []
-    for file in sorted(newest.iterdir()) if newest else []:
+    for file in run_info.newest_samples(run):
         is_sound = file.suffix in SOUNDS
         if not (is_sound or file.suffix in IMAGES) or file.is_symlink() or file.stat().st_size > MAX_SAMPLE_BYTES:
             continue

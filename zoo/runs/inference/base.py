@@ -59,10 +59,7 @@ class Inference(ABC):
 
     @abstractmethod
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Read a file with one of the input suffixes, compute, and write the result atomically.
-
-        Returns:
-            JSON values for the manifest, such as `audio_seconds`.
+        """Read a file, compute, and write the result atomically; return JSON values for the manifest (`audio_seconds`).
 
         Raises:
             ValueError, OSError: the content cannot be used, or a file cannot be read or written.
@@ -73,11 +70,9 @@ class Inference(ABC):
         return (InputField("input", "File", "file", allowed=tuple(self.input_suffixes)),)
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
-        """Compute the results for a form, the most important one first; errors as of `process_file`.
+        """Compute the results for a form into an empty folder, the most important first; errors as of `process_file`.
 
-        Args:
-            values: of all `fields`, validated by `read_form`.
-            folder: an empty one for files of the results.
+        `values` are those of all `fields`, validated by `read_form`.
         """
         target = folder / f"result{self.output_suffix}"
         progress(0.0, "computing")
@@ -114,10 +109,8 @@ class Inference(ABC):
     @property
     def device(self) -> torch.device:
         """The device of the modules; the CPU when they hold no tensor."""
-        for module in self.modules().values():
-            for tensor in (*module.parameters(), *module.buffers()):
-                return tensor.device
-        return torch.device("cpu")
+        tensors = (each for module in self.modules().values() for each in (*module.parameters(), *module.buffers()))
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def to(self, device: torch.device | str) -> Self:
         """Move all modules to a device, in place."""

@@ -62,7 +62,6 @@ class Output:
     """One result for people: a file in the folder of the results, or data.
 
     Args:
-        kind: one of `OUTPUT_KINDS`.
         name: of the file, for one of `FILE_OUTPUTS`.
         data: the text; of a table `{"columns": [...], "rows": [[...], ...]}`; of a chart `{"x": label, "y": label,
             "curves": {name: [[x, y], ...]}}`. JSON values without NaN.
@@ -130,13 +129,10 @@ def _check_suffix(path: Path, suffixes: Sequence[str]) -> Path:
 
 
 def read_form(fields: Sequence[InputField], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the values of a form, by the fields' names.
+    """Validate the values of a form; ValueError names the field by its label in one line.
 
     Returns:
         A value for each field: int, float, bool, str, `Path` of a file, a tuple of several choices, or None.
-
-    Raises:
-        ValueError: one line that names the field by its label.
     """
     import pydantic
 

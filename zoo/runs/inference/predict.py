@@ -24,9 +24,10 @@ from rich.progress import track
 
 from zoo import __version__
 from zoo.common.atomic_files import TEMPORARY_MARK, delete_path
-from zoo.common.environment import peak_memory_bytes
+from zoo.common.environment import peak_memory_bytes, verbosity
 from zoo.common.journal import Journal, begin_output, format_error
 from zoo.common.reports import Row, write_report
+from zoo.runs.checkpoints import file_digest
 from zoo.runs.inference.base import Inference
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,11 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
 
     Args:
         input: a file, or a folder whose tree is mirrored; results inside it are no inputs.
-        output: the folder for results.
         suffixes: of the inputs, lower case with the dot.
         output_suffix: of the results. Results of `a.wav` and `a.flac` keep the suffix: `a.wav.wav`, `a.flac.wav`.
 
     Raises:
-        FileNotFoundError: when there is no such input.
-        ValueError: when no file has one of the suffixes, or a result would overwrite an input or another result.
+        FileNotFoundError, ValueError: there is no such input, or a result would overwrite an input or another result.
     """
     root = Path(os.path.realpath(input if input.is_dir() else input.parent))
     if not input.exists():
@@ -68,22 +67,24 @@ def list_input_files(input: Path, output: Path, suffixes: Sequence[str], output_
             paths.append(path)
         else:
             skipped[suffix or "without suffix"] += 1
-    paths.sort()
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()) if count)
     if not paths:
         raise ValueError(f"--input {input}: no file ends in {', '.join(suffixes)}; left out {reasons or 'nothing'}")
     if reasons:
         log.warning("%s: left out %s", input, reasons)
     stems = Counter(os.path.splitext(path)[0] for path in paths)
-    names = [path if stems[os.path.splitext(path)[0]] > 1 else os.path.splitext(path)[0] for path in paths]
-    targets = [os.path.relpath(name, root) + output_suffix for name in names]
-    counts = Counter([*targets, MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
+    files = []
+    for path in sorted(paths):
+        stem = os.path.splitext(path)[0]
+        name = path if stems[stem] > 1 else stem
+        files.append(InputFile(path, os.path.relpath(name, root) + output_suffix))
+    counts = Counter([*(file.target for file in files), MANIFEST_NAME, SETTINGS_NAME, SUMMARY_NAME])
     counts.update(os.path.relpath(path, os.path.realpath(output)) for path in paths)
-    if clashes := [target for target in targets if counts[target] > 1]:
+    if clashes := [file.target for file in files if counts[file.target] > 1]:
         raise ValueError(
             f"{output / clashes[0]} would overwrite an input or another result; rename the input or name another output"
         )
-    return [InputFile(path, target) for path, target in zip(paths, targets, strict=True)]
+    return files
 
 
 def _walk(root: Path, excluded: str, skipped: Counter[str]) -> Iterator[str]:
@@ -103,13 +104,10 @@ def predict_files(
     rank: int = 0,
     world_size: int = 1,
     precision: str = "32-true",
-    show_progress: bool = True,
 ) -> Row:
-    """Compute every world_size-th file from the rank-th on, but finished ones.
+    """Compute every world_size-th file from the rank-th on, but finished ones; `files` are those of all processes.
 
     Args:
-        files: of all processes, see `list_input_files`.
-        output: the folder for results.
         settings: what results depend on besides their inputs: `checkpoint`, its digest, options and precision.
         overwrite: compute finished files too, and replace other settings.
         precision: 32-true, bf16-mixed or 16-mixed.
@@ -120,19 +118,13 @@ def predict_files(
     share = files[rank::world_size]
     results = open_results(output, settings, f"rank{rank}-of-{world_size}", overwrite)
     with torch.inference_mode(), autocast(inference.device, precision):
-        for file in track(share, "predict", disable=not (show_progress and share and rank == 0)):
+        for file in track(share, "predict", disable=not share or rank > 0 or verbosity() == "quiet"):
             results.process(inference, file)
     return {**results.finish(files), "peak_memory_gib": round(peak_memory_bytes(inference.device) / 2**30, 3)}
 
 
 class Results:
-    """The results of one process in a folder; see `open_results`.
-
-    Args:
-        part: name of the process's part of the manifest.
-        rows: former rows by target.
-        overwrite: compute finished files too.
-    """
+    """The results of one process in a folder: its part of the manifest, and earlier rows by target."""
 
     def __init__(self, output: Path, part: str, rows: Mapping[str, Row], overwrite: bool = False) -> None:
         self.output, self.rows, self.overwrite = output, rows, overwrite
@@ -143,9 +135,7 @@ class Results:
     def process(self, inference: Inference, file: InputFile) -> None:
         """Compute a file unless it is finished, and record the outcome.
 
-        Raises:
-            OSError: when the disk is full.
-            MemoryError, torch.AcceleratorError: the next files would fail, too.
+        Raises an OSError when the disk is full; a MemoryError or AcceleratorError, as the next files would fail, too.
         """
         if self.is_done(file):
             self.skipped += 1
@@ -153,32 +143,27 @@ class Results:
         start = time.perf_counter()
         row: Row = {"source": file.source, "target": file.target}
         facts: Mapping[str, Any] = {}
-        error = None
+        outcome: Row = {"status": "done", "error": None}
         try:
             row |= describe_input(file.source, former={})
             facts = self._compute(inference, file, row)
         except (torch.AcceleratorError, MemoryError):
             raise
-        except Exception as caught:
-            if isinstance(caught, OSError) and self._is_disk_full(caught):
+        except Exception as error:
+            if isinstance(error, OSError) and self._is_disk_full(error):
                 message = f"no room for {self.output / file.target}: free some and run the same command again"
-                raise OSError(errno.ENOSPC, message) from caught
-            if isinstance(caught, torch.OutOfMemoryError):
+                raise OSError(errno.ENOSPC, message) from error
+            if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()  # the next file may be shorter
-            error = format_error(caught)
-            log.warning("%s failed: %s", file.source, error)
-        row |= {"status": "failed" if error else "done", "error": error}
-        row["seconds"] = round(time.perf_counter() - start, 6)
-        row = {**row, **facts, **row}  # the facts replace nothing
+            outcome = {"status": "failed", "error": format_error(error)}
+            log.warning("%s failed: %s", file.source, outcome["error"])
+        outcome["seconds"] = round(time.perf_counter() - start, 6)
+        row = {**row, **outcome, **facts, **row, **outcome}  # the facts replace nothing
         self._journal.append(row)
         self.processed.append(row)
 
     def finish(self, files: Sequence[InputFile]) -> Row:
-        """Merge the parts of the manifest when all files have an outcome, and summarize the work of this process.
-
-        Returns:
-            See `summarize`; `skipped`; `missing`, the number of files without outcome, if there are any.
-        """
+        """Merge the manifest when all files have an outcome; return `summarize` of this process, and `missing`."""
         parts = list(self.output.glob("manifest.*.jsonl"))
         rows = read_rows(self.output) | {row["target"]: row for row in self.processed}
         missing = sum(rows.get(file.target, {}).get("status") not in ("done", "failed") for file in files)
@@ -281,12 +266,6 @@ def content_digest(path: Path) -> str:
     names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
     lines = [f"{name} {file_digest(path / name)}\n" for name in names if not name.endswith(".md")]
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

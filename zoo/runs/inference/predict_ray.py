@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,7 @@ from zoo.common.environment import exit_on_sigterm
 from zoo.common.journal import json_line
 from zoo.common.reports import Row
 from zoo.runs.inference.base import Inference
-from zoo.runs.inference.predict import (
-    InputFile,
-    Results,
-    autocast,
-    open_results,
-    part_path,
-    read_manifest,
-)
+from zoo.runs.inference.predict import InputFile, Results, autocast, open_results, part_path, read_manifest
 from zoo.runs.load import load
 
 log = logging.getLogger(__name__)
@@ -46,8 +39,7 @@ class PredictWorker:
     Args:
         model: arguments of `zoo.load`.
         output: absolute path of the folder for results; all nodes share it.
-        folder: working directory of the driver; options may name files in it.
-        version: of zoo in the driver.
+        folder, version: working directory, which options may name files in, and version of zoo of the driver.
     """
 
     def __init__(self, model: Mapping[str, Any], precision: str, output: Path, folder: Path, version: str) -> None:
@@ -96,37 +88,36 @@ def predict_with_ray(
     Raises:
         OSError: the cluster does not answer, the disk is full, or a node cannot load the model.
     """
+    resources = connect(address)
     results = open_results(output, settings, "ray", overwrite)
     delete_temporary_files(output)
     pending = [file for file in files if not results.is_done(file)]
     results.skipped = len(files) - len(pending)
-    resources = connect(address)
     part, starts = f"ray{time.time_ns()}", range(0, len(pending), CHUNK_FILES)
     chunks = [json.dumps([f"{part}.{start}", pending[start : start + CHUNK_FILES]]) for start in starts]
     device = model["device"].replace("auto", "cuda" if resources.get("GPU") else "cpu")
     arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
-    outcomes = run_actors(chunks, arguments, workers, device == "cuda") if chunks else ()
     with exit_on_sigterm():  # Ray's own handler leaves with 15
+        outcomes = map_chunks(chunks, arguments, workers, device == "cuda").iter_rows() if chunks else ()
         for outcome in track(outcomes, "predict", len(chunks)):
-            if outcome["error"]:
-                raise OSError(outcome["error"])
-            results.processed += outcome["rows"]
-            for row in outcome["rows"]:
+            content = json.loads(outcome["item"])
+            if content["error"]:
+                raise OSError(content["error"])
+            results.processed += content["rows"]
+            for row in content["rows"]:
                 if row["error"]:
                     log.warning("%s failed: %s", row["source"], row["error"])
     return results.finish(files)
 
 
-def run_actors(
-    chunks: Sequence[str], arguments: Sequence[Any], workers: int | None, gpu: bool
-) -> Iterator[dict[str, Any]]:
-    """Compute chunks by actors; yield their outcomes as they come."""
+def map_chunks(chunks: list[str], arguments: Sequence[Any], workers: int | None, gpu: bool) -> Any:
+    """Return the Ray dataset of the chunks' outcomes, which actors compute."""
     from ray.data import ActorPoolStrategy, DataContext, from_items
 
     context = DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    dataset = from_items(list(chunks), override_num_blocks=len(chunks)).map_batches(
+    return from_items(chunks, override_num_blocks=len(chunks)).map_batches(
         PredictWorker,
         fn_constructor_args=arguments,
         batch_size=1,
@@ -134,8 +125,6 @@ def run_actors(
         num_cpus=float(os.environ.get("OMP_NUM_THREADS") or 1),  # Ray gives an actor as many threads
         num_gpus=1 if gpu else None,
     )
-    for row in dataset.iter_rows():
-        yield json.loads(row["item"])
 
 
 def connect(address: str | None) -> Mapping[str, float]:
@@ -145,13 +134,7 @@ def connect(address: str | None) -> Mapping[str, float]:
         import ray.data
     except ImportError as error:
         raise ImportError("--engine ray needs Ray: pip install 'zoo[ray]'") from error
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    if ":" in address:  # Ray itself tries for minutes
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), 10).close()
-        except (OSError, ValueError) as error:
-            raise ConnectionError(f"--ray_address {address}: {error}; is the head running?") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
     return ray.cluster_resources()

@@ -116,7 +116,9 @@ class Checkpoints(Checkpoint):
         time_is_up, exit_code = self._synchronize(trainer)
         by_steps = self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0
         self._save_due = by_steps or time_is_up or is_last_batch(trainer)
-        if not validation_is_due(trainer) or (exit_code and not is_last_batch(trainer)):
+        loop: Any = trainer.fit_loop
+        validation_is_due = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+        if not validation_is_due or (exit_code and not is_last_batch(trainer)):
             self._finish_step(trainer, exit_code, log_first=True)
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
@@ -149,9 +151,11 @@ class Checkpoints(Checkpoint):
             for counts in (progress["total"], progress["current"]):
                 counts["completed"] = max(counts["ready"] - 1, 0)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Give the signals back."""
         self.stop.uninstall()
+
+    on_exception = teardown  # after which Lightning calls no teardown
 
     def _synchronize(self, trainer: L.Trainer) -> tuple[bool, int]:
         """Return whether it is time to save, and the exit code of a stop signal or 0, the same on all ranks."""
@@ -204,6 +208,11 @@ class Checkpoints(Checkpoint):
         return sorted(folder.glob("best-step_*.ckpt"), key=parse_score, reverse=self.mode == "max")
 
 
+def find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints | None:
+    """Return the callback that saves a trainer's checkpoints."""
+    return next((each for each in trainer.checkpoint_callbacks if isinstance(each, Checkpoints)), None)
+
+
 def is_fast_dev_run(trainer: L.Trainer) -> bool:
     """Return whether this is a fast_dev_run, which leaves no files."""
     return bool(getattr(trainer, "fast_dev_run", False))
@@ -216,12 +225,6 @@ def is_last_batch(trainer: L.Trainer) -> bool:
     last_epoch = loop.max_epochs not in (None, -1) and loop.epoch_progress.current.processed + 1 >= loop.max_epochs
     stops_early = trainer.should_stop and loop._can_stop_early
     return trainer.global_step == trainer.max_steps or (epoch_ends and last_epoch) or stops_early
-
-
-def validation_is_due(trainer: L.Trainer) -> bool:
-    """Return whether Lightning validates between this batch and the next."""
-    loop: Any = trainer.fit_loop
-    return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
 def repair_restart(trainer: L.Trainer) -> None:

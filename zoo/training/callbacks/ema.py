@@ -27,9 +27,6 @@ class EMA(L.Callback):
         every_n_steps: optimizer steps between updates.
         warm_up: lower the decay of update n to (1 + n) / (10 + n) where that is less, so that a short run's average
             is not its beginning.
-
-    Raises:
-        ValueError: when a number is out of its range or the task has no such module.
     """
 
     def __init__(
@@ -109,9 +106,7 @@ class EMA(L.Callback):
         names = saved["shadow"].keys()
         if names and names != tensors.keys():
             difference = ", ".join(sorted(names ^ tensors.keys())[:3])
-            raise ValueError(
-                f"EMA: the checkpoint averages other weights than modules {self.modules}: {difference}, ..."
-            )
+            raise ValueError(f"EMA: the checkpoint averages other weights than modules {self.modules}: {difference}")
         self.shadow = {name: distribute_like(value, tensors[name]) for name, value in saved["shadow"].items()}
         self.updates = saved["updates"]
 

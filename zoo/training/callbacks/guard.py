@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zoo.common.checks import check_above, check_at_least, check_between, check_one_of
-from zoo.training.strategies.sharding import gradient_norm, hides_gradients
+from zoo.training.strategies.sharding import gradient_norm
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class LrMultiplier(L.Callback):
             setattr(self, name, state_dict[name])
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse strategies that step an optimizer of their own."""
-        if hides_gradients(trainer):
+        """Refuse DeepSpeed, whose engine holds gradients and optimizer."""
+        if getattr(trainer.strategy, "hides_gradients", False):
             name = type(trainer.strategy).__name__
             raise ValueError(f"{type(self).__name__} does not work with {name}: use --config trainer/fsdp")
 
@@ -86,9 +86,6 @@ class Plateau(LrMultiplier):
         patience: validations in a row without improvement that make a plateau.
         mode: "min" or "max".
         floor: smallest multiplier.
-
-    Raises:
-        ValueError: when a number is out of its range; in validation, when the metric is not logged.
     """
 
     counters = ("multiplier", "best", "waited")
@@ -152,10 +149,6 @@ class LossGuard(LrMultiplier):
         patience: consecutive bad batches at which training stops.
         reduce_factor: multiplier per bad batch for "reduce", in (0, 1).
         floor: smallest learning-rate multiplier.
-
-    Raises:
-        ValueError: when a number is out of its range.
-        DivergedError: while training, after `patience` bad batches in a row.
     """
 
     counters: ClassVar[tuple[str, ...]] = ("skipped_batches", "multiplier", "in_a_row")

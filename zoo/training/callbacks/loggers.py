@@ -24,7 +24,7 @@ from zoo.runs.checkpoints import HASH_SUFFIX, best_checkpoint, find_checkpoints,
 from zoo.runs.metrics_csv import MetricsCSV
 from zoo.runs.run_folder import CONFIG_NAME, run_folder
 from zoo.runs.run_info import FINISHED_MARK, flatten_config
-from zoo.training.callbacks.checkpoint import Checkpoints, is_fast_dev_run
+from zoo.training.callbacks.checkpoint import find_checkpoints_callback, is_fast_dev_run
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,7 @@ class WandbSettings:
 
 
 class ZooWandbLogger(WandbLogger):
-    """Lightning's logger, whose run ends with the fit, so that the next one in this process has its own.
-
-    Args:
-        send_best: whether the best checkpoint becomes an artifact.
-    """
+    """Lightning's logger, whose run ends with the fit, so that the next one in this process has its own."""
 
     def __init__(self, send_best: bool, **options: Any) -> None:
         super().__init__(**options)
@@ -84,14 +80,8 @@ def make_loggers(
 ) -> list[Logger]:
     """Build the loggers that a config names, which write below the run folder; return those that can be opened.
 
-    Args:
-        names: "tensorboard", "wandb", "mlflow".
-        configured: loggers of `trainer.logger`; their errors end no run either.
-        recipe: `<system>/<recipe>`, for names and groups.
-        trained_steps: of the checkpoint that a run resumes from: what TensorBoard has from there on is logged again.
-
-    Raises:
-        ImportError: mlflow is requested and not installed.
+    `configured` are those of `trainer.logger`, whose errors end no run either. TensorBoard forgets what it has from the
+    step of a resumed checkpoint on.
     """
     address = os.environ.get("MLFLOW_TRACKING_URI")
     makers: dict[str, Callable[[], Logger]] = {
@@ -171,9 +161,7 @@ def catch_errors(method: Callable[..., Any], logger: Logger) -> Callable[..., An
 class RunInfoLogger(L.Callback):
     """Sends config, code and machine to every logger, and the results when a fit ends, also by a signal.
 
-    Args:
-        recipe: `<system>/<recipe>`.
-        read_config: returns the config as YAML when the fit begins.
+    `read_config` returns the config of the recipe `<system>/<recipe>` as YAML.
     """
 
     def __init__(self, recipe: str, read_config: Callable[[], str]) -> None:
@@ -197,10 +185,10 @@ class RunInfoLogger(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the results."""
         if self._is_active:
-            self._log_results(trainer)
+            self.on_exception(trainer)
             log.info("%s %d", FINISHED_MARK, trainer.global_step)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, *_: Any) -> None:
         """Log what there is."""
         if self._is_active:
             self._log_results(trainer)
@@ -208,8 +196,8 @@ class RunInfoLogger(L.Callback):
     def _log_config(self, trainer: L.Trainer, logger: Logger) -> None:
         if isinstance(logger, WandbLogger):
             logger.log_hyperparams(self._info)
-            checkpoints = _find_checkpoints_callback(trainer)
-            if checkpoints.monitor is not None:
+            checkpoints = find_checkpoints_callback(trainer)
+            if checkpoints is not None and checkpoints.monitor is not None:
                 axis = {"step_metric": "trainer/global_step", "step_sync": True}
                 logger.experiment.define_metric(checkpoints.monitor, summary=f"{checkpoints.mode},last", **axis)
         elif isinstance(logger, MLFlowLogger):
@@ -226,17 +214,18 @@ class RunInfoLogger(L.Callback):
 
     def _log_results(self, trainer: L.Trainer) -> None:
         self._is_active = False
-        checkpoints = _find_checkpoints_callback(trainer)
-        best = best_checkpoint(run_folder(trainer), checkpoints.mode)
+        checkpoints = find_checkpoints_callback(trainer)
+        monitor = None if checkpoints is None else checkpoints.monitor
+        best = None if checkpoints is None else best_checkpoint(run_folder(trainer), checkpoints.mode)
         path = best or next(iter(find_checkpoints(run_folder(trainer), "step_*.ckpt")), None)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 metrics = trainer.callback_metrics
                 values = {f"final/{key}": float(value) for key, value in metrics.items() if key.startswith("val/")}
-                values |= {} if best is None else {f"best/{checkpoints.monitor}": parse_score(best)}
+                values |= {} if best is None else {f"best/{monitor}": parse_score(best)}
                 logger.log_hyperparams(flatten_config(self._info), values, trainer.global_step)
             elif isinstance(logger, ZooWandbLogger) and logger.send_best and path is not None:
-                catch_errors(self._send_checkpoint, logger)(logger, path, checkpoints.monitor)
+                catch_errors(self._send_checkpoint, logger)(logger, path, monitor)
 
     def _send_checkpoint(self, logger: ZooWandbLogger, path: Path, monitor: str | None) -> None:
         """Send a checkpoint to W&B with its hash and config."""
@@ -249,7 +238,3 @@ class RunInfoLogger(L.Callback):
             if file.is_file():
                 artifact.add_file(str(file), name=file.name)
         logger.experiment.log_artifact(artifact, aliases=["best", "latest", f"step_{parse_step(path)}"])
-
-
-def _find_checkpoints_callback(trainer: L.Trainer) -> Checkpoints:
-    return next(callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints))

@@ -1,7 +1,8 @@
 """Sounds, pictures and tables of a validation: files in the run folder, and a copy for every logger that shows them.
 
-Every rank calls these functions; rank zero writes `media/step_XXXXXXXX/<name>.<suffix>`. Nothing happens in a shortened
-sanity check. A logger that fails is reported once; what else fails `Samples` reports.
+Every rank calls these functions with the name that a sample has in every validation, such as `val/samples`; rank zero
+writes `media/step_XXXXXXXX/<name>.<suffix>`. Nothing happens in a shortened sanity check. Wrong shapes are a
+ValueError; a logger that fails is reported once.
 """
 
 from __future__ import annotations
@@ -33,15 +34,9 @@ Call = tuple[str, dict[str, Any]]  # a method and its arguments
 
 
 def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sample_rate: int) -> None:
-    """Write and log a sound, as wav.
+    """Write and log a sound, (T,) floats in [-1, 1] at `sample_rate` Hz, as wav.
 
-    Args:
-        name: what it is, e.g. `val/generated_0`; the same in every validation.
-        audio: (T,) floats in [-1, 1]; leading axes of size 1 are dropped, values that are not finite become silence.
-        sample_rate: in Hz.
-
-    Raises:
-        ValueError: when the audio has more than one channel or no sample.
+    Leading axes of size 1 are dropped; values that are not finite become silence.
     """
     import soundfile
 
@@ -55,15 +50,7 @@ def log_audio(task: L.LightningModule, name: str, audio: Tensor | np.ndarray, sa
 
 
 def log_image(task: L.LightningModule, name: str, image: Tensor | np.ndarray) -> None:
-    """Write and log a picture, as png.
-
-    Args:
-        name: what it is, e.g. `val/samples`.
-        image: (H, W), (H, W, C) or (C, H, W) with C of 1, 3 or 4; uint8, or floats in [0, 1].
-
-    Raises:
-        ValueError: when the shape is none of these.
-    """
+    """Write and log a picture as png: (H, W), (H, W, C) or (C, H, W), C of 1, 3 or 4; uint8, or floats in [0, 1]."""
     from PIL import Image
 
     pixels, file = _to_pixels(name, to_numpy(image)), BytesIO()
@@ -88,12 +75,7 @@ def figure_to_image(figure: Figure) -> np.ndarray:
 
 
 def log_matrices(task: L.LightningModule, name: str, matrices: Mapping[str, Tensor | np.ndarray]) -> None:
-    """Draw matrices below one another on the scale of the first, row 0 at the bottom, and log the figure.
-
-    Args:
-        name: what they are, e.g. `val/mel_0`.
-        matrices: by title, each (rows, columns).
-    """
+    """Plot matrices (rows, columns) by title, below one another on the scale of the first, row 0 at the bottom."""
     if media_dir(task) is None:
         return
     values = {title: to_numpy(matrix).astype(np.float32) for title, matrix in matrices.items()}
@@ -109,16 +91,7 @@ def log_matrices(task: L.LightningModule, name: str, matrices: Mapping[str, Tens
 
 
 def log_animation(task: L.LightningModule, name: str, frames: Any, fps: float = 8.0) -> None:
-    """Write and log an animation, as gif; TensorBoard shows its last frame.
-
-    Args:
-        name: what it is, e.g. `val/trajectory`.
-        frames: array or list of (H, W), (H, W, 3) or (3, H, W); uint8, or floats in [0, 1].
-        fps: frames per second.
-
-    Raises:
-        ValueError: when there is no frame, or a shape is none of these.
-    """
+    """Write and log pictures, as those of `log_image`, as an animated gif; TensorBoard shows the last one."""
     if media_dir(task) is None:
         return
     pictures = [_to_pixels(name, to_numpy(frame)) for frame in frames]
@@ -129,15 +102,7 @@ def log_animation(task: L.LightningModule, name: str, frames: Any, fps: float = 
 
 
 def log_table(task: L.LightningModule, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write and log a table, as csv.
-
-    Args:
-        name: what it is, e.g. `val/answers`.
-        rows: texts, numbers or truth values, as many in each row as there are columns.
-
-    Raises:
-        ValueError: when a row has another number of cells.
-    """
+    """Write and log a table of texts, numbers or truth values, as csv."""
     if any(len(row) != len(columns) for row in rows):
         raise ValueError(f"log_table({name!r}): expected {len(columns)} cells in every row")
     content = csv_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
@@ -187,7 +152,6 @@ def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: byt
     write_atomic(path, lambda file: file.write(content))
     step = trainer.fit_loop.epoch_loop._batches_that_stepped  # that of this validation's metrics
     for logger in trainer.loggers:
-        kind = type(logger).__name__
         try:
             if isinstance(logger, WandbLogger):
                 paths = () if "data" in wandb[1] else ([str(path)],)
@@ -197,7 +161,7 @@ def _write_and_log(task: L.LightningModule, name: str, suffix: str, content: byt
             elif isinstance(logger, MLFlowLogger):
                 logger.experiment.log_artifact(logger.run_id, str(path), f"media/{folder.name}")
         except Exception as error:  # whatever a third party's logger raises must not end a training
-            _warn_once(f"{kind} takes no {suffix} files ({error}); they are in {folder.parent}")
+            _warn_once(f"{type(logger).__name__} takes no {suffix} files ({error}); they are in {folder.parent}")
 
 
 @functools.cache

@@ -60,13 +60,11 @@ class TrainingMetrics(L.Callback):
         self._samples = 0
         self._working = self._waiting = 0.0
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
         """Leave this pause out."""
         self._ended = None
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Leave this pause out."""
-        self._ended = None
+    on_save_checkpoint = on_validation_start
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Stop the clock of waiting; note the rates, which the schedules change before the step ends."""

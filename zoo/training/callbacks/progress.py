@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -22,7 +21,7 @@ from rich.text import Text
 from zoo.common.checks import check_above
 from zoo.common.environment import verbosity
 from zoo.runs.run_info import format_duration
-from zoo.training.callbacks.checkpoint import Checkpoints
+from zoo.training.callbacks.checkpoint import find_checkpoints_callback
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +29,6 @@ REDRAW_SECONDS = 0.25
 SPEED_SECONDS = 30.0  # over which the speed is a mean
 BAR_WIDTH = 20
 LOSSES = ("train/loss", "train/g/mel", "train/g/total")  # the first that is logged; a GAN's total says little
-
-
-@dataclass
-class TerminalSettings:
-    """What is shown while a run trains.
-
-    Args:
-        metrics: keys of the values at the bar, e.g. `train/g/mel`; when null, the loss (of GANs that of the mel) and
-            the monitored metric.
-        every_seconds: time between two lines where there is no terminal, and in train.log.
-    """
-
-    metrics: list[str] | None = None
-    every_seconds: float = 30.0
 
 
 def select_metrics(keys: Iterable[str], chosen: Sequence[str] | None, monitor: str | None) -> list[str]:
@@ -84,11 +69,12 @@ class ProgressBar(callbacks.ProgressBar):
     """Shows a run's step of all, speed, end and chosen values; validations within it.
 
     Args:
-        metrics: keys of values to show; see `TerminalSettings`.
-        every_seconds: time between two lines, > 0.
+        metrics: keys of the values at the bar, e.g. `train/g/mel`; when null, the loss (of GANs that of the mel) and
+            the monitored metric.
+        every_seconds: time between two lines where there is no terminal, and in train.log, > 0.
     """
 
-    def __init__(self, metrics: Sequence[str] | None = None, every_seconds: float = 30.0) -> None:
+    def __init__(self, metrics: list[str] | None = None, every_seconds: float = 30.0) -> None:
         super().__init__()
         check_above(0, every_seconds=every_seconds)
         self.metrics = metrics
@@ -107,8 +93,8 @@ class ProgressBar(callbacks.ProgressBar):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Find the monitored metric; take the terminal."""
         super().setup(trainer, pl_module, stage)
-        monitors = (each.monitor for each in trainer.checkpoint_callbacks if isinstance(each, Checkpoints))
-        self._monitor = next(monitors, None)
+        checkpoints = find_checkpoints_callback(trainer)
+        self._monitor = None if checkpoints is None else checkpoints.monitor
         console = Console(stderr=True)
         animated = sys.stderr.isatty() and not console.is_dumb_terminal and verbosity() != "quiet"
         self._bars = Progress(

@@ -15,6 +15,7 @@ import torch
 from zoo.common.checks import check_at_least
 from zoo.runs.run_folder import run_folder
 from zoo.training.callbacks import media
+from zoo.training.callbacks.checkpoint import is_fast_dev_run
 from zoo.training.callbacks.metrics import count_items
 from zoo.training.callbacks.progress import count_steps
 from zoo.training.resume import capture_rng, restore_rng
@@ -53,7 +54,7 @@ class Samples(L.Callback):
         """Decide whether this validation has samples."""
         run_folder(trainer)  # the first call is collective
         self._batches, self._count = [], 0
-        shortened = media.is_shortened(trainer) or bool(getattr(trainer, "fast_dev_run", False))
+        shortened = media.is_shortened(trainer) or is_fast_dev_run(trainer)
         due = self._validations % self.every_n_validations == 0 or is_last_validation(trainer)
         self.showing = self.enabled and trainer.state.fn in ("fit", "validate") and not shortened and due
         self._validations += not shortened

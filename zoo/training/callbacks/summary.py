@@ -22,7 +22,7 @@ from zoo.runs.checkpoints import best_checkpoint, find_checkpoints, parse_score,
 from zoo.runs.metrics_csv import read_metrics
 from zoo.runs.run_folder import CSV_NAME, LOG_NAME, run_folder
 from zoo.runs.run_info import format_duration
-from zoo.training.callbacks.checkpoint import Checkpoints
+from zoo.training.callbacks.checkpoint import find_checkpoints_callback
 from zoo.training.callbacks.progress import count_steps, format_number, select_metrics
 from zoo.training.callbacks.train_log import log_to_file
 from zoo.training.datamodule import ZooDataModule
@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class RunSummary(L.Callback):
-    """Logs what is trained, with which data and where, when a fit starts.
-
-    Args:
-        recipe: its name, e.g. `hifigan/smoke`.
-    """
+    """Logs what is trained, with which data and where, when a fit of a recipe (`hifigan/smoke`) starts."""
 
     def __init__(self, recipe: str) -> None:
         self.recipe = recipe
@@ -102,9 +98,7 @@ def _count_items(data: ZooDataModule, world_size: int) -> str:
 def print_summary(trainer: L.Trainer, start: int, metrics: Sequence[str] | None = None) -> Iterator[None]:
     """Log a fit's results when it ends, whatever ends it; of an error before the first step its message is enough.
 
-    Args:
-        start: steps done before it, >= 0.
-        metrics: keys of the values to show; see `TerminalSettings`.
+    `start` is the number of steps done before; `metrics` are keys of the values to show.
     """
     started = time.monotonic()
     error: BaseException | None = None
@@ -125,7 +119,7 @@ def summarize_fit(
 ) -> dict[str, str | list[str]]:
     """Return the results of a fit that ended, by an error or by itself: texts by name, in the order of their lines."""
     folder = run_folder(trainer)
-    checkpoints = next((each for each in trainer.checkpoint_callbacks if isinstance(each, Checkpoints)), None)
+    checkpoints = find_checkpoints_callback(trainer)
     monitor = None if checkpoints is None else checkpoints.monitor
     state = "trained" if error is None else "failed" if isinstance(error, Exception) else "stopped"
     done, total = trainer.global_step, count_steps(trainer)

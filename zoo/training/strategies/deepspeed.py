@@ -83,11 +83,8 @@ class DeepSpeed(DeepSpeedStrategy):
             raise ValueError(f"DeepSpeed: {type(task).__name__} has several optimizers: use --config trainer/fsdp")
         if precision != "32-true":
             raise ValueError(f"trainer.precision is {precision}; DeepSpeed needs 32-true (and `autocast: bfloat16`)")
-        if accumulated > 1:
-            raise ValueError(
-                f"trainer.accumulate_grad_batches is {accumulated}; DeepSpeed, which counts batches across epochs, "
-                "needs 1: use a larger data.init_args.batch_size or --config trainer/fsdp"
-            )
+        if accumulated > 1:  # it counts batches across epochs
+            raise ValueError(f"trainer.accumulate_grad_batches is {accumulated}; DeepSpeed needs 1: see trainer/fsdp")
         super().setup(trainer)
         name = type(self._zero.optimizer).__name__ if self.optimizers else ELEMENTWISE[0]
         if name not in ELEMENTWISE:

@@ -36,14 +36,13 @@ class ForwardScope(nn.Module):
 class FSDP(ModelParallelStrategy):
     """Trains with weights, gradients and optimizer states sharded over the processes.
 
-    Sharded units are the children of ModuleLists and Sequentials with at least `min_block_parameters` parameters,
-    except within a task's `fsdp_excluded_modules`; each is gathered when it is called. The rest of a task with one
-    optimizer is gathered for the whole step; generator and discriminators of a GAN are units with their own passes.
-    Buffers are each process's own. Validation, test and predict compute with full weights. Rank 0 writes an ordinary
-    checkpoint, so a run resumes on any number of processes, also without shards.
+    Units are the children of ModuleLists and Sequentials, except within a task's `fsdp_excluded_modules`; each is
+    gathered when it is called. The rest of a task with one optimizer is gathered for the whole step; generator and
+    discriminators of a GAN have their own passes. Buffers are each process's own. Validation and test compute with full
+    weights. Rank 0 writes an ordinary checkpoint, so a run resumes on any number of processes, also without shards.
 
     Args:
-        min_block_parameters: of a block that is a unit.
+        min_block_parameters: number of parameters from which on a block is a unit.
         process_group_backend: gloo or nccl; by default the device's own.
         timeout: after which a process that waits for another gives up.
     """
@@ -71,11 +70,7 @@ class FSDP(ModelParallelStrategy):
         return True
 
     def shard_modules(self, task: Any) -> None:
-        """Shard a task's weights; called before the optimizers are built.
-
-        Raises:
-            ValueError: when a trained weight is a scalar, or a task steps its optimizers itself and is no GANTask.
-        """
+        """Shard a task's weights; called before the optimizers are built."""
         from torch.distributed.device_mesh import init_device_mesh
 
         for module in frozen_modules({"": task}).values():

@@ -20,11 +20,9 @@ def is_dtensor(value: Any) -> bool:
 
 
 def distribute_like(value: Any, target: Tensor) -> Any:
-    """Return a copy of a value on the device of a tensor, sharded as that is.
+    """Return a copy of a full or sharded tensor on the device of another, sharded as that is.
 
-    Args:
-        value: a full tensor, the same on every process, or a sharded one. Of another shape than `target`, and no
-            tensor, it is returned as is.
+    What is no tensor of the other's shape is returned as is.
     """
     if not isinstance(value, Tensor) or value.shape != target.shape:
         return value
@@ -78,11 +76,6 @@ def clip_gradients(optimizer: Optimizer, limit: float, norm: Tensor) -> None:
 def is_sharded(trainer: L.Trainer) -> bool:
     """Return whether each rank has only its shards of the weights."""
     return bool(getattr(trainer.strategy, "shards_weights", False))
-
-
-def hides_gradients(trainer: L.Trainer) -> bool:
-    """Return whether gradients and optimizer are in the strategy's engine, out of a callback's reach (DeepSpeed)."""
-    return bool(getattr(trainer.strategy, "hides_gradients", False))
 
 
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:

@@ -19,7 +19,7 @@ from zoo.common.atomic_files import write_atomic
 from zoo.common.journal import load_json
 from zoo.common.tensors import seeded_rng
 from zoo.flow.data.images import checksum
-from zoo.flow.evaluation.extractors import Classifier, resized, with_channels
+from zoo.flow.evaluation.features import ClassifierFeatures, resized, with_channels
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ ROTATION_DEGREES = 10.0
 SCALE = 0.1
 SHEAR = 0.1
 NOISE = 0.2  # standard deviation, where images lie in [-1, 1]
-RECIPE = 1  # count up with any change above: kept classifiers are then trained anew
+RECIPE = 1  # increase with any change above: cached classifiers are then trained again
 
 
-class DigitsClassifier(Classifier):
+class DigitsClassifier(ClassifierFeatures):
     """Four convolutions and two linear layers on 8 x 8 grey images; features are what the last layer sees."""
 
     def __init__(self, num_classes: int = 10) -> None:

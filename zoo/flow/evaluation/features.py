@@ -1,4 +1,4 @@
-"""Nets that turn images into features for the metrics: pixels as they are, feature files.
+"""Nets that turn images into features for the metrics.
 
 Images always go to 8 bits first, as they would in a file: a metric must not tell floats from pixels.
 """
@@ -6,7 +6,6 @@ Images always go to 8 bits first, as they would in a file: a metric must not tel
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +14,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from zoo.common.atomic_files import write_atomic
-from zoo.flow.data.image_sets import read_npz
 from zoo.flow.data.images import checksum, to_values
 
 BATCH = 64
 
 
-class Extractor(nn.Module):
+class FeatureExtractor(nn.Module):
     """Base of feature nets."""
 
     dims: int  # of a feature
@@ -31,12 +29,12 @@ class Extractor(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def identity(self) -> str:
-        """What tells this extractor from others, for caches and reports."""
+        """Return a name that is unique to this extractor and its weights, for caches and reports."""
         state = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
         return f"{type(self).__name__} {checksum(save(state))}"
 
 
-class Classifier(Extractor):
+class ClassifierFeatures(FeatureExtractor):
     """Base of feature nets that know classes."""
 
     num_classes: int
@@ -52,7 +50,7 @@ class Classifier(Extractor):
         return [int(label) for label in (self.logits(features.to(device)).argmax(dim=1) + 1).tolist()]
 
 
-class Pixels(Extractor):
+class PixelFeatures(FeatureExtractor):
     """The pixels themselves."""
 
     def __init__(self, dims: int) -> None:
@@ -68,7 +66,7 @@ class Pixels(Extractor):
 
     def identity(self) -> str:
         """Its width."""
-        return f"Pixels {self.dims}"
+        return f"PixelFeatures {self.dims}"
 
 
 def resized(images: Tensor, resolution: int) -> Tensor:
@@ -87,7 +85,7 @@ def with_channels(images: Tensor, channels: int) -> Tensor:
 
 
 @torch.no_grad()
-def extract(extractor: Extractor, pixels: np.ndarray, batch_size: int = BATCH, device: str = "cpu") -> Tensor:
+def extract(extractor: FeatureExtractor, pixels: np.ndarray, batch_size: int = BATCH, device: str = "cpu") -> Tensor:
     """Features (N, dims), float32 on the CPU, of images (N, H, W, C), uint8, as `rendering.to_pixels` makes."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or not len(pixels):
         raise ValueError(f"expected images (N, H, W, 1 | 3) uint8, N >= 1, found {pixels.shape} {pixels.dtype}")
@@ -103,35 +101,15 @@ def extract(extractor: Extractor, pixels: np.ndarray, batch_size: int = BATCH, d
 
 
 def cached_features(
-    extractor: Extractor, pixels: np.ndarray, cache: Path | None, batch_size: int = BATCH, device: str = "cpu"
+    extractor: FeatureExtractor, pixels: np.ndarray, cache: Path | None, batch_size: int = BATCH, device: str = "cpu"
 ) -> Tensor:
-    """As `extract`, and kept in `<cache>/features/<hash>.npz`; the hash is of images and extractor."""
+    """As `extract`, and kept in `<cache>/features/<hash>.npy`; the hash is of images and extractor."""
     if cache is None:
         return extract(extractor, pixels, batch_size, device)
     key = f"{checksum(np.ascontiguousarray(pixels))} {pixels.shape} {extractor.identity()}"
-    path = Path(cache) / "features" / f"{checksum(key.encode())}.npz"
+    path = Path(cache) / "features" / f"{checksum(key.encode())}.npy"
     if path.is_file():
-        return read_features(path)[0]
+        return torch.from_numpy(np.load(path, allow_pickle=False))
     features = extract(extractor, pixels, batch_size, device)
-    write_features(path, features)
+    write_atomic(path, lambda file: np.save(file, features.numpy()))
     return features
-
-
-def write_features(path: Path, features: Tensor, labels: list[int] | None = None) -> None:
-    """Write an npz with `features` (N, D) float32 and, where given, `labels` (N,), 1 to K."""
-    arrays: dict[str, Any] = {"features": features.float().cpu().numpy()}
-    if labels is not None:
-        arrays["labels"] = np.asarray(labels, dtype=np.int64)
-    write_atomic(path, lambda file: np.savez(file, **arrays))
-
-
-def read_features(path: Path) -> tuple[Tensor, list[int] | None]:
-    """Read an npz with `features` (N, D), floats, and perhaps `labels` (N,), whole numbers from 1."""
-    arrays = read_npz(path, "features", "labels")
-    features, labels = arrays.get("features"), arrays.get("labels")
-    if features is None or features.ndim != 2 or features.dtype.kind != "f" or not np.isfinite(features).all():
-        found = "none" if features is None else f"{features.shape} {features.dtype}"
-        raise ValueError(f"{path}: expected features (N, D), finite floats, found {found}")
-    if labels is not None and (labels.shape != (len(features),) or labels.dtype.kind not in "iu" or labels.min() < 1):
-        raise ValueError(f"{path}: expected labels ({len(features)},), whole numbers from 1, found {labels.shape}")
-    return torch.from_numpy(features.astype(np.float32)), None if labels is None else labels.tolist()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.flow.evaluation import classifier
-from zoo.flow.evaluation.classifier import cached_digits_classifier, load_classifier, train_digits_classifier
-from zoo.flow.evaluation.files import read_digits
+from zoo.flow.evaluation import digits_classifier as classifier
+from zoo.flow.evaluation.digits_classifier import cached_digits_classifier, load_classifier, train_digits_classifier
+from zoo.flow.evaluation.samples import read_digits
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,26 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.blocks import check_levels, check_size, doubled, head_attention, maybe_checkpointed, mix, pixel_attention
+from zoo.blocks.image import (
+    check_divisible,
+    check_levels,
+    checkpoint_block,
+    classifier_free_guidance,
+    multi_head_attention,
+    pixel_attention,
+    upsample_nearest,
+)
 
 
 def test_guidance_scales_and_brings_the_deviation_back():
     conditional, unconditional = torch.randn(2, 3, 4, 5)
-    assert torch.allclose(mix(conditional, unconditional, 3.5), 3.5 * conditional - 2.5 * unconditional, atol=1e-5)
-    spread = mix(conditional, unconditional, 3.5, rescale=1.0).std(dim=(1, 2))
+    guided = classifier_free_guidance(conditional, unconditional, 3.5)
+    torch.testing.assert_close(guided, 3.5 * conditional - 2.5 * unconditional, atol=1e-5, rtol=0)
+    spread = classifier_free_guidance(conditional, unconditional, 3.5, rescale=1.0).std(dim=(1, 2))
     torch.testing.assert_close(spread, conditional.std(dim=(1, 2)))
-    half = mix(conditional, unconditional, 3.5, rescale=0.5)
-    whole = mix(conditional, unconditional, 3.5, rescale=1.0)
-    torch.testing.assert_close(half, (mix(conditional, unconditional, 3.5) + whole) / 2)
+    half = classifier_free_guidance(conditional, unconditional, 3.5, rescale=0.5)
+    whole = classifier_free_guidance(conditional, unconditional, 3.5, rescale=1.0)
+    torch.testing.assert_close(half, (guided + whole) / 2)
 
 
 def test_attention_to_equal_keys_is_the_mean_of_the_values():
@@ -22,18 +31,18 @@ def test_attention_to_equal_keys_is_the_mean_of_the_values():
     found = pixel_attention(x, nn.Identity(), nn.Identity(), equal, nn.Identity(), nn.Identity())
     torch.testing.assert_close(found, x + x.mean(dim=(2, 3), keepdim=True))
     tokens = torch.randn(2, 5, 6)
-    found = head_attention(tokens, torch.zeros_like(tokens), tokens, heads=3)
+    found = multi_head_attention(tokens, torch.zeros_like(tokens), tokens, heads=3)
     torch.testing.assert_close(found, tokens.mean(dim=1, keepdim=True).expand(-1, 5, -1))
 
 
 def test_doubling_repeats_pixels():
     x = torch.tensor([[[[1.0, 2.0]]]])
-    assert doubled(x).tolist() == [[[[1.0, 1.0, 2.0, 2.0]] * 2]]
+    assert upsample_nearest(x).tolist() == [[[[1.0, 1.0, 2.0, 2.0]] * 2]]
 
 
 def test_checkpointing_changes_no_gradient():
     x = torch.randn(3, requires_grad=True)
-    gradients = [torch.autograd.grad(maybe_checkpointed(on, torch.exp, x).sum(), x)[0] for on in (True, False)]
+    gradients = [torch.autograd.grad(checkpoint_block(on, torch.exp, x).sum(), x)[0] for on in (True, False)]
     assert torch.equal(*gradients)
 
 
@@ -41,4 +50,4 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="at least one level"):
         check_levels([], 2)
     with pytest.raises(ValueError, match="multiples of 4"):
-        check_size(torch.zeros(1, 1, 8, 6), 4)
+        check_divisible(torch.zeros(1, 1, 8, 6), 4)

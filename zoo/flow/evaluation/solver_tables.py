@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,9 +22,9 @@ from zoo.common.locks import writes_into
 from zoo.common.reports import new_figure, terminal_table, write_report
 from zoo.flow.data import points
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
-from zoo.flow.inference.drawing import given_in_turns, image_files, load_sampler, requests
+from zoo.flow.inference.requests import SampleRequests, cycle_conditions, image_files, load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import straightness
 from zoo.flow.process.solvers import TABLEAUS, Method, Solver
@@ -49,9 +49,13 @@ LOG_RANGE = 3  # figures that differ by more are drawn on a log axis
 
 
 def measure(
-    sampler: Sampler, labels: list[int] | None, seeds: Sequence[int], quality: Quality, given: Given | None = None
+    sampler: Sampler,
+    labels: list[int] | None,
+    seeds: Sequence[int],
+    quality: Quality,
+    conditions: GenerationConditions | None = None,
 ) -> Row:
-    """Draw samples and judge them.
+    """Draw samples and evaluate them.
 
     Returns:
         `nfe`, mean evaluations of the field per sample (dopri5's differ by chunk); `passes`, rows through the net per
@@ -66,7 +70,7 @@ def measure(
     hook = sampler.net.register_forward_pre_hook(count)
     started = time.perf_counter()
     try:
-        solutions = list(sampler.solutions(labels, seeds, given=given))
+        solutions = list(sampler.solutions(labels, seeds, conditions=conditions))
     finally:
         hook.remove()
     seconds = time.perf_counter() - started
@@ -93,7 +97,7 @@ def solver_table(
     methods: Sequence[Method] = METHODS,
     budgets: Sequence[int] = BUDGETS,
     tolerances: Sequence[float] = TOLERANCES,
-    given: Given | None = None,
+    conditions: GenerationConditions | None = None,
 ) -> list[Row]:
     """Measure solvers at budgets of evaluations, with the sampler's guidance.
 
@@ -101,7 +105,7 @@ def solver_table(
         seeds: one per sample; the same noise in all cells.
         methods: a fixed-step one takes the most steps within the budget; a cell below one step is left out.
         tolerances: of dopri5 (relative and absolute), which takes what evaluations it needs.
-        given: texts and images of the samples, where the net takes any.
+        conditions: texts and images of the samples, where the net takes any.
 
     Returns:
         Rows with `series` (the method), `method`, `budget` (None for dopri5), `steps` or `tolerance`, and those of
@@ -119,9 +123,9 @@ def solver_table(
                 continue
             tolerance = setting.get("tolerance", TOLERANCES[-1])
             solver = Solver(method, setting.get("steps", 1), rtol=tolerance, atol=tolerance)
-            found = measure(sampler.using(solver, sampler.guidance), labels, seeds, quality, given)
-            rows.append({"series": method, "method": method, **setting, **found})
-            log.info("%s %s: %s", method, setting, found)
+            measured = measure(sampler.using(solver, sampler.guidance), labels, seeds, quality, conditions)
+            rows.append({"series": method, "method": method, **setting, **measured})
+            log.info("%s %s: %s", method, setting, measured)
     return rows
 
 
@@ -133,7 +137,7 @@ def guidance_table(
     scales: Sequence[float] = SCALES,
     budgets: Sequence[int] = BUDGETS,
     method: Method = "euler",
-    given: Given | None = None,
+    conditions: GenerationConditions | None = None,
 ) -> list[Row]:
     """Measure guidance scales at budgets of evaluations.
 
@@ -142,7 +146,7 @@ def guidance_table(
         seeds: one per sample; the same noise in all cells.
         scales: of guidance; 1 is conditional and needs half the passes.
         method: a fixed-step solver, as dopri5 keeps no budget.
-        given: texts and images of the samples, where the net takes any.
+        conditions: texts and images of the samples, where the net takes any.
 
     Returns:
         Rows with `series` (the scale in words), `scale`, `method`, `budget`, `steps`, and those of `measure`.
@@ -156,14 +160,14 @@ def guidance_table(
         for budget in budgets:
             steps = steps_within(method, budget)
             if steps:
-                found = measure(sampler.using(Solver(method, steps), guidance), labels, seeds, quality, given)
+                measured = measure(sampler.using(Solver(method, steps), guidance), labels, seeds, quality, conditions)
                 setting = {"series": f"scale {scale:g}", "scale": scale, "method": method, "budget": budget}
-                rows.append({**setting, "steps": steps, **found})
-                log.info("%s: %s", setting, found)
+                rows.append({**setting, "steps": steps, **measured})
+                log.info("%s: %s", setting, measured)
     return rows
 
 
-def show(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
+def print_table(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
     """Print one table per figure: a line per series, a column per budget; dopri5 has a line per tolerance."""
     console = console or Console()
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
@@ -179,12 +183,12 @@ def show(rows: Sequence[Row], title: str, console: Console | None = None) -> Non
                 text if row["nfe"] == row["budget"] else f"{text} @{row['nfe']:g}"
             )
         keys = (*budgets, *([None] if adaptive else []))
-        cells = [[line, *(found.get(key, "") for key in keys)] for line, found in lines.items()]
+        cells = [[line, *(measured.get(key, "") for key in keys)] for line, measured in lines.items()]
         console.print(terminal_table(heads, cells, f"{title}: {name}", heads[:1]))
     console.print(CAPTION)
 
 
-def figure(rows: Sequence[Row], title: str) -> Figure:
+def draw_table(rows: Sequence[Row], title: str) -> Figure:
     """Draw each figure against the evaluations, a line per series, on log axes where the values span enough."""
     names = list(rows[0]["quality"])
     drawing = new_figure(5.5 * len(names), 4.5)
@@ -207,52 +211,48 @@ def _draw(axes: Axes, rows: Sequence[Row], name: str) -> None:
     axes.legend(fontsize="small")
 
 
-def sweep(
+def compare(
     sampler: Sampler,
     output: Path,
     quality: Quality,
-    count: int = 500,
-    labels: Sequence[int] | None = None,
-    seed: int = 63,
+    requests: SampleRequests,
+    seed: int,
     methods: Sequence[Method] = METHODS,
     budgets: Sequence[int] = BUDGETS,
     scales: Sequence[float] = SCALES,
     tolerances: Sequence[float] = TOLERANCES,
-    given: Callable[[Sequence[int]], Given | None] | None = None,
+    conditions: GenerationConditions | None = None,
 ) -> dict[str, list[Row]]:
     """Print, write and draw solvers x NFE ("solvers") and, for a net with conditions, guidance x NFE ("guidance").
 
-    `given` are texts and images of samples of these seeds.
+    Args:
+        requests: labels and seeds of the samples.
+        seed: that they were drawn from, for the report.
 
-    The arguments are those of `sweep_run`, the rows those of `solver_table` and `guidance_table`.
+    Returns:
+        The rows of `solver_table` and `guidance_table`.
     """
-    chosen, seeds = requests(count, seed, sampler.net.num_classes, labels)
+    labels, seeds = requests
     if scales and isinstance(sampler.guidance, NestedGuidance):
         raise ValueError("nested guidance has a scale for each condition, and the table one for all: --scales '[]'")
-    told = None if given is None else given(seeds)
     tables: dict[str, list[Row]] = {}
     if methods:
-        tables["solvers"] = solver_table(sampler, chosen, seeds, quality, methods, budgets, tolerances, told)
-    if scales and (chosen is not None or told is not None):
-        tables["guidance"] = guidance_table(sampler, chosen, seeds, quality, scales, budgets, given=told)
+        tables["solvers"] = solver_table(sampler, labels, seeds, quality, methods, budgets, tolerances, conditions)
+    if scales and (labels is not None or conditions is not None):
+        tables["guidance"] = guidance_table(sampler, labels, seeds, quality, scales, budgets, conditions=conditions)
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         raise ValueError("nothing to compare: name methods or, for a net with classes, scales, and budgets above 0")
     for name, rows in tables.items():
-        show(rows, name)
-        content = {
-            "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "machine": describe_machine(),
-            "samples": count,
-            "seed": seed,
-        }
-        content |= {"grid": "uniform", "rows": rows}
-        write_report(Path(output), {f"{name}.json": content, f"{name}.png": figure(rows, name)})
+        print_table(rows, name)
+        content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": describe_machine(), "samples": len(seeds)}
+        content |= {"seed": seed, "rows": rows}
+        write_report(Path(output), {f"{name}.json": content, f"{name}.png": draw_table(rows, name)})
     return tables
 
 
 @writes_into("output")
-def sweep_run(
+def compare_solvers(
     run: Path,
     output: Path,
     point_set: points.PointSet | None = None,
@@ -279,7 +279,7 @@ def sweep_run(
     Args:
         run: run folder, checkpoint or export.
         output: folder for solvers.json, solvers.png, guidance.json and guidance.png.
-        point_set: the set that a net of points was trained on; judged by the Chamfer distance to as many points.
+        point_set: the set that a net of points was trained on; evaluated by the Chamfer distance to as many points.
         reference: real images, as for `zoo evaluate flow`; scikit-learn's digits when not given.
         train: the training images, likewise.
         extractor: see `zoo evaluate flow`.
@@ -296,18 +296,16 @@ def sweep_run(
         device: torch device.
         prompts: for a run that takes texts, in turns; likewise
         images: one, or a folder of them, for a run that takes images, and
-        masks: of them, white where they are to be made anew; see `zoo sample`.
+        masks: of them, white where they are to be generated; see `zoo sample`.
     """
     sampler = load_sampler(run, None, guidance, device=device)
-    files = image_files(images), image_files(masks)
-    shape = sampler.sample_shape
-    quality = build_quality(shape, point_set, reference, train, extractor, weights, val_every, split_seed, device)
-    chosen = METHODS if methods is None else methods
-
-    def given(seeds: Sequence[int]) -> Given | None:
-        return given_in_turns(sampler, seeds, prompts, *files)
-
-    sweep(sampler, output, quality, count, sampler.label_numbers(labels), seed, chosen, budgets, scales, given=given)
+    quality = build_quality(
+        sampler.sample_shape, point_set, reference, train, extractor, weights, val_every, split_seed, device
+    )
+    requested = sample_requests(count, seed, sampler.net.num_classes, sampler.label_numbers(labels))
+    conditions = cycle_conditions(sampler, requested[1], prompts, image_files(images), image_files(masks))
+    compare(sampler, output, quality, requested, seed, METHODS if methods is None else methods, budgets, scales,
+            conditions=conditions)  # fmt: skip
 
 
 def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds: Sequence[int]) -> float:
@@ -338,7 +336,7 @@ def print_straightness(
     guidance: Guidance | None = None,
     device: str = "cpu",
 ) -> None:
-    """Tell how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.
+    """Print how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.
 
     Args:
         run: run folder, checkpoint or export.
@@ -349,5 +347,5 @@ def print_straightness(
         device: torch device.
     """
     sampler = load_sampler(run, solver, guidance, device=device)
-    labels, seeds = requests(count, seed, sampler.net.num_classes)
+    labels, seeds = sample_requests(count, seed, sampler.net.num_classes)
     print(f"straightness of {count} paths: {evaluate_straightness(sampler, labels, seeds):.4f}")

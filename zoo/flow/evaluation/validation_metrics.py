@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 
 from zoo.common.checks import check_at_least
-from zoo.flow.evaluation.comparison import Comparison, Samples, samples_of
+from zoo.flow.evaluation.comparison import Comparison
 from zoo.flow.evaluation.controls import matching_labels
 from zoo.flow.evaluation.references import build_extractor
+from zoo.flow.evaluation.samples import SampleSet, quantise_samples
 from zoo.flow.process.quality import Draw, SampleMetrics
 from zoo.flow.process.sampling import SAMPLES
 from zoo.training.resume import item_seed
@@ -50,6 +51,7 @@ class FeatureMetrics(SampleMetrics):
         self.seed = seed
         self.cache = None if cache is None else Path(cache)
         self._comparison: Comparison | None = None
+        self._real_labels: list[int] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,17 +62,18 @@ class FeatureMetrics(SampleMetrics):
         """Draw the samples and compare them with all validation images."""
         if self._comparison is None:
             with torch.inference_mode(False), torch.enable_grad():  # the classifier is trained
-                real, known = _samples(val_set), _samples(train_set)
+                real, train_images = _samples(val_set), _samples(train_set)
                 shape = real.images().movedim(1, 3).shape[1:]
-                net = build_extractor(self.extractor, shape, known, seed=self.seed, cache=self.cache)
-            self._comparison = Comparison(real, net, known, self.metrics, seed=self.seed)
-        labels = matching_labels(self._comparison.reference.labels or [], self.count) if num_classes else None
+                net = build_extractor(self.extractor, shape, train_images, seed=self.seed, cache=self.cache)
+            self._comparison = Comparison(real, net, train_images, self.metrics, seed=self.seed)
+            self._real_labels = real.labels or []
+        labels = matching_labels(self._real_labels, self.count) if num_classes else None
         seeds = [item_seed(self.seed, SAMPLES, index) for index in range(self.count)]
         return self._comparison(draw(labels, seeds), labels)
 
 
-def _samples(dataset: Any) -> Samples:
+def _samples(dataset: Any) -> SampleSet:
     images, labels = dataset.examples(range(len(dataset)))
     if images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"model.sample_metrics: FeatureMetrics judges images, found samples {tuple(images.shape[1:])}")
-    return samples_of(images, labels if all(labels) else None)
+        raise ValueError(f"model.sample_metrics: FeatureMetrics needs images, found {tuple(images.shape[1:])}")
+    return quantise_samples(images, labels if all(labels) else None)

@@ -12,20 +12,20 @@ from zoo.common.tensors import state_digest
 from zoo.flow.data.image_sets import SUFFIXES
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.frozen import FrozenNet
-from zoo.flow.process.conditions import Given
+from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Autoguidance, Guidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
 from zoo.runs.load import load
 from zoo.training.resume import item_seed
 
-Drawn = tuple[list[int] | None, list[int]]
+SampleRequests = tuple[list[int] | None, list[int]]
 """Labels (None without classes) and seeds, one per sample."""
 
 
-def requests(
+def sample_requests(
     count: int, seed: int, num_classes: int, labels: Sequence[int] | None = None, epoch: int = SAMPLES
-) -> Drawn:
+) -> SampleRequests:
     """Labels, in turns, and seeds of samples 0, 1, ...; those of a sample do not depend on the count.
 
     Args:
@@ -49,20 +49,20 @@ def image_files(path: Path | None) -> list[Path]:
     """An image, or all of a folder by name; none for None."""
     if path is None or path.is_file():
         return [] if path is None else [path]
-    found = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else []
-    if not found:
+    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else []
+    if not files:
         raise FileNotFoundError(f"{path} is neither an image nor a folder of images")
-    return found
+    return files
 
 
-def given_in_turns(
+def cycle_conditions(
     sampler: Sampler,
     seeds: Sequence[int],
     prompts: Sequence[str] | None,
     images: Sequence[Path],
     masks: Sequence[Path],
     first: int = 0,
-) -> Given | None:
+) -> GenerationConditions | None:
     """Prompts, images and masks of samples, each in turns; masks go with the images where they are as many.
 
     The seeds are those of the samples from number `first` on.
@@ -73,7 +73,7 @@ def given_in_turns(
 
     if sampler.text is not None and not prompts:
         raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")
-    return sampler.read_given(turns(prompts) if prompts else None, turns(images), turns(masks), seeds)
+    return sampler.read_conditions(turns(prompts) if prompts else None, turns(images), turns(masks), seeds)
 
 
 def load_sampler(
@@ -89,8 +89,8 @@ def load_sampler(
     `cuda` is each process's own device where torchrun started several. `guide` is the run of a weaker net, by which the
     sampler guides itself; the scale is 2 unless `guidance` gives another `Autoguidance`.
     """
-    given: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
-    sampler = load(run, local_device(device), **{name: value for name, value in given.items() if value is not None})
+    options: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
+    sampler = load(run, local_device(device), **{name: value for name, value in options.items() if value is not None})
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
     if guide is not None:
@@ -106,14 +106,14 @@ def sampler_settings(sampler: Sampler) -> dict[str, Any]:
         **({} if sampler.guide is None else {"guide": sampler.guide.fingerprint()}),
         **({} if sampler.latents is None else {"latents": state_digest(sampler.latents.state_dict())}),
         **({} if sampler.text is None else {"text": sampler.text.fingerprint()}),
-        **({} if sampler.image_condition is None else {"image_condition": _described(sampler.image_condition)}),
+        **({} if sampler.image_condition is None else {"image_condition": _describe(sampler.image_condition)}),
         "weights": state_digest(sampler.net.state_dict()),
         "prediction": sampler.prediction,
-        "path": _described(sampler.path),
-        "solver": _described(sampler.solver),
-        "guidance": None if sampler.guidance is None else _described(sampler.guidance),
+        "path": _describe(sampler.path),
+        "solver": _describe(sampler.solver),
+        "guidance": None if sampler.guidance is None else _describe(sampler.guidance),
     }
 
 
-def _described(part: Any) -> dict[str, Any]:
+def _describe(part: Any) -> dict[str, Any]:
     return {"class": type(part).__name__, **vars(part)}

@@ -6,9 +6,8 @@ import torch
 
 from zoo.flow import rendering
 from zoo.flow.data.datamodule import ImageData
-from zoo.flow.evaluation.extractors import write_features
-from zoo.flow.evaluation.files import read_digits, read_samples
 from zoo.flow.evaluation.metrics import frechet_distance
+from zoo.flow.evaluation.samples import read_digits, read_reference, read_samples
 
 
 def pictures(count=4, size=3, channels=1):
@@ -32,7 +31,7 @@ def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
     (folder / "labels.csv").write_text("file,label,seed\n0.png,0,1\n")
     assert read_samples(folder).labels is None
     (folder / "labels.csv").write_text("file,label,seed\n0.png,1,1\n90.png,1,1\n")
-    with pytest.raises(ValueError, match=r"1 of the 2 pictures of labels.csv are missing \(90.png\)"):
+    with pytest.raises(ValueError, match=r"1 of the 2 images of labels.csv are missing \(90.png\)"):
         read_samples(folder)
     (folder / "labels.csv").write_text("file,seed\n0.png,1\n")
     with pytest.raises(ValueError, match=r"expected the columns file and label"):
@@ -52,20 +51,32 @@ def test_flat_and_class_folders(tmp_path):
     assert sorted_.pixels.shape == (2, 6, 6, 1) and sorted_.labels == [1, 2] and sorted_.classes == ["a", "b"]
 
 
-def test_npz_of_images_and_of_features(tmp_path):
+def test_npz_of_images(tmp_path):
     pixels = pictures(3)
     np.savez(tmp_path / "bare.npz", images=pixels)
     assert np.array_equal(read_samples(tmp_path / "bare.npz").pixels, pixels)
-    np.savez(tmp_path / "full.npz", images=pixels, labels=[0, 1, 0])
+    np.savez(tmp_path / "full.npz", images=pixels, labels=[1, 2, 1])
     assert read_samples(tmp_path / "full.npz").labels == [1, 2, 1]
-    write_features(tmp_path / "f.npz", torch.ones(3, 5), [1, 2, 2])
-    found = read_samples(tmp_path / "f.npz")
-    assert found.pixels is None and found.features.shape == (3, 5) and found.labels == [1, 2, 2]
-    np.savez(tmp_path / "wrong.npz", images=pixels.astype(float))
-    with pytest.raises(ValueError, match=r"wrong.npz: expected images .* found \(3, 3, 3, 1\) float64"):
-        read_samples(tmp_path / "wrong.npz")
     with pytest.raises(FileNotFoundError, match="nothing: expected a folder"):
         read_samples(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"images": pictures(3).astype(float)},
+        {"images": np.zeros((3, 2, 2, 5), np.uint8)},
+        {"images": np.zeros((0, 2, 2), np.uint8)},
+        {"images": pictures(3), "labels": [0, 1, 2]},
+        {"images": pictures(3), "labels": [1, 2]},
+        {"images": pictures(3), "labels": np.array([1, 2, print], dtype=object)},
+        {"pictures": pictures(3)},
+    ],
+)
+def test_other_arrays_are_refused(tmp_path, arrays):
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    with pytest.raises(ValueError, match=r"expected|cannot be read"):
+        read_samples(tmp_path / "wrong.npz")
 
 
 def test_the_digits_are_split_as_in_training():
@@ -87,13 +98,9 @@ def test_statistics_of_the_fields_tools(tmp_path, save):
     # ADM's hold the images too, and statistics of other features
     save(tmp_path / "adm.npz", arr_0=pictures(), mu=mean, sigma=covariance, mu_s=mean[:2], sigma_s=covariance[:2, :2])
     for name in ("edm", "adm"):
-        samples = read_samples(tmp_path / f"{name}.npz", 8, 3)
-        assert (
-            samples.pixels is None
-            and samples.features.shape == (0, 4)
-            and samples.statistics.mean.dtype == torch.float64
-        )
-        assert frechet_distance(samples.statistics, torch.from_numpy(rows)) == pytest.approx(0, abs=1e-9)
+        known = read_reference(tmp_path / f"{name}.npz", 8, 3)
+        assert known.mean.dtype == torch.float64
+        assert frechet_distance(known, torch.from_numpy(rows)) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -116,4 +123,4 @@ def test_other_arrays_are_no_statistics(tmp_path, changes, message):
     arrays = {"mu": np.zeros(3), "sigma": np.eye(3), **changes}
     np.savez(tmp_path / "s.npz", **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(ValueError, match=rf"s\.npz: .*{message}"):
-        read_samples(tmp_path / "s.npz")
+        read_reference(tmp_path / "s.npz", 8, 1)

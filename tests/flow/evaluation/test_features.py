@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from zoo.flow.evaluation import features as extractors
+from zoo.flow.evaluation.features import PixelFeatures, cached_features, extract
+
+
+def pixels(count=5, size=4, channels=1):
+    generator = np.random.default_rng(0)
+    return generator.integers(0, 256, (count, size, size, channels), dtype=np.uint8)
+
+
+def test_pixels_are_the_values_in_order():
+    values = pixels(3)
+    features = extract(PixelFeatures(16), values, batch_size=2)
+    assert torch.equal(features, torch.from_numpy(values.reshape(3, 16)).float() / 127.5 - 1)
+    with pytest.raises(ValueError, match="images of 16 values"):
+        extract(PixelFeatures(16), pixels(2, size=5))
+
+
+def test_extract_refuses_floats_and_features_that_are_not_finite():
+    with pytest.raises(ValueError, match=r"uint8, N >= 1, found \(2, 4, 4, 1\) float32"):
+        extract(PixelFeatures(16), pixels(2).astype(np.float32))
+
+    class Broken(PixelFeatures):
+        def forward(self, images):
+            return super().forward(images) / 0
+
+    with pytest.raises(ValueError, match="Broken gives features that are not finite"):
+        extract(Broken(16), pixels(2))
+
+
+def test_features_are_computed_once_per_images_and_extractor(tmp_path, monkeypatch):
+    first = cached_features(PixelFeatures(16), pixels(3), tmp_path)
+    calls = []
+    monkeypatch.setattr(extractors, "extract", lambda *args: calls.append(1) or extract(*args))
+    assert torch.equal(cached_features(PixelFeatures(16), pixels(3), tmp_path), first) and not calls
+    cached_features(PixelFeatures(16), pixels(4), tmp_path)
+    assert len(calls) == 1
+
+
+def test_identity_follows_the_weights():
+    class Net(extractors.FeatureExtractor):
+        def __init__(self):
+            super().__init__()
+            self.dims = 2
+            self.layer = nn.Linear(2, 2)
+
+    torch.manual_seed(0)
+    one, other = Net(), Net()
+    assert one.identity() == one.identity() != other.identity()
