@@ -1,11 +1,10 @@
-"""What the page's Stop does to a training, with the system's own means; runs on Windows as well."""
+"""What a signal does to a training, and to the program that trains."""
 
 import signal
 import subprocess
 import sys
 
 from zoo.training.signals import StopSignal
-from zoo.ui.jobs import groups
 
 WAITS = """
 import time
@@ -21,13 +20,13 @@ raise SystemExit(request.exit_code)
 
 def test_a_process_asked_to_end_notes_it_and_a_second_one_beside_it_goes_on() -> None:
     first, second = (
-        subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, **groups.own_group())
+        subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, start_new_session=True)
         for _ in range(2)
     )
     assert [each.stdout.readline() for each in (first, second)] == ["ready\n", "ready\n"]
-    groups.ask_to_end(first)
+    first.terminate()
     assert first.wait(30) == 143 and second.poll() is None
-    groups.kill_group(second.pid)
+    second.kill()
     assert second.wait(30) != 0
     for each in (first, second):
         each.stdout.close()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +45,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def kill_trainings(folder: Path) -> None:
     """Kill what the pages of a folder have started."""
+    from zoo.ui.processes.command import kill_tree
     from zoo.ui.processes.training_queue import read_record
 
     for record in map(read_record, (folder / "runs").glob("*/*/*")):
         if record and record.is_running():
-            with suppress(ProcessLookupError):
-                os.killpg(record.pid, signal.SIGKILL)
+            kill_tree(record.pid)
 
 
 def open_page(browser: Any, server: Server, problems: list[str], path: str = "") -> Any:

@@ -22,13 +22,13 @@ import docstring_parser
 import lightning as L
 
 from zoo.cli.recipes import iterate_keys
-from zoo.cli.trainer import ZooCLI, config_text
+from zoo.cli.trainer import ZooCLI
 from zoo.common import registry
 from zoo.common.configs import dump_yaml, load_yaml
 from zoo.common.journal import format_error
 from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.loggers import WandbSettings
-from zoo.training.callbacks.progress import TerminalSettings
+from zoo.training.callbacks.progress import ProgressBar
 from zoo.training.callbacks.samples import Samples
 
 SECTIONS = {
@@ -36,7 +36,14 @@ SECTIONS = {
     "checkpoints": Checkpoints,
     "samples": Samples,
     "wandb": WandbSettings,
-    "terminal": TerminalSettings,
+    "terminal": ProgressBar,
+}
+TOP_LEVEL = {
+    "seed_everything": "all random numbers come from it",
+    "loggers": "besides metrics.csv, which is always written",
+    "init_from": "weights to start from: a checkpoint, an export, hf://user/name, a file of an original, or a list",
+    "init_from_min_matched": "share of the tensors that must match",
+    "ckpt_path": "a checkpoint or run to resume",
 }
 
 
@@ -67,7 +74,7 @@ def parse(files: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]:
         edited.flush()
         try:
             cli = ConfigOnly("fit", [f"--config={file}" for file in [*files, *([edited.name] if changes else [])]])
-            text = config_text(cli.parser, cli.config)
+            text = cli.config_text()
         except (Exception, SystemExit) as error:
             message = str(error) if isinstance(error, ValueError | SystemExit) else format_error(error)
             return {"error": " ".join(message.replace(f"{edited.name}: ", "").split())}
@@ -81,7 +88,8 @@ def describe_config(config: Mapping[str, Any]) -> dict[str, dict[str, dict[str, 
     for key, value in iterate_keys(config):
         if key.rpartition(".")[2] == "class_path" and isinstance(value, str):
             classes[value] = registry.get_class(value)
-    return {name: describe_arguments(each) for name, each in classes.items()}
+    top_level = {name: {"help": text, "type": "", "choices": []} for name, text in TOP_LEVEL.items()}
+    return {"": top_level} | {name: describe_arguments(each) for name, each in classes.items()}
 
 
 @cache

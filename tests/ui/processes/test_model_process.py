@@ -36,8 +36,6 @@ for line in sys.stdin:
     if text == "wait": time.sleep(60)
     if text == "killed": os.kill(os.getpid(), 9)
     if text == "crash": sys.exit("a library's last words")
-    if text == "memory":
-        print(json.dumps({"error": "OutOfMemoryError: too large"}), flush=True); sys.exit(1)
     if text == "wrong":
         print(json.dumps({"error": "Text: wrong"}), flush=True); continue
     output = {"kind": "text", "title": "Result", "data": f"{text} {os.getpid()}"}
@@ -90,7 +88,6 @@ def test_forms_are_computed_in_their_order_by_one_process(folders: Folders, run:
         ("wrong", "Text: wrong"),
         ("killed", "too little memory"),
         ("crash", "a library's last words"),
-        ("memory", "OutOfMemoryError: too large"),
     ],
 )
 def test_a_failure_has_a_reason_and_the_next_form_is_computed(

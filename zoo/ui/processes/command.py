@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from zoo.common.registry import allowed_packages
 from zoo.runs.run_info import tail_lines
 
 MAX_LINE = 2**26  # bytes
 COMMAND_SECONDS = 1800.0
+KILLED_CODE = -9
 # what would make a child think that it is a rank, or lead it to the page's own files
 _NOT_INHERITED = ("NICEGUI_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZE")
 
@@ -52,15 +54,18 @@ async def run_command(
     except TimeoutError:
         return CommandResult(124, f"zoo {arguments[0]} took longer than {timeout_seconds:.0f} s and was ended")
     finally:
-        kill_group(process)
+        if process.returncode is None:
+            kill_tree(process.pid)
     return CommandResult(process.returncode or 0, output.decode("utf-8", "replace").strip())
 
 
-def kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill a process that leads a session, with what it has started."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+def kill_tree(pid: int) -> None:
+    """Kill a process and what it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def last_error(output: str) -> str:
@@ -115,13 +120,14 @@ class JsonProcess:
         raise ChildProcessError(self._exit_reason(await self._process.wait()))
 
     def _exit_reason(self, code: int) -> str:
-        if code == -signal.SIGKILL:
+        if code == KILLED_CODE:
             return "the process was killed; perhaps the machine has too little memory"
         return f"the process ended with code {code}: {last_error(tail_lines(self._log, 5))}"
 
     async def close(self) -> None:
         """Kill the process."""
         if self._process is not None:
-            kill_group(self._process)
+            if self.pid is not None:
+                kill_tree(self.pid)
             await self._process.wait()
             self._process = None

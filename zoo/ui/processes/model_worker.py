@@ -70,8 +70,7 @@ def main() -> None:
             values = read_form(fields, request["values"])
             outputs = model.answer(values, Path(request["folder"]), writer.report)
         except (torch.AcceleratorError, torch.OutOfMemoryError) as error:
-            writer.write(error=_message(error))
-            sys.exit(1)  # the memory is free again, and the device is opened again
+            sys.exit(_message(error))  # the memory is free then, and the device is opened again
         except (ValueError, OSError, RuntimeError) as error:
             writer.write(error=_message(error))
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import signal
 import subprocess
 import time
@@ -25,7 +24,7 @@ from zoo.common.journal import load_json
 from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.ui.folders import CHANGES_NAME, CONSOLE_NAME, Folders
-from zoo.ui.processes.command import zoo_program
+from zoo.ui.processes.command import kill_tree, zoo_program
 
 log = logging.getLogger(__name__)
 
@@ -151,11 +150,11 @@ class TrainingQueue:
         record = read_record(folder)
         if record is None or not record.is_running():
             raise ValueError(f"{run} has no running process that the page started")
-        with contextlib.suppress(ProcessLookupError):
-            if record.stopping:
-                os.killpg(record.pid, signal.SIGKILL)
-            else:
-                os.kill(record.pid, signal.SIGTERM)
+        if record.stopping:
+            kill_tree(record.pid)
+        else:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(record.pid).terminate()
         write_record(folder, replace(record, stopping=True))
 
     def is_busy(self, run: str) -> bool:

@@ -236,14 +236,16 @@ def find_key_in_message(message: str, keys: Iterable[str]) -> str | None:
 
 
 def describe_key(arguments: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return `help`, `type` and `choices` of a key; {} where its section or class describes none.
+    """Return `help`, `type` and `choices` of a key; {} where its section or class does not describe it.
 
     Args:
         arguments: by section or class, then by name.
         values: of the config by key; they tell which class stands where.
     """
     names = key.split(".")
-    for length in range(len(names) - 1, 0, -1):
+    if names[-1] == "class_path":
+        return {"help": "the class that stands here; its arguments follow"}
+    for length in range(len(names) - 1, -1, -1):
         owner = ".".join(names[:length]).removesuffix(".init_args")
         described = arguments.get(str(values.get(f"{owner}.class_path", owner)), {})
         name = ".".join(names[length:])
