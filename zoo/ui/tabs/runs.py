@@ -47,7 +47,7 @@ class RunsTab:
                 self.count = ui.label().props("role=status")
                 self.compare = ui.button("Compare", on_click=self._compare).props("no-caps dense unelevated")
                 ui.button("Delete …", on_click=self._delete_selected).props("no-caps dense outline color=negative")
-            self.search = ui.input("Filter: name, label, tag, recipe, state").props("outlined dense clearable")
+            self.search = ui.input("Filter the table").props("outlined dense clearable")
             columns = [
                 {"name": name, "label": name.capitalize(), "field": field or name, "sortable": True, "align": "left"}
                 | ({":format": f"(value, row) => row.{name}"} if field else {})

@@ -1,0 +1,179 @@
+"""The tab Train in a browser: a form is edited, started and stopped; what is shown at the press is what is trained."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("nicegui", reason="needs the extra `ui`")
+
+from tests.ui.browser import PATIENCE, check_layout, open_page, pick
+from tests.ui.serving import Server
+from zoo.common.configs import load_yaml
+from zoo.common.systems import first_comment, list_systems, recipe_root
+from zoo.ui.tabs.config_edits import equal_values, flatten_values, read_value
+from zoo.ui.tabs.config_form import CONTROLS
+
+pytestmark = pytest.mark.browser
+NUMBERS = {"Steps": 1, "Batch size": 4, "Log interval": 50, "Seed": 99, "Checkpoint interval": 99, "Warm-up steps": 9}
+READY = ".train-buttons:not([inert]) button:not([disabled])"
+# What the page shows, read in the moment of the press.
+PRESS = """() => {
+    const shown = {};
+    for (const e of document.querySelectorAll('.train input[aria-label]'))
+        if (!e.closest('.hidden')) shown[e.getAttribute('aria-label')] = e.value;
+    const start = [...document.querySelectorAll('.train-buttons button')].find(e => e.textContent.includes('Start'));
+    const ready = start !== undefined && !start.disabled && !start.closest('[inert]');
+    if (ready) start.click();
+    return {ready, shown};
+}"""
+
+
+def wait_for_form(page: Any, recipe: str) -> None:
+    page.locator(".train-about").get_by_text(first_comment(recipe_root() / f"{recipe}.yaml")[:40]).wait_for()
+    page.locator(READY).first.wait_for()
+
+
+def write(page: Any, label: str, text: str) -> None:
+    """Write into a field until it holds the text: a menu that closes may take the focus."""
+    field = page.get_by_label(label, exact=True)
+    while field.input_value() != text:
+        field.fill(text)
+
+
+def run_names(server: Server) -> set[str]:
+    runs = server.folder / "runs"
+    return {str(path.parent.relative_to(runs)) for path in runs.glob("*/*/*/process.json")}
+
+
+def wait_for_run(page: Any, server: Server, before: set[str]) -> str:
+    end = time.monotonic() + PATIENCE / 1000
+    while not (new := run_names(server) - before):
+        assert time.monotonic() < end, page.locator(".train").inner_text()
+        page.wait_for_timeout(100)
+    (run,) = new
+    return run
+
+
+def test_a_recipe_is_edited_started_and_stopped(server: Server, browser: Any) -> None:
+    """In a folder that holds folders named like keys of the config."""
+    problems: list[str] = []
+    (server.folder / "data" / "speech").mkdir()
+    page = open_page(browser, server, problems)
+    wait_for_form(page, "hifigan/smoke")
+    page.get_by_text(f"put their folder into {server.folder / 'data'}").wait_for()
+    write(page, "Batch size", "0")
+    page.get_by_role("alert").get_by_text("expected a number above 0").wait_for()
+    write(page, "Batch size", "2")
+    page.get_by_text("Every key and value is valid.").wait_for()
+    write(page, "Steps", "100000")
+    page.get_by_role("button", name="Every key").click()
+    page.get_by_label("Search keys").fill("wandb project")
+    page.locator(".train-tree .q-tree__node-header", has_text="project: zoo").click()
+    page.get_by_label("Value (YAML)").fill("trainer")  # a text that is the name of a folder, and no path
+    page.get_by_label("Another key").fill("model.init_args.loss_weights.g/mel=30")
+    page.keyboard.press("Enter")
+    page.locator(".train-differences td", has_text="g/mel").wait_for()
+    page.get_by_text("Every key and value is valid.").wait_for()
+    check_layout(page, "train")
+    page.get_by_role("button", name="Start training").click()
+    run = wait_for_run(page, server, set())
+    folder = server.folder / "runs" / run
+    page.get_by_role("button", name="Stop", exact=True).wait_for()
+    page.get_by_text("of 100000").wait_for()
+    while not list(folder.glob("metrics.csv")):
+        page.wait_for_timeout(200)
+    config = load_yaml((folder / "config.yaml").read_text())
+    assert config["wandb"]["project"] == "trainer" and config["model"]["init_args"]["loss_weights"]["g/mel"] == 30
+    assert config["data"]["init_args"]["batch_size"] == 2
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.locator(".zoo-status").get_by_text("stopped").wait_for()
+
+    page.get_by_role("tab", name="Train").click()  # the page opens on what was used last
+    pick(page, "System", "flow")
+    wait_for_form(page, "flow/smoke")
+    page.goto(server.home)
+    page.get_by_role("tab", name="Train").click()
+    wait_for_form(page, "flow/smoke")
+    assert problems == []
+
+
+def test_a_form_takes_no_press_once_another_is_chosen(server: Server, browser: Any) -> None:
+    problems: list[str] = []
+    page = open_page(browser, server, problems)
+    wait_for_form(page, "hifigan/smoke")
+    process = psutil.Process(server.process.pid)
+    for label, option in (("System", "flow"), ("Machine", "cpu")):
+        process.suspend()
+        pick(page, label, option)
+        early = page.evaluate(PRESS)
+        process.resume()
+        assert not early["ready"]
+        wait_for_form(page, "flow/smoke")
+    assert run_names(server) == set() and problems == []
+
+
+def check_run(server: Server, run: str, shown: dict[str, str]) -> None:
+    """A run's config is what the form has shown."""
+    system, recipe, _ = run.split("/")
+    assert (shown["System"].partition(" ")[0], shown["Recipe"]) == (system, recipe)
+    file, end = server.folder / "runs" / run / "config.yaml", time.monotonic() + PATIENCE / 1000
+    while not file.is_file():
+        assert time.monotonic() < end, (file.parent / "console.log").read_text()
+        time.sleep(0.2)
+    text = file.read_text()
+    assert f"# recipe: {system}/{recipe}\n" in text
+    values = flatten_values(load_yaml(text))
+    controls = {control.label: control.find_key(values) for control in CONTROLS}
+    compared = {label: key for label, key in controls.items() if key is not None and label in shown}
+    assert len(compared) > 10
+    for label, key in compared.items():
+        if isinstance(values[key], bool):
+            continue
+        expected = None if shown[label] == "not set" else read_value(shown[label])
+        assert equal_values(values[key], expected), (run, label, values[key], shown[label])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_twenty_starts_of_random_recipes_with_random_edits(server: Server, browser: Any) -> None:
+    problems: list[str] = []
+    page = open_page(browser, server, problems)
+    seed = int(time.time())
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    recipes = [path for system in list_systems() for path in system.recipes if path.stem.startswith("smoke")]
+    runs: dict[str, dict[str, str]] = {}
+    for _ in range(20):
+        recipe: Path = rng.choice(recipes)
+        page.get_by_role("tab", name="Train").click()
+        page.locator(READY).first.wait_for()
+        pick(page, "System", recipe.parent.name)
+        page.locator(READY).first.wait_for()
+        pick(page, "Recipe", recipe.stem)
+        wait_for_form(page, f"{recipe.parent.name}/{recipe.stem}")
+        for label in ["Steps", *rng.sample(list(NUMBERS)[1:], 2)]:
+            if page.get_by_label(label, exact=True).count():
+                if not page.get_by_label(label, exact=True).is_visible():
+                    page.get_by_role("button", name="Intervals").click()
+                write(page, label, str(rng.randint(1, NUMBERS[label])))
+        page.wait_for_timeout(rng.choice([0, 1500]))  # before and after the parser has answered
+        pressed = page.evaluate(PRESS)
+        assert pressed["ready"], pressed
+        page.locator('[role=tab][aria-selected=true]:has-text("Watch")').wait_for()
+        run = page.get_by_role("combobox", name="Run", exact=True).input_value().partition(" ")[0]
+        runs[run] = pressed["shown"]
+    assert len(runs) == 20
+    for run, shown in runs.items():
+        check_run(server, run, shown)
+    end = time.monotonic() + 600
+    while any(
+        "zoo" in " ".join(child.cmdline()) and "fit" in child.cmdline()
+        for child in psutil.Process(server.process.pid).children()
+    ):
+        assert time.monotonic() < end
+        time.sleep(1)
+    assert problems == []
