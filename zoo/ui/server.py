@@ -49,8 +49,8 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="zoo-ui-", ignore_cleanup_errors=True) as temp:
         folders = Folders(Path.cwd(), runs, data, Path(temp))
         app = build_app(folders, access, child_environment(token_env), max_upload_mib * 2**20, at_once)
-        shown = access.value if token is None else f"(the value of ${token_env})"
-        print(f"zoo: open http://{HOSTS[0]}:{port}/?token={shown}", flush=True)
+        value = access.value if token is None else f"(the value of ${token_env})"
+        print(f"zoo: open http://{HOSTS[0]}:{port}/?token={value}", flush=True)
         print("zoo: Ctrl-C ends the page; trainings that run continue, those that wait are dropped", flush=True)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2,

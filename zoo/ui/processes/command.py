@@ -106,7 +106,7 @@ class JsonProcess:
         """Send a line; starts the process unless it runs."""
         await self.start()
         assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended; `receive` tells why
+        with contextlib.suppress(ConnectionError):  # it has ended: `receive` raises the reason
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             await self._process.stdin.drain()
 

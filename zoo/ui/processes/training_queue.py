@@ -194,7 +194,7 @@ class TrainingQueue:
             )  # fmt: skip
         try:
             write_record(folder, ProcessRecord(process.pid, psutil.Process(process.pid).create_time(), command))
-        except (OSError, psutil.Error):  # nobody could stop it
+        except (OSError, psutil.Error):  # without a record no page could stop it
             process.kill()
             process.wait()
             raise

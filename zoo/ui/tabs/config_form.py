@@ -172,7 +172,7 @@ class ConfigForm:
 
     def _add_tree(self) -> None:
         self.search = ui.input("Search keys, values and their help", on_change=self._refresh_tree)
-        self.search.props("outlined dense clearable debounce=200")
+        self.search.classes("zoo-wide").props("outlined dense clearable debounce=200")
         self.count = ui.label().classes("zoo-small").props('role="status"')
         with ui.element().classes("train-tree"):
             self.tree = ui.tree([], on_select=self._open_key, on_expand=lambda: None).props("dense no-selection-unset")
@@ -186,7 +186,7 @@ class ConfigForm:
                 ui.label("Choose a key to see what it means and to edit it.").classes("zoo-small")
         self.addition = ui.input("Another key").props("outlined dense").on("keydown.enter", self._add_key)
         self.addition.props('hint="key=value and Enter, such as model.init_args.loss_weights.g/mel=30"')
-        self.addition.without_auto_validation()
+        self.addition.classes("zoo-wide").without_auto_validation()
 
     def describe(self, key: str) -> dict[str, Any]:
         """Return the description of a key's argument."""

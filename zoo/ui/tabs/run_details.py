@@ -48,7 +48,7 @@ class RunDetails:
 
     Args:
         show_list: returns to the list.
-        delete: asks and deletes runs; tells whether they are gone.
+        delete: confirms and deletes runs; returns whether they are gone.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class RunDetails:
         await self._run_command("export", str(target), *(["--onnx=true"] if self.onnx.value else []))
 
     async def _run_command(self, command: str, *options: str) -> None:
-        """Run a command on the chosen checkpoint and show what it prints; its exit code tells whether it failed."""
+        """Run a command on the chosen checkpoint and show its output and whether it failed, by its exit code."""
         run = self.run
         try:
             path = self.app.folders.checkpoint(run, self.checkpoint.value)

@@ -105,7 +105,7 @@ class RunsTab:
         await self.delete([row.name for row in self._selected()])
 
     async def delete(self, names: list[str]) -> bool:
-        """Delete runs when the user confirms it; tells whether they are gone."""
+        """Delete runs when the user confirms it; returns whether they are gone."""
         rows = [self.app.index.rows[name] for name in names if name in self.app.index.rows]
         titles = [f"{row.title} ({row.name})" if row.notes.label else row.name for row in rows]
         text = f"{', '.join(titles)}: {format_bytes(sum(row.size for row in rows))}. This cannot be undone."

@@ -96,7 +96,7 @@ class WatchTab:
 
     async def _resume(self) -> None:
         row = self.app.index.rows[self.page.run]
-        options = await ask_for_more(row.info) if row.state == "finished" else ()
+        options = await request_more_steps(row.info) if row.state == "finished" else ()
         if options is not None:
             try:
                 self.app.queue.resume(row.name, options)
@@ -199,8 +199,8 @@ class WatchTab:
             self.reason.show("bad", content.reason)
 
 
-async def ask_for_more(info: RunInfo) -> list[str] | None:
-    """Ask how much longer a finished run trains; returns the option of `zoo fit`, None when the user cancels."""
+async def request_more_steps(info: RunInfo) -> list[str] | None:
+    """Request how much longer a finished run trains; returns the option of `zoo fit`, None when the user cancels."""
     key, unit, done = ("max_steps", "steps", info.total or info.step)
     if info.epochs and not info.total:
         key, unit, done = ("max_epochs", "epochs", info.epochs)
