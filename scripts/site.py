@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _SOUND = re.compile(r'<a href="([^"]+\.mp3)">([^<]*)</a>')
 _ANIMATION = re.compile(r'<img ([^>]*)src="([^"]+)\.gif"([^>]*)>')
-# for callers in Python who name no part: what `import zoo` gives, and how a package registers parts of its own
+# functions of `import zoo`, and how a package registers its classes
 CALLED = {
     "zoo.load": "zoo.runs.load:load",
     "zoo.common.registry.register_components": "zoo.common.registry:register_components",
@@ -107,7 +107,7 @@ def _page_link(match: re.Match[str]) -> str:
 def _top(name: str) -> str:
     """A file of the repository's top as a page: links that it has into docs/ lead from here, others are named."""
 
-    def moved(match: re.Match[str]) -> str:
+    def move_links(match: re.Match[str]) -> str:
         mark, text, target = match.groups()
         if target.startswith(("http", "#")):
             return match[0]
@@ -115,7 +115,7 @@ def _top(name: str) -> str:
             return f"{mark}[{text}]({target.removeprefix('docs/')})"
         return f"[{text}](changelog.md)" if target == "CHANGELOG.md" else f"{text} (`{target}`)"
 
-    return _LINK.sub(moved, (ROOT / name).read_text(encoding="utf-8"))
+    return _LINK.sub(move_links, (ROOT / name).read_text(encoding="utf-8"))
 
 
 def _start() -> str:
@@ -133,11 +133,11 @@ def _commands() -> str:
     lines = ["# Commands", "", "`zoo COMMAND --help` tells the same at the terminal. `fit`, `validate`, `test` and"]
     lines += ["`predict` take every key of a [recipe](../recipes/hifigan.md) as an option, too.", ""]
     for name, about in TRAINER_COMMANDS.items():
-        told, _, usage = about.partition(": ")
-        lines += [f"## zoo {name}", "", f"{told[:1].upper()}{told[1:]}:", ""]
+        sentence, _, usage = about.partition(": ")
+        lines += [f"## zoo {name}", "", f"{sentence[:1].upper()}{sentence[1:]}:", ""]
         lines += [f"    zoo {each.strip()}" for each in usage.split(" | ")] + [""]
     for name, tool in sorted(find_tools().items()):
-        lines += [f"## zoo {name}", "", _plain(docstring(tool.path)), ""]
+        lines += [f"## zoo {name}", "", _strip_markup(docstring(tool.path)), ""]
     return "\n".join(lines)
 
 
@@ -149,11 +149,11 @@ def docstring(place: str) -> str:
     return function.partition('"""')[2].partition('"""')[0]
 
 
-def _plain(text: str) -> str:
+def _strip_markup(text: str) -> str:
     """A docstring's first part as text and its arguments as a table."""
     about, _, rest = text.partition("\n    Args:\n")
-    found = re.findall(r"^ {8}(\*?\w+): (.*(?:\n {12}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
-    rows = [f"| `{name.lstrip('*')}` | {_cell(' '.join(said.split()))} |" for name, said in found]
+    matches = re.findall(r"^ {8}(\*?\w+): (.*(?:\n {12}.*)*)", rest.partition("\n\n")[0], re.MULTILINE)
+    rows = [f"| `{name.lstrip('*')}` | {_cell(' '.join(description.split()))} |" for name, description in matches]
     table = ["", "| argument | meaning |", "|---|---|", *rows] if rows else []
     return "\n".join([inspect.cleandoc(about).strip(), *table])
 
@@ -162,9 +162,11 @@ def _called() -> str:
     lines = ["# zoo", "", "What is called from Python and no part of a recipe.", ""]
     for name, place in CALLED.items():
         lines += [f"## {name}", "", f"`{name}({', '.join(inspect.signature(import_function(place)).parameters)})`", ""]
-        lines += [_plain(docstring(place)), ""]
+        lines += [_strip_markup(docstring(place)), ""]
         sections = [each.split(None, 1) for each in docstring(place).split("\n\n")[2:] if each.strip()]
-        lines += [line for title, said in sections for line in (f"**{title}** {' '.join(said.split())}", "")]
+        lines += [
+            line for title, description in sections for line in (f"**{title}** {' '.join(description.split())}", "")
+        ]
     return "\n".join(lines)
 
 
@@ -188,12 +190,11 @@ def _recipe(name: str, path: Path) -> list[str]:
     values, arguments = flatten(config), describe_config(config)
     lines = [f"## {name}", "", read_description(path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
-        shown = json.dumps(value, ensure_ascii=False)
-        meaning = re.sub(
-            r":\w+:(?=`)", "", describe_key(arguments, values, key)["help"]
-        )  # roles of reStructuredText in Lightning's texts
+        formatted = json.dumps(value, ensure_ascii=False)
+        description = describe_key(arguments, values, key)["help"]
+        meaning = re.sub(r":\w+:(?=`)", "", description)  # roles of reStructuredText in Lightning's texts
         parts = re.sub(r"(?<=[./])", "<wbr>", html.escape(key))
-        lines.append(f'| <code class="key">{parts}</code> | `{_cell(shown)}` | {_cell(meaning)} |')
+        lines.append(f'| <code class="key">{parts}</code> | `{_cell(formatted)}` | {_cell(meaning)} |')
     return [*lines, ""]
 
 

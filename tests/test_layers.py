@@ -35,14 +35,19 @@ LAYERS = {
 }
 # The modules of a system by height. A module imports those below it and those of its height.
 MODULES = {
-    **dict.fromkeys("nets losses process diffusion envs aggregation rendering rollout".split(), 0),
+    **dict.fromkeys("nets losses process diffusion envs aggregation answers rendering rollout".split(), 0),
     "data": 1,
-    **dict.fromkeys("task task_vae task_distill validation_samples pretrain inference collecting".split(), 2),
+    "options": 1,
+    **dict.fromkeys(
+        """task task_vae task_autoencoder task_distill pretrain_task validation_samples validation_texts inference
+        loss_monitor collecting""".split(),
+        2,
+    ),
     "evaluation": 3,
     "convert": 4,
     "commands": 5,
 }
-TRAINS = ("task", "task_vae", "task_distill", "pretrain")
+TRAINS = ("task", "task_vae", "task_autoencoder", "task_distill", "pretrain_task")
 NOT_TRAINED = ("inference", "evaluation", "convert", "commands")
 
 

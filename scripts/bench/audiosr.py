@@ -26,6 +26,7 @@ from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, Sampler
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import concat
+from zoo.audiosr.options import RestoreOptions
 from zoo.cli.trainer import ZooCLI
 from zoo.common.build import build
 from zoo.common.systems import recipe_root
@@ -106,7 +107,9 @@ def restore(settings: Settings) -> list[Finding]:
     audio = SyntheticSpeech(16000, seconds=(seconds, seconds)).utterance(0)
     findings = []
     for scale in (3.5, 1.0):
-        restorer = Restorer(**middle_parts(), sampler=DPMSolver(settings.few(15, 1)), guidance_scale=scale)
+        restorer = Restorer(
+            **middle_parts(), restore=RestoreOptions(DPMSolver(settings.few(15, 1)), guidance_scale=scale)
+        )
         cost = median(interleave({"restore": partial(restorer, audio, 16000)}, settings.few(2, 1), 0)["restore"])
         details = {"by wall time": cost.wall / seconds, "seconds": seconds}
         name = f"real-time factor, DPM-Solver++ 15, guidance {scale:g}"

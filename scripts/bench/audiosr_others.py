@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.audiosr.data.cutoff import detect
+from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.datamodule import SuperResolutionData
 from zoo.audiosr.data.simulate import lowpass
 from zoo.audiosr.nets.denoiser import concat
@@ -68,8 +68,8 @@ class OriginalStep:
             )
         t = torch.randint(self.diffusion.steps, (len(target),))
         noise = torch.randn_like(target)
-        encoded = None if self.net.global_encoder is None else self.net.encode_clip(high)
-        output = self.net(concat(self.diffusion.noised(target, noise, t), condition), t, encoded=encoded)
+        context = None if self.net.global_encoder is None else self.net.encode_clip(high)
+        output = self.net(concat(self.diffusion.add_noise(target, noise, t), condition), t, context=context)
         loss = nn.functional.mse_loss(output, self.diffusion.target(target, noise, t))
         self.loss = loss.item()
         loss.backward()
@@ -87,7 +87,9 @@ class OriginalStep:
             room = max(crops.recordings.length(index) - crops.segment_samples, 0)
             audio, _ = crops.recordings.read(index, int(self.rng.integers(room + 1)), crops.segment_samples)
             high = np.pad(audio, (0, crops.segment_samples - len(audio)))
-            cutoff_hz = float(np.clip(detect(high, crops.sample_rate), _CUTOFF_HZ, 0.45 * crops.sample_rate))
+            cutoff_hz = float(
+                np.clip(share_cutoff(spectrum(high), crops.sample_rate), _CUTOFF_HZ, 0.45 * crops.sample_rate)
+            )
             low = lowpass(high, crops.sample_rate, round(cutoff_hz, -2), order=8, resample=True)
             pairs.append([self.features(torch.from_numpy(each)[None, None]) for each in (high, low)])
         highs, lows = zip(*pairs, strict=True)

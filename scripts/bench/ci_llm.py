@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
 from scripts.bench.tools import Costs, Finding, Settings, command, in_folders, interleave, times_as_fast
-from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.likelihood import losses
-from zoo.ci_llm.losses.objective import objective
+from zoo.ci_llm.losses.objective import CrowdObjective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput, Mode
+from zoo.ci_llm.nets.crowd import Crowd, Mode
 from zoo.cli.trainer import ZooCLI
 
 Init = Literal["lora", "normal"]
@@ -57,11 +56,13 @@ def decoding(settings: Settings) -> list[Finding]:
     findings = []
     for rows in (1, 4):
         ids, mask = _texts(rows, PROMPT_TOKENS)
-        found: dict[str, Tensor] = {}
+        measured: dict[str, Tensor] = {}
         ways = {"batched": generate_batched, "sequential": generate_sequential}
-        runs = {name: partial(_keep, found, name, partial(way, crowd, ids, mask, steps)) for name, way in ways.items()}
+        runs = {
+            name: partial(_keep, measured, name, partial(way, crowd, ids, mask, steps)) for name, way in ways.items()
+        }
         costs = interleave(runs, settings.few(15, 1))
-        same = float((found["batched"] == found["sequential"]).float().mean())
+        same = float((measured["batched"] == measured["sequential"]).float().mean())
         details = {"new tokens": steps, "share of equal tokens": same}
         findings.append(_times("decoding", rows, costs, 3.0 if rows == 1 else None, details))
     return findings
@@ -87,13 +88,13 @@ def peft(settings: Settings) -> list[Finding]:
     findings = []
     for rows in (1, 4):
         ids, mask = _texts(rows, PROMPT_TOKENS)
-        found: dict[str, Tensor] = {}
+        measured: dict[str, Tensor] = {}
         runs = {
-            "batched": partial(_keep, found, "batched", partial(generate_batched, crowd, ids, mask, steps)),
-            "peft": partial(_keep, found, "peft", partial(other.generate, ids, mask, steps)),
+            "batched": partial(_keep, measured, "batched", partial(generate_batched, crowd, ids, mask, steps)),
+            "peft": partial(_keep, measured, "peft", partial(other.generate, ids, mask, steps)),
         }
         costs = interleave(runs, settings.few(15, 1))
-        same = float((found["batched"] == found["peft"]).float().mean())
+        same = float((measured["batched"] == measured["peft"]).float().mean())
         details = {"new tokens": steps, "share of equal tokens": same}
         findings.append(_times("decoding", rows, costs, 2.0 if rows == 1 else None, details))
         passes = {"batched": partial(_forward, crowd, ids, mask), "peft": partial(other.logits, ids, mask)}
@@ -112,7 +113,7 @@ class Training:
 
     Args:
         crowd: that is trained.
-        ids: texts (B, T), learned as a whole.
+        ids: texts (B, T), shifted_labels as a whole.
         mask: of them.
 
     Attributes:
@@ -120,7 +121,8 @@ class Training:
     """
 
     def __init__(self, crowd: Crowd, ids: Tensor, mask: Tensor) -> None:
-        self.crowd, self.ids, self.mask = crowd.train(), ids, mask
+        self.crowd = crowd.train()
+        self.batch = {"input_ids": ids, "attention_mask": mask, "labels": ids}
         self.optimizer = torch.optim.AdamW(crowd.agents.parameters(), 1e-4)
         self.diversity = Diversity(0.01, strategy="answer_mean")
         self.first = float("nan")
@@ -129,22 +131,13 @@ class Training:
     def __call__(self) -> None:
         """Take a step."""
         self.optimizer.zero_grad()
-        loss = objective(self.crowd, self.ids, self.mask, self._task, self._represent, self._penalty, hidden=True)
+        loss = CrowdObjective(self.batch, self.diversity, self.steps).compute(self.crowd)
         if not self.steps:
             self.first = float(loss.total.detach())
         loss.total.backward()
         nn.utils.clip_grad_norm_(self.crowd.agents.parameters(), 1.0)
         self.optimizer.step()
         self.steps += 1
-
-    def _task(self, logits: Tensor, members: range) -> Tensor:
-        return losses(logits, self.ids)
-
-    def _represent(self, output: CrowdOutput, members: range) -> Tensor:
-        return self.diversity.represent(output.logits, output.hidden, self.mask, self.ids)
-
-    def _penalty(self, points: Tensor) -> Tensor:
-        return self.diversity.loss(self.diversity.value(points, self.steps), self.steps)
 
 
 def generate_batched(crowd: Crowd, ids: Tensor, mask: Tensor, steps: int) -> Tensor:
@@ -157,19 +150,14 @@ def _forward(crowd: Crowd, ids: Tensor, mask: Tensor) -> Tensor:
     return crowd(ids, mask)
 
 
-def _keep(found: dict[str, Any], name: str, run: Callable[[], Any]) -> None:
-    found[name] = run()
+def _keep(measured: dict[str, Any], name: str, run: Callable[[], Any]) -> None:
+    measured[name] = run()
 
 
 def _texts(rows: int, length: int) -> tuple[Tensor, Tensor]:
     """Random texts (B, T) without padding."""
     ids = torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(0))
     return ids, torch.ones_like(ids)
-
-
-def _numbers(batches: Iterable[Sequence[tuple[int, int]]]) -> list[list[int]]:
-    """Numbers of the texts of each batch."""
-    return [[index for _, index in batch] for batch in batches]
 
 
 def _times(name: str, rows: int, costs: Costs, at_least: float | None, details: dict[str, Any]) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.ci_llm.aggregation.aggregator import aggregate, uniform_log_weights
+from zoo.ci_llm.aggregation import aggregate, uniform_log_weights
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
 
@@ -63,7 +63,7 @@ def generate_sequential(crowd: Crowd, ids: Tensor, mask: Tensor, steps: int) -> 
     def read(tokens: Tensor, mask: Tensor) -> Tensor:
         parts = []
         for number, cache in enumerate(caches):
-            with crowd.only(number):
+            with crowd.select_agents(number):
                 parts.append(crowd.outputs(tokens, mask, cache=cache, logits_to_keep=1).logits)
         return torch.cat(parts)
 

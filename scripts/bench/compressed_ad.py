@@ -20,7 +20,7 @@ from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.baselines import oracle_return
-from zoo.compressed_ad.envs.grids import BatchedEnv, Darkroom
+from zoo.compressed_ad.envs.grids import BatchedGrids, Darkroom
 from zoo.compressed_ad.losses import cross_entropy
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
@@ -184,25 +184,25 @@ def cut(batches: Iterator[Steps], seed: int = 0) -> Iterator[Steps]:
         yield steps.slice(0, int(torch.randint(1, steps.length + 1, (), generator=generator)))
 
 
-def _walk(envs: BatchedEnv | PythonEnvs, actions: Sequence[Any]) -> None:
+def _walk(envs: BatchedGrids | PythonEnvs, actions: Sequence[Any]) -> None:
     """Take one step after the other."""
     step = envs.step
     for each in actions:
         step(each)
 
 
-def _play(found: dict[str, Rollout], name: str, play: Callable[[], Rollout]) -> None:
-    found[name] = play()
+def _play(measured: dict[str, Rollout], name: str, play: Callable[[], Rollout]) -> None:
+    measured[name] = play()
 
 
 def _times_as_many(
     name: str, costs: dict[str, list[Cost]], units: dict[str, int], what: str, at_least: float | None
 ) -> Finding:
     """How much the first of two contestants does in the time of the second, by processor time."""
-    ours, other = ([cost / units[key] for cost in found] for key, found in costs.items())
-    ratio = ratios(other, ours)
-    rates = {f"{key}, {what}/s": units[key] / median(found).cpu for key, found in costs.items()}
-    details = {"by wall time, x": ratio.wall, **rates, "rounds": len(ours)}
+    zoo_policy, other = ([cost / units[key] for cost in measured] for key, measured in costs.items())
+    ratio = ratios(other, zoo_policy)
+    rates = {f"{key}, {what}/s": units[key] / median(measured).cpu for key, measured in costs.items()}
+    details = {"by wall time, x": ratio.wall, **rates, "rounds": len(zoo_policy)}
     return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
 
 

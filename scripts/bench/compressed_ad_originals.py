@@ -1,4 +1,4 @@
-"""What the original does, written anew: environments as Python objects, and a loss on the last action."""
+"""The original, written from its description: environments as Python objects, and a loss on the last action."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PythonDarkroom:
         return self.state.copy(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, int, bool, bool, dict[str, Any]]:
-        """Act; tells where that led, the reward, whether the episode ended (twice), and an empty record."""
+        """Act; return the observation, the reward, whether the episode ended (twice), and an empty record."""
         self.state = np.clip(self.state + self.moves[action], 0, self.size - 1)
         self.time += 1
         done = self.time >= self.horizon
@@ -49,7 +49,7 @@ class PythonDarkroom:
 
 
 class PythonEnvs:
-    """Environments that a loop steps one after the other, and that begin anew by themselves.
+    """Environments that a loop steps one after the other, and that restart after an episode.
 
     Args:
         environments: any number.

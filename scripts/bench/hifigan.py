@@ -58,7 +58,7 @@ def overhead(settings: Settings) -> list[Finding]:
     ]
     steps, rounds = settings.few(20, 10), settings.few(9, 3)
     costs = _against_trainer(settings, "smoke", PlainStep, rounds, steps, warmup=10)
-    added = median([ours - plain for ours, plain in zip(costs["trainer"], costs["other"], strict=True)])
+    added = median([zoo_result - plain for zoo_result, plain in zip(costs["trainer"], costs["other"], strict=True)])
     details = {"by wall time, ms": 1000 * added.wall, **cpu_ms(costs), "steps": rounds * steps}
     return [*findings, Finding("added processor time a step, smoke", 1000 * added.cpu, "ms", details=details)]
 

@@ -1,6 +1,6 @@
 """What our HiFi-GAN is measured against: training steps as plain loops, and the original's loading of data.
 
-Written anew from the paper and the description of the original's script, for the benchmarks only.
+Written from the paper and the description of the original's script, for the benchmarks only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zoo.training.adversarial import Output, adversarial_loss, discriminator_los
 
 
 class Step(ABC):
-    """One training step without Lightning, on copies of a task's nets with optimizers of its own.
+    """One training step without Lightning, on copies of a task's nets with other optimizers.
 
     Args:
         task: gives nets, front ends, optimizers and loss weights.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from scripts.bench.tools import Cost, Finding, command, interleave, median, peak_memory, times_as_fast
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.inference.restore import Restorer
+from zoo.miipher.inference.restorer import Restorer
 from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
@@ -122,7 +122,7 @@ class AdapterStep:
 
 
 class OriginalStep(AdapterStep):
-    """The original's order of work, written anew from its description.
+    """The original's order of work, written from its description.
 
     All blocks run for prediction and target; the target comes from a second copy of the backbone; padding counts as
     speech, for there is no mask, and the loss is one mean over everything.
@@ -142,18 +142,21 @@ class OriginalStep(AdapterStep):
 def step(size: Size) -> list[Finding]:
     """The adapter's training step with the truncated and with the whole backbone, same masks and clips."""
     clips = made_clips([size.seconds[0], size.seconds[0] * 5 / 6])
-    steps = {"truncated": AdapterStep(_cleaner(size)), "whole": AdapterStep(_cleaner(size, whole=True))}
+    steps = {"truncated": AdapterStep(_cleaner(size)), "whole": AdapterStep(_cleaner(size, full=True))}
     costs = interleave({name: partial(each, clips) for name, each in steps.items()}, size.rounds(11))
     return [times_as_fast("adapter step, whole backbone to truncated", costs, at_least=1.15)]
 
 
 def original(size: Size) -> list[Finding]:
     """Our step and batches against the original's order of work, on the same clips."""
-    ours, theirs = AdapterStep(_cleaner(size)), OriginalStep(size)
-    held = {"ours": _weight_mib(ours.cleaner), "original": _weight_mib(theirs.cleaner, theirs.extractor)}
+    zoo, other = AdapterStep(_cleaner(size)), OriginalStep(size)
+    held_out = {
+        "ours": _weight_mib(zoo.cleaner),
+        "original": _weight_mib(other.cleaner, other.extractor),
+    }
     equal = made_clips([size.seconds[0]] * 2)
-    costs = interleave({"ours": partial(ours, equal), "original": partial(theirs, equal)}, size.rounds(7))
-    weights = {f"MiB of weights, {name}": mib for name, mib in held.items()}
+    costs = interleave({"ours": partial(zoo, equal), "original": partial(other, equal)}, size.rounds(7))
+    weights = {f"MiB of weights, {name}": mib for name, mib in held_out.items()}
     findings = [times_as_fast("order of work, clips of one length", costs, **weights)]
     batch, seconds = 4, made_seconds(12, size.seconds[1], longest=3 * size.seconds[1])
     clips = made_clips(seconds)
@@ -164,7 +167,10 @@ def original(size: Size) -> list[Finding]:
         for start in range(0, len(order), batch):
             train([clips[index] for index in order[start : start + batch]])
 
-    runs = {"ours": partial(epoch, orders["ours"], ours), "original": partial(epoch, orders["original"], theirs)}
+    runs = {
+        "ours": partial(epoch, orders["ours"], zoo),
+        "original": partial(epoch, orders["original"], other),
+    }
     costs = interleave(runs, size.rounds(3), warmup=0)
     padding = {f"padding, {name}, %": padding_percent(seconds, order, batch) for name, order in orders.items()}
     name = f"order of work and batches, {len(clips)} clips, batch {batch}"
@@ -204,8 +210,8 @@ def made_clips(seconds: Sequence[float] | np.ndarray) -> list[Tensor]:
 
 def made_seconds(count: int, middle: float, longest: float) -> np.ndarray:
     """Lengths as in a corpus of read sentences: log-normal around a median, sigma 0.6, from a fifth of it on."""
-    drawn = np.random.default_rng(0).lognormal(math.log(middle), 0.6, count)
-    return np.clip(drawn, middle / 5, longest)
+    sampled = np.random.default_rng(0).lognormal(math.log(middle), 0.6, count)
+    return np.clip(sampled, middle / 5, longest)
 
 
 def padding_percent(lengths: np.ndarray, order: Sequence[int], batch: int) -> float:
@@ -214,9 +220,9 @@ def padding_percent(lengths: np.ndarray, order: Sequence[int], batch: int) -> fl
     return 100 * (1 - batches.mean() / batches.max(axis=1).mean())
 
 
-def _cleaner(size: Size, whole: bool = False, **options: Any) -> Cleaner:
+def _cleaner(size: Size, full: bool = False, **options: Any) -> Cleaner:
     torch.manual_seed(0)
-    backbone = WholeBackbone(size) if whole else Backbone(size.layer, config=size.config, **options)
+    backbone = WholeBackbone(size) if full else Backbone(size.layer, config=size.config, **options)
     return Cleaner(backbone, ParallelAdapters(size.hidden_dim))
 
 

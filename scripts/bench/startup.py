@@ -39,8 +39,8 @@ def parsing(quick: bool) -> list[Finding]:
                 (_cpu("-m", "zoo", *args, f"--trainer.default_root_dir={folder}/{turn}"), _cpu(*IMPORTS))
                 for turn in range(1 if quick else 5)
             ]
-        ratio = statistics.median(ours / imports for ours, imports in pairs)
-        details = {"cpu_seconds": statistics.median(ours for ours, _ in pairs)}
+        ratio = statistics.median(zoo_result / imports for zoo_result, imports in pairs)
+        details = {"cpu_seconds": statistics.median(zoo_result for zoo_result, _ in pairs)}
         findings.append(Finding(" ".join(args), ratio, "times `import torch, lightning`", at_most=1.2, details=details))
     return findings
 

@@ -184,9 +184,9 @@ def median(costs: Sequence[Cost]) -> Cost:
 
 def times_as_fast(name: str, costs: Costs, at_least: float | None = None, **more: Any) -> Finding:
     """How often the first of two contestants runs while the second runs once, by processor time."""
-    ours, other = costs.values()
-    ratio = ratios(other, ours)
-    details = {"by wall time, x": ratio.wall, **cpu_ms(costs), **more, "rounds": len(ours)}
+    zoo_result, other = costs.values()
+    ratio = ratios(other, zoo_result)
+    details = {"by wall time, x": ratio.wall, **cpu_ms(costs), **more, "rounds": len(zoo_result)}
     return Finding(name, ratio.cpu, "x", at_least=at_least, details=details)
 
 
@@ -288,9 +288,9 @@ def command(system: str, benchmarks: Mapping[str, Callable[[bool], Sequence[Find
 
 
 def train_once(folder: Path, arguments: Sequence[str], quick: bool = False) -> None:
-    """Run `zoo fit` in a process of its own until the folder's run is finished.
+    """Run `zoo fit` in another process until the folder's run is finished.
 
-    A run that was killed goes on from its last checkpoint, one that is still being trained is waited for.
+    A killed run resumes from its last checkpoint; a run that another process trains is waited for.
 
     Args:
         folder: of the run, as the arguments say.
@@ -336,12 +336,12 @@ def show(title: str, findings: Sequence[Finding]) -> None:
         table.add_column(column, justify="right" if column == "value" else "left", overflow="fold")
     for each in findings:
         result = {None: "", True: "[green]met[/]", False: "[red]missed[/]"}[each.passed]
-        details = ", ".join(f"{key} {_short(value)}" for key, value in each.details.items())
-        table.add_row(each.name, f"{_short(each.value)} {each.unit}", each.target, result, details)
+        details = ", ".join(f"{key} {_format_short(value)}" for key, value in each.details.items())
+        table.add_row(each.name, f"{_format_short(each.value)} {each.unit}", each.target, result, details)
     Console().print(table)
 
 
-def _short(value: Any) -> str:
+def _format_short(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
@@ -372,7 +372,7 @@ S = TypeVar("S", bound=Settings)
 def in_folders(
     benchmarks: Mapping[str, Callable[[S], Sequence[Finding]]], settings: Callable[[Path, bool], S]
 ) -> dict[str, Callable[[bool], Sequence[Finding]]]:
-    """Give each benchmark a temporary folder of its own, for `scripts.bench.tools.command`.
+    """Give each benchmark a temporary folder, for `scripts.bench.tools.command`.
 
     Args:
         benchmarks: by name.

@@ -1,4 +1,4 @@
-"""What super-resolution learns: python -m scripts.evidence.audiosr [FOLDER] writes its clips; see `all.py`."""
+"""What super-resolution learns: python -m scripts.evidence.audiosr [FOLDER] writes its clips; see `run.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from zoo.audio.io import files
-from zoo.audiosr.evaluation.evaluate import (
+from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate
+from zoo.audiosr.evaluation.report import (
     CEILING,
     HF_BANDS,
     LINEAR,
@@ -23,8 +24,6 @@ from zoo.audiosr.evaluation.evaluate import (
     RESTORED,
     UNPROCESSED,
     Evaluation,
-    Settings,
-    evaluate,
 )
 from zoo.common.systems import recipe_root
 
@@ -128,7 +127,7 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
         yield folder, arguments
 
 
-def gather(run: Path, quick: bool = False) -> dict[str, float]:
+def measure(run: Path, quick: bool = False) -> dict[str, float]:
     """Evaluate a run of `demo` on its validation clips; tables, sounds and images go into its `evidence/`.
 
     Args:
@@ -141,8 +140,8 @@ def gather(run: Path, quick: bool = False) -> dict[str, float]:
     evaluations = {}
     for name, sampler in SAMPLERS.items():
         chosen = {**sampler, "init_args": {"steps": 2}} if quick and sampler else sampler
-        settings = Settings(keep=2 if name == RECIPE else 0, options={"sampler": chosen} if chosen else {})
-        evaluations[name] = evaluate(run, run / FOLDER / name, settings)
+        options = EvaluationOptions(keep=2 if name == RECIPE else 0, restore={"sampler": chosen} if chosen else {})
+        evaluations[name] = evaluate(run, run / FOLDER / name, options)
     means = {name: _means(each.rows) for name, each in evaluations.items()}
     recipe, slow, fast = (means[name] for name in (RECIPE, "ddim", "dpm"))
     figures = {

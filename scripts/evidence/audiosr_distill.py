@@ -1,4 +1,4 @@
-"""What a distilled diffusion restores in few steps: figures of one seed's runs; see `all.py`."""
+"""What a distilled diffusion restores in few steps: figures of one seed's runs; see `run.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from scripts.evidence import audiosr
-from zoo.audiosr.data.items import Grid
-from zoo.audiosr.diffusion.samplers import DDIM, Sampler, conditioned, row_noise
-from zoo.audiosr.evaluation.evaluate import RESTORED, Evaluation, Settings, evaluate, make_grid, recipe_data
+from zoo.audiosr.data.crops import ValidationGrid
+from zoo.audiosr.diffusion.samplers import DDIM, Sampler, conditional_predictor, row_noise
+from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate, load_recipe_data, make_grid
+from zoo.audiosr.evaluation.report import RESTORED, Evaluation
 from zoo.audiosr.inference.restore import Restorer
-from zoo.audiosr.nets.features import whole_mel
+from zoo.audiosr.nets.features import crop_to_multiple
 from zoo.blocks.autoencoder import posterior_mean
 from zoo.common.systems import recipe_root
 from zoo.runs.load import load
@@ -36,7 +37,7 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
     yield root / STAGE, [*arguments, f"--model.init_args.teacher.init_args.source={run}"]
 
 
-def gather(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
+def measure(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
     """Compare a student's few steps with many of its teacher, and with as few of its teacher.
 
     Args:
@@ -44,16 +45,16 @@ def gather(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
         teacher: that of its teacher.
         quick: one clip, few steps.
     """
-    student, steps = _restorer(run), _restorer(run).settings.sampler.steps
+    student, steps = _restorer(run), _restorer(run).sampler.steps
     many = 4 if quick else TEACHER_STEPS
     most = 1 if quick else None
     found = {}
     for name, folder, count in (("student", run, steps), ("teacher", teacher, many), ("undistilled", teacher, steps)):
         sampler = {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": count}}
-        settings = Settings(max_items=most, keep=0, options={"sampler": sampler})
+        settings = EvaluationOptions(max_items=most, keep=0, restore={"sampler": sampler})
         found[name] = _lsd(evaluate(folder, run / audiosr.FOLDER / name, settings))
-    recipe = recipe_data(run, Settings())
-    grid = make_grid(recipe, Settings(max_items=most), student.sample_rate)
+    recipe = load_recipe_data(run, EvaluationOptions())
+    grid = make_grid(recipe, EvaluationOptions(max_items=most), student.sample_rate)
     way = {name: _distances(each, _restorer(teacher), grid, DDIM(many)) for name, each in
            (("student", student), ("undistilled", _restorer(teacher, steps)))}  # fmt: skip
     means = {name: fmean(each) for name, each in way.items()}
@@ -67,7 +68,7 @@ def gather(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
 
 def _restorer(run: Path, steps: int | None = None) -> Restorer:
     """A run of the diffusion, with its own sampler or so many steps of DDIM."""
-    options: dict[str, Any] = {} if steps is None else {"sampler": DDIM(steps)}
+    options: dict[str, Any] = {} if steps is None else {"restore": {"sampler": DDIM(steps)}}
     model = load(run, **options)
     if not isinstance(model, Restorer):
         raise ValueError(f"{run} is a {type(model).__name__}: name a run of the diffusion stage")
@@ -79,12 +80,12 @@ def _lsd(evaluation: Evaluation) -> float:
     return fmean(float(row["lsd"]) for row in rows)
 
 
-def _distances(model: Restorer, teacher: Restorer, grid: Grid, sampler: Sampler) -> list[float]:
+def _distances(model: Restorer, teacher: Restorer, grid: ValidationGrid, sampler: Sampler) -> list[float]:
     """RMS distances of a model's latents to those of a teacher's sampler from the same noise, an item each."""
     found = []
     for number in range(len(grid)):
         low = grid[number]["low"][None]
-        ours, wanted = _latents(model, low, model.settings.sampler, number), _latents(teacher, low, sampler, number)
+        ours, wanted = _latents(model, low, model.sampler, number), _latents(teacher, low, sampler, number)
         found.append(math.sqrt(float((ours - wanted).square().mean())))
     return found
 
@@ -92,12 +93,12 @@ def _distances(model: Restorer, teacher: Restorer, grid: Grid, sampler: Sampler)
 @torch.inference_mode()
 def _latents(model: Restorer, low: Tensor, sampler: Sampler, seed: int) -> Tensor:
     """What a model makes of a clip (1, 1, T) in the scale of the net, (1, C, H, W)."""
-    mel = whole_mel(model.features(low), model.autoencoder.factor * model.net.unet.factor)
+    mel = crop_to_multiple(model.features(low), model.autoencoder.factor * model.net.unet.factor)
     encoder = model.condition_autoencoder or model.autoencoder
     condition = posterior_mean(encoder.encode(mel)) * model.net.latent_scale
-    settings = model.settings
-    predict = conditioned(
-        model.net, condition, model.net.encode_clip(mel), settings.guidance_scale, settings.guidance_rescale
+    options = model.restore
+    predict = conditional_predictor(
+        model.net, condition, model.net.encode_clip(mel), options.guidance_scale, options.guidance_rescale
     )
     noises = row_noise([seed], condition.shape[1:])
     return sampler.sample(predict, next(noises), model.diffusion, noises)

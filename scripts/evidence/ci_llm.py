@@ -1,4 +1,4 @@
-"""What a crowd of agents brings: the runs of the demo and their likelihoods; `all.py` trains and judges them."""
+"""What a crowd of agents brings: the runs of the demo and their likelihoods; `run.py` trains and judges them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plan(root: Path, seed: int) -> Iterator[tuple[Path, list[str]]]:
         yield folder, [*arguments, *(f"--{key}={value}" for key, value in changed.items())]
 
 
-def gather(root: Path, seed: int, quick: bool = False) -> dict[str, float]:
+def measure(root: Path, seed: int, quick: bool = False) -> dict[str, float]:
     """Evaluate the runs of a seed on the demo's test questions; return mean negative log-likelihoods by name.
 
     Args:

@@ -1,4 +1,4 @@
-"""What in-context policies have learned: figures of one seed's runs on goals that were never trained; see `all.py`."""
+"""What in-context policies have learned: figures of one seed's runs on goals that were never trained; see `run.py`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.common.systems import recipe_root
-from zoo.compressed_ad.collecting.collect import env_of
+from zoo.compressed_ad.collecting.collect import recipe_env
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
-from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_agent, split_of
+from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME, evaluate, load_agent, split_tasks
 from zoo.compressed_ad.evaluation.report import source_curve
 from zoo.compressed_ad.inference import pairs
 from zoo.runs.run_folder import find_config
@@ -74,7 +74,7 @@ class Arm(NamedTuple):
         return float(after)
 
 
-def gather_demo(run: Path, shuffled: Path, mixed: Path, quick: bool = False) -> Figures:
+def measure_demo(run: Path, shuffled: Path, mixed: Path, quick: bool = False) -> Figures:
     """Evaluate runs of `demo` on held-out goals.
 
     Args:
@@ -93,7 +93,7 @@ def gather_demo(run: Path, shuffled: Path, mixed: Path, quick: bool = False) -> 
     return figures | arm.baselines()
 
 
-def gather_demo_9x9(run: Path, quick: bool = False) -> Figures:
+def measure_demo_9x9(run: Path, quick: bool = False) -> Figures:
     """Evaluate a run of `demo_9x9` on held-out goals, and the histories that it learned from."""
     arm = play(run, LARGE, quick=quick)
     source = demonstrated(run, arm.facts)
@@ -101,7 +101,7 @@ def gather_demo_9x9(run: Path, quick: bool = False) -> Figures:
     return figures | arm.baselines()
 
 
-def gather_memory(latents: Path, none: Path, sliding: Path, quick: bool = False) -> Figures:
+def measure_memory(latents: Path, none: Path, sliding: Path, quick: bool = False) -> Figures:
     """Evaluate the arms of `demo_memory`: the same window, and what lies before it compressed, forgotten, or slid out.
 
     Raises:
@@ -116,7 +116,7 @@ def gather_memory(latents: Path, none: Path, sliding: Path, quick: bool = False)
     return figures
 
 
-def gather_chain(cad: Path, scratch: Path, ad: Path, quick: bool = False) -> Figures:
+def measure_chain(cad: Path, scratch: Path, ad: Path, quick: bool = False) -> Figures:
     """Evaluate the arms of `demo_chain` on held-out goals: the same window on the same histories of PPO.
 
     Args:
@@ -143,14 +143,14 @@ def gather_chain(cad: Path, scratch: Path, ad: Path, quick: bool = False) -> Fig
     return figures
 
 
-def gather_points(run: Path, mixed: Path, quick: bool = False) -> Figures:
+def measure_points(run: Path, mixed: Path, quick: bool = False) -> Figures:
     """Evaluate runs of `demo_points` on held-out goals; `mixed` is the control that has nothing to learn from."""
     return _rises(run, mixed, POINTS, quick)
 
 
-def gather_lakes(run: Path, mixed: Path, quick: bool = False) -> Figures:
-    """Evaluate runs of `demo_lakes` on held-out lakes, as `gather_points` does, and the histories learned from."""
-    env = env_of(recipe_root() / "compressed_ad" / "demo_lakes.yaml")
+def measure_lakes(run: Path, mixed: Path, quick: bool = False) -> Figures:
+    """Evaluate runs of `demo_lakes` on held-out lakes, as `measure_points` does, and the histories learned from."""
+    env = recipe_env(recipe_root() / "compressed_ad" / "demo_lakes.yaml")
     source = demonstrated(run, play(run, env, quick=quick).facts)
     learned = {f"{LEARNED}, first episode": source[0], f"{LEARNED}, last episode": source[-1]}
     return _rises(run, mixed, env, quick) | learned
@@ -165,10 +165,10 @@ def _rises(run: Path, mixed: Path, env: Env, quick: bool) -> Figures:
 
 
 def _play_control(run: Path, env: Env, shuffle: bool, mix: bool, quick: bool) -> Arm:
-    data = _data_of(run)
+    windows = _data_of(run)["windows"]
     for key, expected in (("shuffle_episodes", shuffle), ("mix_tasks", mix)):
-        if data.get(key, False) is not expected:
-            raise ValueError(f"{run}: data.init_args.{key} is {not expected}, expected {expected} here")
+        if windows[key] is not expected:
+            raise ValueError(f"{run}: data.init_args.windows.{key} is {not expected}, expected {expected} here")
     return play(run, env, quick=quick)
 
 
@@ -205,7 +205,7 @@ def demonstrated(run: Path, facts: Mapping[str, Any]) -> list[float]:
     if data["root"] is not None:
         return source_curve(Path(data["root"]), facts)
     demonstrator: EpsilonCurriculum = build(data["demonstrator"])
-    tasks, seeds = pairs(demonstrator.env, split_of(run, demonstrator.env, facts["split"])[0], range(SEEDS))
+    tasks, seeds = pairs(demonstrator.env, split_tasks(run, demonstrator.env, facts["split"])[0], range(SEEDS))
     rewards = demonstrator.histories(tasks, seeds).rewards
     return rewards.unflatten(1, (demonstrator.episodes, -1)).sum(2).double().mean(0).tolist()
 
@@ -213,7 +213,7 @@ def demonstrated(run: Path, facts: Mapping[str, Any]) -> list[float]:
 def _data_of(run: Path) -> dict[str, Any]:
     """Return the arguments of the data that a run was trained on."""
     arguments = load_yaml(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
-    if not {"root", "demonstrator", "shuffle_episodes"} <= arguments.keys():
+    if not {"root", "demonstrator", "windows"} <= arguments.keys():
         raise ValueError(f"{run} was not trained on histories (zoo.compressed_ad.HistoryData)")
     return dict(arguments)
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from zoo.ci_llm.losses.distances import pairwise_divergences
 from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.likelihood import IGNORED, learned, losses
-from zoo.ci_llm.losses.metrics import taken
+from zoo.ci_llm.losses.likelihood import IGNORED, losses, shifted_labels
+from zoo.ci_llm.losses.metrics import gather_log_probs
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import LearningBackbone
 from zoo.ci_llm.nets.crowd import Crowd
@@ -62,16 +62,16 @@ class Arm(NamedTuple):
 
     Attributes:
         count: agents.
-        rank: of each, or one for all.
+        rank: of each.
         batch: examples of each agent in a step.
         steps: of training.
         data: "shared" (the same batches for all), "own" (batches of their own), "splits" (parts of the data).
-        prompts: each agent reads prompts of its own.
+        prompts: each agent reads other prompts.
         weight: of the diversity term.
     """
 
     count: int = COUNT
-    rank: int | list[int] = RANK
+    rank: int = RANK
     batch: int = BATCH
     steps: int = STEPS
     data: str = "own"
@@ -85,7 +85,6 @@ ARMS = {
     "seeds and order": Arm(),
     "splits": Arm(data="splits"),
     "prompts": Arm(prompts=True),
-    "ranks": Arm(rank=[1, 2, 4, 9]),
     "diversity": Arm(data="shared", weight=0.03),
     "one, equal size": ONE,
     "one, larger batches": ONE._replace(batch=COUNT * BATCH),
@@ -100,14 +99,14 @@ class Texts:
 
     Attributes:
         ids: (..., N, T) int64.
-        labels: likewise, -100 beside answers.
+        labels: likewise, -100 outside answers.
     """
 
     ids: Tensor
     labels: Tensor = field(repr=False)
 
     @classmethod
-    def of(cls, pairs: Pairs, prompt: str = "") -> Texts:
+    def from_pairs(cls, pairs: Pairs, prompt: str = "") -> Texts:
         """Rows of characters' numbers, padded on the right."""
         rows = [([*map(CHARACTERS.index, prompt + one)], [*map(CHARACTERS.index, other)]) for one, other in pairs]
         width = max(len(one) + len(other) for one, other in rows)
@@ -133,7 +132,7 @@ def pretrained(pairs: Pairs, seed: int, steps: int) -> LearningBackbone:
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32,
         "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1,
     }  # fmt: skip
-    backbone, texts = LearningBackbone(config, seed), Texts.of(pairs)
+    backbone, texts = LearningBackbone(config, seed), Texts.from_pairs(pairs)
     optimizer = torch.optim.AdamW(backbone.parameters(), NEAR_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, NEAR_RATE, steps)
     for numbers in _orders(len(pairs), NEAR_BATCH, steps, seed):
@@ -150,8 +149,8 @@ def pretrained(pairs: Pairs, seed: int, steps: int) -> LearningBackbone:
 @torch.no_grad()
 def exact(backbone: LearningBackbone, pairs: Pairs) -> float:
     """The share of pairs that a backbone answers rightly."""
-    texts = Texts.of(pairs)
-    targets = learned(texts.labels)
+    texts = Texts.from_pairs(pairs)
+    targets = shifted_labels(texts.labels)
     predicted = backbone(input_ids=texts.ids, attention_mask=texts.mask).logits.argmax(-1)
     return float(((predicted == targets) | (targets == IGNORED)).all(-1).float().mean())
 
@@ -169,9 +168,7 @@ def _orders(count: int, batch: int, steps: int, seed: int) -> Iterator[Tensor]:
 
 def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Crowd:
     """Agents that have learnt pairs the arm's way."""
-    ranks = arm.rank if isinstance(arm.rank, list) else [arm.rank] * arm.count
-    alphas: list[float] = [2.0 * rank for rank in ranks]
-    agents = Agents(arm.count, ranks, alphas, "all-linear", dropout=0.0, seed=seed)
+    agents = Agents(arm.count, arm.rank, 2 * arm.rank, "all-linear", dropout=0.0, seed=seed)
     crowd = Crowd(copy.deepcopy(backbone), agents).train()
     texts = _read(arm, pairs)
     apart = len(pairs) // arm.count if arm.data == "splits" else 0
@@ -203,8 +200,8 @@ def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Cr
 def _read(arm: Arm, pairs: Pairs) -> list[Texts]:
     """The texts as each agent reads them."""
     if not arm.prompts:
-        return [Texts.of(pairs)] * arm.count
-    return [Texts.of(pairs, PROMPTS[agent]) for agent in range(arm.count)]
+        return [Texts.from_pairs(pairs)] * arm.count
+    return [Texts.from_pairs(pairs, PROMPTS[agent]) for agent in range(arm.count)]
 
 
 @torch.no_grad()
@@ -212,12 +209,12 @@ def scores(crowd: Crowd, arm: Arm, pairs: Pairs) -> dict[str, float]:
     """NLL in nats a character and the share of right answers: of the mean of the predictions, and of the agents."""
     texts = _read(arm, pairs)
     ids = torch.stack([each.ids for each in texts])  # (K, N, T)
-    targets = learned(texts[0].labels)
+    targets = shifted_labels(texts[0].labels)
     counted = targets != IGNORED
     log_probs = crowd(ids, (ids != 0).long()).float().log_softmax(-1)
     mixture = log_probs.logsumexp(0, keepdim=True) - math.log(len(log_probs))
     everyone = torch.cat([mixture, log_probs])  # the crowd, then the agents
-    nll = -taken(everyone, targets.clamp(min=0))[:, counted].mean(-1)
+    nll = -gather_log_probs(everyone, targets.clamp(min=0))[:, counted].mean(-1)
     right = ((everyone.argmax(-1) == targets) | ~counted).all(-1).float().mean(-1)  # (1 + K,)
     kl = pairwise_divergences(log_probs[:, counted], "kl").mean() if len(log_probs) > 1 else torch.zeros(())
     return {
@@ -232,16 +229,16 @@ def scores(crowd: Crowd, arm: Arm, pairs: Pairs) -> dict[str, float]:
 
 def compare(seed: int, quick: bool = False) -> dict[str, float]:
     """Every arm's scores on both tasks, as `<task>, <arm>: <score>`."""
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for task, make in TASKS.items():
         near, new = make(random.Random(seed))
         backbone = pretrained(near, seed, 2 if quick else NEAR_STEPS)
-        found[f"{task}, backbone on what is near: exact"] = exact(backbone, near)
+        scores[f"{task}, backbone on what is near: exact"] = exact(backbone, near)
         for name, arm in ARMS.items():
             taught = arm._replace(steps=2) if quick else arm
             crowd = trained(backbone, taught, new[:TRAIN], seed)
-            kept = scores(crowd, arm, new[TRAIN : TRAIN + TEST])
-            found |= {f"{task}, {name}: {score}": value for score, value in kept.items()}
-        best = min(found[f"{task}, {name}: NLL"] for name in EQUAL_COMPUTE)
-        found[f"{task}, one LoRA of equal size and compute: NLL"] = best
-    return found
+            selected = scores(crowd, arm, new[TRAIN : TRAIN + TEST])
+            scores |= {f"{task}, {name}: {score}": value for score, value in selected.items()}
+        best = min(scores[f"{task}, {name}: NLL"] for name in EQUAL_COMPUTE)
+        scores[f"{task}, one LoRA of equal size and compute: NLL"] = best
+    return scores

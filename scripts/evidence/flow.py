@@ -1,4 +1,4 @@
-"""What flow matching runs have learned: figures of one seed's runs; see `all.py`."""
+"""What flow matching runs have learned: figures of one seed's runs; see `run.py`."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Digits:
     def controls(self) -> dict[str, dict[str, float]]:
         """Figures of the controls, and of as many real training images as there are samples: the floor."""
         assert self.train.labels is not None
-        found = {}
+        figures = {}
         for name, (images, labels) in control_sets(self.train.images(), self.train.labels, self.labels).items():
             if name != "train":
-                found[name] = self.comparison(images, labels)
-        return {"real": self.floor(), **found}
+                figures[name] = self.comparison(images, labels)
+        return {"real": self.floor(), **figures}
 
     def held_out_accuracy(self) -> float:
         """Share of the held-out images that the classifier takes for their label."""
@@ -94,13 +94,13 @@ def digits_of(run: Path, cache: Path | None = Path("runs/cache"), quick: bool = 
     data = load_yaml(find_config(run).read_text(encoding="utf-8"))["data"]["init_args"]
     if data.get("root") is not None or "image_resolution" not in data:
         raise ValueError(f"{run} was not trained on scikit-learn's digits")
-    train, held = read_digits(data["val_every"], data["split_seed"], data["image_resolution"], data["channels"])
-    assert train.labels is not None and held.labels is not None
-    labels = matching_labels(held.labels, FEW_SAMPLES if quick else SAMPLES)
+    train, held_out = read_digits(data["val_every"], data["split_seed"], data["image_resolution"], data["channels"])
+    assert train.labels is not None and held_out.labels is not None
+    labels = matching_labels(held_out.labels, FEW_SAMPLES if quick else SAMPLES)
     if len(train) < len(labels):
         raise ValueError(f"{run}: the floor needs {len(labels)} training images, its split has {len(train)}")
     classifier = cached_digits_classifier(train.images(), train.labels, 0, cache)
-    return Digits(Comparison(held, classifier, train, QUICK, cache), train, labels, 1 if quick else draws)
+    return Digits(Comparison(held_out, classifier, train, QUICK, cache), train, labels, 1 if quick else draws)
 
 
 def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 1.0) -> dict[str, float]:
@@ -113,7 +113,7 @@ def figures_of(sampler: Sampler, digits: Digits, solver: Solver, scale: float = 
     return _mean(figures)
 
 
-def gather_digits(run: Path, quick: bool = False) -> dict[str, float]:
+def measure_digits(run: Path, quick: bool = False) -> dict[str, float]:
     """Evaluate a run of `demo_digits` beside controls.
 
     Raises:
@@ -136,7 +136,7 @@ def gather_digits(run: Path, quick: bool = False) -> dict[str, float]:
     }
 
 
-def gather_swissroll(assigned: Path, transport: Path, distilled: Path, quick: bool = False) -> dict[str, float]:
+def measure_swissroll(assigned: Path, transport: Path, distilled: Path, quick: bool = False) -> dict[str, float]:
     """Measure the Chamfer distance of points from three runs of `demo_swissroll` to the set.
 
     Args:

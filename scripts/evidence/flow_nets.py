@@ -1,4 +1,4 @@
-"""Transformer against U-Net at equal processor time, and few steps: figures of one seed's runs; see `all.py`."""
+"""Transformer against U-Net at equal processor time, and few steps: figures of one seed's runs; see `run.py`."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def glyphs_of(run: Path, quick: bool = False) -> tuple[Digits, Digits]:
         raise ValueError(f"{run} was not trained on glyphs")
     data: ImageData = build(settings)
     data.setup("fit")
-    train, held = (_samples(items, data.classes) for items in (data.train_set, data.val_set))
-    assert train.labels is not None and held.labels is not None
+    train, held_out = (_samples(items, data.classes) for items in (data.train_set, data.val_set))
+    assert train.labels is not None and held_out.labels is not None
     judge = train_digits_classifier(train.images(), train.labels, 0, 1 if quick else JUDGE_EPOCHS)
-    labels = matching_labels(held.labels, FEW_SAMPLES if quick else SAMPLES)
+    labels = matching_labels(held_out.labels, FEW_SAMPLES if quick else SAMPLES)
     draws = 1 if quick else DRAWS
-    shapes = Digits(Comparison(held, judge, train, QUICK), train, labels, draws)
-    return shapes, Digits(Comparison(held, Colours(), train, ("frechet",)), train, labels, draws)
+    shapes = Digits(Comparison(held_out, judge, train, QUICK), train, labels, draws)
+    return shapes, Digits(Comparison(held_out, Colours(), train, ("frechet",)), train, labels, draws)
 
 
 def _samples(items: Items, classes: list[str]) -> SampleSet:
@@ -73,7 +73,7 @@ def _samples(items: Items, classes: list[str]) -> SampleSet:
     return SampleSet(to_pixels(images), labels, classes)
 
 
-def gather(
+def measure(
     digits_unet: Path,
     digits_dit: Path,
     glyphs_unet: Path,
@@ -91,7 +91,7 @@ def gather(
     floor = digits.floor()["frechet"]
     values: dict[str, float] = {}
     for name, run in (("U-Net", digits_unet), ("DiT", digits_dit)):
-        values |= _named(f"digits, {name}", figures_of(load_sampler(run), digits, Solver("euler", STEPS)), floor)
+        values |= _with_prefix(f"digits, {name}", figures_of(load_sampler(run), digits, Solver("euler", STEPS)), floor)
     values |= _glyphs(glyphs_unet, glyphs_dit, quick)
     for data in ("digits", "glyphs"):
         dit, unet = (values[f"{data}, {net}: Fréchet to the floor's"] for net in ("DiT", "U-Net"))
@@ -99,7 +99,7 @@ def gather(
     for name, run, budgets in (("Euler", digits_dit, FEW), ("MeanFlow", meanflow, FEW), ("distilled", distilled, (1,))):
         sampler = load_sampler(run)
         for steps in budgets:
-            values |= _named(f"{name} {steps}", figures_of(sampler, digits, Solver("euler", steps)), floor)
+            values |= _with_prefix(f"{name} {steps}", figures_of(sampler, digits, Solver("euler", steps)), floor)
     euler, mean_flow = ([values[f"{name} {steps}: {FLOOR}"] for steps in FEW] for name in ("Euler", "MeanFlow"))
     for steps, slow, fast in zip(FEW, euler, mean_flow, strict=True):
         values[f"{steps} evaluation{'s' * (steps > 1)}: Fréchet MeanFlow to Euler"] = fast / slow
@@ -114,12 +114,12 @@ def _glyphs(unet: Path, dit: Path, quick: bool) -> dict[str, float]:
     values = {"glyphs: held-out images, accuracy": shapes.held_out_accuracy()}
     for name, run in (("U-Net", unet), ("DiT", dit)):
         sampler = load_sampler(run)
-        values |= _named(f"glyphs, {name}", figures_of(sampler, shapes, Solver("euler", STEPS)), floor)
+        values |= _with_prefix(f"glyphs, {name}", figures_of(sampler, shapes, Solver("euler", STEPS)), floor)
         frechet = figures_of(sampler, colours, Solver("euler", STEPS))["frechet"]
         values[f"glyphs, {name}: Fréchet of colours to the floor's"] = frechet / colours_floor
     return values
 
 
-def _named(name: str, figures: Mapping[str, float], floor: float) -> dict[str, float]:
+def _with_prefix(name: str, figures: Mapping[str, float], floor: float) -> dict[str, float]:
     values = {f"{name}: {FLOOR}": figures["frechet"] / floor}
     return values | {f"{name}: {figure}": figures[figure] for figure in FIGURES}

@@ -1,4 +1,4 @@
-"""What a vocoder's run has learned: figures of one seed's runs; see `all.py`."""
+"""What a vocoder's run has learned: figures of one seed's runs; see `run.py`."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def synthesize(trained: Vocoder, untrained: Vocoder, audio: np.ndarray) -> dict[
     }
 
 
-def score(found: np.ndarray, wanted: np.ndarray, mel: LogMel) -> dict[str, float]:
+def score(prediction: np.ndarray, target: np.ndarray, mel: LogMel) -> dict[str, float]:
     """Distances of two signals (T,): mean absolute difference of log-mels, multi-resolution STFT distance."""
-    one, other = (torch.from_numpy(np.ascontiguousarray(signal))[None, None] for signal in (found, wanted))
+    one, other = (torch.from_numpy(np.ascontiguousarray(signal))[None, None] for signal in (prediction, target))
     values = (mel_l1(mel, one, other), multi_resolution_stft(one, other))
     return dict(zip(MEASURES, map(float, values), strict=True))
 
 
-def gather(run: Path, quick: bool = False) -> dict[str, float]:
+def measure(run: Path, quick: bool = False) -> dict[str, float]:
     """Measure the fall of `val/mel_l1` over a run, and copy synthesis of the first held-out clip (10 s at most).
 
     Args:

@@ -1,4 +1,4 @@
-"""What three Miipher-2 runs have learned: figures of one seed's runs; see `all.py`."""
+"""What three Miipher-2 runs have learned: figures of one seed's runs; see `run.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo.common.build import build
 from zoo.common.configs import load_yaml
 from zoo.miipher.data.clips import Pairs
 from zoo.miipher.data.datamodule import VocoderSegments
-from zoo.miipher.inference.restore import Restorer
+from zoo.miipher.inference.restorer import Restorer
 from zoo.miipher.nets.families import SAMPLE_RATE
 from zoo.runs.load import load
 from zoo.runs.metrics_csv import read_metrics
@@ -38,7 +38,7 @@ class Timbre(MetricModel):
     """Cosine of the long-term cepstra of a recording and its clean counterpart, a small stand-in for a speaker encoder.
 
     Mean and deviation of 13 mel cepstra over the frames in which the clean recording speaks: of the vocal tract, as the
-    first systems of speaker verification had it (Furui, 1981), but of noise, room and band as well. It tells whether a
+    first systems of speaker verification had it (Furui, 1981), but of noise, room and band as well. It shows whether a
     restoration has the recording's average colour. It knows no identities: whether listeners, or an encoder trained on
     thousands of speakers, take both for one person it cannot say.
     """
@@ -57,12 +57,14 @@ class Timbre(MetricModel):
         ]  # (13, F)
         frames = min(each.shape[1] for each in cepstra)
         power = torch.from_numpy(reference)[: len(reference) // frames * frames].reshape(frames, -1).square().mean(1)
-        speaks = power >= power.max() * 10 ** (-SPEECH_DB / 10)
-        found, wanted = (torch.cat([x.mean(1), x.std(1)]) for x in (each[:, :frames][:, speaks] for each in cepstra))
-        return {"timbre": float(torch.cosine_similarity(found, wanted, 0))}
+        is_speech = power >= power.max() * 10 ** (-SPEECH_DB / 10)
+        prediction, target = (
+            torch.cat([x.mean(1), x.std(1)]) for x in (each[:, :frames][:, is_speech] for each in cepstra)
+        )
+        return {"timbre": float(torch.cosine_similarity(prediction, target, 0))}
 
 
-def gather(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick: bool = False) -> dict[str, float]:
+def measure(adapter: Path, pretrain: Path, finetune: Path, draws: int = 4, quick: bool = False) -> dict[str, float]:
     """Collect what three runs show, and restore held-out clips into `<finetune>/evidence`.
 
     Args:

@@ -18,7 +18,7 @@ from zoo.audio.inference import as_audio
 from zoo.audio.io import files
 from zoo.audiosr.inference.reconstruct import Reconstructor
 from zoo.blocks.autoencoder import AutoencoderKL
-from zoo.miipher.inference.restore import FeatureExtractor
+from zoo.miipher.inference.features import FeatureExtractor
 from zoo.runs.export import AUDIO_USAGE
 from zoo.runs.inference.base import Inference
 

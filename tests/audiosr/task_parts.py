@@ -17,7 +17,7 @@ from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder
 from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
-from zoo.audiosr.task import DiffusionTask
+from zoo.audiosr.task import DiffusionTask, ValidationOptions
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import item_seed
 
@@ -44,14 +44,15 @@ def denoiser(fusion: Any = "none", **settings: Any) -> Denoiser:
     return Denoiser(unet, None if width is None else GlobalEncoder(32, 8, 2, 1, width, 16))
 
 
-def task(net: Denoiser | None = None, **settings: Any) -> DiffusionTask:
+def task(net: Denoiser | None = None, restore_items: int = 0, **settings: Any) -> DiffusionTask:
+    sampler = settings.pop("validation_sampler", None)
     settings = {
         "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
         "features": features(),
         "diffusion": CosineDiffusion(),
         "losses": {"latent": Latent()},
         "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-        "restore_items": 0,
+        "validation": ValidationOptions(restore_items, sampler),
         **settings,
     }
     return DiffusionTask(net or denoiser(), **settings)

@@ -25,13 +25,10 @@ def test_cache_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str
     recipe = tmp_path / "recipe.yaml"
     text = (
         "data:\n  class_path: zoo.audiosr.SuperResolutionData\n  init_args:\n"
-        f"    root: {tmp_path / 'in'}\n    cache: {tmp_path / 'cache'}\n    sample_rate: {RATE}\n"
+        f"    root: {tmp_path / 'in'}\n    corpus: {{cache: {tmp_path / 'cache'}}}\n    sample_rate: {RATE}\n"
         "    simulation: {class_path: zoo.audiosr.Simulation, init_args: {cutoff_hz: [2000, 4000]}}\n"
     )
     recipe.write_text(text)
     assert cli.main(["cache", str(recipe)]) == 0
     assert "2 clips for training" in capsys.readouterr().out
     assert len(list((tmp_path / "cache").glob("*/audio.i16"))) == 1
-    recipe.write_text(text + "    cache_mode: none\n")
-    assert cli.main(["cache", str(recipe)]) == 1
-    assert "cache_mode" in capsys.readouterr().err

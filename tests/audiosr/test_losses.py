@@ -12,18 +12,18 @@ from zoo.audiosr.losses import (
     KL,
     AutoencoderStep,
     CleanLatent,
+    DiffusionStep,
     Latent,
     MelL1,
     MultiResolutionSTFT,
     Reconstruction,
-    Step,
-    checked,
+    validate_losses,
     weighted_sum,
 )
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 
 
-def step(t: list[int], error: float = 0.0, vocoder: bool = True, **changes: Any) -> Step:
+def step(t: list[int], error: float = 0.0, vocoder: bool = True, **changes: Any) -> DiffusionStep:
     """A step whose prediction is off by `error` everywhere."""
     torch.manual_seed(0)
     diffusion = CosineDiffusion()
@@ -32,17 +32,17 @@ def step(t: list[int], error: float = 0.0, vocoder: bool = True, **changes: Any)
     parts: dict[str, Any] = {
         "output": (target + error).requires_grad_(),
         "target": target,
-        "noisy": diffusion.noised(latent, noise, times),
+        "noisy": diffusion.add_noise(latent, noise, times),
         "latent": latent,
-        "t": times,
-        "place": torch.zeros(len(t)),
+        "times": times,
+        "positions": torch.zeros(len(t)),
         "diffusion": diffusion,
         "scale": torch.tensor(2.0),
         "autoencoder": FrozenAutoencoder(config=AUTOENCODER),
         "features": features(),
         "vocoder": FrozenVocoder(config=VOCODER) if vocoder else None,
     }
-    return Step(**{**parts, **changes})
+    return DiffusionStep(**{**parts, **changes})
 
 
 def test_latent_distances() -> None:
@@ -67,35 +67,23 @@ def test_perfect_prediction_costs_nothing_as_sound() -> None:
 
 
 def test_sound_of_little_noise_only_on_a_crop_decoded_once() -> None:
-    made = step([10, 500, 99, 100], error=1.0, place=torch.tensor([0.0, 0.0, 0.999, 0.0]))
+    made = step([10, 500, 99, 100], error=1.0, positions=torch.tensor([0.0, 0.0, 0.999, 0.0]))
     mel, stft = MelL1(0.1, 8), MultiResolutionSTFT(0.1, 8)
     total = mel(made) + stft(made)
     assert len(made._waveforms) == 1
     pair = made.waveforms(0.1, 8)
     assert pair is not None
-    found, wanted = pair
-    assert found.shape == (2, 1, 8 * 160)
+    predicted, true = pair
+    assert predicted.shape == (2, 1, 8 * 160)
     assert made.vocoder is not None
     last = made.vocoder(made.autoencoder.decode(made.latent[2:3, :, -4:] / 2))
-    torch.testing.assert_close(wanted[1:], last)
-    assert stft(made).item() == pytest.approx(multi_resolution_stft(found, wanted).item() * 2 / 4, rel=1e-5)
+    torch.testing.assert_close(true[1:], last)
+    assert stft(made).item() == pytest.approx(multi_resolution_stft(predicted, true).item() * 2 / 4, rel=1e-5)
     total.backward()
     gradient = made.output.grad
     assert gradient is not None
     assert [bool(row.any()) for row in gradient] == [True, False, True, False]
     assert not gradient[0, :, 5:].any()
-
-
-def test_no_row_with_little_noise_gives_zero_with_a_graph() -> None:
-    made = step([500], vocoder=False)
-    value = MelL1()(made)
-    value.backward()
-    assert value.item() == 0 and made.output.grad is not None
-
-
-def test_sound_needs_a_vocoder() -> None:
-    with pytest.raises(ValueError, match="needs model"):
-        MelL1()(step([1], vocoder=False))
 
 
 def test_autoencoder_terms() -> None:
@@ -106,11 +94,11 @@ def test_autoencoder_terms() -> None:
 
 
 def test_weights() -> None:
-    terms = checked({"a": Latent(weight=2.0), "b": Latent(weight=0.0), "c": Latent(weight=0.5)})
+    terms = validate_losses({"a": Latent(weight=2.0), "b": Latent(weight=0.0), "c": Latent(weight=0.5)})
     assert list(terms) == ["a", "c"]
     assert weighted_sum({"a": torch.tensor(1.0), "c": torch.tensor(4.0)}, terms).item() == 4
     for wrong, message in (({"a": Latent(weight=0.0)}, "no term has a weight"), ({"loss": Latent()}, "cannot name")):
         with pytest.raises(ValueError, match=message):
-            checked(wrong)
+            validate_losses(wrong)
     with pytest.raises(ValueError, match="at least 0"):
         KL(-1)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, Clips, Data, denoiser, features, task, trainer
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.losses import Objective, draws
-from zoo.audiosr.nets.features import whole_mel
+from zoo.audiosr.losses import Objective, sample_step_noise
+from zoo.audiosr.nets.features import crop_to_multiple
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.task import ConditionOptions
 from zoo.runs.checkpoints import load_checkpoint
 
 
@@ -20,7 +21,7 @@ def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:
     model, run = task(), trainer(tmp_path, max_steps=1)
     run.fit(model, datamodule=Data(samples=25600))
     scale = float(model.net.latent_scale)
-    mel = whole_mel(features()(Clips(6, 25600)[0, 1]["high"][None]), 4)
+    mel = crop_to_multiple(features()(Clips(6, 25600)[0, 1]["high"][None]), 4)
     mean, logvar = model.autoencoder.encode(mel).chunk(2, dim=1)
     spread = mean.var() + logvar.exp().mean()
     assert scale != 1 and scale == pytest.approx(float(spread) ** -0.5, rel=0.05)
@@ -30,10 +31,6 @@ def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:
     # other data: a scale taken anew would differ
     trainer(tmp_path, max_steps=2).fit(resumed, datamodule=Data(samples=5120), ckpt_path=str(tmp_path / "a.ckpt"))
     assert float(resumed.net.latent_scale) == scale
-
-
-def test_scale_given_as_a_number() -> None:
-    assert float(task(latent_scale=0.5).net.latent_scale) == 0.5
 
 
 class Spy(nn.Module):
@@ -60,21 +57,22 @@ def spied(**settings: Any) -> tuple[Any, Spy]:
 
 
 def test_dropped_condition_is_the_originals_constant(tmp_path: Path) -> None:
-    model, spy = spied(condition_dropout=1.0)
+    model, spy = spied(condition=ConditionOptions(dropout=1.0))
     trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
     (x, _) = spy.seen[-1]
     assert torch.equal(x[:, 2:], torch.full_like(x[:, 2:], -11.4981 * 2))
-    model, spy = spied(condition_dropout=0.0)
+    model, spy = spied(condition=ConditionOptions(dropout=0.0))
     trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
     assert not (spy.seen[-1][0][:, 2:] < -11.4981 * 2 + 1e-3).all()
 
 
 def test_condition_is_dropped_item_by_item() -> None:
-    drawn = draws(range(4000), (1,), 1000, 0.1)
-    assert float(drawn.kept.float().mean()) == pytest.approx(0.9, abs=0.02)
-    assert drawn.t.min() >= 0 and drawn.t.max() <= 999 and float(drawn.t.float().mean()) == pytest.approx(500, abs=20)
-    alone = draws([17], (1,), 1000, 0.1)
-    for whole, one in zip(drawn, alone, strict=True):
+    sampled = sample_step_noise(range(4000), (1,), 1000, 0.1)
+    assert float(sampled.keep_condition.float().mean()) == pytest.approx(0.9, abs=0.02)
+    assert sampled.times.min() >= 0 and sampled.times.max() <= 999
+    assert float(sampled.times.float().mean()) == pytest.approx(500, abs=20)
+    alone = sample_step_noise([17], (1,), 1000, 0.1)
+    for whole, one in zip(sampled, alone, strict=True):
         assert torch.equal(whole[17:18], one)
 
 
@@ -129,30 +127,25 @@ def test_dp_falls_back_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureF
     assert not any("module." in key for key in model.state_dict())
 
 
-def test_remainder_of_an_accumulation_is_stepped_at_the_epochs_end(tmp_path: Path) -> None:
-    run = trainer(tmp_path, max_epochs=2, max_steps=-1, accumulate_grad_batches=2)
-    run.fit(task(), datamodule=Data())  # 3 batches an epoch
-    assert run.global_step == 4
-
-
 def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: Path) -> None:
     batch = {key: value[None] for key, value in Clips(2, 2560)[0].items()}
     for heard, key in (("lowres", "low"), ("target", "high")):
-        model = task(denoiser("film"), global_input=heard)
+        model = task(denoiser("residual"), condition=ConditionOptions(global_input=heard))
         high, low = model._mels(batch)
         given = model._full_audio(high, low)
-        assert given is not None and torch.equal(given, whole_mel(features()(batch[key]), 4))
+        assert given is not None and torch.equal(given, crop_to_multiple(features()(batch[key]), 4))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"autoencoder": FrozenAutoencoder(config={**AUTOENCODER, "latent_channels": 4})}, "in_channels 8 and"),
+        ({"autoencoder": FrozenAutoencoder(config={**AUTOENCODER, "latent_channels": 4})}, "in_channels"),
         ({"vocoder": FrozenVocoder(config={**VOCODER, "in_channels": 40})}, "from 40 bands"),
-        ({"condition_dropout": 1.5}, "condition_dropout is 0 to 1"),
-        ({"global_input": "both"}, "global_input is one of lowres, target"),
     ],
 )
 def test_parts_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task(**settings)
+    for options in ({"dropout": 1.5}, {"global_input": "both"}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            ConditionOptions(**options)

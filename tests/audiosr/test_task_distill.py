@@ -10,10 +10,12 @@ from torch import Tensor
 from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features, trainer
 from zoo.audiosr.diffusion.samplers import time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.losses import DiffusionTerm, Latent, Step
+from zoo.audiosr.losses import DiffusionStep, DiffusionTerm, Latent
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
-from zoo.audiosr.task_distill import DistillationTask, grid_turns
+from zoo.audiosr.options import RestoreOptions
+from zoo.audiosr.task import ValidationOptions
+from zoo.audiosr.task_distill import DistillationTask, grid_rotations
 from zoo.blocks.image import classifier_free_guidance
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.training.callbacks.ema import EMA
@@ -24,7 +26,7 @@ UNET: dict[str, Any] = {
     "head_channels": 8, "norm_groups": 4,
 }  # fmt: skip
 ENCODER = {"n_mels": 32, "channels": 8, "heads": 2, "layers": 1, "context_channels": 8, "positions": 16}
-FILM = {"unet": {**UNET, "fusion": "film", "context_channels": 8}, "global_encoder": ENCODER}
+FUSED = {"unet": {**UNET, "fusion": "residual", "context_channels": 8}, "global_encoder": ENCODER}
 
 
 def teacher(config: Any = None, seed: int = 5) -> FrozenDenoiser:
@@ -46,7 +48,8 @@ def student(net: Denoiser | None = None, **settings: Any) -> DistillationTask:
         "teacher": teacher(),
         "steps": 2,
         "teacher_steps": 8,
-        "restore_items": 0,
+        "validation": ValidationOptions(0),
+        "restore": RestoreOptions(guidance_scale=1.0),
         **settings,
     }
     return DistillationTask(net or denoiser(), **settings)
@@ -55,36 +58,36 @@ def student(net: Denoiser | None = None, **settings: Any) -> DistillationTask:
 class Kept(DiffusionTerm):
     """Keeps the step."""
 
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: DiffusionStep) -> Tensor:
         self.step = step
         return step.output.sum() * 0
 
 
-def drawn(task: DistillationTask, rows: int) -> tuple[Tensor, ...]:
+def sample_inputs(task: DistillationTask, rows: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     latent, condition, noise = torch.randn(3, rows, 2, 8, 16, generator=generator)
     t = torch.arange(rows) * task.diffusion.steps // rows
     return latent, condition, t, noise, torch.zeros(rows)
 
 
-@pytest.mark.parametrize("config", [None, FILM], ids=["plain", "film"])
+@pytest.mark.parametrize("config", [None, FUSED], ids=["plain", "residual"])
 def test_target_is_what_steps_of_ddim_lead_to(config: Any) -> None:
     kept = Kept()
     task = student(
-        denoiser("film" if config else "none"), teacher=teacher(config), losses={"kept": kept}, teacher_guidance=2.5
+        denoiser("residual" if config else "none"), teacher=teacher(config), losses={"kept": kept}, teacher_guidance=2.5
     ).eval()
     torch.nn.init.normal_(task.net.unet.out[-1].weight)  # no longer the teacher
-    latent, condition, t, noise, place = drawn(task, 8)
+    latent, condition, t, noise, place = sample_inputs(task, 8)
     mel = None if config is None else torch.randn(8, 1, 16, 32)
     task._objective()(latent, condition, t, noise, place, mel)
     grid, diffusion = time_grid(8, "trailing", 1000), task.diffusion
-    assert kept.step.t.tolist() == grid[:-1][::-1]
+    assert kept.step.times.tolist() == grid[:-1][::-1]
     for row, index in enumerate(reversed(range(8))):
         one = slice(row, row + 1)
         clip = None if mel is None else mel[one]
         now, following = torch.tensor([grid[index]]), grid[index + 1]
         end = grid[4 if index < 4 else 8]
-        x = diffusion.noised(latent[one], noise[one], now)
+        x = diffusion.add_noise(latent[one], noise[one], now)
         nothing = torch.full_like(condition[one], UNCONDITIONAL * 0.7)
         with torch.no_grad():
             guided = classifier_free_guidance(
@@ -116,7 +119,7 @@ def test_exact_denoiser_of_one_point_is_its_own_student() -> None:
             return (signal * x[:, :2] - point) / sigma
 
     task.net.unet = task.teacher.net.unet = Exact()
-    _, condition, t, noise, place = drawn(task, 16)
+    _, condition, t, noise, place = sample_inputs(task, 16)
     loss = task._objective()(point.repeat(16, 1, 1, 1), condition, t, noise, place, None)["latent"]
     assert float(loss) < 1e-5
 
@@ -124,7 +127,7 @@ def test_exact_denoiser_of_one_point_is_its_own_student() -> None:
 def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) -> None:
     made = teacher()
     task = student(teacher=made)
-    task.specs = {"components": {}, "options": {"sampler": None}}
+    task.specs = {"components": {}, "options": {"restore": {"sampler": None, "seed": 3}}}
     for name, value in made.net.state_dict().items():
         assert torch.equal(task.net.state_dict()[name], value), name
     assert float(task.net.latent_scale) == pytest.approx(0.7)
@@ -135,8 +138,10 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
     assert any(not torch.equal(value, before[f"net.{name}"]) for name, value in task.net.state_dict().items())
     assert float(task.net.latent_scale) == pytest.approx(0.7)  # not measured anew
     assert set(task._means.compute()) == {"loss", "latent", "teacher_mse"}
-    assert task.specs["options"]["sampler"] == {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}
-    assert task.sampler.steps == task.restore_sampler.steps == 2
+    assert task.specs["options"]["restore"] == {
+        "sampler": {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}, "seed": 3
+    }  # fmt: skip
+    assert task.restore.sampler.steps == 2
 
 
 def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -144,7 +149,7 @@ def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
     for name, resumed in (("whole", None), ("resumed", str(tmp_path / "whole" / "2.ckpt"))):
         (tmp_path / name).mkdir()
         callbacks = [EMA(["net"], 0.9), RNGState(), Save(tmp_path / name)]
-        task = student(denoiser("film"), teacher=teacher(FILM), teacher_guidance=2.0)
+        task = student(denoiser("residual"), teacher=teacher(FUSED), teacher_guidance=2.0)
         run = trainer(tmp_path / name, max_steps=4, callbacks=callbacks)
         run.fit(task, datamodule=Data(), ckpt_path=resumed)
         found.append(load_checkpoint(tmp_path / name / "4.ckpt"))
@@ -169,12 +174,11 @@ def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"diffusion": CosineDiffusion(prediction="noise")}, "needs diffusion.prediction v"),
-        ({"guidance_scale": 2.0}, "guidance_scale is 2: a student has its guidance in the weights"),
+        ({"restore": RestoreOptions(guidance_scale=2.0)}, "guidance_scale is 2"),
         ({"teacher_steps": 7}, "teacher_steps 7 is no multiple of steps 2"),
         ({"teacher_steps": 1002}, "teacher_steps"),
         ({"steps": 0}, "steps"),
-        ({"net": denoiser("film")}, "built otherwise than its teacher"),
-        ({"condition_dropout": 0.1}, "condition_dropout"),
+        ({"net": denoiser("residual")}, "differs from its teacher"),
     ],
     ids=str,
 )
@@ -185,7 +189,7 @@ def test_what_does_not_fit_is_named(settings: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize(("teacher_steps", "steps"), [(60, 4), (50, 1), (12, 3), (1000, 2), (7, 7)])
 def test_turns_add_up(teacher_steps: int, steps: int) -> None:
-    times, turns = grid_turns(CosineDiffusion(), teacher_steps, steps)
+    times, turns = grid_rotations(CosineDiffusion(), teacher_steps, steps)
     assert times[-1] == -1 and len(times) == teacher_steps + 1
     assert times[:: teacher_steps // steps].tolist() == time_grid(steps, "trailing", 1000)
     angles = torch.atan2(turns[..., 1].double(), turns[..., 0].double())

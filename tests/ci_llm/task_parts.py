@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from tests.ci_llm import crowd_parts
 from zoo.ci_llm.data.tokenizers import ByteTokenizer, Tokenizer
 from zoo.ci_llm.nets.backbone import LearningBackbone
-from zoo.ci_llm.pretrain import PretrainTask
+from zoo.ci_llm.pretrain_task import PretrainTask
 from zoo.ci_llm.task import CrowdTask
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -25,6 +25,7 @@ class Forty(Tokenizer):
     """A tokenizer that claims the 40 tokens of the small backbones."""
 
     vocab_size = 40
+    is_frozen = False
 
 
 def texts(count: int = 4, length: int = 8, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -74,3 +75,9 @@ def loader(batches: list[dict[str, torch.Tensor]]) -> DataLoader:
 
 def weights(module: L.LightningModule) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in module.crowd.agents.named_parameters()}
+
+
+def padding_share(lengths, batches) -> float:
+    """The share of padding in batches, indices of texts, that are padded to their longest text."""
+    selected = [lengths[list(batch)] for batch in batches]
+    return 1 - sum(each.sum() for each in selected) / sum(each.max() * len(each) for each in selected)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ci_llm.task_parts import BYTES, loader, pretrain_task, rows, texts, trainer
+from tests.ci_llm.task_parts import BYTES, loader, pretrain_task, texts, trainer
 from zoo.ci_llm.data.tokenizers import PretrainedTokenizer
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.nets.backbone import Backbone
@@ -40,18 +40,6 @@ def test_prompts_are_learnt_or_not(whole):
     assert made.evaluate(nothing, 0, "val") == ({}, 0)
 
 
-def test_packed_texts_do_not_see_each_other():
-    made = pretrain_task()
-    single = texts(2)
-    lengths = single["attention_mask"].sum(1).tolist()
-    packed = {
-        key: torch.cat([value[i, :length] for i, length in enumerate(lengths)])[None] for key, value in single.items()
-    }
-    packed["segment_ids"] = torch.repeat_interleave(torch.tensor([1, 2]), torch.tensor(lengths))[None]
-    ours, theirs = made._logits(packed)[0], made._logits(rows(single, 1))[0, : lengths[1]]
-    torch.testing.assert_close(ours[lengths[0] :], theirs)
-
-
 def test_a_validation_writes_a_backbone_that_agents_can_use(tmp_path):
     made = pretrain_task()
     trainer(tmp_path, max_steps=2, val_check_interval=2, num_sanity_val_steps=0).fit(
@@ -68,22 +56,22 @@ def test_a_validation_writes_a_backbone_that_agents_can_use(tmp_path):
 def test_its_export_answers_the_same(tied, tmp_path):
     made = pretrain_task(tied)  # most language models are
     trainer(tmp_path, max_steps=1).fit(made, loader([texts()]))
-    speaker = made.inference()
+    model = made.inference()
     config = {**BYTES, "max_position_embeddings": 64, "tie_word_embeddings": tied}
     backbone = {"class_path": "zoo.ci_llm.LearningBackbone", "init_args": {"config": config}}
     parts = {"backbone": backbone, "tokenizer": {"class_path": "zoo.ci_llm.ByteTokenizer"}}
-    specs = {"inference": "zoo.ci_llm.Speaker", "components": parts, "options": {"max_new_tokens": 8}}
+    specs = {"inference": "zoo.ci_llm.LanguageModel", "components": parts, "options": {"max_new_tokens": 8}}
     specs["options"]["template"] = "{prompt}"
-    write_export(tmp_path / "export", specs, speaker.modules(), "run")
-    assert load(tmp_path / "export")(["2 + 3"]) == speaker(["2 + 3"])
+    write_export(tmp_path / "export", specs, model.modules(), "run")
+    assert load(tmp_path / "export")(["2 + 3"]) == model(["2 + 3"])
 
 
 def test_it_answers_and_stays_as_it_is():
     made = pretrain_task()
-    speaker = made.inference()
-    (answer,) = speaker(["2 + 3"])
+    model = made.inference()
+    (answer,) = model(["2 + 3"])
     ids = torch.tensor([[1, *made.tokenizer.encode("2 + 3")]])
     with torch.no_grad():
         greedy = made.backbone.model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
     assert answer == made.tokenizer.decode(greedy.tolist()).strip()
-    assert "by 1 agents" in speaker.dry_run()
+    assert "by 1 agents" in model.dry_run()

@@ -73,9 +73,9 @@ def ranks(tmp_path_factory):
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_equal_one(ranks, case, tmp_path):
-    whole = train(case, 0, 1, tmp_path)
+    single = train(case, 0, 1, tmp_path)
     start = weights(task())
-    for key, value in whole.items():
+    for key, value in single.items():
         assert torch.equal(ranks[0][case][key], ranks[1][case][key])
         torch.testing.assert_close(
             ranks[0][case][key].double(),
@@ -84,7 +84,7 @@ def test_two_processes_equal_one(ranks, case, tmp_path):
             rtol=1e-5,
             msg=lambda said, key=key: f"{key}: {said}",
         )
-    assert all(float((whole[key] - start[key]).abs().max()) > 1e-4 for key in start)
+    assert all(float((single[key] - start[key]).abs().max()) > 1e-4 for key in start)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def points() -> tuple[nn.Module, Inputs]:
 
 
 def denoiser() -> tuple[nn.Module, Inputs]:
-    return audiosr.denoiser("film"), lambda size: (
+    return audiosr.denoiser("residual"), lambda size: (
         noise(2, 4, 4 * size, 16), torch.tensor([3, 5]), noise(2, 1, 8 * size, 32)
     )  # fmt: skip
 

@@ -26,8 +26,8 @@ from zoo.flow.process.solvers import METHODS, Solver
 from zoo.training.task import ZooTask
 
 SMALL = {
-    "batch_size": 2, "num_workers": 0, "embedded_utterances": 6, "val_items": 2, "val_speakers": None,
-    "val_seconds": 1.0, "max_seconds": 1.0, "train_points": 64,
+    "batch_size": 2, "num_workers": 0, "embedded_utterances": 6, "val_items": 2,
+    "max_seconds": 1.0, "train_points": 64,
 }  # fmt: skip
 NESTED = {"split": {"items": 2, "seconds": 1.0}, "corpus": {"embedded_utterances": 6}}  # of the audio systems
 
@@ -91,11 +91,13 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     given = spec["init_args"]
     small = {key: value for key, value in SMALL.items() if key in known and (key != "batch_size" or key in given)}
     small |= NESTED if "split" in known else {}
-    if kind == "HistoryData":
-        del small["val_items"]
+    if kind == "SuperResolutionData":
+        small["split"] = {"items": 2}
     (folder / "small.yaml").write_text(yaml.safe_dump({**overlay, "data": {"init_args": small}}))
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}/run"]
-    if "root" in given:
+    if kind == "TextData":
+        options.append("--data.init_args.root=null")
+    elif "root" in given:
         prefix = "corpus." if "split" in known else ""
         options.append(f"--data.init_args.{prefix}embedded_if_missing=true")
     if "root" in given.get("images", {}).get("init_args", {}):

@@ -39,19 +39,7 @@ def test_is_inspected(original: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_starts_from_an_originals_weights(original: Path, tmp_path: Path) -> None:
-    args = [
-        "fit",
-        "--config",
-        str(TOY_RECIPE),
-        *TOY_ARGS,
-        "--trainer.max_steps=1",
-        "--model.init_args.optimizer.init_args.lr=0",
-    ]
+    limits = ["--trainer.max_steps=1", "--model.init_args.optimizer.init_args.lr=0"]
+    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, *limits]
     assert main([*args, "--init_from", str(original), f"--trainer.default_root_dir={tmp_path / 'run'}"]) == 0
     assert load(tmp_path / "run", allow_import=["toy_wing"]).net.gain.item() == 1.5
-
-
-def test_refuses_weights_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS]
-    assert main([*args, "--init_from", str(tmp_path / "absent.json")]) == 1
-    assert "init_from" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import torch
 
 from zoo.common import registry
 from zoo.common.build import build
+from zoo.miipher.data.datamodule import DegradationOptions
 
 
 @pytest.mark.parametrize("package", registry.PACKAGES)
@@ -61,7 +62,7 @@ def test_a_slot_takes_its_base_class_only() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a part"),
+        ({"class_path": ["zoo.flow.UNet"]}, "expected the name of a class"),
         ({"class_path": "zoo.flow.AffinePath"}, "is a base class"),
         ({"class_path": "zoo.audio.LogMel", "init_args": [1]}, "init_args are a mapping"),
         ({"class_path": "zoo.audio.LogMel", "init_args": {3: 1}}, "init_args are a mapping"),
@@ -110,5 +111,5 @@ def test_names_twice_and_names_that_are_none() -> None:
 
 
 def test_slots_of_arguments_that_are_handed_on() -> None:
-    degrader = registry.constructor_annotations(registry.get_class("zoo.miipher.VocoderSegments"))["degrader"]
+    degrader = registry.constructor_annotations(DegradationOptions)["degrader"]
     assert registry.get_class("zoo.audio.Degrader", degrader)

@@ -3,12 +3,9 @@ import math
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from zoo.common.reports import (
-    markdown_table,
     new_figure,
-    terminal_table,
     write_report,
 )
 
@@ -40,11 +37,3 @@ def test_an_unwritable_file_leaves_the_old_one(tmp_path):
     with pytest.raises(TypeError):
         write_report(tmp_path, {"a.json": object()})
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and json.loads((tmp_path / "a.json").read_text())
-
-
-def test_tables():
-    assert markdown_table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
-    console = Console(width=40, record=True, file=open("/dev/null", "w"))
-    console.print(terminal_table(("name", "value"), [("x", "1"), ("longer", "22")], "title", ("name",)))
-    lines = console.export_text().splitlines()
-    assert lines[0].startswith("title") and "│ x      │     1 │" in lines

@@ -69,13 +69,12 @@ def test_fields_are_told_as_classes() -> None:
         torch.testing.assert_close(reconstruction_loss(policy, compression, 3.0), uniform * (1 + 2 * rewarded))
 
 
-def test_a_few_fields_are_asked_for_with_a_seed_and_all_without() -> None:
-    decoder, device = FieldDecoder(DIM, GRID, positions=4, heads=2), torch.device("cpu")
-    draws = [decoder.chosen(11, seed, device) for seed in range(30)]
-    assert all(len(draw) == 4 and torch.equal(draw, draw.unique()) for draw in draws)
-    assert torch.cat(draws).unique().tolist() == list(range(11))
-    assert decoder.chosen(11, 5, device).tolist() == draws[5].tolist()
-    assert decoder.chosen(11, None, device).tolist() == list(range(11))
+def test_a_few_positions_are_sampled() -> None:
+    decoder = FieldDecoder(DIM, GRID, positions=4, heads=2)
+    samples = [decoder.sample_positions(11, seed) for seed in range(30)]
+    assert all(len(each) == 4 and torch.equal(each, each.unique()) for each in samples)
+    assert torch.cat(samples).unique().tolist() == list(range(11))
+    assert decoder.sample_positions(3, 5).tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="positions is at least 1, not 0"):
         FieldDecoder(DIM, positions=0)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rendering import attention, draw, figures
+from zoo.compressed_ad.rendering import attention_figure, attention_weights
 
 ENV = Darkroom(5, 10)
 WINDOW, LATENTS = 12, 3
@@ -42,7 +41,7 @@ def histories(episodes: int) -> Steps:
 )
 def test_weights_are_those_of_the_last_block(learned: bool, arrangement: str, mask: str, tokens: int) -> None:
     net = policy(learned, arrangement, mask)
-    weights, latents = attention(net, histories(4))
+    weights, latents = attention_weights(net, histories(4))
     assert weights.shape == (3, 2, tokens, tokens) and latents == (LATENTS if learned else 0)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, tokens))
     later = weights.triu(1)
@@ -51,11 +50,11 @@ def test_weights_are_those_of_the_last_block(learned: bool, arrangement: str, ma
 
 
 def test_the_querys_row_is_what_the_transformer_tells() -> None:
-    net, steps, given = policy(), histories(1), []
-    net.transformer.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
-    weights, latents = attention(net, steps)
+    net, steps, inputs = policy(), histories(1), []
+    net.transformer.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
+    weights, latents = attention_weights(net, steps)
     assert latents == 0 and not net.training
-    transformer, tokens = net.transformer, given[-1]
+    transformer, tokens = net.transformer, inputs[-1]
     x = transformer.ln_in(tokens) + transformer.pos_embedding[:, : tokens.shape[1]]
     for block in transformer.blocks[:-1]:
         x = block(x, None)
@@ -65,18 +64,5 @@ def test_the_querys_row_is_what_the_transformer_tells() -> None:
     torch.testing.assert_close(weights[:, :, -1], expected)
 
 
-def test_figures_of_known_attention() -> None:
-    weights = torch.zeros(2, 2, 8, 8)
-    weights[:, :, -1] = 1 / 8
-    facts = figures(weights, 2)
-    assert facts == {
-        "entropy": pytest.approx(math.log(8)),
-        "recent": pytest.approx(1.0),
-        "latents": pytest.approx(0.25),
-    }
-    weights[:, :, -1] = torch.tensor([0.0, 0.25, 0, 0, 0, 0, 0, 0.75])
-    facts = figures(weights, 0)
-    assert facts["recent"] == pytest.approx(3.0) and facts["latents"] == 0
-    assert facts["entropy"] == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
-    assert figures(torch.ones(1, 1, 1, 1), 0) == {"entropy": 0.0, "recent": 1.0, "latents": 0.0}
-    assert len(draw(weights[0], 2).axes) == 4
+def test_attention_figure() -> None:
+    assert len(attention_figure(torch.full((2, 8, 8), 1 / 8), 2).axes) == 4

@@ -3,14 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
 from zoo.compressed_ad import rollout as module
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
+from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
+from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.nets.compression import Forget, QueryCompressor
-from zoo.compressed_ad.nets.embedding import FactoredEmbedding
-from zoo.compressed_ad.nets.heads import choose
+from zoo.compressed_ad.nets.embedding import FactoredEmbedding, SpaceEmbedding
+from zoo.compressed_ad.nets.heads import BinsHead, sample_categorical
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rollout import Player, goalless_actions, rollout
+from zoo.compressed_ad.rollout import ContextPlayer, goalless_actions, rollout
 
 DIM = 16
 ENV = Darkroom(5, 6)
@@ -53,7 +56,7 @@ def test_neither_cache_nor_company_nor_blocks_change_a_pair(monkeypatch: pytest.
     for pair in range(4):
         alone = rollout(net, ENV, TASKS[pair : pair + 1], SEEDS[pair : pair + 1], 5)
         assert torch.equal(alone.returns[0], whole.returns[pair])
-    monkeypatch.setattr(module, "DRAWN_STEPS", 7)  # which end within episodes
+    monkeypatch.setattr(module, "RANDOM_STEPS", 7)  # which end within episodes
     assert torch.equal(whole.returns, rollout(net, ENV, TASKS, SEEDS, 5).returns)
 
 
@@ -75,7 +78,7 @@ def test_the_mode_of_the_policy_is_kept() -> None:
     net = policy().train()
     rollout(net, ENV, TASKS, SEEDS, 1)
     assert net.training
-    with pytest.raises(RuntimeError, match="stop"), Player(net, ENV, TASKS, SEEDS) as player:
+    with pytest.raises(RuntimeError, match="stop"), ContextPlayer(net, ENV, TASKS, SEEDS) as player:
         assert not player.policy.training
         raise RuntimeError("stop")
     assert net.training
@@ -84,10 +87,10 @@ def test_the_mode_of_the_policy_is_kept() -> None:
 def test_draws_have_the_distribution_and_never_what_is_impossible() -> None:
     weights = torch.tensor([[0.0, 2.0, 0.0, 6.0, 0.0]], dtype=torch.float64)
     numbers = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    drawn = choose(weights.expand(1000, -1), numbers)
-    assert drawn.bincount(minlength=5).tolist() == [0, 250, 0, 750, 0]
+    sampled = sample_categorical(weights.expand(1000, -1), numbers)
+    assert sampled.bincount(minlength=5).tolist() == [0, 250, 0, 750, 0]
     edges = torch.tensor([2.0**-54, 0.25, 1 - 2.0**-53], dtype=torch.float64)
-    assert set(choose(weights.expand(3, -1), edges).tolist()) == {1, 3}
+    assert set(sample_categorical(weights.expand(3, -1), edges).tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("env", [ENV, DarkroomPermuted(3, 8), DarkKeyToDoor(2, 9), DarkKeyToDoor(3, 9)])
@@ -95,11 +98,11 @@ def test_aimless_episodes_bring_no_reward(env: Env) -> None:
     tasks = env.tasks()
     torch.manual_seed(0)
     net = InContextPolicy(FactoredEmbedding(DIM, env.grid_size), Transformer(DIM, 1, 2, 8), Forget()).eval()
-    with Player(net, env, tasks, range(len(tasks)), record=True) as player:
+    with ContextPlayer(net, env, tasks, range(len(tasks)), record=True) as player:
         assert bool(goalless_actions(player.envs).any(1).all())
-        assert player.play(3, aimless=True).abs().sum() == 0
+        assert player.run_episodes(3, avoid_goals=True).abs().sum() == 0
     assert torch.cat([step.actions for step in player.steps]).unique().tolist() == [0, 1, 2, 3, 4]
-    assert player.play(1).shape == (len(tasks), 1)
+    assert player.run_episodes(1).shape == (len(tasks), 1)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -108,5 +111,24 @@ def test_what_does_not_fit_is_refused() -> None:
         rollout(net, ENV, TASKS, SEEDS, 0)
     with pytest.raises(ValueError, match="4 tasks and 2 seeds"):
         rollout(net, ENV, TASKS, SEEDS[:2], 1)
-    with pytest.raises(ValueError, match="grid of 5 rows"):
+    with pytest.raises(ValueError, match="the policy's observation is"):
         rollout(net, Darkroom(9), TASKS, SEEDS, 1)
+
+
+def test_returns_go_by_each_pairs_own_episodes() -> None:
+    env = GymnasiumEnv("Counter-v0", [{"length": 2}, {"length": 5}, {"length": 3}], limit=4)
+    torch.manual_seed(0)
+    embedding, transformer = SpaceEmbedding(env, 16), Transformer(16, 1, 2, 9, dropout=0.0)
+    net, tasks = InContextPolicy(embedding, transformer, head=BinsHead(env, 16)).eval(), env.tasks()
+    with ContextPlayer(net, env, tasks, [1, 2, 3], record=True) as player:
+        returns = torch.cat([player.run_episodes(3), player.run_episodes(2)], 1)
+    assert player.time == 20  # five episodes of the longest
+    for row, length in enumerate((2, 4, 3)):
+        rewards = torch.cat([step.rewards[row] for step in player.steps])
+        torch.testing.assert_close(returns[row], rewards[: 5 * length].view(5, length).sum(1))
+    torch.testing.assert_close(rollout(net, env, tasks, [1, 2, 3], 5).returns, returns)
+    torch.testing.assert_close(rollout(net, env, tasks[2:], [3], 5).returns[0], returns[2])
+    points = PointMass(4, 3)
+    net = InContextPolicy(SpaceEmbedding(points, 16), transformer, head=BinsHead(points, 16))
+    with ContextPlayer(net, points, points.tasks(), range(4)) as player, pytest.raises(ValueError, match="for grids"):
+        player.run_episodes(1, avoid_goals=True)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from tests.harness import REPOSITORY, fingerprint, forked, forked_ranks, good, newest
-from zoo.compressed_ad.data.datamodule import HistoryData
+from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
 from zoo.compressed_ad.nets.compression import FieldDecoder, Forget, QueryCompressor, ReconstructionDecoder
@@ -39,7 +39,8 @@ def policy(env: Env, compressor: Any = None, decoder: Any = None) -> InContextPo
 def fit(task: PolicyTask, folder: Path, callbacks: list[L.Callback], **data: Any) -> dict[int, list[str]]:
     """Train two batches with a validation after each; returns the names of the media by step."""
     env = task.env
-    settings = {"length": 24, "batch_size": 4, "epoch_items": 8, "val_items": 4, "eval_seeds": 1, **data}
+    evaluation = EvaluationOptions(**{"items": 4, "seeds": 1, **data.pop("evaluation", {})})
+    settings = {"length": 24, "batch_size": 4, "epoch_items": 8, "evaluation": evaluation, **data}
     demonstrator = EpsilonCurriculum(env, -(-24 // env.horizon))
     trainer = L.Trainer(
         default_root_dir=folder, accelerator="cpu", logger=False, callbacks=callbacks, max_steps=2,
@@ -63,7 +64,7 @@ def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> Distillat
     ("env", "parts", "data", "shown"),
     [
         (Darkroom(3, 4), {}, {}, [ATTENTION, LEARNING]),
-        (Darkroom(3, 4), {"compressor": Forget()}, {"val_items": 1}, [ATTENTION, LEARNING]),
+        (Darkroom(3, 4), {"compressor": Forget()}, {"items": 1}, [ATTENTION, LEARNING]),
         (
             Darkroom(3, 4, random_start=True),
             {"compressor": QueryCompressor(DIM, 2, 1, 2), "decoder": FieldDecoder(DIM, 3, heads=2)},
@@ -73,11 +74,11 @@ def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> Distillat
         (
             Darkroom(2, 3),  # four tasks, one of them held out
             {"compressor": QueryCompressor(DIM, 2, 1, 2), "decoder": ReconstructionDecoder(DIM, 1, 2)},
-            {"eval_seeds": 3},
+            {"seeds": 3},
             [ATTENTION, LEARNING, RECONSTRUCTION],
         ),
-        (DarkKeyToDoor(2, 5), {}, {"eval_seeds": 0, "val_items": 1}, [ATTENTION]),
-        (DarkKeyToDoor(2, 5), {}, {"val_items": 0, "rollout_batch": 1}, [LEARNING]),
+        (DarkKeyToDoor(2, 5), {}, {"seeds": 0, "items": 1}, [ATTENTION]),
+        (DarkKeyToDoor(2, 5), {}, {"items": 0, "batch_size": 1}, [LEARNING]),
         (DarkroomPermuted(3, 5), {}, {}, [ATTENTION, LEARNING]),
     ],
 )
@@ -85,7 +86,7 @@ def test_distillation_shows_how_it_learns_and_attends(
     tmp_path: Path, env: Env, parts: dict[str, Any], data: dict[str, Any], shown: list[str]
 ) -> None:
     task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
-    media = fit(task, tmp_path, [Samples(items=1000, every_n_validations=1)], **data)
+    media = fit(task, tmp_path, [Samples(items=1000, every_n_validations=1)], evaluation=data)
     assert media == {1: shown, 2: sorted([*shown, EPISODES] if LEARNING in shown else shown)}
 
 
@@ -94,7 +95,7 @@ def test_pretraining_shows_what_the_latents_keep(tmp_path: Path, decoder: Recons
     env = Darkroom(3, 4)
     net = policy(env, QueryCompressor(DIM, 2, 1, 2), decoder)
     task = PretrainTask(net, env, partial(torch.optim.Adam, lr=1e-3))
-    media = fit(task, tmp_path, [Samples(items=1, every_n_validations=1)], length=9, eval_seeds=0)
+    media = fit(task, tmp_path, [Samples(items=1, every_n_validations=1)], length=9, evaluation={"seeds": 0})
     assert media == {1: [RECONSTRUCTION], 2: [RECONSTRUCTION]}
 
 
@@ -103,8 +104,8 @@ def test_the_curve_is_of_the_validation(tmp_path: Path) -> None:
     lines = {line.get_label(): line.get_ydata() for line in learning_curve(env, env.tasks()[:2], returns).axes[0].lines}
     assert list(lines["policy, mean of 2"]) == [1, 2, 4] and list(lines["oracle"]) == [3.5] * 2
     task = distillation(env)
-    fit(task, tmp_path, [Samples(every_n_validations=1)], eval_seeds=2)
-    assert [(len(tasks), returns.shape, len(rows)) for tasks, returns, rows, _ in task._played] == [(4, (4, 2), 2)]
+    fit(task, tmp_path, [Samples(every_n_validations=1)], evaluation={"seeds": 2})
+    assert [(len(tasks), returns.shape, len(rows)) for tasks, returns, rows, _ in task._rollouts] == [(4, (4, 2), 2)]
 
 
 def test_frames_show_goals_way_and_reward() -> None:
@@ -143,7 +144,7 @@ def test_the_recipe_leaves_its_pictures_and_the_same_weights_without(tmp_path: P
 
 
 def test_two_ranks_show_what_both_played(tmp_path: Path) -> None:
-    options = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.init_args.rollout_batch=5")
+    options = ("--trainer.devices=2", "--trainer.strategy=ddp", "--data.init_args.evaluation.batch_size=5")
     for rank in forked_ranks(*FIT, *options, "--trainer.default_root_dir=two", cwd=tmp_path):
         good(rank)
     files = sorted((tmp_path / "two" / "media").glob("*/*"))

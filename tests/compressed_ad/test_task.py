@@ -143,7 +143,7 @@ def test_an_agent_learns_a_batch_by_heart() -> None:
         ({}, {"label_smoothing": 1.0}, "label_smoothing is below 1"),
         ({}, {"episodes": 0}, "episodes is at least 1"),
         ({}, {"frozen": ["encoder"]}, "'encoder' matches no parameter"),
-        ({"grid": 5}, {}, "grid of 5 rows"),
+        ({"grid": 5}, {}, "the policy's observation is"),
     ],
 )
 def test_what_contradicts_itself_is_named(policy: dict, kwargs: dict, message: str) -> None:

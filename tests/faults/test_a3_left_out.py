@@ -26,6 +26,7 @@ def corpus(tmp_path: Path) -> Path:
     for name in ("e.m4a", "f.w64", "deep/g.aiff"):
         (root / name).touch()
     (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "broken.wav").symlink_to(tmp_path / "gone.wav")
     (root / "a.txt").write_bytes("café".encode("latin-1"))
     try:
         os.link(root / "a.wav", os.fsencode(root) + b"/\xe9t\xe9.wav")
@@ -37,7 +38,14 @@ def corpus(tmp_path: Path) -> Path:
 def assert_says_what_is_left_out(message: str, root: Path) -> None:
     lines = [line for line in message.splitlines() if f"{root}: left out " in line]
     assert len(lines) == 1
-    for part in ("1 .aiff", "1 .m4a", "1 .w64", f"1 linked folder ({root / 'linked'})", r"\xe9t\xe9.wav"):
+    for part in (
+        "1 .aiff",
+        "1 .m4a",
+        "1 .w64",
+        "1 broken link",
+        f"1 linked folder ({root / 'linked'})",
+        r"\xe9t\xe9.wav",
+    ):
         assert part in lines[0]
 
 

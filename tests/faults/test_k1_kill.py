@@ -19,7 +19,7 @@ HIFIGAN = [
 # the gradient through WavLM's x-vectors is rounded otherwise in another process, by some 1e-9
 MIIPHER = [
     *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1",
-    "--trainer.val_check_interval=6", "--data.init_args.embedded_utterances=10", "--data.init_args.batch_size=1",
+    "--trainer.val_check_interval=6", "--data.init_args.corpus.embedded_utterances=10", "--data.init_args.batch_size=1",
 ]  # fmt: skip
 SHORT = [
     *TOY_ARGS, "--trainer.max_steps=24", "--checkpoints.every_n_steps=5", "--trainer.log_every_n_steps=1",

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.inference.restore import Restorer
-from zoo.miipher.nets.families import valid
+from zoo.miipher.inference.restorer import Restorer
+from zoo.miipher.nets.families import valid_mask
+from zoo.miipher.options import RestoreOptions
 
 HOP = 320
 
@@ -30,7 +31,7 @@ class LocalEncoder(nn.Module):
 
     def forward(self, waveform: Tensor, lengths: Tensor | None = None) -> Tensor:
         if lengths is not None:
-            waveform = waveform * valid(lengths, waveform.shape[1])
+            waveform = waveform * valid_mask(lengths, waveform.shape[1])
         x = torch.tanh(self.wave(nn.functional.pad(waveform, (0, -waveform.shape[1] % HOP))[:, None]))
         return torch.tanh(self.mix(x)).transpose(1, 2)
 
@@ -72,9 +73,9 @@ def vocoder(dim: int = 8) -> Generator:
 def restorer(**settings: Any) -> Restorer:
     """A restorer of random nets that gives 8 kHz."""
     torch.manual_seed(0)
-    return Restorer(LocalEncoder(), vocoder(), 8000, **settings).eval()
+    return Restorer(LocalEncoder(), vocoder(), 8000, RestoreOptions(**settings)).eval()
 
 
 def copier(levelled: bool = False, **settings: Any) -> Restorer:
     """A restorer that gives back what it takes, at 16 kHz."""
-    return Restorer(Framed(levelled), Unframed(), 16000, **settings)  # type: ignore[arg-type]
+    return Restorer(Framed(levelled), Unframed(), 16000, RestoreOptions(**settings))  # type: ignore[arg-type]

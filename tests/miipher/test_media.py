@@ -15,7 +15,6 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.cli.main import main
 from zoo.common.systems import recipe_root
-from zoo.miipher.rendering import features_figure, mels_figure
 from zoo.miipher.task import AdapterTask, BackboneTask
 from zoo.training.callbacks.samples import Samples
 from zoo.training.task import ZooTask
@@ -51,11 +50,6 @@ def test_files_of_a_run(recipe: str, tmp_path: Path) -> None:
     clips = {path.name: files.read(path) for path in (tmp_path / "media" / "step_00000002").glob("*.wav")}
     seconds = {name: round(audio.shape[-1] / rate, 1) for name, (audio, rate) in clips.items()}
     assert set(seconds.values()) == {1.0}
-
-
-def test_no_samples(tmp_path: Path) -> None:
-    fit("adapter", tmp_path, "--samples.enabled=false")
-    assert not (tmp_path / "media").exists()
 
 
 def task(stage: str) -> ZooTask:
@@ -107,24 +101,6 @@ def test_odd_clips_of_a_backbone(sizes: list[tuple[int, int]], items: int, clips
     assert not samples._failed
     found = made(tmp_path)["step_00000002"]
     assert {name.partition("_")[0] for name in found} == {f"clip{clip}" for clip in range(clips)}
-
-
-@pytest.mark.parametrize("sizes", [[(1, 3333)], [(3, 3201), (2, 4000)]])
-def test_odd_clips_of_an_adapter(sizes: list[tuple[int, int]], tmp_path: Path) -> None:
-    samples = Samples()
-    pairs = batches("adapter", *sizes)
-    train(task("adapter"), tmp_path, samples, pairs * 2, pairs)
-    assert not samples._failed
-    folder = tmp_path / "media" / "step_00000002"
-    for clip, (_, length) in enumerate(sizes):
-        assert files.read(folder / f"clip{clip}_input.wav")[0].shape[-1] == length
-        assert (folder / f"clip{clip}_features.png").is_file()
-
-
-def test_figures_of_few_and_constant_values() -> None:
-    constant = torch.zeros(1, 7)
-    assert len(features_figure(constant, constant + 1, constant).axes) == 5  # with the colour bar
-    assert len(mels_figure({"one": constant.bfloat16()}).axes) == 2
 
 
 def test_a_vocoder_on_stored_features_shows_no_input(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.numeric import assert_agrees
-from zoo.audiosr.data.cutoff import detect
+from zoo.audiosr.data.cutoff import share_cutoff, spectrum
 from zoo.audiosr.data.simulate import FILTER_TYPES, lowpass
 from zoo.audiosr.diffusion.samplers import DDIM, time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
@@ -47,7 +47,7 @@ def test_schedule_noising_and_target(folder):
     close((1 - diffusion.alpha_bar / before)[index], golden["sched_betas"], 1e-6)
     assert diffusion.alpha_bar[-1] == 0
     mean = golden["vae_moments"][:, :4]
-    close(diffusion.noised(mean, golden["noise"], golden["t"]), golden["x_noisy"], 1e-6)
+    close(diffusion.add_noise(mean, golden["noise"], golden["t"]), golden["x_noisy"], 1e-6)
     close(diffusion.target(mean, golden["noise"], golden["t"]), golden["v_target"], 1e-6)
 
 
@@ -116,7 +116,7 @@ def test_features_and_cutoff(folder):
         assert features(wave[None, None]).shape == (1, 1, frames, 256)
         recorded = golden[f"mel_{kind}_first20"]
         assert_agrees(lambda net, x: net(x)[0, 0, :20].T, features, wave[None, None], recorded=recorded, **STATED)
-    assert detect(wave.numpy(), 48000) == golden["cutoff_hz"].item()
+    assert share_cutoff(spectrum(wave.numpy()), 48000) == golden["cutoff_hz"].item()
 
 
 @pytest.mark.parametrize("filter_type", FILTER_TYPES)

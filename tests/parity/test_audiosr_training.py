@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from zoo.audiosr.convert.loss_monitor import LossMonitor, MonitorState
+from zoo.audiosr.loss_monitor import LossMonitor, MonitorState
 from zoo.training.callbacks.ema import EMA
 
 pytestmark = pytest.mark.shared

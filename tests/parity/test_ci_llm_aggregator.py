@@ -4,7 +4,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
-from zoo.ci_llm.aggregation.aggregator import Dirichlet, Mean, aggregate
+from zoo.ci_llm.aggregation import Dirichlet, Mean, aggregate
 
 pytestmark = pytest.mark.shared
 ALPHAS = ["0.5", "1.0"]

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import reference_folder
+from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import losses
-from zoo.ci_llm.losses.objective import objective
+from zoo.ci_llm.losses.objective import CrowdObjective
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
-from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput
+from zoo.ci_llm.nets.crowd import Crowd
 
 pytestmark = pytest.mark.shared
 
@@ -74,21 +75,9 @@ def test_logits_hidden_states_and_losses(folder, golden, scalars, side, mode, at
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_gradients_of_every_agent(folder, golden, scalars, mode, checkpointing):
     crowd = built(folder, *mode, gradient_checkpointing=checkpointing)
-    ids, mask, labels = (golden[f"right.{name}"] for name in ("input_ids", "attention_mask", "labels"))
-    last = mask.sum(1) - 1
-
-    def represent(output: CrowdOutput, agents: range) -> Tensor:
-        assert output.hidden is not None
-        return output.hidden[:, torch.arange(len(last)), last]
-
-    def penalty(points: Tensor) -> Tensor:
-        values = [
-            (((points[i] @ along).sort(0).values - (points[j] @ along).sort(0).values) ** 2).mean()
-            for (i, j), along in zip(scalars["swd.pair_order"], golden["swd.projections_per_pair"], strict=True)
-        ]
-        return -scalars["lambda_sw"] * torch.stack(values).mean()
-
-    loss = objective(crowd, ids, mask, lambda logits, agents: losses(logits, labels), represent, penalty, hidden=True)
+    batch = {name: golden[f"right.{name}"] for name in ("input_ids", "attention_mask", "labels")}
+    term = Diversity(scalars["lambda_sw"], strategy="last_token", shared=False)
+    loss = CrowdObjective({**batch, "directions": golden["swd.projections_per_pair"]}, term).compute(crowd)
     assert loss.total.item() == pytest.approx(scalars["correct.right.total"], abs=1e-5)
     assert loss.losses.mean().item() == pytest.approx(scalars["correct.right.task"], abs=1e-5)
     loss.total.backward()

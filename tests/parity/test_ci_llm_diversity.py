@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tests.conftest import reference_folder
 from tests.numeric import assert_agrees
 from zoo.ci_llm.losses.distances import pairwise_sliced_wasserstein, random_directions
-from zoo.ci_llm.losses.diversity import Diversity, representations, sliced_wasserstein
+from zoo.ci_llm.losses.diversity import Diversity, sliced_wasserstein, text_representations
 
 pytestmark = pytest.mark.shared
 STRATEGIES = ["last_token", "mean_pool", "first_token"]
@@ -35,7 +35,7 @@ def scalars(folder: Path) -> dict:
 def test_representations(io, side, strategy, mask):
     hidden, attention = io[f"{side}.agent_last_hidden"], io[f"{side}.attention_mask"]
     expected = io[f"{side}.repr_{'masked' if mask else 'original'}.{strategy}"]
-    found = representations(hidden, attention, None, strategy, mask)
+    found = text_representations(hidden, attention, None, strategy, mask)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import reference_folder
-from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -39,10 +39,10 @@ def test_left_padded_batch(crowd, io):
     expected = io["gen.left_batch"]
     ids, mask = io["left.input_ids"][:, :-1], io["left.attention_mask"][:, :-1]
     new = expected.shape[1] - ids.shape[1]
-    assert torch.equal(generate(crowd, ids, mask, Mean(), new, eos=2, pad=0), expected)
+    assert torch.equal(generate(crowd, ids, mask, Mean(), new, eos=[2], pad=0), expected)
 
 
 def test_single_prompt(crowd, io):
     expected, ids = io["gen.single"], io["right.input_ids"][:1, :6]
-    found = generate(crowd, ids, torch.ones_like(ids), Mean(), expected.shape[1] - 6, eos=2, pad=0)
+    found = generate(crowd, ids, torch.ones_like(ids), Mean(), expected.shape[1] - 6, eos=[2], pad=0)
     assert torch.equal(found, expected)

@@ -9,7 +9,7 @@ import torch
 from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import convert, describe, from_original, is_original, original_state, to_original
-from zoo.compressed_ad.convert.rules import to_theirs
+from zoo.compressed_ad.convert.converter import to_original_state
 from zoo.convert.engine import NO_TRAINING
 from zoo.runs.checkpoints import load_checkpoint
 
@@ -67,7 +67,7 @@ def test_the_originals_names_and_shapes(folder):
         "cadv1": json.loads((folder / "cadv1_state_dict_keys.json").read_text())["state_dict"],
     }
     for name, kind in KINDS.items():
-        theirs = to_theirs(from_original(folder / f"{name}_ckpt-0.pt").state_dict(), kind)
+        theirs = to_original_state(from_original(folder / f"{name}_ckpt-0.pt").state_dict(), kind)
         assert {key: list(value.shape) for key, value in theirs.items()} == {
             key: shape for key, (shape, _) in keys[name].items()
         }

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.conftest import reference_folder
 from zoo.compressed_ad.data.curriculum import Curriculum
 from zoo.compressed_ad.data.history import HistoryStore
-from zoo.compressed_ad.data.windows import HistoryItems, StoredSource
+from zoo.compressed_ad.data.windows import HistoryWindows, StoredSource, WindowOptions
 from zoo.compressed_ad.envs.grids import Darkroom
 
 pytestmark = pytest.mark.shared
@@ -26,7 +26,7 @@ def golden() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
     pytest.importorskip("h5py")
-    from zoo.compressed_ad.convert.hdf5 import import_histories
+    from zoo.compressed_ad.convert.history_files import import_histories
 
     path = reference_folder("compressed_ad") / "env" / "history_darkroom_PPO_alg-seed42.hdf5"
     folder = tmp_path_factory.mktemp("store")
@@ -40,9 +40,9 @@ def groups(store: HistoryStore) -> tuple[list[int], list[int]]:
     return train.tolist(), test.tolist()
 
 
-def items(store: HistoryStore, **kwargs: Any) -> HistoryItems:
+def items(store: HistoryStore, **options: Any) -> HistoryWindows:
     source = StoredSource(store, groups(store)[0], STREAMS, STEPS)
-    return HistoryItems(source, terminal_next_state="reset", **kwargs)
+    return HistoryWindows(source, WINDOW, options=WindowOptions(terminal_next_state="reset", **options))
 
 
 def test_the_file_holds_the_goals_in_this_order(store: HistoryStore, golden: dict[str, Any]) -> None:
@@ -50,10 +50,10 @@ def test_the_file_holds_the_goals_in_this_order(store: HistoryStore, golden: dic
 
 
 def test_windows_and_their_order(store: HistoryStore, golden: dict[str, Any]) -> None:
-    train = items(store, length=WINDOW, offset="every")
+    train = items(store, offset="every")
     assert (train.source.count, train.source.length) == tuple(golden["shape_states"][:2])
     assert len(train) == golden["len_train"] == golden["n_pretrain"]
-    test = HistoryItems(StoredSource(store, groups(store)[1], 1, STEPS), WINDOW, "every")
+    test = HistoryWindows(StoredSource(store, groups(store)[1], 1, STEPS), WINDOW, options=WindowOptions("every"))
     assert len(test) == golden["len_test"]
     steps, expected = train.__getitems__(golden["indices"])["steps"], golden["collated"]
     assert torch.equal(steps.states[:, -1], expected["query_states"].long())

@@ -6,8 +6,8 @@ import torch
 
 from tests.conftest import reference_folder
 from zoo.common.safe_load import load_foreign_checkpoint
-from zoo.compressed_ad.convert.hdf5 import export_histories, import_histories
-from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
+from zoo.compressed_ad.convert.history_files import export_histories, import_histories
+from zoo.compressed_ad.data.history import HistoryStore, replace_last_states, to_steps
 from zoo.compressed_ad.envs.grids import Darkroom
 
 h5py = pytest.importorskip("h5py")
@@ -49,17 +49,17 @@ def test_groups_have_the_goals_of_the_original(store, golden):
 def test_steps_are_those_of_the_file(store, file):
     with h5py.File(file) as groups:
         for task in range(len(store)):
-            steps = ending_at(to_steps(store.read(task, slice(None))), store.env.start_cell)
+            steps = replace_last_states(to_steps(store.read(task, slice(None)), store.env.schema), store.env.start_cell)
             for name, values in zip(steps._fields, steps, strict=True):
                 assert np.array_equal(values.transpose(0, 1).numpy(), groups[f"{task}/{name}"][()])
 
 
 def test_terminal_state_is_the_true_one(store):
-    steps = to_steps(store.read(0, slice(None)))
+    steps = to_steps(store.read(0, slice(None)), store.env.schema)
     moves = torch.tensor([[1, 0], [-1, 0], [0, 1], [0, -1], [0, 0]])
     expected = (steps.states + moves[steps.actions]).clamp(0, store.env.grid_size - 1)
     assert torch.equal(steps.next_states, expected)
-    assert not torch.equal(expected, ending_at(steps, store.env.start_cell).next_states)
+    assert not torch.equal(expected, replace_last_states(steps, store.env.start_cell).next_states)
 
 
 def test_there_and_back(store, file, tmp_path):

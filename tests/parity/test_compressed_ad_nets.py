@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import reference_folder
+from tests.parity.original_agents import LegacyCAD, LegacyEncoder, training_logits
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import from_original
-from zoo.compressed_ad.convert.original_agents import LegacyCAD, LegacyEncoder
-from zoo.compressed_ad.convert.rules import PolicyConverter, to_theirs
+from zoo.compressed_ad.convert.converter import PolicyConverter, to_original_state
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.losses import reconstruction_loss
 from zoo.compressed_ad.nets.compression import EncoderCompressor, QueryCompressor, ReconstructionDecoder
@@ -76,7 +76,7 @@ def compress(policy: InContextPolicy, steps: Steps, latents: Tensor | None = Non
 
 def check_gradients(policy: InContextPolicy, expected: dict[str, float | None], kind: str) -> None:
     found = {name: parameter.grad for name, parameter in policy.named_parameters()}
-    renamed = to_theirs(found, kind)
+    renamed = to_original_state(found, kind)
     assert set(renamed) == set(expected)
     for name, norm in expected.items():
         grad = renamed[name]
@@ -93,7 +93,7 @@ def test_ad(golden, load):
         batch, expected = golden["ad"][f"batch_{length}"], golden["ad"]["out"][length]
         tokens = policy.embedding.transitions(to_steps(batch))
         query = policy.embedding.queries(batch["query_states"].long())[:, None]
-        logits = policy.logits(*inputs(batch))
+        logits = training_logits(policy, *inputs(batch))
         close(policy.transformer(torch.cat([tokens, query], 1)), expected["transformer_out"])
         close(logits, expected["logits"])
         targets = batch["target_actions"].long()
@@ -107,7 +107,7 @@ def test_cad(golden, load, name):
     policy, expected = load("cad"), golden["cad"]["out"][name]
     limit = 0 if name.endswith("_0") else None
     batch = golden["cad"]["batches"][name.removesuffix("_max_compressions_0")]
-    logits = policy.logits(*inputs(batch), max_compressions=limit)
+    logits = training_logits(policy, *inputs(batch), max_compressions=limit)
     close(logits, expected["logits"])
     close(F.cross_entropy(logits, batch["target_actions"].long()), expected["loss_action"])
     if expected["latents"] is not None:
@@ -135,7 +135,7 @@ def test_earlier_encoder(golden, load, depth):
     policy, case = load("cadv1"), golden["cadv1"]["cases"][depth]
     lengths = case["segment_lengths"]
     assert len(lengths) == depth == len(case["latents_per_stage"])
-    logits = policy.logits(*inputs(case["batch"]), segment_lengths=lengths)
+    logits = training_logits(policy, *inputs(case["batch"]), segment_lengths=lengths)
     close(logits, case["logits"])
     close(F.cross_entropy(logits, case["batch"]["target_actions"].long()), case["loss_action"])
     latents, steps = None, to_steps(case["batch"])
@@ -149,7 +149,7 @@ def test_earlier_encoder(golden, load, depth):
 def test_cad_training_loss_and_gradients(golden, load, folder, name):
     policy, config = without_dropout(load("cad")), PolicyConverter().read(folder / "cad_ckpt-0.pt").settings
     batch, expected = golden["cad"]["batches"][name], golden["cad"]["train0"][name]
-    action = F.cross_entropy(policy.logits(*inputs(batch)), batch["target_actions"].long())
+    action = F.cross_entropy(training_logits(policy, *inputs(batch)), batch["target_actions"].long())
     recon = torch.zeros(())
     if expected["num_compressions"]:
         (count,) = golden["cad"]["out"][name]["n_tokens_into_each_compression"]
@@ -164,7 +164,7 @@ def test_cad_training_loss_and_gradients(golden, load, folder, name):
 
 def test_ad_gradients(golden, load):
     policy, batch = without_dropout(load("ad")), golden["ad"]["batch_full"]
-    F.cross_entropy(policy.logits(*inputs(batch)), batch["target_actions"].long()).backward()
+    F.cross_entropy(training_logits(policy, *inputs(batch)), batch["target_actions"].long()).backward()
     check_gradients(policy, golden["ad"]["out"]["train0_grad_norms"], "AD")
 
 
@@ -177,7 +177,7 @@ def test_five_steps_of_adamw(golden, load, folder):
     )
     schedule = WarmupCosine(optimizer, 10, 100, start_at_zero=True)
     for step in range(5):
-        loss = F.cross_entropy(policy.logits(*inputs(batch)), batch["target_actions"].long())
+        loss = F.cross_entropy(training_logits(policy, *inputs(batch)), batch["target_actions"].long())
         close(loss.detach(), expected["train0_losses_5steps"][step])
         optimizer.zero_grad()
         loss.backward()
@@ -209,7 +209,7 @@ def play(agent: LegacyCAD | LegacyEncoder | Sound, expected: dict, forced: bool 
         assert forced or torch.equal(found.argmax(1), chosen)
         step = worlds.step(chosen)
         rewards.append(step.rewards)
-        done = torch.full((3, 1), step.done)
+        done = step.dones[:, None]
         agent.observe(Steps(states[:, None], chosen[:, None], step.rewards[:, None], step.next_states[:, None], done))
     returns = torch.stack(rewards, 1).view(3, -1, 6).sum(-1)
     assert torch.equal(returns, torch.as_tensor(expected["reward_episode"]).long())

@@ -1,7 +1,6 @@
 """What each system's form returns, on the runs that stand in the repository."""
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,43 +77,10 @@ def test_defaults_equal_prediction_over_files(name: str, tmp_path: Path) -> None
     assert target.read_bytes() == (tmp_path / "answer" / f"result{inference.output_suffix}").read_bytes()
 
 
-def test_entered_values_are_used(tmp_path: Path) -> None:
-    results = []
-    for number, seed in enumerate((4, 4, 5)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        entered = {"cutoff_hz": 3000.0, "steps": 2, "guidance_scale": 1, "seed": seed}
-        outputs = ask(zoo.load(find_run("audiosr/smoke")), folder, **entered)
-        assert {output.group for output in outputs[:2]} == {"listen"}
-        assert dict(outputs[-1].data["rows"])["cutoff hz"] == 3000
-        results.append((folder / "answer" / "result.wav").read_bytes())
-    assert results[0] == results[1] != results[2]
-
-
 def test_long_recordings_are_refused(tmp_path: Path) -> None:
     long = write_sound(tmp_path / "long.wav", MAX_RECORDING_SECONDS + 1)
     with pytest.raises(ValueError, match="61 seconds, at most 60"):
         ask(zoo.load(find_run("hifigan/smoke")), tmp_path, input=long)
-
-
-Answers = list[tuple[list[Output] | Exception, Path]]
-
-
-def answer_both_ways(
-    inference: Inference, folder: Path, entered: Sequence[Mapping[str, Any]]
-) -> tuple[Answers, Answers]:
-    """The results of all forms in one batch, and of each alone, with their folders."""
-    answers = []
-    for way in ("batch", "single"):
-        folders = [folder / way / str(number) for number in range(len(entered))]
-        for each in folders:
-            each.mkdir(parents=True)
-        fields = inference.fields()
-        requests = [(read_form(fields, values), each) for values, each in zip(entered, folders, strict=True)]
-        batches = [requests] if way == "batch" else [[each] for each in requests]
-        results = [result for batch in batches for result in inference.answer_batch(batch, lambda share, text: None)]
-        answers.append(list(zip(results, folders, strict=True)))
-    return answers[0], answers[1]
 
 
 def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:
@@ -122,27 +88,13 @@ def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:
         {"count": count, "seed": seed, "steps": 3, "animation": False} for seed, count in enumerate((3, 40, 40, 100))
     ]
     entered += [{"count": 4, "method": "dopri5", "animation": False, "seed": seed} for seed in (0, 1)]
-    batch, single = answer_both_ways(zoo.load(find_run("flow/points")), tmp_path, entered)
-    for (outputs, folder), (expected, other) in zip(batch, single, strict=True):
-        assert outputs == expected
-        samples, expected_samples = (np.load(each / "samples.npy") for each in (folder, other))
-        np.testing.assert_allclose(samples, expected_samples, rtol=0, atol=1e-6)
-
-
-def test_batched_recordings_equal_single_ones(tmp_path: Path) -> None:
-    """Lengths below and beyond the window; the cut and the long one fail alone."""
-    sources = [write_sound(tmp_path / f"{number}.wav", each) for number, each in enumerate((0.5, 0.5, 5.0, 6.2))]
-    (tmp_path / "cut.wav").write_bytes(b"RIFF nothing")
-    sources += [tmp_path / "cut.wav", write_sound(tmp_path / "long.wav", MAX_RECORDING_SECONDS + 1)]
-    inference = zoo.load(find_run("hifigan/smoke"))
-    inference.with_figures = False
-    batch, single = answer_both_ways(inference, tmp_path, [{"input": source} for source in sources])
-    for (outputs, folder), (expected, other) in zip(batch, single, strict=True):
-        if isinstance(expected, Exception):
-            assert str(outputs) == str(expected)
-            continue
-        assert outputs == expected and [output.kind for output in expected] == ["audio", "table"]
-        assert [path.name for path in folder.iterdir()] == ["result.wav"]
-        sound, expected_sound = (files.read(each / "result.wav")[0] for each in (folder, other))
-        assert np.abs(sound - expected_sound).max() <= 2**-15  # a step of 16 bits
-    assert [isinstance(outputs, Exception) for outputs, _ in batch] == [False] * 4 + [True] * 2
+    inference = zoo.load(find_run("flow/points"))
+    forms = [read_form(inference.fields(), values) for values in entered]
+    folders = [[tmp_path / way / str(number) for number in range(len(forms))] for way in ("batch", "single")]
+    for folder in (*folders[0], *folders[1]):
+        folder.mkdir(parents=True)
+    batch = inference.answer_batch(list(zip(forms, folders[0], strict=True)), lambda share, text: None)
+    for form, outputs, folder, other in zip(forms, batch, *folders, strict=True):
+        assert outputs == inference.answer(form, other, lambda share, text: None)
+        samples, expected = (np.load(each / "samples.npy") for each in (folder, other))
+        np.testing.assert_allclose(samples, expected, rtol=0, atol=1e-6)

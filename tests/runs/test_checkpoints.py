@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo.common import atomic_files
 from zoo.runs import checkpoints as files
 from zoo.runs.checkpoints import find_checkpoint
 from zoo.runs.run_folder import find_config, find_latest_run, new_run_folder
@@ -124,19 +123,6 @@ def test_objects_are_refused(tmp_path: Path) -> None:
     torch.save({"x": Path("code")}, path)
     with pytest.raises(ValueError, match="zoo convert"):
         files.load_checkpoint(path)
-
-
-def test_temporaries_are_swept(tmp_path: Path) -> None:
-    (tmp_path / "media").mkdir()
-    stale = [
-        atomic_files.temporary_path(tmp_path / "a.ckpt"),
-        atomic_files.temporary_path(tmp_path / "media" / "b.wav"),
-    ]
-    for path in stale:
-        path.write_bytes(b"x")
-    kept = save(tmp_path, 1)
-    assert sorted(atomic_files.delete_temporary_files(tmp_path)) == sorted(stale)
-    assert kept.is_file()
 
 
 def test_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Weights from elsewhere: left out of checkpoints, known by their hash, copied where the hub does not have them."""
 
-import functools
 import shutil
 from pathlib import Path
 
@@ -19,10 +18,7 @@ from zoo.cli.main import main
 from zoo.runs import frozen, pretrained_files
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.load import load
-from zoo.training.adversarial import Discriminator, Output
-from zoo.training.callbacks.checkpoint import Checkpoints
 from zoo.training.callbacks.ema import EMA
-from zoo.training.gan import GANTask
 
 PART = "--model.init_args.net.init_args.backbone.init_args"
 HERE = {"config": {"seed": 3}}
@@ -242,6 +238,8 @@ def test_export_is_self_contained(run: Path, tmp_path: Path, monkeypatch: pytest
     shutil.rmtree(run)
     moved = (tmp_path / "first").rename(tmp_path / "moved")
     np.testing.assert_array_equal(loaded(moved), expected)
+    with pytest.raises(ValueError, match="has no option chunk"):
+        loaded(moved, chunk=None)
     described = (moved / "config.json").read_text()
     assert str(tmp_path) not in described and '"source": "frozen/' in described
     weights = (moved / "model.safetensors").read_bytes()
@@ -263,18 +261,6 @@ def test_hub_weights_are_neither_copied_nor_exported(tmp_path: Path, monkeypatch
     np.testing.assert_array_equal(loaded(tmp_path / "export"), loaded(run))
 
 
-def test_options_may_change_between_training_and_prediction(run: Path, tmp_path: Path) -> None:
-    plain = loaded(run)
-    np.testing.assert_allclose(loaded(run, offset=0.5, repeats=2), 2 * plain + 0.5, rtol=1e-6)
-    for name in ("chunk", "net"):
-        with pytest.raises(ValueError, match=f"has no option {name}"):
-            loaded(run, **{name: None})
-    files.write(tmp_path / "in.wav", np.full(50, 0.01, np.float32), 16000)
-    args = ["--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out"), *TOY_ARGS]
-    assert main(["predict", "--ckpt_path", str(run), *args, "--model.init_args.offset=0.25"]) == 0
-    np.testing.assert_allclose(files.read(tmp_path / "out" / "in.wav")[0], 0.01 * plain[0] + 0.25, atol=1e-4)
-
-
 def test_inspect_shows_the_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sha = Scale(**HERE).fingerprint()[:16]
     assert main(["inspect", str(run), *TOY_ARGS]) == 0
@@ -293,49 +279,6 @@ def test_one_module_under_two_names_is_left_out_under_both() -> None:
     modules = frozen.frozen_modules({"part": Twice(Scale(**HERE))})
     assert list(modules) == ["part.first", "part.second"]
     assert frozen.frozen_keys(modules) == {f"part.{a}.{b}" for a in ("first", "second") for b in ("weight", "seen")}
-
-
-class Critic(Discriminator):
-    def __init__(self) -> None:
-        super().__init__()
-        self.score = nn.Linear(8, 1)
-
-    def forward(self, x: torch.Tensor) -> list[Output]:
-        scores = self.score(x).flatten(1)
-        return [(scores, [scores])]
-
-
-class Vocoder(GANTask):
-    def __init__(self, seed: int = 3) -> None:
-        sgd = functools.partial(torch.optim.SGD, lr=0.1)
-        terms = {"d/critic": 1.0, "g/adv_critic": 1.0, "g/fm_critic": 1.0, "g/l1": 1.0}
-        super().__init__(nn.Linear(8, 8), {"critic": Critic()}, sgd, sgd, terms)
-        self.encoder = Scale(config={"seed": seed})
-
-    def generate(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.generator(self.encoder(batch["x"]))[:, None], batch["y"][:, None]
-
-    def reconstruction(self, fake: torch.Tensor, real: torch.Tensor, batch: object) -> dict[str, torch.Tensor]:
-        return {"g/l1": (fake - real).abs().mean()}
-
-
-def test_adversarial_tasks_leave_them_out_too(tmp_path: Path) -> None:
-    def train(task: Vocoder, checkpoint: Path | None = None) -> None:
-        trainer = L.Trainer(
-            max_steps=4, accelerator="cpu", logger=False, callbacks=[Checkpoints(every_n_steps=2)],
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, limit_val_batches=0,
-        )  # fmt: skip
-        trainer.fit(task, PairData(), ckpt_path=checkpoint, weights_only=True)
-
-    whole, resumed, path = Vocoder(), Vocoder(), tmp_path / "step_00000002.ckpt"
-    train(whole)
-    assert not any(key.startswith("encoder") for key in load_checkpoint(path)["state_dict"])
-    assert [copy.name for copy in (tmp_path / "frozen").iterdir()] == [whole.encoder.fingerprint()[:16]]
-    train(resumed, path)
-    assert torch.equal(resumed.generator.weight, whole.generator.weight)
-    assert resumed.encoder.seen == 0
-    with pytest.raises(ValueError, match="belongs to encoder = "):
-        train(Vocoder(seed=4), path)
 
 
 def test_where_a_file_holds_its_tensors_does_not_matter(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ import io
 import logging
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from zoo.runs.metrics_csv import MetricsCSV, read_metrics
 
@@ -103,77 +101,3 @@ def test_full_disk_loses_no_row_and_leaves_no_torn_line(tmp_path, caplog):
     assert [record.message.count("the disk is full") for record in caplog.records] == [1]
     logger.finalize("success")
     assert logger.path.read_text() == "step,epoch,a,b\n0,,1.0,\n1,,2.0,\n2,,,3.0\n"
-
-
-def test_other_ranks_write_nothing(tmp_path, monkeypatch):
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    logger = MetricsCSV(tmp_path / "run")
-    logger.log_metrics({"a": 1.0}, step=0)
-    logger.trim(0)
-    assert not (tmp_path / "run").exists()
-
-
-class Toy(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        self.log("train/seen", float(self.global_step), on_step=True, on_epoch=False)
-        return self.layer(batch).square().mean()
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val/seen", float(self.global_step))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Script(L.Callback):
-    """Saves after `save` batches and dies at the start of batch number `die`."""
-
-    def __init__(self, folder, save=None, die=None):
-        self.folder, self.save, self.die = folder, save, die
-
-    def on_train_start(self, trainer, module):
-        trainer.logger.trim(module.global_step - 1)
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.save:
-            trainer.save_checkpoint(self.folder / "saved.ckpt")
-
-    def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == self.die:
-            raise KeyError("killed")
-
-
-def train(folder, ckpt_path=None, **script):
-    data = DataLoader(torch.ones(6, 1))
-    logger = MetricsCSV(folder)
-    trainer = L.Trainer(
-        default_root_dir=folder,
-        logger=logger,
-        max_epochs=2,
-        val_check_interval=3,
-        log_every_n_steps=2,
-        accelerator="cpu",
-        callbacks=[Script(folder, **script)],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    assert trainer.log_dir == str(folder)
-    trainer.fit(Toy(), data, DataLoader(torch.ones(2, 1)), ckpt_path=ckpt_path)
-    return (folder / "metrics.csv").read_text()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("save", "die"), [(2, 5), (5, 6), (8, 11)])
-def test_trainer_killed_and_resumed_writes_the_same_file(tmp_path, save, die):
-    whole = train(tmp_path / "whole")
-    assert whole.splitlines()[0] == "step,epoch,train/seen,val/seen"
-    with pytest.raises(KeyError, match="killed"):
-        train(tmp_path / "resumed", save=save, die=die)
-    assert train(tmp_path / "resumed", ckpt_path=tmp_path / "resumed" / "saved.ckpt") == whole

@@ -266,15 +266,6 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert_same_results(output, tmp_path / "expected")
 
 
-def test_consecutive_parts_equal_one(tmp_path: Path) -> None:
-    inputs, output = write_numbered(tmp_path / "in", 10), tmp_path / "out"
-    for rank, done, missing in ((0, 4, 6), (2, 3, 3), (1, 3, None)):
-        summary = predict(inputs, output, rank=rank, world_size=3)
-        assert (summary["done"], summary.get("missing")) == (done, missing)
-    predict(inputs, tmp_path / "expected")
-    assert_same_results(output, tmp_path / "expected")
-
-
 def test_file_that_kills_three_processes_fails(tmp_path: Path) -> None:
     inputs, output = write_numbered(tmp_path / "in", 3), tmp_path / "out"
     write_inputs(inputs, **{"001": "lethal"})

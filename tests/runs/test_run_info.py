@@ -21,7 +21,7 @@ def state(folder: Path) -> str:
 
 def test_a_finished_run(tmp_path):
     run = run_info.read_run(make(tmp_path / "flow" / "smoke" / "20260101-100000"), tmp_path)
-    assert (run.name, run.short_name, run.recipe) == ("flow/smoke/20260101-100000", "20260101-100000", "flow/smoke")
+    assert (run.name, run.recipe) == ("flow/smoke/20260101-100000", "flow/smoke")
     assert (run.state, run.step, run.total, run.epochs) == ("finished", 10, 10, None)
     assert (run.monitor, run.best, run.best_step) == ("val/loss", 0.5, 10)
     run = run_info.read_run(make(tmp_path / "a", steps=-1, epochs=5), tmp_path)

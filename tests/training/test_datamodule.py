@@ -78,4 +78,4 @@ def test_other_data_has_other_facts(recipe: str, tmp_path: Path, monkeypatch: py
 
     contents = read_contents()
     assert read_contents("--data.init_args.num_workers=0", "--data.init_args.batch_size=3") == contents
-    assert read_contents(f"--data.init_args.{change.get(recipe.split('/')[0], 'history_steps=20')}") != contents
+    assert read_contents(f"--data.init_args.{change.get(recipe.split('/')[0], 'store.steps=20')}") != contents

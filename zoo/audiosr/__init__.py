@@ -5,7 +5,7 @@ from zoo.common.registry import register_components
 __getattr__, __all__ = register_components(
     __name__,
     {
-        "convert.loss_monitor": "LossMonitor",
+        "loss_monitor": "LossMonitor",
         "data.datamodule": "SuperResolutionData",
         "data.simulate": "Simulation",
         "diffusion.samplers": "DDIM DPMSolver Sampler",
@@ -24,6 +24,6 @@ __getattr__, __all__ = register_components(
         "nets.unet": "UNet",
         "task": "DiffusionTask",
         "task_distill": "DistillationTask",
-        "task_vae": "AdversarialAutoencoderTask AutoencoderTask",
+        "task_autoencoder": "AdversarialAutoencoderTask AutoencoderTask",
     },
 )

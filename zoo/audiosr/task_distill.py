@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from zoo.audiosr.diffusion.samplers import DDIM, Sampler, conditioned, time_grid
+from zoo.audiosr.diffusion.samplers import DDIM, conditional_predictor, time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.losses import DiffusionTerm, Known, Objective
+from zoo.audiosr.losses import DiffusionTerm, Objective
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
-from zoo.audiosr.task import Batch, DiffusionTask
-from zoo.blocks.autoencoder import posterior_mean
+from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
+from zoo.audiosr.task import DEFAULT_CONDITION, Batch, ConditionOptions, DiffusionTask
 from zoo.common.checks import check_at_least, check_within
-from zoo.training.task import OptimizerCallable, compile_module
+from zoo.training.task import OptimizerCallable
 
 
 class Distillation(Objective):
-    """All terms of the loss on one batch, towards a target that a teacher and the student itself make.
+    """All terms of the loss on one batch, against a target from the teacher and the student itself.
 
     With the angle phi_t = arctan(sqrt(1 - a_t) / sqrt(a_t)) a deterministic step from t to s is a rotation by
     d = phi_t - phi_s: x_s = cos(d) x_t - sin(d) v_t. Of the teacher's grid t_0 > ... > t_N (t_N is clean data) every
@@ -32,14 +33,14 @@ class Distillation(Objective):
         z  = cos(phi_{i+1} - phi_e) y - sin(phi_{i+1} - phi_e) v_student(y, t_{i+1})      the rest in one, no gradient
         v* = (cos(phi_i - phi_e) x - z) / sin(phi_i - phi_e)
 
-    v* is what takes x to z in one step; the student's output at x is compared with it. Where t_{i+1} is e, z is y. So
-    in each segment all points of a path come to lead to where the teacher's steps lead, and K steps do. K = 1 is
-    consistency distillation; N = 2 K with the former student as teacher is progressive distillation.
+    v* takes x to z in one step; the student's output at x is compared with it. Where t_{i+1} is e, z is y. So in each
+    segment all points of a path lead to where the teacher's steps lead, and K steps suffice. K = 1 is consistency
+    distillation; N = 2 K with the former student as teacher is progressive distillation.
 
     Args:
         teacher: frozen.
-        times: t_0 to t_N (N + 1,) int64, like `turns` of `grid_turns`.
-        turns: cosines and sines of the three angles (N, 3, 2).
+        times: t_0 to t_N (N + 1,) int64, like `rotations` of `grid_rotations`.
+        rotations: cosines and sines of the three angles (N, 3, 2).
         scale: of the teacher's guidance, like `rescale` as of `zoo.blocks.image.classifier_free_guidance`.
 
     Source: Heek et al., "Multistep Consistency Models" (2024), algorithm 1; Song et al., "Consistency Models" (2023),
@@ -47,55 +48,45 @@ class Distillation(Objective):
     angle: Salimans and Ho, "Progressive Distillation" (2022), appendix D.
     """
 
-    turns: Tensor
+    rotations: Tensor
     times: Tensor
 
     def __init__(
-        self, plain: Objective, teacher: FrozenDenoiser, times: Tensor, turns: Tensor, scale: float, rescale: float
+        self, base: Objective, teacher: FrozenDenoiser, times: Tensor, rotations: Tensor, scale: float, rescale: float
     ) -> None:
-        super().__init__(plain.net, plain.diffusion, plain.losses, plain.autoencoder, plain.features, plain.vocoder)
+        super().__init__(base.net, base.diffusion, base.losses, base.autoencoder, base.features, base.vocoder)
         self.teacher, self.scale, self.rescale = teacher, scale, rescale
         self.register_buffer("times", times, persistent=False)
-        self.register_buffer("turns", turns, persistent=False)
+        self.register_buffer("rotations", rotations, persistent=False)
 
-    def forward(
-        self,
-        latent: Tensor,
-        condition: Tensor,
-        t: Tensor,
-        noise: Tensor,
-        place: Tensor,
-        full_audio: Tensor | None,
-        known: Known | None = None,
-    ) -> dict[str, Tensor]:
-        """Run both nets and compare; see `Objective.forward`. `t` (B,) is brought to the teacher's grid."""
-        index = len(self.turns) - 1 - t * len(self.turns) // self.diffusion.steps
-        t, following = self.times[index], self.times[index + 1].clamp_min(0)
-        noisy = self.diffusion.noised(latent, noise, t)
-        encoded = None if full_audio is None else self.net.encode_clip(full_audio)
-        output = self.net(concat(noisy, condition), t, encoded=encoded).float()
+    def predict(
+        self, latent: Tensor, condition: Tensor, times: Tensor, noise: Tensor, full_audio: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Run both nets; see `Objective.predict`. `times` (B,) move to the teacher's grid."""
+        index = len(self.rotations) - 1 - times * len(self.rotations) // self.diffusion.steps
+        times, following = self.times[index], self.times[index + 1].clamp_min(0)
+        noisy = self.diffusion.add_noise(latent, noise, times)
+        context = None if full_audio is None else self.net.encode_clip(full_audio)
+        output = self.net(concat(noisy, condition), times, context=context).float()
         with torch.no_grad():
-            step, rest, whole = self.turns[index].unbind(1)
-            given = None if full_audio is None else self.teacher.net.encode_clip(full_audio)
-            guided = conditioned(self.teacher.net, condition, given, self.scale, self.rescale)
-            there = _turned(noisy, guided(noisy, t), step)
-            held = None if encoded is None else (encoded[0].detach(), encoded[1].detach())
-            end = _turned(there, self.net(concat(there, condition), following, encoded=held).float(), rest)
-            cosine, sine = (each[:, None, None, None] for each in whole.unbind(1))
+            step, rest, both = self.rotations[index].unbind(1)
+            teacher_context = None if full_audio is None else self.teacher.net.encode_clip(full_audio)
+            predict = conditional_predictor(self.teacher.net, condition, teacher_context, self.scale, self.rescale)
+            next_noisy = _rotate(noisy, predict(noisy, times), step)
+            context = None if context is None else context.detach()
+            student = self.net(concat(next_noisy, condition), following, context=context).float()
+            end = _rotate(next_noisy, student, rest)
+            cosine, sine = (each[:, None, None, None] for each in both.unbind(1))
             target = (cosine * noisy - end) / sine
-            aim = self.diffusion.to_x0(noisy, target, t)
-        return self.compared(output, target, noisy, aim, t, place, known)
+            clean = self.diffusion.to_x0(noisy, target, times)
+        return output, target, noisy, clean, times
 
 
-def grid_turns(diffusion: CosineDiffusion, teacher_steps: int, steps: int) -> tuple[Tensor, Tensor]:
-    """Times and rotations of a teacher's grid that is cut into `steps` segments.
+def grid_rotations(diffusion: CosineDiffusion, teacher_steps: int, steps: int) -> tuple[Tensor, Tensor]:
+    """Compute times (N + 1,) int64, the last -1, and rotations of a teacher's grid of equal segments.
 
-    Returns:
-        Times (N + 1,) int64, the last -1; cosines and sines (N, 3, 2) float32 of the angles from each time to the next,
-        from the next to its segment's end, and from each to its segment's end.
-
-    Raises:
-        ValueError: when the segments are not equal or the process has too few steps.
+    Rotations (N, 3, 2) float32 are cosines and sines of the angles from each time to the next, from the next to its
+    segment's end, and from each to its segment's end.
     """
     check_at_least(1, steps=steps)
     check_within(1, diffusion.steps, teacher_steps=teacher_steps)
@@ -107,50 +98,38 @@ def grid_turns(diffusion: CosineDiffusion, teacher_steps: int, steps: int) -> tu
     ends = (np.arange(teacher_steps) // length + 1) * length
     signals, sigmas = np.array([diffusion.levels(t) for t in times]).T
     angles = np.arctan2(sigmas, signals)
-    here, following, end = angles[:-1], angles[1:], angles[ends]
-    turned = np.stack([here - following, following - end, here - end], axis=1)
-    return torch.tensor(times), torch.from_numpy(np.stack([np.cos(turned), np.sin(turned)], axis=2)).float()
+    start, following, end = angles[:-1], angles[1:], angles[ends]
+    turns = np.stack([start - following, following - end, start - end], axis=1)
+    return torch.tensor(times), torch.from_numpy(np.stack([np.cos(turns), np.sin(turns)], axis=2)).float()
 
 
-def _turned(x: Tensor, v: Tensor, turn: Tensor) -> Tensor:
-    """Images (B, C, H, W) after a deterministic step: rotated by angles whose cosine and sine are (B, 2)."""
-    cosine, sine = (each[:, None, None, None] for each in turn.unbind(1))
+def _rotate(x: Tensor, v: Tensor, rotation: Tensor) -> Tensor:
+    """Take a deterministic step from images (B, C, H, W): rotate by angles whose cosine and sine are (B, 2)."""
+    cosine, sine = (each[:, None, None, None] for each in rotation.unbind(1))
     return cosine * x - sine * v
 
 
 class DistillationTask(DiffusionTask):
     """Stage 4: a student of a trained diffusion that restores in 1 to 4 steps; see `Distillation`.
 
-    The student begins with the teacher's weights and takes its scale of the latents and its guidance over, so that it
-    needs one evaluation per step where the guided teacher needs two. `steps` steps of DDIM are its sampler, in
-    validation and inference alike; more or fewer are not what it was trained for.
-
-    Validation is that of `DiffusionTask` with the terms of this loss. For the clips that are restored, at least one,
-    `teacher_mse` is the mean squared distance of the student's latents to those of the teacher's `teacher_steps` steps
-    from the same noise, in units of the net's latents.
+    The student begins with the teacher's weights and scale of the latents and learns its guidance: a step is one
+    evaluation. `steps` steps of DDIM are its sampler; it is not trained for other numbers. In validation `teacher_mse`
+    is the mean squared distance of its latents to the teacher's from the same noise, over the clips that are restored.
 
     Args:
-        net: the student, built like the teacher's net.
-        autoencoder: frozen, the teacher's.
-        features: audio to log-mels, the teacher's.
-        diffusion: the teacher's, which predicts v.
-        losses: terms by name, such as `latent`.
+        net: the student, built like the teacher's net; autoencoder, features and diffusion are the teacher's.
         teacher: frozen: a finished run of `DiffusionTask`, or of this one.
         steps: of the student.
         teacher_steps: of DDIM, whose result is learned; a multiple of `steps`. More are nearer to the teacher's path
             and take longer to learn.
         teacher_guidance: scale of the guidance that is learned.
-        teacher_rescale: see `guidance_rescale` of `DiffusionTask`, likewise learned.
-        sampler: an option of inference; `steps` steps of DDIM when null.
-        restore_sampler: of validation; `sampler` when null.
-        guidance_scale: an option of inference; 1, since the guidance is in the weights.
-
-    Raises:
-        ValueError: when teacher and student do not fit.
+        teacher_rescale: its `guidance_rescale`, likewise learned.
+        condition: as of `DiffusionTask`; conditions are never dropped.
+        restore: options of inference; `guidance_scale` must be 1, and its sampler is `steps` steps of DDIM when null.
     """
 
     times: Tensor
-    turns: Tensor
+    rotations: Tensor
 
     def __init__(
         self,
@@ -166,89 +145,84 @@ class DistillationTask(DiffusionTask):
         teacher_steps: int = 60,
         teacher_guidance: float = 1.0,
         teacher_rescale: float = 0.0,
-        sampler: Sampler | None = None,
-        restore_sampler: Sampler | None = None,
-        guidance_scale: float = 1.0,
+        condition: ConditionOptions = DEFAULT_CONDITION,
+        restore: RestoreOptions = DEFAULT_RESTORE,
         **kwargs: Any,
     ) -> None:
-        _check(net, autoencoder, diffusion, teacher, guidance_scale)
+        _check_teacher(net, autoencoder, diffusion, teacher, restore.guidance_scale)
         check_at_least(0, teacher_guidance=teacher_guidance)
         check_within(0, 1, teacher_rescale=teacher_rescale)
-        self._own_sampler = sampler is None
-        sampler = sampler or DDIM(steps)
+        self._default_sampler = restore.sampler is None
+        restore = replace(restore, sampler=restore.sampler or DDIM(steps))
         super().__init__(
             net, autoencoder, features, diffusion, losses, optimizer, latent_scale=float(teacher.net.latent_scale),
-            condition_dropout=0.0, sampler=sampler, restore_sampler=restore_sampler or sampler,
-            guidance_scale=guidance_scale, **kwargs,
+            condition=replace(condition, dropout=0.0), restore=restore, **kwargs,
         )  # fmt: skip
         net.load_state_dict(teacher.net.state_dict())
         self.teacher = teacher
-        self.grid = (teacher_steps, steps)
+        self.steps, self.teacher_steps = steps, teacher_steps
         self.guidance = (teacher_guidance, teacher_rescale)
-        for name, table in zip(("times", "turns"), grid_turns(diffusion, *self.grid), strict=True):
+        tables = grid_rotations(diffusion, teacher_steps, steps)
+        for name, table in zip(("times", "rotations"), tables, strict=True):
             self.register_buffer(name, table, persistent=False)
 
     def setup(self, stage: str) -> None:
-        """Name the sampler where no recipe does, so that checkpoints and exports bring it."""
+        """Name the default sampler in checkpoints and exports."""
         super().setup(stage)
-        if self.specs is not None and self._own_sampler:
-            sampler = {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": self.grid[1]}}
-            self.specs["options"]["sampler"] = sampler
+        if self.specs is not None and self._default_sampler:
+            sampler = {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": self.steps}}
+            self.specs["options"]["restore"] = {**self.specs["options"]["restore"], "sampler": sampler}
 
-    def on_fit_start(self) -> None:
-        """Compile the teacher, too."""
-        super().on_fit_start()
-        if self.compile_modules and not self._replicas:
-            compile_module(self.teacher.net.unet, *self.compile_options)
+    def _compiled_modules(self) -> list[nn.Module]:
+        return [*super()._compiled_modules(), self.teacher.net.unet]
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
-        """The terms at fixed diffusion steps, what restoring gives, and the distance to the teacher's result."""
+        """Compute the terms at fixed diffusion steps, restore, and measure the distance to the teacher's result."""
         values, count = super().evaluate(batch, batch_idx, stage)
         if batch_idx >= max(self.restore_items, 1):
             return values, count
         high, low = self._mels(batch)
-        scale, (guidance, rescale) = self.net.latent_scale, self.guidance
-        condition = posterior_mean(self._moments(low, self.condition_autoencoder)) * scale
-        clip = self._full_audio(high, low)
-        first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
-        noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
-        noise = noise.to(condition.device)
-        found = []
-        for net, sampler, strength in (
-            (self.net, self.restore_sampler, (1.0, 0.0)),
-            (self.teacher.net, DDIM(self.grid[0]), (guidance, rescale)),
+        condition = self._condition(low) * self.net.latent_scale
+        noise = self._evaluation_noise(batch, batch_idx)
+        latents = []
+        for net, sampler, guidance in (
+            (self.net, self.validation_sampler, (1.0, 0.0)),
+            (self.teacher.net, DDIM(self.teacher_steps), self.guidance),
         ):
-            predict = conditioned(net, condition, None if clip is None else net.encode_clip(clip), *strength)
-            found.append(sampler.sample(predict, noise, self.diffusion))
-        return {**values, "teacher_mse": (found[0] - found[1]).square().mean()}, count
+            predict = conditional_predictor(net, condition, self._context(net, high, low), *guidance)
+            latents.append(sampler.sample(predict, noise, self.diffusion))
+        return {**values, "teacher_mse": (latents[0] - latents[1]).square().mean()}, count
 
     def _objective(self) -> Objective:
-        return Distillation(super()._objective(), self.teacher, self.times, self.turns, *self.guidance)
+        return Distillation(super()._objective(), self.teacher, self.times, self.rotations, *self.guidance)
 
 
-def _check(
+def _check_teacher(
     net: Denoiser,
     autoencoder: FrozenAutoencoder,
     diffusion: CosineDiffusion,
     teacher: FrozenDenoiser,
     guidance_scale: float,
 ) -> None:
-    """Compare student and teacher."""
+    """Compare student and teacher; ValueError where they do not fit."""
     if diffusion.prediction != "v":
         raise ValueError(
             "distillation needs diffusion.prediction v: of pure noise a prediction of the noise says nothing"
         )
     if guidance_scale != 1:
         raise ValueError(
-            f"guidance_scale is {guidance_scale:g}: a student has its guidance in the weights, so it is 1; "
-            "teacher_guidance sets what is learned"
+            f"restore.guidance_scale is {guidance_scale:g}; expected 1, as the student has its guidance in the "
+            "weights: teacher_guidance sets it"
         )
-    own, theirs = ({name: tuple(each.shape) for name, each in one.state_dict().items()} for one in (net, teacher.net))
-    if own != theirs:
-        name = next(name for name in [*theirs, *own] if own.get(name) != theirs.get(name))
+    student_shapes, teacher_shapes = (
+        {name: tuple(each.shape) for name, each in one.state_dict().items()} for one in (net, teacher.net)
+    )
+    if student_shapes != teacher_shapes:
+        names = [*teacher_shapes, *student_shapes]
+        name = next(name for name in names if student_shapes.get(name) != teacher_shapes.get(name))
         raise ValueError(
-            f"the student is built otherwise than its teacher: {name} is {own.get(name, 'missing')}, the teacher's is "
-            f"{theirs.get(name, 'missing')}; give net the arguments of the teacher's recipe"
+            f"the student differs from its teacher: {name} is {student_shapes.get(name, 'missing')}, the teacher's is "
+            f"{teacher_shapes.get(name, 'missing')}; give net the arguments of the teacher's recipe"
         )
     trained = teacher.trained_on
     if trained is not None and trained != autoencoder.fingerprint():

@@ -1,22 +1,22 @@
-"""CI-LLM: a crowd of LoRA agents on one frozen language model, trained in one batched forward."""
+"""CI-LLM: a crowd of LoRA agents on one frozen language model, trained in one batched forward pass."""
 
 from zoo.common.registry import register_components
 
 __getattr__, __all__ = register_components(
     __name__,
     {
-        "aggregation.aggregator": "Aggregator BayesianAverage Dirichlet Fitted Geometric Mean Vote",
+        "aggregation": "Aggregator BayesianAverage Dirichlet FittedMixture Geometric Mean Vote",
         "convert.adapter_folders": "AdapterFolders",
         "data.arithmetic": "Arithmetic",
         "data.datamodule": "TextData",
         "data.tokenizers": "BpeTokenizer ByteTokenizer PretrainedTokenizer Tokenizer",
-        "inference.writer": "Speaker Writer",
+        "inference.text_generator": "LanguageModel TextGenerator",
         "losses.diversity": "Diversity",
         "nets.agents": "Agents",
         "nets.backbone": "Backbone LearningBackbone",
         "nets.crowd": "Crowd",
         "nets.sampling": "Sampling",
-        "pretrain": "PretrainTask",
+        "pretrain_task": "PretrainTask",
         "task": "CrowdTask",
     },
 )

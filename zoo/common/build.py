@@ -22,8 +22,6 @@ def build(spec: Any, slot: Any = object) -> Any:
     """
     if isinstance(spec, Mapping) and "class_path" in spec:
         path = spec["class_path"]
-        if not isinstance(path, str):
-            raise ValueError(f"class_path: expected the name of a part, found {path!r}")
         cls = get_class(path, slot)
         if inspect.isabstract(cls):
             raise ValueError(f"{path} is a base class: name one that is derived from it")

@@ -88,6 +88,8 @@ def get_class(name: str, base: Any = object) -> type:
     Raises:
         ValueError: when no class of that name is registered, or it does not fit `base`, a class or annotation.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"class_path: expected the name of a class, found {name!r:.60}")
     module, _, attribute = name.rpartition(".")
     is_external = module in (*EXTERNAL_CLASSES, "torch.nn")
     package = module if is_external else _owner(name)

@@ -1,4 +1,4 @@
-"""Tools of CompressedAD alone: command -> the function that it calls, with the first line of its docstring."""
+"""Commands of CompressedAD: function, and first line of its docstring."""
 
 COMMANDS = {
     "evaluate": (
@@ -14,15 +14,15 @@ COMMANDS = {
         "Write the histories of an algorithm that learns tasks, to distil it.",
     ),
     "import-histories": (
-        "zoo.compressed_ad.convert.hdf5:import_histories",
+        "zoo.compressed_ad.convert.history_files:import_histories",
         "Turn a history file of the original (hdf5) into a folder of histories.",
     ),
     "import-xland": (
-        "zoo.compressed_ad.convert.transitions:import_xland",
+        "zoo.compressed_ad.convert.history_files:import_xland",
         "Turn a file of XLand-100B or Trivial-20B (hdf5) into a folder of histories.",
     ),
     "export-histories": (
-        "zoo.compressed_ad.convert.hdf5:export_histories",
+        "zoo.compressed_ad.convert.history_files:export_histories",
         "Turn a folder of histories into a history file that the original reads (hdf5).",
     ),
 }

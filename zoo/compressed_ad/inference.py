@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,36 +18,34 @@ from zoo.common.reports import encode_gif
 from zoo.compressed_ad.envs.base import Env, build_env
 from zoo.compressed_ad.envs.baselines import can_explore, explorer_returns, oracle_return, random_return
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.nets.policy import ActingPolicy
+from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.rendering import episode_frames
-from zoo.compressed_ad.rollout import Player, rollout
+from zoo.compressed_ad.rollout import ContextPlayer, rollout
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
-Split = Literal["train", "test", "all"]
 SPLITS = ("train", "test", "all")
 SPLIT_SEED, TRAIN_SHARE = 0, 0.9  # the recipes'
-CHUNK = 1024  # pairs of task and seed in lock-step
-MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one answer
+CHUNK = 1024  # pairs of task and seed that act together
+MAX_ROOMS, MAX_EPISODES, MAX_HORIZON = 4, 100, 50  # of one form
 FRAMES_PER_SECOND = 4
-PLAYING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
+ACTING = -9  # epoch of the keys of these seeds, see `item_seed`; no training has it
 REQUEST_KEYS = ("tasks", "split", "split_seed", "train_share", "seeds", "episodes")
 
 
 class Agent(Inference):
-    """Plays episodes in tasks that it does not know, and learns from them while its weights stay as they are.
+    """Acts in tasks that it does not know, and learns from them while its weights stay as they are.
 
-    A request file (`.json`) names tasks and numbers:
+    A request file (`.json`) names tasks and numbers; the result is a `.npy` of returns (tasks, episodes), the mean over
+    seeds:
 
         {"tasks": [[0, 3], [4, 4]], "seeds": 5, "episodes": 50}
 
-    `tasks` are as the environment counts them (Darkroom: row and column of the goal); `"split": "train"`, `"test"` or
-    `"all"` in their place takes the tasks of a split, with `split_seed` and `train_share` as in training. `seeds` is a
-    number of seeds (0, 1, ...) or a list of them. The result is a `.npy` of returns (tasks, episodes), the mean over
-    seeds.
+    `tasks` are rows of `env.tasks()` (Darkroom: row and column of the goal); or `"split": "train"`, `"test"` or `"all"`
+    with `split_seed` and `train_share` as in training. `seeds` is a number of seeds (0, 1, ...) or a list of them.
 
     Args:
         policy: trained; its weights stay as they are.
@@ -59,7 +57,7 @@ class Agent(Inference):
     input_suffixes = (".json",)
     output_suffix = ".npy"
 
-    def __init__(self, policy: ActingPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
+    def __init__(self, policy: InContextPolicy, env: Env, episodes: int = 100, greedy: bool = False) -> None:
         check_at_least(1, episodes=episodes)
         policy.check(env)
         self.policy = policy
@@ -70,10 +68,10 @@ class Agent(Inference):
     def __call__(
         self, tasks: np.ndarray | Tensor | Sequence[Sequence[int]], seeds: Sequence[int], episodes: int | None = None
     ) -> np.ndarray:
-        """Play: the return of each episode (n, episodes), float32.
+        """Return what each episode earns, (n, episodes) float32.
 
         Args:
-            tasks: (n, F) integers, as `env.tasks()` has them; a task may repeat.
+            tasks: (n, F) integers, rows of `env.tasks()`; a task may repeat.
             seeds: (n,), 0 to 2**64 - 1; the same task and seed give the same episodes.
         """
         rows = torch.as_tensor(np.asarray(tasks), dtype=torch.int64)
@@ -85,7 +83,7 @@ class Agent(Inference):
         return torch.cat(parts).numpy()
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Play what a request file asks for; see the class."""
+        """Act as a request file says; see the class."""
         tasks, seeds, episodes = self._read_request(source)
         returns = self(*pairs(self.env, tasks, seeds), episodes).reshape(len(tasks), len(seeds), episodes)
         result = returns.mean(1)
@@ -95,16 +93,16 @@ class Agent(Inference):
         return {**counts, "first_return": first, "last_return": last}
 
     def fields(self) -> tuple[InputField, ...]:
-        """The environment's own settings, a goal or a drawn one, how long to play."""
-        told = "drawn by the seed when empty"
+        """Return fields of the task, the episodes and the environment's settings."""
+        help_text = "sampled by the seed when empty"
         fields = [
-            InputField(f"task_{index}", name, "int", None, (0, size - 1), help=told, optional=True)
+            InputField(f"task_{index}", name, "int", None, (0, size - 1), help=help_text, optional=True)
             for index, (name, size) in enumerate(zip(self.env.task_names(), self.env.task_sizes, strict=True))
         ]
-        drawn = "of which goals the drawn ones are: those of training, or kept for the test (the recipes' split)"
+        split_help = "tasks to sample from: those of training, or held out (the recipes' split)"
         fields += [
-            InputField("split", "Drawn from", "choice", "test", allowed=SPLITS, help=drawn),
-            InputField("rooms", "Rooms", "int", 2, (1, MAX_ROOMS), help="played side by side"),
+            InputField("split", "Sampled from", "choice", "test", allowed=SPLITS, help=split_help),
+            InputField("rooms", "Rooms", "int", 2, (1, MAX_ROOMS), help="shown side by side"),
             InputField("episodes", "Episodes", "int", min(20, self.episodes), (1, MAX_EPISODES)),
             InputField("seed", "Seed", "int", 0, (0, 2**31)),
             InputField(
@@ -112,54 +110,51 @@ class Agent(Inference):
             ),
         ]
         for name, value in self.env.arguments().items() if isinstance(self.env, GridEnv) else ():
-            label = name.replace("_", " ").capitalize()
-            if isinstance(value, bool):
-                fields.append(InputField(name, label, "bool", value, help="of the environment", advanced=True))
-            elif name == "horizon":
-                most = max(MAX_HORIZON, value)
-                fields.append(
-                    InputField(name, label, "int", value, (1, most), help="steps of an episode", advanced=True)
-                )
+            kind = "bool" if isinstance(value, bool) else "int" if name == "horizon" else None
+            limits = (1, max(MAX_HORIZON, value)) if kind == "int" else (None, None)
+            if kind is not None:
+                label = name.replace("_", " ").capitalize()
+                fields.append(InputField(name, label, kind, value, limits, help="of the environment", advanced=True))
         return tuple(fields)
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
-        """Play in rooms side by side, and show what was earned, and of grids the first and the last episode."""
+        """Act in rooms side by side, and show the returns, and of grids the first and the last episode."""
         env = self.env
         if isinstance(env, GridEnv):
             env = build_env({name: values.get(name, value) for name, value in env.describe().items()})
-        rows = self._drawn_tasks(env, values)
-        seeds = [item_seed(values["seed"], PLAYING, number) for number in range(len(rows))]
-        returns = []
+        rows = self._sample_tasks(env, values)
+        seeds = [item_seed(values["seed"], ACTING, number) for number in range(len(rows))]
+        parts = []
         record = isinstance(env, GridEnv)
-        with Player(self.policy, env, rows, seeds, values["greedy"], record=record) as player:
+        with ContextPlayer(self.policy, env, rows, seeds, values["greedy"], record=record) as player:
             for episode in range(1, values["episodes"] + 1):
-                returns.append(player.play(1))
+                parts.append(player.run_episodes(1))
                 progress(0.9 * episode / values["episodes"], f"episode {episode}")
-        earned, parts = torch.cat(returns, 1), []
+        returns, outputs = torch.cat(parts, 1), []
         if isinstance(env, GridEnv):
             steps = Steps(*(field.cpu() for field in Steps.cat(player.steps)))
             frames = np.stack(episode_frames(env, rows, steps))
             write_atomic(folder / "replay.gif", lambda file: file.write(encode_gif(frames, FRAMES_PER_SECOND)))
-            parts.append(Output("animation", "First episode (above) and last (below)", "replay.gif"))
-        what = "goal" if parts else "task"
+            outputs.append(Output("animation", "First episode (above) and last (below)", "replay.gif"))
+        label = "goal" if outputs else "task"
         facts = {
             "environment": env.name,
-            **{f"{what} of room {number}": ", ".join(map(str, row)) for number, row in enumerate(rows.tolist(), 1)},
-            "first return": float(earned[:, 0].mean()),
-            "last return": float(earned[:, -1].mean()),
+            **{f"{label} of room {number}": ", ".join(map(str, row)) for number, row in enumerate(rows.tolist(), 1)},
+            "first return": float(returns[:, 0].mean()),
+            "last return": float(returns[:, -1].mean()),
             "compressions": len(player.compressions),
         }
         return [
-            *parts,
-            Output("chart", "Return of each episode", data=_curves(env, rows, earned)),
+            *outputs,
+            Output("chart", "Return of each episode", data=_curves(env, rows, returns)),
             table_output(facts),
         ]
 
-    def _drawn_tasks(self, env: Env, values: Mapping[str, Any]) -> Tensor:
-        """The tasks (rooms, F) of an answer: drawn, then what was given laid over them."""
-        found = tasks_of(env, values["split"])
-        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(values["seed"]))
-        rows = found[order[torch.arange(values["rooms"]) % len(found)]]
+    def _sample_tasks(self, env: Env, values: Mapping[str, Any]) -> Tensor:
+        """Sample the tasks (rooms, F) of a form, and override them by its fields."""
+        tasks = select_tasks(env, values["split"])
+        order = torch.randperm(len(tasks), generator=torch.Generator().manual_seed(values["seed"]))
+        rows = tasks[order[torch.arange(values["rooms"]) % len(tasks)]]
         for index in range(rows.shape[1]):
             if values[f"task_{index}"] is not None:
                 rows[:, index] = values[f"task_{index}"]
@@ -167,11 +162,11 @@ class Agent(Inference):
 
     @property
     def usage(self) -> str:
-        """Python lines that play ten episodes of the first task."""
+        """Python lines that act in ten episodes of the first task."""
         return CALL_USAGE.format(f"{self.env.tasks()[:1].tolist()}, seeds=[0], episodes=10")
 
     def dry_run(self) -> str:
-        """Play one episode of the first task."""
+        """Act in one episode of the first task."""
         return f"one episode with a return of {self(self.env.tasks()[:1], [0], 1)[0, 0]:g}"
 
     def write_example(self, stem: Path) -> Path:
@@ -187,21 +182,21 @@ class Agent(Inference):
         except ValueError as error:
             raise ValueError(f"{path}: not a JSON file ({error})") from error
         if not isinstance(request, dict) or not request.keys() <= set(REQUEST_KEYS):
-            found = ", ".join(request) if isinstance(request, dict) else type(request).__name__
-            raise ValueError(f"{path}: expected an object with keys of {', '.join(REQUEST_KEYS)}, found {found}")
+            keys = ", ".join(request) if isinstance(request, dict) else type(request).__name__
+            raise ValueError(f"{path}: expected an object with keys of {', '.join(REQUEST_KEYS)}, found {keys}")
         try:
-            episodes = _count("episodes", request.get("episodes", self.episodes))
-            return _asked_tasks(self.env, request), _seeds(request.get("seeds", 1)), episodes
+            episodes = _read_count("episodes", request.get("episodes", self.episodes))
+            return _requested_tasks(self.env, request), _read_seeds(request.get("seeds", 1)), episodes
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
 
-def _curves(env: Env, rows: Tensor, earned: Tensor) -> dict[str, Any]:
-    """Returns (B, episodes) by room, beside who knows the task, who explores well and who acts at random."""
-    count = earned.shape[1]
-    named = {f"room {number}": row for number, row in enumerate(earned, 1)}
+def _curves(env: Env, rows: Tensor, returns: Tensor) -> dict[str, Any]:
+    """Chart of returns (B, episodes) by room, with the baselines."""
+    count = returns.shape[1]
+    named = {f"room {number}": row for number, row in enumerate(returns, 1)}
     if len(rows) > 1:
-        named["mean"] = earned.mean(0)
+        named["mean"] = returns.mean(0)
     if not (best := oracle_return(env, rows).mean()).isnan():
         named["oracle"] = best.expand(count)
     if can_explore(env):
@@ -212,24 +207,13 @@ def _curves(env: Env, rows: Tensor, earned: Tensor) -> dict[str, Any]:
 
 
 def pairs(env: Env, tasks: Tensor, seeds: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Pair each task with each seed, task by task: tasks (n * m, F) and as many seeds for `rollout`.
-
-    The seed of a pair depends on task and seed alone.
-    """
+    """Pair each task with each seed: tasks (n * m, F) and as many seeds, which depend on task and seed alone."""
     rows = np.ravel_multi_index(tuple(tasks.numpy().T), env.task_sizes)
-    return tasks.repeat_interleave(len(seeds), 0), [
-        item_seed(seed, PLAYING, int(row)) for row in rows for seed in seeds
-    ]
+    return tasks.repeat_interleave(len(seeds), 0), [item_seed(seed, ACTING, int(row)) for row in rows for seed in seeds]
 
 
-def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: float = TRAIN_SHARE) -> Tensor:
-    """The tasks (n, F) of a split.
-
-    Args:
-        split: "train", "test" or "all".
-        split_seed: of the order in which tasks were divided.
-        train_share: of the tasks that are for training.
-    """
+def select_tasks(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: float = TRAIN_SHARE) -> Tensor:
+    """Return the tasks (n, F) of the split "train", "test" or "all"; see `Env.split`."""
     check_one_of(SPLITS, split=split)
     tasks = env.tasks()
     if split != "all":
@@ -240,29 +224,27 @@ def tasks_of(env: Env, split: str, split_seed: int = SPLIT_SEED, train_share: fl
     return tasks
 
 
-def _asked_tasks(env: Env, request: Mapping[str, Any]) -> Tensor:
+def _requested_tasks(env: Env, request: Mapping[str, Any]) -> Tensor:
     if ("tasks" in request) == ("split" in request):
         raise ValueError("expected either tasks or split")
     if "split" in request:
         settings = {key: request[key] for key in ("split_seed", "train_share") if key in request}
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in settings.values()):
             raise ValueError(f"split_seed and train_share are numbers, found {settings}")
-        return tasks_of(env, str(request["split"]), **settings)
-    sizes, rows = env.task_sizes, request["tasks"]
-    for row in rows if isinstance(rows, list) and rows else [rows]:
-        whole = isinstance(row, list) and len(row) == len(sizes) and all(type(value) is int for value in row)
-        if not whole or not all(0 <= value < size for value, size in zip(row, sizes, strict=True)):
-            raise ValueError(f"tasks of {env.name} are lists of {len(sizes)} numbers below {list(sizes)}, found {row}")
-    return torch.tensor(rows, dtype=torch.int64)
+        return select_tasks(env, str(request["split"]), **settings)
+    try:
+        return env.check_tasks(torch.tensor(request["tasks"]))
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"tasks: {error}") from error
 
 
-def _seeds(value: Any) -> list[int]:
+def _read_seeds(value: Any) -> list[int]:
     if isinstance(value, list) and value and all(type(seed) is int for seed in value):
         return value
-    return list(range(_count("seeds (a number, or a list of whole numbers)", value)))
+    return list(range(_read_count("seeds (a number, or a list of whole numbers)", value)))
 
 
-def _count(key: str, value: Any) -> int:
+def _read_count(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{key} is at least 1, found {value!r}")
     return value

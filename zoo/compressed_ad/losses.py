@@ -15,23 +15,17 @@ def reconstruction_loss(
     policy: InContextPolicy,
     compression: Compression,
     reward_weight: float = 1.0,
-    seed: int | None = None,
     reconstructed: Tensor | None = None,
 ) -> Tensor:
-    """How badly the policy's decoder reconstructs from the latents what was compressed.
+    """Compute the loss of reconstructing from the latents what was compressed, a scalar.
 
-    A plain decoder gives back all tokens, old latents included: mean squared error, the tokens being fixed. A
+    A plain decoder reconstructs all tokens, old latents included: mean squared error, the tokens being fixed. A
     `FieldDecoder` predicts the fields of the transitions: mean cross-entropy of a field, in nats.
 
     Args:
-        policy: with a decoder.
-        compression: its `steps` may begin before its tokens for a `FieldDecoder`: what old latents should still tell.
+        compression: its `steps` may begin before its tokens for a `FieldDecoder`, to test old latents.
         reward_weight: of a rewarded transition, others having 1.
-        seed: of the positions that a `FieldDecoder` reconstructs, the same on every process; all by default.
-        reconstructed: these positions (n,), where they were drawn before.
-
-    Returns:
-        A scalar.
+        reconstructed: positions (n,) that a `FieldDecoder` reconstructs; all by default.
     """
     decoder = policy.decoder
     if decoder is None:
@@ -40,10 +34,11 @@ def reconstruction_loss(
     old = tokens.shape[1] - steps.length
     decoder.check_tokens(tokens.shape[1] - min(old, 0))
     if isinstance(decoder, FieldDecoder):
-        chosen = decoder.chosen(steps.length, seed, tokens.device) if reconstructed is None else reconstructed
-        steps = Steps(*(field[:, chosen] for field in steps))
-        places = (chosen + old) % decoder.position_queries.shape[1]  # what is before the tokens: from the table's end
-        predicted = zip(decoder.field_logits(latents, places), decoder.field_values(steps), strict=True)
+        if reconstructed is None:
+            reconstructed = torch.arange(steps.length, device=tokens.device)
+        steps = Steps(*(field[:, reconstructed] for field in steps))
+        positions = (reconstructed + old) % decoder.position_queries.shape[1]  # before the tokens: from the table's end
+        predicted = zip(decoder.field_logits(latents, positions), decoder.field_values(steps), strict=True)
         errors = torch.stack([cross_entropy(logits, values) for logits, values in predicted]).mean(0)
         rewarded = steps.rewards > 0
     else:

@@ -1,4 +1,4 @@
-"""Pictures of a policy in training: what it attends to, what its latents keep, how it learns in context and acts."""
+"""Figures of a policy in training: attention, reconstruction, learning curve, episodes."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 
 FIELDS = ("row", "column", "action", "reward", "next row", "next column")
-ROOM, MARGIN = 160, 6  # pixels of a room in an animation, and around it
+GRID_PIXELS, MARGIN = 160, 6  # of a grid in an animation, and around it
 LINE, FLOOR, TRAIL, AGENT, REWARDED = (200, 200, 200), (255, 255, 255), (198, 219, 239), (33, 113, 181), (35, 139, 69)
 GOALS = ((253, 141, 60), (158, 154, 200))  # the first one (key), the second one (door)
 
 
 @torch.no_grad()
-def attention(policy: InContextPolicy, steps: Steps) -> tuple[Tensor, int]:
-    """Attention of the last block when the window is full, or else at the end of the histories.
+def attention_weights(policy: InContextPolicy, steps: Steps) -> tuple[Tensor, int]:
+    """Return the attention of the last block when the window is full, or else at the end of the histories.
 
     Returns:
-        Weights (B, heads, N, N), float32 on the CPU: how much token n (row) attends to token m; the last token is the
-        query. And how many of the first tokens are latents.
+        Weights (B, heads, N, N), float32 on the CPU, of token n (row) for token m; the last token is the query. And how
+        many of the first tokens are latents.
     """
     if policy.compressor is None:
         steps = steps.slice(max(0, steps.length - policy.window), steps.length)
     cuts = policy.segments(steps.length)
     if len(cuts) > 1 and cuts[-1] < policy.capacity(True):
         steps = steps.slice(0, steps.length - cuts.pop())
-    seen: list[tuple[Tensor, Tensor | None]] = []
+    inputs: list[tuple[Tensor, Tensor | None]] = []
 
-    def look(module: nn.Module, given: tuple[Any, ...]) -> None:
-        seen.append((given[0], given[1]))
+    def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs.append((arguments[0], arguments[1]))
 
     block: Any = policy.transformer.blocks[-1]
-    hook = block.attn.register_forward_pre_hook(look)
+    hook = block.attn.register_forward_pre_hook(record)
     was_training = policy.training
     policy.eval()
     try:
-        policy.forward(steps, last_only=True)  # not called: a compiled policy would run past the hook
+        policy.forward(steps, last_only=True)  # not called: a compiled policy would not run the hook
     finally:
         hook.remove()
         policy.train(was_training)
-    x, mask = seen[-1]
+    x, mask = inputs[-1]
     q, k, _ = block.attn.split(x)
     if mask is None:
         mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
@@ -63,32 +63,11 @@ def attention(policy: InContextPolicy, steps: Steps) -> tuple[Tensor, int]:
     return scores.masked_fill(~mask, -torch.inf).softmax(-1).cpu(), latents
 
 
-def figures(weights: Tensor, latents: int) -> dict[str, float]:
-    """How wide and how recent the query's attention is, means over histories and heads.
+def attention_figure(weights: Tensor, latents: int) -> Figure:
+    """Plot the attention (heads, N, N) of a history: all tokens (mean over heads), and the query's for each head.
 
     Args:
-        weights: (B, heads, N, N), see `attention`.
-
-    Returns:
-        `entropy` in nats; `recent`, the mean weight of the newer half of the tokens over that of the older half;
-        `latents`, the share on the latents.
-    """
-    last = weights[:, :, -1]
-    older = last.shape[-1] // 2
-    ratio = last[..., older:].mean() / last[..., :older].mean() if older else torch.ones(())
-    return {
-        "entropy": float(-torch.xlogy(last, last).sum(-1).mean()),
-        "recent": float(ratio),
-        "latents": float(last[..., :latents].sum(-1).mean()),
-    }
-
-
-def draw(weights: Tensor, latents: int) -> Figure:
-    """Draw the attention of a history: all tokens (mean over heads), and the query's for each head.
-
-    Args:
-        weights: (heads, N, N).
-        latents: of the first tokens; a line is drawn behind them.
+        latents: of the first tokens, behind which a line is drawn.
     """
     figure = new_figure(9.0, 4.5)
     left, right = figure.subplots(1, 2)
@@ -104,15 +83,13 @@ def draw(weights: Tensor, latents: int) -> Figure:
 
 
 @torch.no_grad()
-def reconstruction(policy: InContextPolicy, steps: Steps) -> Figure:
-    """Draw a history, what the decoder gives back of it from the latents alone, and how far that is off.
+def reconstruction_figure(policy: InContextPolicy, steps: Steps) -> Figure:
+    """Plot a history, its reconstruction by the decoder from the latents alone, and their difference.
 
-    A `FieldDecoder` gives back the fields of the transitions, drawn as shares of their largest values; a plain decoder
-    the tokens.
+    Fields are shown as shares of their largest values for a `FieldDecoder`, tokens for a plain decoder.
 
     Args:
-        policy: with compressor and decoder.
-        steps: (B, L), no longer than the first compression; the first history is drawn.
+        steps: (B, L), no longer than the first compression; the first history is shown.
     """
     decoder, (tokens, steps, latents) = policy.decoder, policy.compress(None, steps)
     assert decoder is not None
@@ -121,12 +98,12 @@ def reconstruction(policy: InContextPolicy, steps: Steps) -> Figure:
     if isinstance(decoder, FieldDecoder):
         names, largest = FIELDS, torch.tensor(decoder.sizes) - 1
         classes = torch.stack([logits.argmax(-1) for logits in decoder.field_logits(latents, positions)], -1)
-        target, found = (each[0].cpu() / largest for each in (torch.stack(decoder.field_values(steps), -1), classes))
+        target, output = (each[0].cpu() / largest for each in (torch.stack(decoder.field_values(steps), -1), classes))
     else:
-        target, found = (each[0].float().cpu() for each in (tokens, decoder(latents, positions)))
+        target, output = (each[0].float().cpu() for each in (tokens, decoder(latents, positions)))
     figure, reach = new_figure(8.0, 6.0), float(target.abs().max())
-    shown = (("history", target), ("reconstructed from the latents", found), ("difference", found - target))
-    for axes, (title, values) in zip(figure.subplots(3, 1, sharex=True), shown, strict=True):
+    panels = (("history", target), ("reconstructed from the latents", output), ("difference", output - target))
+    for axes, (title, values) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
         image = axes.imshow(values.T, aspect="auto", interpolation="nearest", cmap="coolwarm", vmin=-reach, vmax=reach)
         axes.set(title=title, ylabel="" if names else "channel")
         axes.set_yticks(range(len(names)), names) if names else None
@@ -136,12 +113,7 @@ def reconstruction(policy: InContextPolicy, steps: Steps) -> Figure:
 
 
 def learning_curve(env: Env, tasks: Tensor, returns: Tensor) -> Figure:
-    """Draw what a frozen policy earns episode after episode, beside who knows the task and who acts at random.
-
-    Args:
-        tasks: (B, F) int64, on the CPU.
-        returns: (B, episodes), on the CPU; mean and middle 80 % are drawn.
-    """
+    """Plot the mean and middle 80 % of returns (B, episodes), with oracle and random returns of tasks (B, F)."""
     figure = new_figure(6.5, 4.0)
     axes = figure.subplots()
     episodes, (low, high) = range(1, returns.shape[1] + 1), np.quantile(returns, (0.1, 0.9), axis=0)
@@ -156,39 +128,38 @@ def learning_curve(env: Env, tasks: Tensor, returns: Tensor) -> Figure:
 
 
 def episode_frames(env: GridEnv, tasks: Tensor, steps: Steps) -> list[np.ndarray]:
-    """Animate the first of some episodes (above) and the last (below), a room for each task.
+    """Render the first of some episodes (above) and the last (below), a grid for each task.
 
     Goals are orange (a second one violet); the agent is blue, and green in a step that is rewarded.
 
     Args:
-        tasks: (B, F) int64, on the CPU.
-        steps: (B, L), on the CPU: whole episodes.
+        steps: (B, L), on the CPU: whole episodes of tasks (B, F).
 
     Returns:
         A frame (H, W, 3) uint8 for the start and for each step of an episode.
     """
     ends = (steps.slice(0, env.horizon), steps.slice(steps.length - env.horizon, None))
-    rooms = list(enumerate(env.goals(tasks)))
+    goals = list(enumerate(env.goals(tasks)))
     return [
-        np.concatenate([np.concatenate([_room(env, goals, end, row, time) for row, goals in rooms], 1) for end in ends])
+        np.concatenate([np.concatenate([_grid(env, cells, end, row, time) for row, cells in goals], 1) for end in ends])
         for time in range(env.horizon + 1)
     ]
 
 
-def _room(env: GridEnv, goals: Tensor, steps: Steps, row: int, time: int) -> np.ndarray:
-    """A task's room after some steps of an episode, with a margin."""
-    size = max(4, ROOM // env.grid_size)
+def _grid(env: GridEnv, goals: Tensor, steps: Steps, row: int, time: int) -> np.ndarray:
+    """Render a task's grid after some steps of an episode, with a margin."""
+    size = max(4, GRID_PIXELS // env.grid_size)
     pixels = np.full((env.grid_size * size + 1, env.grid_size * size + 1, 3), FLOOR, dtype=np.uint8)
 
     def fill(cell: Tensor, colour: tuple[int, int, int], margin: int = 0) -> None:
-        top, left = (int(place) * size + margin for place in cell)
+        top, left = (int(number) * size + margin for number in cell)
         pixels[top : top + size + 1 - 2 * margin, left : left + size + 1 - 2 * margin] = colour
 
-    way = torch.cat([steps.states[row], steps.next_states[row, -1:]])  # (horizon + 1, 2)
-    for cell in way[:time]:
+    path = torch.cat([steps.states[row], steps.next_states[row, -1:]])  # (horizon + 1, 2)
+    for cell in path[:time]:
         fill(cell, TRAIL)
     for goal, colour in zip(goals, GOALS, strict=False):
         fill(goal, colour)
     pixels[::size] = pixels[:, ::size] = LINE
-    fill(way[time], REWARDED if time and steps.rewards[row, time - 1] > 0 else AGENT, size // 4)
+    fill(path[time], REWARDED if time and steps.rewards[row, time - 1] > 0 else AGENT, size // 4)
     return np.pad(pixels, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)

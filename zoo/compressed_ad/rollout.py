@@ -12,21 +12,21 @@ from torch import Tensor
 
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
-from zoo.compressed_ad.envs.base import Env, Lockstep
-from zoo.compressed_ad.envs.grids import MOVES, BatchedEnv, Step
-from zoo.compressed_ad.nets.heads import choose
-from zoo.compressed_ad.nets.policy import ActingPolicy
+from zoo.compressed_ad.envs.base import BatchedEnvs, Env
+from zoo.compressed_ad.envs.grids import MOVES, BatchedGrids
+from zoo.compressed_ad.nets.heads import sample_categorical
+from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 
-DRAWN_STEPS = 256  # whose random numbers are made at once
+RANDOM_STEPS = 256  # whose random numbers are made at once
 
 
 class Rollout(NamedTuple):
-    """What came of acting.
+    """Result of acting.
 
     returns: (B, episodes) float32, on the CPU.
     compressions: steps, counted from 0 over all episodes, after which the context was compressed.
-    steps: (B, L) what was seen and done, where recorded.
+    steps: (B, L), where recorded.
     logits: (B, L, actions) of the policy, likewise.
     """
 
@@ -36,23 +36,22 @@ class Rollout(NamedTuple):
     logits: Tensor | None = None
 
 
-class Player:
-    """Plays all pairs of task and seed in lock-step on the policy's device; each call of `play` goes on.
+class ContextPlayer:
+    """Acts with all pairs of task and seed together on the policy's device; each call of `run_episodes` continues.
 
     The action of a pair at a step depends on its seed and the number of the step, not on the other pairs (but for
-    rounding in the net). As a context manager it keeps the policy in evaluation mode.
+    rounding in the net). As a context manager it sets the policy to evaluation mode.
 
     Args:
-        tasks: (B, F) int64.
         seeds: (B,), 0 to 2**64 - 1.
-        greedy: take the most likely action; else draw.
-        cached: keep keys and values where that is exact.
-        record: keep what was seen and done, and the logits.
+        greedy: take the most likely action instead of sampling.
+        cached: cache keys and values where that is exact.
+        record: record steps and logits.
     """
 
     def __init__(
         self,
-        policy: ActingPolicy,
+        policy: InContextPolicy,
         env: Env,
         tasks: Tensor,
         seeds: Sequence[int],
@@ -64,6 +63,7 @@ class Player:
             raise ValueError(f"every task needs a seed: found {len(tasks)} tasks and {len(seeds)} seeds")
         policy.check(env)
         self.policy = policy
+        self._schema = env.schema
         self.device = policy.head.weight.device
         self.envs = env.start(tasks.to(self.device), seeds)
         self.state = policy.begin(cached)
@@ -73,10 +73,10 @@ class Player:
         self.steps: list[Steps] = []
         self.logits: list[Tensor] = []
         self._record = record
-        self._seeds = np.array(seeds, dtype=np.uint64)  # an array wraps around silently where it overflows
-        self._numbers: list[Tensor] = []
-        self._earned = torch.zeros(len(tasks), device=self.device)  # in the present episodes
-        self._finished: list[list[float]] = [[] for _ in seeds]  # returns that no call of `play` has given yet
+        self._seeds = np.array(seeds, dtype=np.uint64)  # an array wraps without a warning
+        self._uniforms: list[Tensor] = []
+        self._sums = torch.zeros(len(tasks), device=self.device)  # rewards of the present episodes
+        self._finished: list[list[float]] = [[] for _ in seeds]  # returns that no call has given yet
         self._was_training = policy.training
 
     def __enter__(self) -> Self:
@@ -88,64 +88,61 @@ class Player:
         self.policy.train(self._was_training)
 
     @torch.inference_mode()
-    def play(self, episodes: int, aimless: bool = False, progress: bool = False) -> Tensor:
-        """Play until every pair has ended so many episodes more.
+    def run_episodes(self, episodes: int, avoid_goals: bool = False, progress: bool = False) -> Tensor:
+        """Act until every pair has ended so many episodes more: returns (B, episodes) float32, on the CPU.
 
-        Where episodes are of different lengths, a pair that is ahead goes on; what it ends then, the next call gives.
+        Where episodes are of different lengths, a pair that is ahead continues; the next call returns what it ends.
 
         Args:
-            aimless: act uniformly at random among the actions that lead to no goal, in place of the policy.
-
-        Returns:
-            (B, episodes) float32, on the CPU.
+            avoid_goals: act uniformly at random among the actions that lead to no goal, in place of the policy.
         """
         for episode in track(range(1, episodes + 1), "episodes", disable=not progress):
             while min(map(len, self._finished), default=episode) < episode:
-                self._step(aimless)
+                self._step(avoid_goals)
         returns = torch.tensor([row[:episodes] for row in self._finished], dtype=torch.float32)
         self._finished = [row[episodes:] for row in self._finished]
         return returns.reshape(len(self._finished), episodes)
 
-    def _step(self, aimless: bool) -> None:
+    def _step(self, avoid_goals: bool) -> None:
         states = self.envs.states
         logits = self.policy.act(self.state, states)  # also where it is not used: it fills the cache
-        if aimless:
-            actions = choose(goalless_actions(self.envs).double(), self._next_numbers()[0])
+        if avoid_goals:
+            actions = sample_categorical(goalless_actions(self.envs).double(), self._next_uniforms()[0])
         elif self.greedy:
-            actions = self.policy.head.best(logits)
+            actions = self.policy.head.most_likely(logits)
         else:
-            actions = self.policy.head.draw(logits, self._next_numbers())
-        step = self.envs.step(actions)
-        dones = step.dones
-        seen = Steps(*(each[:, None] for each in (states, actions, step.rewards, step.next_states, dones)))
+            actions = self.policy.head.sample(logits, self._next_uniforms())
+        result = self.envs.step(actions)
+        dones = result.dones
+        step = Steps(*(each[:, None] for each in (states, actions, result.rewards, result.next_states, dones)))
         before = self.state.compressions
-        self.policy.observe(self.state, seen)
+        self.policy.observe(self.state, step)
         if self.state.compressions > before:
             self.compressions.append(self.time)
         if self._record:
-            self.steps.append(seen)
+            self.steps.append(step)
             self.logits.append(logits)
         self.time += 1
-        self._earned += step.rewards
-        if isinstance(step, Step) and not step.done:
-            return  # without a look at the device
+        self._sums += result.rewards
+        if self._schema.fixed and self.time % self._schema.limit:
+            return  # without waiting for the device
         ended = dones.nonzero()[:, 0]
-        for row, earned in zip(ended.tolist(), self._earned[ended].tolist(), strict=True):
-            self._finished[row].append(earned)
-        self._earned[ended] = 0
+        for row, total in zip(ended.tolist(), self._sums[ended].tolist(), strict=True):
+            self._finished[row].append(total)
+        self._sums[ended] = 0
 
-    def _next_numbers(self) -> Tensor:
-        """Numbers (n, B) in (0, 1) of this step; drawn in blocks, each a function of seed and step."""
-        place, width = self.time % DRAWN_STEPS, self.policy.head.numbers
-        if place == 0 or not self._numbers:
-            shifted = self._seeds + np.array((self.time - place) * width, dtype=np.uint64) * SPLITMIX_INCREMENT
-            drawn = sample_uniforms(shifted.tolist(), DRAWN_STEPS * width).to(self.device)
-            self._numbers = list(drawn.unflatten(0, (DRAWN_STEPS, width)))
-        return self._numbers[place]
+    def _next_uniforms(self) -> Tensor:
+        """Random numbers (n, B) in (0, 1) of this step; made in blocks, each a function of seed and step."""
+        index, width = self.time % RANDOM_STEPS, self.policy.head.numbers
+        if index == 0 or not self._uniforms:
+            shifted = self._seeds + np.array((self.time - index) * width, dtype=np.uint64) * SPLITMIX_INCREMENT
+            uniforms = sample_uniforms(shifted.tolist(), RANDOM_STEPS * width).to(self.device)
+            self._uniforms = list(uniforms.unflatten(0, (RANDOM_STEPS, width)))
+        return self._uniforms[index]
 
 
 def rollout(
-    policy: ActingPolicy,
+    policy: InContextPolicy,
     env: Env,
     tasks: Tensor,
     seeds: Sequence[int],
@@ -155,30 +152,23 @@ def rollout(
     progress: bool = False,
     record: bool = False,
 ) -> Rollout:
-    """Play episodes one after the other with a policy that starts without knowledge and never forgets between them.
-
-    The policy is evaluated without gradients, in evaluation mode; arguments as `Player` takes them.
-    """
+    """Act in episodes one after the other from an empty context, without gradients; arguments as of `ContextPlayer`."""
     check_at_least(1, episodes=episodes)
-    with Player(policy, env, tasks, seeds, greedy, cached, record) as player:
-        returns = player.play(episodes, progress=progress)
+    with ContextPlayer(policy, env, tasks, seeds, greedy, cached, record) as player:
+        returns = player.run_episodes(episodes, progress=progress)
     # Clones are ordinary tensors: those made under inference_mode may not enter a training.
     steps = Steps(*(field.clone() for field in Steps.cat(player.steps))) if record else None
     logits = torch.stack(player.logits, 1).clone() if record else None
     return Rollout(returns.clone(), player.compressions, steps, logits)
 
 
-def goalless_actions(envs: Lockstep) -> Tensor:
-    """Which actions lead to a cell that is no goal (B, actions), bool; there always is one.
-
-    Raises:
-        ValueError: for environments that are no grids.
-    """
-    if not isinstance(envs, BatchedEnv):
-        raise ValueError("acting aimlessly (the memory gap) is for grids, whose goals are known")
+def goalless_actions(envs: BatchedEnvs) -> Tensor:
+    """Return which actions lead to a cell that is no goal (B, actions), bool; ValueError outside grids."""
+    if not isinstance(envs, BatchedGrids):
+        raise ValueError("the memory gap is for grids, whose goals are known")
     moves = envs.states.new_tensor(MOVES)
     permutations = envs.env.permutations(envs.tasks)
-    meant = moves.expand(len(envs.tasks), -1, -1) if permutations is None else moves[permutations]
-    cells = (envs.states[:, None] + meant).clamp(0, envs.env.grid_size - 1)
+    directions = moves.expand(len(envs.tasks), -1, -1) if permutations is None else moves[permutations]
+    cells = (envs.states[:, None] + directions).clamp(0, envs.env.grid_size - 1)
     goals = envs.env.goals(envs.tasks)
     return ~(cells[:, :, None] == goals[:, None]).all(-1).any(-1)

@@ -19,7 +19,7 @@ from zoo.audio.inference import AudioInference, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, resample_blocks
 from zoo.audio.io.resample import resample_array
-from zoo.hifigan.nets.base import Conditioned, WaveformGenerator
+from zoo.hifigan.nets.base import Conditioned, WaveformGenerator, check_front_end
 from zoo.hifigan.nets.encodec import EncodecFeatures
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
@@ -55,17 +55,12 @@ class Vocoder(AudioInference):
         sample_rate: int | None = None,
         bandwidth: float | None = None,
     ) -> None:
-        if mel is not None and (mel.hop_length, mel.n_mels) != (generator.hop_length, generator.in_channels):
-            raise ValueError(
-                f"the generator makes {generator.hop_length} samples from {generator.in_channels} channels per frame, "
-                f"the mel has hop {mel.hop_length} and {mel.n_mels} bands: they must be equal"
-            )
+        if mel is not None:
+            check_front_end(generator, mel)
         rates = {rate for rate in (sample_rate, None if mel is None else mel.sample_rate) if rate is not None}
         if len(rates) != 1:
             raise ValueError(f"sample_rate and the mel's must be equal, and one of them given; found {sorted(rates)}")
         bandwidths = mel.bandwidths if isinstance(mel, EncodecFeatures) else ()
-        if (generator.conditions or 0) != len(bandwidths) and mel is not None:
-            raise ValueError(f"the generator has {generator.conditions} conditions, mel {len(bandwidths)} bandwidths")
         if bandwidth is not None and bandwidth not in bandwidths:
             raise ValueError(f"bandwidth {bandwidth} kbit/s: expected one of {bandwidths or 'an EnCodec front end'}")
         self.generator = generator

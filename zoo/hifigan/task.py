@@ -13,7 +13,7 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel, multi_resolution_stft
 from zoo.audio.evaluation import metrics
 from zoo.common.tensors import promote_to_float32
-from zoo.hifigan.nets.base import BandwidthFeatures, WaveformGenerator
+from zoo.hifigan.nets.base import BandwidthFeatures, WaveformGenerator, check_front_end
 from zoo.training.adversarial import Discriminator
 from zoo.training.gan import GANTask
 from zoo.training.task import OptimizerCallable
@@ -58,7 +58,11 @@ class HiFiGANTask(GANTask):
     ) -> None:
         super().__init__(generator, discriminators, optimizer_g, optimizer_d, **kwargs)
         self.multi_mel = multi_mel
-        _check_fit(generator, loss_mel, mel, sample_rate)
+        for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):
+            if front_end is not None and front_end.sample_rate != sample_rate:
+                raise ValueError(f"model.{name}.sample_rate is {front_end.sample_rate}, the audio's is {sample_rate}")
+        if mel is not None:
+            check_front_end(generator, mel)
         self.mel = mel
         self.loss_mel = loss_mel
         self.sample_rate = sample_rate
@@ -144,23 +148,3 @@ def vocoder_metrics(fake: Tensor, real: Tensor, sample_rate: int) -> dict[str, f
         "periodicity": metrics.periodicity_rmse(*tracks),
     }
     return {key: float(value) for key, value in values.items() if torch.isfinite(value)}
-
-
-def _check_fit(
-    generator: WaveformGenerator, loss_mel: LogMel, mel: LogMel | BandwidthFeatures | None, sample_rate: int
-) -> None:
-    for name, front_end in (("mel", mel), ("loss_mel", loss_mel)):
-        if front_end is not None and front_end.sample_rate != sample_rate:
-            raise ValueError(f"model.{name}.sample_rate is {front_end.sample_rate}, the audio's is {sample_rate}")
-    if mel is None:
-        return
-    if mel.hop_length != generator.hop_length:
-        raise ValueError(
-            f"model.generator makes {generator.hop_length} samples per frame (of one with upsample_rates, their "
-            f"product), model.mel.hop_length is {mel.hop_length}: they must be equal"
-        )
-    if mel.n_mels != generator.in_channels:
-        raise ValueError(f"model.generator.in_channels is {generator.in_channels}, model.mel.n_mels is {mel.n_mels}")
-    bandwidths = len(mel.bandwidths) if isinstance(mel, BandwidthFeatures) else 0
-    if (generator.conditions or 0) != bandwidths:
-        raise ValueError(f"model.generator.conditions is {generator.conditions}, model.mel has {bandwidths} bandwidths")

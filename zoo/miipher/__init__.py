@@ -6,7 +6,8 @@ __getattr__, __all__ = register_components(
     __name__,
     {
         "data.datamodule": "SpeechData VocoderSegments",
-        "inference.restore": "FeatureExtractor Restorer",
+        "inference.features": "FeatureExtractor",
+        "inference.restorer": "Restorer",
         "nets.adapters": "AdapterStyle LoraAdapters ParallelAdapters",
         "nets.backbone": "Backbone",
         "nets.cleaner": "Cleaner",

@@ -10,11 +10,11 @@ COMMANDS = {
         "Measure restored (and degraded) files against clean ones: CSV and a summary with intervals.",
     ),
     "cache-features": (
-        "zoo.miipher.inference.feature_cache:cache_features",
+        "zoo.miipher.inference.features:cache_features",
         "Write the features of audio as memory-mappable .npy files, for training the vocoder without the encoder.",
     ),
     "assemble": (
-        "zoo.miipher.inference.restore:assemble",
+        "zoo.miipher.inference.restorer:assemble",
         "Write a restorer of a trained cleaner and a vocoder that was not fine-tuned on it, as an export.",
     ),
 }

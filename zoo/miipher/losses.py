@@ -1,4 +1,4 @@
-"""The feature loss of the cleaner, over valid frames; distances of what frozen nets make of two recordings."""
+"""The feature loss of the cleaner, over valid frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zoo.miipher.nets.families import valid
+from zoo.miipher.nets.families import valid_mask
 
 EPSILON = 1e-9  # of the original's spectral convergence
 TERMS = ("mae", "mse", "sc")
@@ -18,19 +18,11 @@ Reduction = Literal["item", "batch"]
 def feature_loss(
     prediction: Tensor, target: Tensor, lengths: Tensor | None = None, reduction: Reduction = "batch"
 ) -> dict[str, Tensor]:
-    """Compare features.
+    """Compare features (B, F, C) with a target; the longer is cut, and `lengths` (B,) are the valid frames.
 
-    Args:
-        prediction: (B, F, C).
-        target: (B, F', C); the longer of the two is cut.
-        lengths: valid frames of each item (B,); None when all count.
-        reduction: "batch" averages over all valid frames together, "item" over those of each item and then over items.
-
-    Returns:
-        Scalars `mae`, `mse` (means over frames and channels) and `sc`, spectral convergence: the ratio of the squared
-        norms of error and target.
-
-    Source: the Miipher-2 reproduction ("batch"; its later branch takes `sc` by item).
+    Returns `mae`, `mse` (means over frames and channels) and `sc`, spectral convergence: the ratio of the squared norms
+    of error and target. Reduction "batch" averages over all valid frames together (as the Miipher-2 reproduction),
+    "item" over those of each item and then over items.
     """
     frames = min(prediction.shape[1], target.shape[1])
     prediction, target = prediction[:, :frames].float(), target[:, :frames].float()
@@ -39,7 +31,7 @@ def feature_loss(
         count = torch.full((len(target),), frames, device=target.device)
     else:
         count = lengths.clamp(max=frames)
-        mask = valid(count, frames)[..., None]
+        mask = valid_mask(count, frames)[..., None]
         difference, target = difference * mask, target * mask
     per_item = {
         "absolute": difference.abs().sum((1, 2)),
@@ -58,5 +50,5 @@ def feature_loss(
 
 
 def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """The weighted sum of the terms."""
+    """Compute the weighted sum of the terms."""
     return torch.stack([weights[key] * value for key, value in terms.items()]).sum()

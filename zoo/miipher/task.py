@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ from zoo.miipher.data.datamodule import VocoderSegments
 from zoo.miipher.losses import TERMS, Reduction, feature_loss, weighted
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner, check_fit
-from zoo.miipher.nets.families import valid
-from zoo.miipher.rendering import features_figure, mels_figure
+from zoo.miipher.nets.families import valid_mask
+from zoo.miipher.options import DEFAULT_RESTORE, RestoreOptions
 from zoo.runs.run_folder import run_folder
 from zoo.training.adversarial import Discriminator
 from zoo.training.strategies.sharding import gather_weights, is_sharded
@@ -35,15 +35,15 @@ Batch = dict[str, Any]
 class AdapterTask(SingleOptimizerTask):
     """Stage 1: adapted features of degraded speech approach the plain backbone's features of the clean version.
 
-    `val/identity_loss` is the loss without adapters: what doing nothing costs.
+    `val/identity_loss` is the loss without adapters.
 
     Args:
-        optimizer: of what trains in it.
         encoder: backbone and adapters.
+        optimizer: of the adapters.
         loss_weights: of `mae`, `mse` and `sc`.
         reduction: "item" averages over the valid frames of each clip and then over clips, so that accumulation and
             several processes equal one larger batch; "batch" averages over all valid frames together, as the original.
-        media_items: validation clips that are shown: input, target, and a figure of the features.
+        media_items: validation clips that are logged: input, target, and a figure of the features.
 
     Source: Miipher-2, section 3.2.
     """
@@ -86,22 +86,19 @@ class AdapterTask(SingleOptimizerTask):
         identity = {f"identity_{key}": value for key, value in self._compare(plain, target, lengths).items()}
         if self.should_log_media(stage, batch_idx):
             self.log_media(lambda: self._log_media(f"clip{batch_idx}", batch, target[0], plain[0], cleaned[0]))
-        return {**self._compare(cleaned, target, lengths), **identity, **self._mixture()}, len(lengths)
+        return {**self._compare(cleaned, target, lengths), **identity}, len(lengths)
 
-    def _mixture(self) -> dict[str, Tensor]:
-        """The weight of each block where the feature is a sum."""
-        backbone = self.encoder.backbone
-        if backbone.layers is None:
-            return {}
-        return {f"layer_weight_{n}": w for n, w in zip(backbone.layers, backbone.mixture(), strict=True)}
-
-    def _log_media(self, name: str, batch: Batch, *features: Tensor) -> None:
-        """Show the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
+    def _log_media(self, name: str, batch: Batch, clean: Tensor, degraded: Tensor, cleaned: Tensor) -> None:
+        """Log the first clip of a batch; features (F, C) of its clean and degraded versions, and the cleaned ones."""
         length = batch["lengths"][0]
         for key, kind in (("input", "input"), ("clean", "target")):
             self.write_media("audio", f"{name}_{kind}", batch[key][0, :length], self.encoder.sample_rate)
         frames = self.encoder.frames(length)
-        self.write_media("figure", f"{name}_features", features_figure(*(each[:frames] for each in features)))
+        clean, degraded, cleaned = (each[:frames].float() for each in (clean, degraded, cleaned))
+        mean, scale = clean.mean(0), clean.std(0, correction=0).clamp(min=1e-6)  # encoders have channels of any size
+        features = {"clean": clean, "degraded": degraded, "cleaned": cleaned}
+        matrices = {title: ((each - mean) / scale).T for title, each in features.items()}
+        self.write_media("matrices", f"{name}_features", matrices)
 
     def _compare(self, prediction: Tensor, target: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         terms = feature_loss(prediction, target, self.encoder.frames(lengths), self.reduction)
@@ -119,13 +116,8 @@ class VocoderTask(HiFiGANTask):
         generator: features to audio; its hop is sample_rate / frame rate, 441 for 22.05 kHz.
         loss_mel: front end of the reconstruction loss.
         sample_rate: of the audio in Hz.
-        media_items: validation clips that are shown: input, result and target, and figures of them.
-        output_sample_rate: of restored files in Hz, resampled from `sample_rate`; null keeps that.
-        stereo: "channels" restores each alone, "mix" mixes to mono first.
-        loudness: "input" gives restored files the level of their input, "keep" the vocoder's.
-        chunk_seconds: long files are restored in pieces of this length.
-        overlap_seconds: of neighbouring pieces.
-        chunk_batch: pieces restored at once.
+        media_items: validation clips that are logged: input, result and target, and figures of them.
+        restore: how files are restored.
         least_squares: passes over the training items from which the shortcut of a `MagnitudeVocos` is solved for
             before the first batch (not with sharded weights). 0: it begins as the generator was built or loaded.
         kwargs: of HiFiGANTask.
@@ -147,12 +139,7 @@ class VocoderTask(HiFiGANTask):
         *,
         sample_rate: int = 22050,
         media_items: int = 3,
-        output_sample_rate: int | None = None,
-        stereo: Literal["channels", "mix"] = "channels",
-        loudness: Literal["input", "keep"] = "input",
-        chunk_seconds: float = 20.0,
-        overlap_seconds: float = 2.0,
-        chunk_batch: int = 4,
+        restore: RestoreOptions = DEFAULT_RESTORE,
         least_squares: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -166,8 +153,8 @@ class VocoderTask(HiFiGANTask):
         if least_squares and not isinstance(generator, MagnitudeVocos):
             raise ValueError(f"least_squares is of MagnitudeVocos, the generator is a {type(generator).__name__}")
         self.least_squares = least_squares
+        self.restore = restore
         self._input: Tensor | None = None  # of the clip that is being evaluated
-        self.store_options(locals())
 
     def train(self, mode: bool = True) -> VocoderTask:
         """Train the GAN; the encoder stays in evaluation mode."""
@@ -176,16 +163,12 @@ class VocoderTask(HiFiGANTask):
         return self
 
     def setup(self, stage: str) -> None:
-        """Refuse to solve for weights of which a process holds a part.
-
-        Raises:
-            ValueError: `least_squares` with sharded weights.
-        """
+        """Refuse `least_squares` with sharded weights, of which a process holds a part, with a ValueError."""
         super().setup(stage)
         if stage == "fit" and self.least_squares and is_sharded(self.trainer):
             raise ValueError(
                 f"least_squares is {self.least_squares} and {type(self.trainer.strategy).__name__} shards the weights, "
-                "of which it sets whole ones: use DDP, or begin with --init_from a run that has solved for them"
+                "and it sets full ones: use DDP, or begin with --init_from a run that has solved for them"
             )
 
     def on_train_start(self) -> None:
@@ -207,12 +190,10 @@ class VocoderTask(HiFiGANTask):
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:
-        """Frozen features (B, C, F) of a batch.
+        """Compute frozen features (B, C, F) of a batch: `input` (B, T) at 16 kHz, its `lengths` (B,) if known.
 
-        Args:
-            batch: `input` (B, T) at 16 kHz and, where they are known, its `lengths` (B,); `first` (B,) and `frames`:
-                where the frames of each item begin that are wanted, the others being context, and how many they are;
-                `is_clean` where a cleaner's data mixes clean items in. The last two are lists of B plain values.
+        Further keys, lists of B plain values: `frames` after `first` (B,), all others being context; `is_clean`, the
+        items without degradation.
         """
         lengths = batch.get("lengths")
         clean = batch.get("is_clean", [])
@@ -222,10 +203,10 @@ class VocoderTask(HiFiGANTask):
             features = self.encoder.target(batch["input"], lengths)
         else:
             plain, cleaned = self.encoder.target(batch["input"], lengths), self.encoder(batch["input"], lengths)
-            features = torch.stack([plain[row] if kept else cleaned[row] for row, kept in enumerate(clean)])
+            features = torch.stack([plain[row] if skip else cleaned[row] for row, skip in enumerate(clean)])
         if "first" in batch:
-            wanted = batch["first"][:, None] + torch.arange(batch["frames"][0], device=features.device)
-            features = features.gather(1, wanted[..., None].expand(-1, -1, features.shape[2]))
+            frames = batch["first"][:, None] + torch.arange(batch["frames"][0], device=features.device)
+            features = features.gather(1, frames[..., None].expand(-1, -1, features.shape[2]))
         return features.transpose(1, 2)
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -249,8 +230,8 @@ class VocoderTask(HiFiGANTask):
         super()._log_clip(name, fake, real)
         if self._input is not None:
             self.write_media("audio", f"{name}_input", self._input, self.encoder.sample_rate)
-            heard = resample(self._input, self.encoder.sample_rate, self.sample_rate)
-            waveforms = {"input": heard, "result": fake, "target": real}
+            resampled_input = resample(self._input, self.encoder.sample_rate, self.sample_rate)
+            waveforms = {"input": resampled_input, "result": fake, "target": real}
             self.write_media("figure", f"{name}_spectra", plot_spectrograms(waveforms, self.sample_rate))
 
 
@@ -262,8 +243,8 @@ class BackboneTask(SingleOptimizerTask):
 
     Args:
         encoder: random weights; all of it trains.
-        mel: what is predicted, at 16 kHz; its hop must divide the encoder's.
-        optimizer: of the whole.
+        mel: front end of the prediction's target, at 16 kHz; its hop must divide the encoder's.
+        optimizer: of encoder and head.
         gap_share: share of a clip's 100 ms pieces that are silenced.
     """
 
@@ -272,7 +253,7 @@ class BackboneTask(SingleOptimizerTask):
 
     @property
     def find_unused_parameters(self) -> bool:
-        """The vector with which HuBERT masks frames in its own pretraining gets no gradient here."""
+        """Whether some get no gradient: HuBERT's mask vector, of its pretraining, gets none here."""
         return True
 
     def __init__(
@@ -300,35 +281,34 @@ class BackboneTask(SingleOptimizerTask):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Predict the log-mel of `clean` (B, T) from the same with gaps."""
         clean, lengths = batch["clean"], batch["lengths"]
-        loss = self._loss(self._predicted(self._with_gaps(clean), lengths), clean, lengths)
+        loss = self._loss(self._predict(self._mask_gaps(clean), lengths), clean, lengths)
         self.log_terms("train", {"loss": loss}, batch_size=len(clean))
         return loss
 
     def evaluate(self, batch: Batch, batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """Predict the log-mel of whole clips."""
         clean, lengths = batch["clean"], batch["lengths"]
-        return {"loss": self._loss(self._predicted(clean, lengths), clean, lengths)}, len(clean)
+        return {"loss": self._loss(self._predict(clean, lengths), clean, lengths)}, len(clean)
 
     def log_samples(self, batches: list[Batch], last: bool) -> None:
         """Show clips with gaps and the log-mels predicted from them, which the last validation turns into audio."""
-        shown = 0
+        clip, rate = 0, self.encoder.sample_rate
         for batch in batches:
-            clips = self._with_gaps(batch["clean"])
-            mels = {"input": self.mel(clips).transpose(1, 2), "prediction": self._predicted(clips, batch["lengths"])}
-            mels["target"] = self.mel(batch["clean"]).transpose(1, 2)
-            for row, length in enumerate(batch["lengths"].tolist()):
-                name, rate = f"clip{shown}", self.encoder.sample_rate
-                if shown == self.sample_settings.items:
+            clean, lengths = batch["clean"], batch["lengths"]
+            clips = self._mask_gaps(clean)
+            mels = {"target": self.mel(clean), "input": self.mel(clips)}
+            mels["prediction"] = self._predict(clips, lengths).transpose(1, 2)
+            for row, length in enumerate(lengths.tolist()):
+                if clip == self.sample_settings.items:
                     return
-                own = {title: mel[row, : length // self.mel.hop_length] for title, mel in mels.items()}
-                self.write_media("audio", f"{name}_input", clips[row, :length], rate)
-                self.write_media("audio", f"{name}_target", batch["clean"][row, :length], rate)
-                self.write_media("figure", f"{name}_mel", mels_figure(own))
+                clip_mels = {title: mel[row, :, : length // self.mel.hop_length] for title, mel in mels.items()}
+                self.write_media("audio", f"clip{clip}_input", clips[row, :length], rate)
+                self.write_media("audio", f"clip{clip}_target", clean[row, :length], rate)
+                self.write_media("matrices", f"clip{clip}_mel", clip_mels)
                 if last:
-                    self.write_media(
-                        "audio", f"{name}_prediction", griffin_lim(own["prediction"].T[None], self.mel), rate
-                    )
-                shown += 1
+                    audio = griffin_lim(clip_mels["prediction"][None], self.mel)
+                    self.write_media("audio", f"clip{clip}_prediction", audio, rate)
+                clip += 1
 
     def on_validation_end(self) -> None:
         """Write the backbone in transformers' layout."""
@@ -336,22 +316,20 @@ class BackboneTask(SingleOptimizerTask):
             return
         with gather_weights(self.trainer):
             if self.trainer.is_global_zero:
-                with replace_atomically(
-                    run_folder(self.trainer) / "backbone"
-                ) as aside:  # appears only when it is whole
-                    self.encoder.save_source(aside)
+                with replace_atomically(run_folder(self.trainer) / "backbone") as folder:
+                    self.encoder.save_source(folder)
 
-    def _with_gaps(self, clean: Tensor) -> Tensor:
+    def _mask_gaps(self, clean: Tensor) -> Tensor:
         piece = self.encoder.sample_rate // 10
-        kept = torch.rand(len(clean), -(-clean.shape[1] // piece), device=clean.device) >= self.gap_share
-        return clean * kept.repeat_interleave(piece, dim=1)[:, : clean.shape[1]]
+        mask = torch.rand(len(clean), -(-clean.shape[1] // piece), device=clean.device) >= self.gap_share
+        return clean * mask.repeat_interleave(piece, dim=1)[:, : clean.shape[1]]
 
-    def _predicted(self, audio: Tensor, lengths: Tensor) -> Tensor:
+    def _predict(self, audio: Tensor, lengths: Tensor) -> Tensor:
         """Log-mels (B, F, n_mels) predicted from audio (B, T)."""
         return self.head(self.encoder(audio, lengths)).float().unflatten(-1, (self.steps, -1)).flatten(1, 2)
 
     def _loss(self, predicted: Tensor, clean: Tensor, lengths: Tensor) -> Tensor:
         target = self.mel(clean).transpose(1, 2)
         size = min(predicted.shape[1], target.shape[1])
-        mask = valid(lengths // self.mel.hop_length, size)[..., None]
+        mask = valid_mask(lengths // self.mel.hop_length, size)[..., None]
         return ((predicted[:, :size] - target[:, :size]).abs() * mask).sum() / (mask.sum() * self.mel.n_mels)

@@ -150,9 +150,8 @@ def find_checkpoints(folder: Path, pattern: str = "*.ckpt") -> list[Path]:
 
 def best_checkpoint(folder: Path, mode: str) -> Path | None:
     """Return the best of a run folder's best checkpoints by the score in the name; `mode` is "min" or "max"."""
-    sign = 1.0 if mode == "min" else -1.0
     scored = [path for path in find_checkpoints(folder, "best-step_*.ckpt") if not math.isnan(parse_score(path))]
-    return min(scored, key=lambda path: sign * parse_score(path), default=None)
+    return (min if mode == "min" else max)(scored, key=parse_score, default=None)
 
 
 def parse_step(path: Path) -> int:

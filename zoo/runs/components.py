@@ -27,7 +27,7 @@ CONFIG_NAME = "config.json"
 class Components(NamedTuple):
     """What can be loaded of a run, checkpoint or export."""
 
-    description: dict[str, Any]  # `inference`, `components`, `options`, `frozen` and `step`
+    description: dict[str, Any]  # `inference`, `components`, `options`, `frozen`, `step` and `averaged`
     state: dict[str, Tensor]  # by `<component>.<name>`
     fused: list[str]  # names of the components whose norms are folded
 
@@ -70,6 +70,7 @@ def read_components(path: Path, ema: bool = True) -> Components:
     if ema and "ema" in checkpoint:
         state.update(checkpoint["ema"]["shadow"])
     extra = {"step": checkpoint.get("global_step"), "frozen": checkpoint.get("frozen", {})}
+    extra["averaged"] = ema and "ema" in checkpoint
     return Components({**checkpoint["zoo"], **extra}, state, [])
 
 
@@ -134,14 +135,9 @@ class FrozenNet(FrozenModule):
 
     Args:
         source: a run of the net's stage, a folder of such runs (the latest is taken), a checkpoint or an export; null
-            for random weights.
+            for random weights. A ValueError where it holds no such net.
         revision: not used; runs have none.
-        config: the net where there is no source, see `describe_net`.
-        seed: of random weights.
-
-    Raises:
-        FileNotFoundError: there is nothing at the source.
-        ValueError: the source holds no such net, or neither source nor config is given.
+        config, seed: of a net with random weights, see `describe_net`.
     """
 
     net_base: ClassVar[type[nn.Module]]  # of the nets that a source may hold

@@ -175,13 +175,13 @@ def find_init_args(arguments: Any, path: str) -> Any:
     """Return the `init_args` of the module at a path, None where the descriptions do not lead there."""
     node: Any = arguments
     for name in path.split("."):
-        node = ({str(index): each for index, each in enumerate(node)} if isinstance(node, list) else node).get(name)
-        if not hasattr(node, "get") and not isinstance(node, list):
-            return None
-        if "class_path" in node:
+        if isinstance(node, list):
+            node = {str(index): entry for index, entry in enumerate(node)}
+        node = node.get(name) if hasattr(node, "get") else None
+        if hasattr(node, "get") and "class_path" in node:
             node["init_args"] = node.get("init_args") or {}
             node = node["init_args"]
-    return node
+    return node if hasattr(node, "get") else None
 
 
 def verify_frozen_weights(modules: Mapping[str, FrozenModule], records: Records, source: str) -> None:

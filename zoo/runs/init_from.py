@@ -25,6 +25,7 @@ from zoo.runs.model_description import validate_records
 log = logging.getLogger(__name__)
 
 _WEIGHT_NORM = "parametrizations.weight.original"
+_MAX_NAMES = 5  # in a message
 
 State = dict[str, Tensor]
 
@@ -32,7 +33,7 @@ State = dict[str, Tensor]
 def init_from(
     model: L.LightningModule, paths: Path | Sequence[Path], min_matched: float = 0.9
 ) -> dict[str, Counter[str]]:
-    """Copy matching tensors into a model and report per component what matched.
+    """Copy matching tensors into a model; return counts of matched, missing, unexpected, mismatched ones by component.
 
     Args:
         model: the task; its components are the first parts of its parameter names.
@@ -40,10 +41,8 @@ def init_from(
             (`hf://user/name@revision`); a later one adds to, and overrides, what an earlier one has.
         min_matched: smallest share of a component's tensors that must match, for each component that the files have.
 
-    Returns:
-        Counts of matched, missing, unexpected and mismatched (other shape) tensors by component. Frozen weights count
-        only where a file has them. Errors are FileNotFoundError, and ValueError for too few matches or another frozen
-        backbone.
+    Raises:
+        FileNotFoundError, ValueError: nothing at a path; too few matches, or another frozen backbone than the model's.
     """
     model_state = model.state_dict()
     backbones = frozen.frozen_modules({"": model})
@@ -64,6 +63,10 @@ def init_from(
                 f"at least {min_matched:.0%} must (init_from_min_matched)"
             )
     matching = {key: source_state[key] for key in model_state if _compare(key, model_state, source_state) == "matched"}
+    used = {id(value) for value in matching.values()}  # a file may give one tensor two names
+    if unused := [key for key, value in source_state.items() if id(value) not in used]:
+        names = f"{', '.join(unused[:_MAX_NAMES])}{', …' if len(unused) > _MAX_NAMES else ''}"
+        log.warning("init_from %s: %d tensors are not used: %s", paths, len(unused), names)
     model.load_state_dict(matching, strict=False)
     return report
 
@@ -127,7 +130,7 @@ def _match_backbones(path: Path, records: frozen.Records, backbones: dict[str, A
 
 
 def _rename(key: str, paths: Mapping[str, str]) -> str:
-    """Put what was trained within a frozen module (`layer_weights`) below that module's path in the model."""
+    """Put what was trained within a frozen module (LoRA's weights) below that module's path in the model."""
     source_path = next((each for each in paths if key.startswith(f"{each}.")), "")
     return paths.get(source_path, "") + key.removeprefix(source_path)
 

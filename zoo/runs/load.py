@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -27,23 +28,19 @@ def load(
     allow_import: Sequence[str] = (),
     **options: Any,
 ) -> Inference:
-    """Load a trained system for use.
+    """Load a trained system for use, in evaluation mode; audio systems are called as `model(array, sample_rate)`.
 
     Args:
         path: a run folder (its newest valid checkpoint), a checkpoint file, an export folder, or `hf://user/name` with
             or without `@revision`: a model that was pushed to a hub.
-        device: where to compute.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose registered components this process may build from now on.
-        options: values of the Inference's constructor instead of the recipe's, such as a chunk length (an object may be
-            given as its `class_path` and `init_args`); its components stay as they were trained.
-
-    Returns:
-        An object in evaluation mode: audio systems are called as `model(array, sample_rate)`.
+        options: values of the Inference's constructor instead of the recipe's, such as a chunk length; its components
+            stay as they were trained. An object may be given as its `class_path` and `init_args`, a group of options
+            as a mapping of those that change.
 
     Raises:
-        FileNotFoundError: there is nothing to load.
-        OSError: a hub does not serve it.
+        OSError: there is nothing to load, or a hub does not serve it.
         ValueError: it is corrupt, does not describe its components, was trained on another frozen backbone than its
             source now gives, or an option is unknown.
     """
@@ -65,6 +62,9 @@ def build_inference(path: Path, saved: Components, device: str | torch.device = 
         if isinstance(component, nn.Module):
             load_weights(component, component_state(saved.state, name), name in saved.fused)
     values = {**description.get("options", {}), **options}
+    for name, value in options.items():
+        if dataclasses.is_dataclass(slots.get(name)) and isinstance(value, Mapping):
+            values[name] = {**description.get("options", {}).get(name, {}), **value}
     built = {name: build(value, slots.get(name, Any)) for name, value in values.items()}
     try:
         return cls(**components, **built).to(device).eval()

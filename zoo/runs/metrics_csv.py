@@ -25,8 +25,7 @@ Row = dict[str, str]
 class MetricsCSV(Logger):
     """Write every logged value to `<run folder>/metrics.csv`, one row per logging call, on rank zero.
 
-    Rows are appended and reach the file system with each call. A new key rewrites the file atomically with a wider
-    header. On a full disk rows wait in memory for the next call, and training continues.
+    A new key rewrites the file atomically with a wider header. On a full disk rows wait in memory for the next call.
 
     Args:
         save_dir: the run folder; as first logger, this is also what `trainer.log_dir` returns.

@@ -40,7 +40,8 @@ def validate_description(description: Any) -> dict[str, Any]:
         if not isinstance(description.get(key, kind()), kind):
             raise ValueError(f"its description: {key} is {description[key]!r:.60}, expected a {kind.__name__}")
     components = description.get("components", {})
-    _check_specs({**components, **description.get("options", {})}, "components")
+    if not all(isinstance(name, str) for name in (*components, *description.get("options", {}))):
+        raise ValueError("its description: components and options have other names than texts")
     if not all(isinstance(name, str) and name in components for name in description.get("fused", [])):
         raise ValueError(f"its description: fused is {description['fused']!r:.60}, expected names of its components")
     validate_records(description.get("frozen", {}))
@@ -53,20 +54,6 @@ def validate_records(records: Any) -> dict[str, dict[str, Any]]:
         if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
             raise ValueError(f"its description: frozen.{path} lacks one of {', '.join(sorted(_RECORD_KEYS))}")
     return records
-
-
-def _check_specs(node: Any, path: str) -> None:
-    """Refuse keys that are no text, and a `class_path` or `init_args` of another type."""
-    if isinstance(node, list | tuple):
-        node = dict(zip(map(str, range(len(node))), node, strict=True))
-    if not isinstance(node, Mapping):
-        return
-    if not all(isinstance(key, str) for key in node) or not isinstance(node.get("class_path", ""), str):
-        raise ValueError(f"its description: {path} is {node!r:.60}, expected texts as keys and as class_path")
-    if "class_path" in node and not isinstance(node.get("init_args") or {}, Mapping):
-        raise ValueError(f"its description: {path}.init_args is no mapping")
-    for key, value in node.items():
-        _check_specs(value, f"{path}.{key}")
 
 
 def check_weights(checkpoint: Mapping[str, Any]) -> None:

@@ -23,8 +23,7 @@ class OnnxGraph:
 
     Args:
         net: in evaluation mode; takes tensors in the order of `inputs`, returns one or a tuple of them.
-        inputs: names of its inputs, each with its variable axes: their names, or multiples such as `8 * Dim("n")`.
-        outputs: names of its outputs.
+        inputs: by name, with their variable axes: names, or multiples such as `8 * Dim("n")`.
         examples: inputs; the first one traces the net, the others, of other sizes, compare it with torch.
     """
 

@@ -67,11 +67,6 @@ class RunInfo:
     best_step: int | None  # batches trained when it was reached
     changed: float  # time of the last change, seconds since 1970
 
-    @property
-    def short_name(self) -> str:
-        """The name without the recipe, where it begins with it."""
-        return self.name.removeprefix(f"{self.recipe}/")
-
 
 def is_run(folder: Path) -> bool:
     """Tell whether a folder holds what a fit writes."""
@@ -123,7 +118,8 @@ def read_run(folder: Path, root: Path) -> RunInfo:
     monitor = settings.get("checkpoints.monitor", "null")
     monitor = None if monitor == "null" else str(monitor)
     mode = "max" if settings.get("checkpoints.mode") == "max" else "min"
-    total, epochs = (_positive(settings.get(f"trainer.{key}")) for key in ("max_steps", "max_epochs"))
+    limits = (settings.get(f"trainer.{key}") for key in ("max_steps", "max_epochs"))
+    total, epochs = (limit if isinstance(limit, int) and limit > 0 else None for limit in limits)
     checkpoints = find_checkpoints(folder)
     last_step, epoch = _last_row(folder / CSV_NAME)
     step = max([last_step + 1, *map(parse_step, checkpoints)])
@@ -151,10 +147,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _positive(value: Any) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
 
 
 def read_recipe_name(config: Path) -> str | None:

@@ -36,7 +36,7 @@ EXTRAS = {
     "images": ("datasets",),
     "ui": ("fastapi", "uvicorn", "nicegui", "prometheus_client", "psutil"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "rl": ("gymnasium", "h5py"),
+    "rl": ("h5py",),
     "llm": ("bitsandbytes", "tokenizers", "pyarrow"),
     "mlflow": ("mlflow",),
     "tune": ("optuna",),

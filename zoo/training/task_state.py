@@ -57,10 +57,7 @@ class CheckpointedTask(L.LightningModule):
             self.save_frozen_modules()  # the run may continue in another folder
 
     def save_frozen_modules(self, unless_resuming: bool = False) -> dict[str, Any]:
-        """Copy local frozen modules into the run folder, once; return all their records.
-
-        With `unless_resuming` a folder with checkpoints is left alone: the run may be one that a resume continues.
-        """
+        """Copy local frozen modules into the run folder, or only where it has no checkpoints; return their records."""
         modules = frozen.frozen_modules({"": self})
         records = frozen.frozen_records(modules)
         if records:

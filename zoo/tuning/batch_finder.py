@@ -136,11 +136,9 @@ def describe_batch(cli: Any, target: float, free: int) -> BatchTrial:
     if key is None:
         raise ValueError(f"data: {type(data).__name__} takes no batch_size that could be found")
     if device.type == "cuda":
-        memory = int(target * torch.cuda.get_device_properties(device).total_memory)
+        free = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(target, device)
-    else:
-        memory = int(target * free)
-    return BatchTrial(key, getattr(data, key), memory)
+    return BatchTrial(key, getattr(data, key), int(target * free))
 
 
 def measure_batch(cli: Any, batch: BatchTrial, steps: int) -> BatchTrial:

@@ -104,8 +104,8 @@ class LrRangeTest(L.Callback):
         self.recipe_rates, self.loss_key = recipe_rates, loss_key
         self.diverged = False  # or not finite
         self.rates: dict[str, float] = {}  # the recipe's, of each optimizer
-        self.rows: list[dict[str, float]] = []  # losses of each step
-        self._batches: list[dict[str, float]] = []  # losses of the batches of a step
+        self.losses: list[float] = []  # of each step
+        self._batch_losses: list[float] = []  # of a step
         self._stepped = False
 
     def rate(self, step: int) -> float:
@@ -130,7 +130,7 @@ class LrRangeTest(L.Callback):
 
     def _rate_setter(self, initial: list[float]) -> Any:
         def set_rates(optimizer: Optimizer, *_: Any) -> None:
-            factor = self.rate(len(self.rows)) / next(iter(self.rates.values()))
+            factor = self.rate(len(self.losses)) / next(iter(self.rates.values()))
             for group, rate in zip(optimizer.param_groups, initial, strict=True):
                 group["lr"] = rate * factor
             self._stepped = True
@@ -140,30 +140,28 @@ class LrRangeTest(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the losses; end training after the last step, or where it diverged."""
+        """Note the loss; end training after the last step, or where it diverged."""
         losses = {key.removeprefix("train/"): float(value) for key, value in trainer.callback_metrics.items()}
         if isinstance(outputs, Mapping) and isinstance(outputs.get("loss"), Tensor):
             losses["total"] = float(outputs["loss"]) * trainer.accumulate_grad_batches
-        self._batches.append(losses)
+        if self.loss_key not in losses:
+            raise ValueError(f"--loss {self.loss_key}: the recipe has none such (its losses: {', '.join(losses)})")
+        self._batch_losses.append(losses[self.loss_key])
         if not self._stepped:
             return
-        self._stepped = False
-        row = {key: float(np.mean([each[key] for each in self._batches if key in each])) for key in losses}
-        self._batches.clear()
-        if (loss := row.get(self.loss_key or "")) is None:
-            raise ValueError(f"--loss {self.loss_key}: the recipe has none such (its losses: {', '.join(sorted(row))})")
-        self.rows.append(row)
-        self.diverged = not math.isfinite(loss)
-        if not self.diverged and len(self.rows) > MIN_STEPS:
-            averages = smooth([each[self.loss_key or ""] for each in self.rows[1:]])[MIN_STEPS - 1 :]
+        self.losses.append(float(np.mean(self._batch_losses)))
+        self._stepped, self._batch_losses = False, []
+        self.diverged = not math.isfinite(self.losses[-1])
+        if not self.diverged and len(self.losses) > MIN_STEPS:
+            averages = smooth(self.losses[1:])[MIN_STEPS - 1 :]
             self.diverged = averages[-1] > averages.min() + (DIVERGED - 1) * abs(averages.min())
-        trainer.should_stop = self.diverged or len(self.rows) > self.steps
+        trainer.should_stop = self.diverged or len(self.losses) > self.steps
 
     def curve(self) -> dict[str, np.ndarray]:
         """Return the tested rates and the losses that they led to, and both averaged, (steps,) each."""
-        if len(self.rows) < 2 and not self.diverged:
+        if len(self.losses) < 2 and not self.diverged:
             raise ValueError("the recipe trains no second step: see its data and trainer.limit_train_batches")
-        losses = np.array([row[self.loss_key or ""] for row in self.rows[1:]])
+        losses = np.array(self.losses[1:])
         losses = losses[: int(np.argmin(np.append(np.isfinite(losses), False)))]
         if not len(losses):
             raise ValueError(f"the loss is not finite at the lowest rate already ({self.low:g}): lower --min_lr")

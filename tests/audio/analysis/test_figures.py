@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -23,13 +21,3 @@ def test_spectra_show_each_waveform_on_one_scale():
     assert media.figure_to_image(figure).shape[2] == 3
     with pytest.raises(ValueError, match="at least one"):
         figures.plot_spectrograms({}, 16000)
-
-
-def test_mel_figure_has_three_panels_and_no_pyplot_state(tmp_path):
-    target = torch.linspace(-4.0, 0.0, 40).reshape(4, 10)
-    figure = figures.plot_mels(target, target[:, :8] + 1.0)
-    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
-    assert [image.shape for image in images] == [(4, 8)] * 3
-    np.testing.assert_allclose(images[2], 1.0, atol=1e-6)
-    if "matplotlib.pyplot" in sys.modules:
-        assert sys.modules["matplotlib.pyplot"].get_fignums() == []

@@ -8,7 +8,7 @@ import pytest
 
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.evaluation import evaluate as evaluation
-from zoo.audio.evaluation.evaluate import Settings, evaluate, read_transcripts
+from zoo.audio.evaluation.evaluate import Settings, evaluate
 from zoo.audio.evaluation.models import MetricModel
 from zoo.audio.evaluation.summary import MetricColumn
 from zoo.audio.io import files
@@ -64,17 +64,6 @@ def test_models_score_the_clean_files_too(tmp_path):
     clean = {row["measure"]: row for row in result.summary if row["system"] == "clean"}
     assert clean["letters"]["mean"] == 5.5 and clean["lsd"]["count"] == 0
     assert result.rows[0]["system"] == "clean" and "lsd" not in result.rows[0]
-
-
-def test_read_transcripts(tmp_path):
-    path = tmp_path / "texts"
-    path.write_text("a|raw 1|one\nb.wav|two\n\n")
-    assert read_transcripts(path) == {"a": "one", "b": "two"}
-    path.write_text("c/d.flac\tthree | four\n")
-    assert read_transcripts(path) == {"c/d": "three | four"}
-    path.write_text("no separator\n")
-    with pytest.raises(ValueError, match="texts:1: expected"):
-        read_transcripts(path)
 
 
 def test_wrong_folders_are_named(tmp_path):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from zoo.audio.evaluation.summary import MetricColumn, summarize, summary_table
+from zoo.audio.evaluation.summary import MetricColumn, summarize
 
 QUALITY, ERROR = MetricColumn("quality", True), MetricColumn("error", False, "%", weight="words")
 
@@ -32,12 +32,3 @@ def test_summary_counts_and_pairs():
     assert cells["restored", "error"]["better"] == "lower"
     assert math.isnan(cells["degraded", "quality"]["gain"])
     assert cells["other", "quality"]["count"] == 0 and math.isnan(cells["other", "quality"]["mean"])
-
-
-def test_markdown():
-    summary = summarize(rows(), ["degraded", "restored", "other"], [QUALITY, ERROR], "degraded")
-    head, _, *lines = summary_table(summary).splitlines()
-    assert head == "| system | files | quality ↑ | error % ↓ |"
-    assert lines[1].startswith("| restored | 3 | 2.75 [2.5, 3] (n=2) |") and lines[2] == "| other | 1 | - | - |"
-    gains = summary_table(summary, "gain")
-    assert "restored" in gains and "other" not in gains and "↑" not in gains

@@ -166,24 +166,3 @@ def test_full_disk_leaves_nothing(tmp_path, suffix):
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert os.listdir(tmp_path) == []
-
-
-def test_find_audio_files_names_skipped_files(tmp_path, caplog):
-    root = tmp_path / "root"
-    for name in ("root/a.wav", "root/b.m4a", "root/c.m4a", "root/d.aiff", "root/notes.txt", "other/e.wav"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (root / "linked").symlink_to(tmp_path / "other")
-    (root / "link.wav").symlink_to(tmp_path / "other" / "e.wav")
-    (root / "broken.wav").symlink_to(tmp_path / "gone.wav")
-    try:
-        open(os.fsencode(root) + b"/\xe9t\xe9.wav", "w").close()
-    except OSError:
-        pytest.skip("the file system refuses names that are not UTF-8")
-    for _ in range(2):
-        assert [path.name for path in files.find_audio_files(root)] == ["a.wav", "link.wav"]
-    (message,) = caplog.messages
-    assert message.startswith(f"{root}: left out ") and "\n" not in message
-    for part in ("2 .m4a", "1 .aiff", f"1 linked folder ({root / 'linked'})", "1 broken link", "\\xe9t\\xe9.wav"):
-        assert part in message
-    message.encode()

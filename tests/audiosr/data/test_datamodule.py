@@ -1,4 +1,4 @@
-"""Crops and their twins: fresh in each epoch, equal for any worker or cache; grid, silence, pairs, broken files."""
+"""Crops and counterparts: fresh in each epoch, equal for any worker or cache; grid, silence, pairs, broken files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
-from zoo.audiosr.data.datamodule import SuperResolutionData
-from zoo.audiosr.data.items import Silence
+from zoo.audiosr.data.crops import SilenceFilter
+from zoo.audiosr.data.datamodule import SuperResolutionData, ValidationSplit
 from zoo.audiosr.data.simulate import Simulation
-from zoo.audiosr.data.sources import FileCorpus
 
 RATE = 16000
 SEGMENT = 4000
@@ -32,8 +32,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data(root: Path | None, tmp_path: Path, **options: object) -> SuperResolutionData:
-    settings: dict = {"segment_samples": SEGMENT, "batch_size": 2, "sample_rate": RATE, "seed": 5, **options}
-    module = SuperResolutionData(None if root is None else str(root), cache=str(tmp_path / "cache"), **settings)
+    """Make a datamodule of options such as `"split.ratio": 0.5`."""
+    settings: dict = {"segment_samples": SEGMENT, "batch_size": 2, "sample_rate": RATE, "seed": 5}
+    groups: dict = {"split": (ValidationSplit, {}), "silence": (SilenceFilter, {}), "corpus": (CorpusOptions, {})}
+    for name, value in {"corpus.cache": str(tmp_path / "cache"), **options}.items():
+        group, _, key = name.rpartition(".")
+        (groups[group][1] if group else settings)[key] = value
+    settings |= {group: kind(**values) for group, (kind, values) in groups.items()}
+    module = SuperResolutionData(None if root is None else str(root), **settings)
     module.prepare_data()
     module.setup("fit")
     return module
@@ -76,7 +82,7 @@ def test_epochs_differ_and_workers_and_resume_do_not(corpus: Path, tmp_path: Pat
 def test_crops_are_raised_to_where_restoring_brings_its_input(corpus: Path, tmp_path: Path) -> None:
     plain = data(corpus, tmp_path).train_set
     for most in (1.0, 60.0):
-        raised = data(corpus, tmp_path, most_gain_db=most).train_set
+        raised = data(corpus, tmp_path, max_gain_db=most).train_set
         for item in range(4):
             one, two = plain[0, item], raised[0, item]
             peak = float(one["low"].abs().max())
@@ -88,66 +94,55 @@ def test_crops_are_raised_to_where_restoring_brings_its_input(corpus: Path, tmp_
 
 def test_caches_give_the_same(corpus: Path, tmp_path: Path) -> None:
     plain = Simulation(codec=0.0)
-    modules = {
-        mode: data(corpus, tmp_path / mode, cache_mode=mode, simulation=plain, sample_rate=12000)
-        for mode in ("memmap", "ram", "none")
-    }
-    assert not (tmp_path / "none").exists()
+    disk, ram = (
+        data(corpus, tmp_path, cache_mode=mode, simulation=plain, sample_rate=12000) for mode in ("memmap", "ram")
+    )
     for item in range(2):
-        expected, ram, none = (module.train_set[3, item] for module in modules.values())
-        assert_equal(expected, ram)
-        assert_equal(expected, none, atol=3e-4)
-    assert_equal(modules["memmap"].val_set[1], modules["none"].val_set[1], atol=3e-4)
+        assert_equal(disk.train_set[3, item], ram.train_set[3, item])
 
 
 def test_validation_is_a_grid(corpus: Path, tmp_path: Path) -> None:
-    module = data(corpus, tmp_path, val_cutoffs_hz=[1000, 3000, 5000], val_samples=2000)
-    assert len(module.val_set) == 6
-    cutoffs = [float(module.val_set[item]["cutoff_hz"]) for item in range(6)]
-    assert cutoffs == [1000, 3000, 5000] * 2
+    options = {"split.cutoffs_hz": [1000, 3000, 5000], "split.samples": 2000}
+    module, again = data(corpus, tmp_path, **options), data(corpus, tmp_path, **options, seed=9)
+    assert [float(module.val_set[item]["cutoff_hz"]) for item in range(6)] == [1000, 3000, 5000] * 2
     assert torch.equal(module.val_set[0]["high"], module.val_set[2]["high"])
     assert module.val_set[0]["high"].shape == (1, 2000)
-    again = data(corpus, tmp_path, val_cutoffs_hz=[1000, 3000, 5000], val_samples=2000, seed=9)
     assert_equal(module.val_set[4], again.val_set[4])
-    twin = Simulation().limited(module.val_set[4]["high"][0].numpy(), RATE, 3000, number=2)
-    np.testing.assert_array_equal(twin, module.val_set[4]["low"][0])
-    assert data(corpus, tmp_path, val_items=1).val_set.cutoffs_hz == [2000, 4000]
-    with pytest.raises(ValueError, match="val_cutoffs_hz"):
-        data(corpus, tmp_path, val_cutoffs_hz=[9000])
+    low = Simulation().limit_band(module.val_set[4]["high"][0].numpy(), RATE, 3000, number=2)
+    np.testing.assert_array_equal(low, module.val_set[4]["low"][0])
+    assert data(corpus, tmp_path, **{"split.items": 1}).val_set.cutoffs_hz == [2000, 4000]
 
 
 def test_validation_by_ratio_list_and_folder(corpus: Path, tmp_path: Path) -> None:
     high = corpus / "train" / "high"
-    module = data(high, tmp_path, val_ratio=0.5)
-    assert (len(module.train_set), len(module.val_set.indices)) == (2, 2)
-    drawn = {frozenset(data(high, tmp_path, val_ratio=0.5, split_seed=seed).val_set.indices) for seed in range(5)}
-    assert len(drawn) > 1
     (tmp_path / "val.txt").write_text("x/1\n")
-    listed = data(high, tmp_path, val_list=str(tmp_path / "val.txt"))
-    assert (len(listed.train_set), len(listed.val_set.indices)) == (3, 1)
-    given = data(high, tmp_path, valid_root=str(corpus / "valid"))
-    assert (len(given.train_set), len(given.val_set.indices)) == (4, 2)
-    last = data(high, tmp_path, val_ratio=None, val_items=2)
-    assert (len(last.train_set), list(last.val_set.indices)) == (2, [2, 3])
-    with pytest.raises(ValueError, match="val_ratio"):
-        data(high, tmp_path, val_ratio=1.0)
+    for options, train, valid in (
+        ({"split.ratio": 0.5}, 2, 2),
+        ({"split.val_list": str(tmp_path / "val.txt")}, 3, 1),
+        ({"split.root": str(corpus / "valid")}, 4, 2),
+        ({"split.ratio": None, "split.items": 2}, 2, 2),
+    ):
+        module = data(high, tmp_path, **options)
+        assert (len(module.train_set), len(module.val_set.indices)) == (train, valid)
+    assert list(module.val_set.indices) == [2, 3]
+    seeds = [{"split.ratio": 0.5, "split.seed": seed} for seed in range(5)]
+    assert len({frozenset(data(high, tmp_path, **options).val_set.indices) for options in seeds}) > 1
 
 
-def test_silence_is_passed_over(tmp_path: Path) -> None:
+def test_silence_is_avoided(tmp_path: Path) -> None:
     tone = (0.5 * np.sin(np.arange(2 * RATE))).astype(np.float32)
     tone[: RATE + RATE // 2] = 0
     for name in "abc":
         files.write(tmp_path / "c" / f"{name}.wav", tone, RATE)
     files.write(tmp_path / "c" / "d.wav", np.zeros(RATE, np.float32), RATE)
-    options = {"val_ratio": 0.25, "blank_hop_seconds": 0.05, "simulation": Simulation(codec=0.0), "split_seed": 1}
-    blank = Silence(0.3, 800, 1e-4)
-    for ratio, most in ((0.3, 0.2), (1.0, 1.0)):
-        module = data(tmp_path / "c", tmp_path, blank_ratio_max=ratio, **options)
+    options = {"split.ratio": 0.25, "silence.hop_seconds": 0.05, "simulation": Simulation(codec=0.0), "split.seed": 1}
+    reference = SilenceFilter(0.3, 0.05)
+    for share, most in ((0.3, 0.2), (1.0, 1.0)):
+        module = data(tmp_path / "c", tmp_path, **{**options, "silence.max_share": share})
         crops = [module.train_set[epoch, item]["high"][0].numpy() for epoch in range(8) for item in range(3)]
-        silent = np.mean([blank.share(crop) > 0.3 for crop in crops])
+        silent = np.mean([reference.silent_share(crop, RATE) > 0.3 for crop in crops])
         assert silent <= most
     assert silent > 0.5
-    assert_equal(module.train_set[2, 1], module.train_set[2, 1])
 
 
 def test_a_short_clip_is_padded_and_its_padding_no_silence(tmp_path: Path) -> None:
@@ -160,7 +155,7 @@ def test_a_short_clip_is_padded_and_its_padding_no_silence(tmp_path: Path) -> No
 
 
 def test_pairs_keep_their_levels(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    module = data(corpus, tmp_path, mode="paired", blank_ratio_max=1.0)
+    module = data(corpus, tmp_path, mode="paired", **{"silence.max_share": 1.0})
     for item in (module.train_set[0, 1], module.val_set[1]):
         torch.testing.assert_close(item["low"], item["high"] / 2, rtol=0, atol=1e-4)
         assert 0 < float(item["cutoff_hz"]) < RATE / 2
@@ -173,41 +168,39 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
         files.write(tmp_path / "p" / "high" / f"{name}.wav", tone, RATE)
         files.write(tmp_path / "p" / "low" / f"{name}.wav", tone[: 3000 if name == "a" else None], RATE)
     (tmp_path / "p" / "low" / "d.wav").write_bytes(b"RIFF")
-    for mode in ("memmap", "none"):
-        caplog.clear()
-        options = {"mode": "paired", "val_ratio": 0.4, "max_bad_share": 0.3, "cache_mode": mode}
-        module = data(tmp_path / "p", tmp_path, **options)
-        assert "d.wav" in caplog.text and "1 of 4 pairs" in caplog.text
-        assert len(module.train_set) + len(module.val_set) == 3
-        sounding = [int((item["high"] != 0).sum()) for item in (module.val_set[0], *_all(module))]
-        assert sorted(sounding)[0] < 3001 < sorted(sounding)[1]
+    options = {"split.ratio": 0.4, "corpus.max_bad_share": 0.3}
+    module = data(tmp_path / "p", tmp_path, mode="paired", **options)
+    assert "d.wav" in caplog.text and "1 of 4 pairs" in caplog.text
+    items = [module.val_set[0], *(module.train_set[0, item] for item in range(len(module.train_set)))]
+    lengths = sorted(int((item["high"] != 0).sum()) for item in items)
+    assert len(lengths) == 3 and lengths[0] < 3001 < lengths[1]
     (tmp_path / "p" / "low" / "c.wav").unlink()
     with pytest.raises(ValueError, match=r"1 of 4 files.*no counterpart.*: c"):
         data(tmp_path / "p", tmp_path, mode="paired")
-    with pytest.raises(FileNotFoundError, match="expected the folders"):
-        data(tmp_path / "p" / "high", tmp_path, mode="paired")
-    with pytest.raises(ValueError, match="root"):
-        data(None, tmp_path, mode="paired")
-
-
-def _all(module: SuperResolutionData) -> list[dict]:
-    return [module.train_set[0, item] for item in range(len(module.train_set))]
-
-
-def test_a_file_that_breaks_while_read_is_passed_over(tmp_path: Path) -> None:
-    for name in "abc":
-        files.write(tmp_path / "c" / f"{name}.flac", np.full(9000, 0.5, np.float32), RATE)
-    module = data(tmp_path / "c", tmp_path, cache_mode="none", max_bad_share=0.4, batch_size=1)
-    broken = module.train_set.recordings.high._paths[int(module.train_set.indices[0])]
-    broken.write_bytes(b"no audio any more")
-    assert module.train_set[0, 0]["high"].abs().max() > 0.9
-    with pytest.raises(ValueError, match=r"1 of 3 audio files.*max_bad_share"):
-        FileCorpus(sorted((tmp_path / "c").iterdir()), RATE, 0.1)
 
 
 def test_embedded_corpus_with_noise(tmp_path: Path) -> None:
-    module = data(None, tmp_path, embedded_utterances=3, simulation=Simulation(noise=1.0, snr_db=(5, 5), codec=0.0))
+    simulation = Simulation(noise=1.0, snr_db=(5, 5), codec=0.0)
+    module = data(None, tmp_path, simulation=simulation, **{"corpus.embedded_utterances": 3})
     assert (len(module.train_set), len(module.val_set.indices)) == (2, 1)
     assert module.train_set[0, 0]["low"].isfinite().all()
-    with pytest.raises(FileNotFoundError, match="root"):
-        data(tmp_path / "absent", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"split.cutoffs_hz": [9000]}, "cutoffs_hz"),
+        ({"split.ratio": 1.0}, "ratio"),
+        ({"silence.max_share": 2.0}, "max_share"),
+        ({"cache_mode": "none"}, "cache_mode"),
+        ({"max_gain_db": -1.0}, "max_gain_db"),
+        ({"mode": "paired", "root": None}, "root"),
+        ({"mode": "paired", "root": "high"}, "folders"),
+        ({"root": "absent"}, "root"),
+    ],
+    ids=str,
+)
+def test_refusals(options: dict, key: str, corpus: Path, tmp_path: Path) -> None:
+    root = options.pop("root", "high")
+    with pytest.raises((ValueError, FileNotFoundError), match=key):
+        data(None if root is None else corpus / "train" / root, tmp_path, **options)

@@ -10,7 +10,6 @@ from tests.audiosr.task_parts import AUTOENCODER, RATE, features
 from zoo.audio.analysis.features import load_features
 from zoo.audio.io import files
 from zoo.audiosr.inference.reconstruct import Reconstructor
-from zoo.audiosr.nets.features import whole_mel
 from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
 
 
@@ -34,11 +33,6 @@ def test_files_of_any_length_and_rate(samples: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(written, model(files.read(tmp_path / "a.wav")[0], 8000), atol=1e-6)
 
 
-def test_mels_are_cut_to_whole_latents() -> None:
-    assert whole_mel(torch.zeros(1, 1, 11, 32), 4).shape == (1, 1, 8, 32)
-    with pytest.raises(ValueError, match="3 frames and 32 bands: the nets need at least 4 frames"):
-        whole_mel(torch.zeros(1, 1, 3, 32), 4)
-    with pytest.raises(ValueError, match="a multiple of 64 bands"):
-        whole_mel(torch.zeros(1, 1, 64, 32), 64)
+def test_short_chunks_are_refused() -> None:
     with pytest.raises(ValueError, match="chunk_seconds"):
         Reconstructor(AutoencoderKL(**AUTOENCODER), features(), chunk_seconds=0.01)

@@ -20,7 +20,6 @@ UNETS: dict[str, dict[str, Any]] = {
         "transformers_per_down_block": 1,
         "norm_groups": 8,
     },
-    "small": {"channels": 64},
     "audiosr": {},
 }
 """Arguments of `zoo.audiosr.UNet`, fusion left out."""

@@ -1,6 +1,7 @@
 """Converters between CI-LLM's folders, PEFT folders and our checkpoints."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -18,15 +19,18 @@ from zoo.ci_llm.convert import (
     is_original,
     original_state,
     to_original,
-    to_peft,
 )  # fmt: skip
+from zoo.ci_llm.convert.checkpoints import adapters_of
 from zoo.ci_llm.convert.read import META, read_original, read_peft
+from zoo.ci_llm.convert.write import write_original
+from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.frozen import FROZEN_FOLDER
+from zoo.runs.load import load
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 32,
@@ -102,7 +106,7 @@ def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):
 
 def test_top_layers(backbone, tmp_path):
     crowd = made(backbone, 2, top_layers=1)
-    to_peft(crowd, tmp_path / "peft")
+    convert(crowd, tmp_path / "peft")
     again = from_original(tmp_path / "peft", backbone)
     assert again.agents.top_layers == 1 and torch.equal(logits(again), logits(crowd))
 
@@ -120,7 +124,7 @@ def test_wrong_backbone(backbone, tmp_path):
     wide = tmp_path / "wide"
     wide.mkdir()
     Backbone(config={**CONFIG, "hidden_size": 32}).save_source(wide)
-    to_peft(made(backbone, 2), tmp_path / "peft")
+    convert(made(backbone, 2), tmp_path / "peft")
     with pytest.raises(ValueError, match="does not fit the backbone"):
         from_original(tmp_path / "peft", wide)
 
@@ -129,10 +133,26 @@ def test_no_backbone(backbone, tmp_path):
     to_original(made(backbone, 1), tmp_path / "original")
     with pytest.raises(FileNotFoundError, match="names no backbone"):
         from_original(tmp_path / "original")
-    to_peft(made(backbone, 1), tmp_path / "peft")
+    convert(made(backbone, 1), tmp_path / "peft")
     change(tmp_path / "peft/agent0/adapter_config.json", base_model_name_or_path="elsewhere")
     with pytest.raises(FileNotFoundError, match="names the backbone 'elsewhere'"):
         from_original(tmp_path / "peft")
+
+
+def test_a_checkpoint_keeps_its_tokenizer(tmp_path):
+    texts, wide = ["2 + 3"], tmp_path / "wide"
+    wide.mkdir()
+    Backbone(config={**CONFIG, "vocab_size": 259}).save_source(wide)
+    original = made(wide, 2)
+    write_original(tmp_path / "original", adapters_of(original, tokenizer=ByteTokenizer()))
+    convert(tmp_path / "original", tmp_path / "run" / "step.ckpt", wide)
+    expected = load(tmp_path / "run", max_new_tokens=4)(texts)
+    for folder in ("original", "wide"):
+        shutil.rmtree(tmp_path / folder)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert load(tmp_path / "moved", max_new_tokens=4)(texts) == expected
+    convert(tmp_path / "moved", tmp_path / "final")
+    assert (tmp_path / "final" / "tokenizer" / "tokenizer.json").is_file()
 
 
 def test_what_is_ours_and_what_not(backbone, tmp_path):
@@ -207,21 +227,21 @@ def test_folders_that_peft_wrote(tmp_path):
     net.backbone.save_source(tmp_path / "backbone")
     ids, mask, _ = crowd_parts.batch()
     expected = []
-    for agent, rank in enumerate((2, 5)):
+    for agent in range(2):
         config = LoraConfig(
-            r=rank, lora_alpha=3, target_modules=r".*h\.1\..*c_(attn|fc)", use_dora=True, use_rslora=agent > 1,
-            fan_in_fan_out=True, init_lora_weights=False, rank_pattern={"c_fc": 1}, task_type="CAUSAL_LM",
+            r=2, lora_alpha=3, target_modules=["c_attn", "c_fc"], layers_to_transform=1, use_rslora=True,
+            fan_in_fan_out=True, init_lora_weights=False, task_type="CAUSAL_LM",
         )  # fmt: skip
         torch.manual_seed(agent)
         model = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "backbone"), config).eval()
         with torch.no_grad():
             expected.append(model(ids, attention_mask=mask, position_ids=positions(mask)).logits)
         model.save_pretrained(tmp_path / f"peft/agent{agent}")
-    found = from_original(tmp_path / "peft", backbone=tmp_path / "backbone")
-    assert found.agents.rank == [2, 5] and found.agents.dora and len(found.agents.names) == 2
-    ours = found(ids, mask)
-    for agent, theirs in enumerate(expected):
-        torch.testing.assert_close(ours[agent][mask == 1], theirs[mask == 1], atol=1e-5, rtol=1e-5)
-    convert(found, tmp_path / "peft_again")
+    loaded = from_original(tmp_path / "peft", backbone=tmp_path / "backbone")
+    assert loaded.agents.rslora and loaded.agents.top_layers == 1 and len(loaded.agents.names) == 2
+    logits = loaded(ids, mask)
+    for agent, expected_logits in enumerate(expected):
+        torch.testing.assert_close(logits[agent][mask == 1], expected_logits[mask == 1], atol=1e-5, rtol=1e-5)
+    convert(loaded, tmp_path / "peft_again")
     again = from_original(tmp_path / "peft_again", backbone=tmp_path / "backbone")
-    torch.testing.assert_close(again(ids, mask), ours)
+    torch.testing.assert_close(again(ids, mask), logits)

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, byte pairs learnt here, and those read from a folder."""
+"""Tokenizers: bytes, byte pairs, and those read from a folder."""
 
 import pickle
 
@@ -10,55 +10,37 @@ TEXT = "Ünï: 12 + 30 = 42\n#### 42"
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BpeTokenizer(vocab_size=300)])
-def test_text_comes_back(tokenizer):
+def test_text_is_decoded(tokenizer):
     ids = tokenizer.encode(TEXT)
-    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.decode([1, *ids, 2, 0]) == tokenizer.decode(ids) == TEXT
     assert max(ids) < tokenizer.vocab_size and min(ids) >= 3
     assert (tokenizer.pad_id, tokenizer.prefix, tokenizer.eos_id) == (0, [1], 2)
-    assert tokenizer.decode([1, *ids, 2, 0]) == TEXT
+    assert tokenizer.encode_all([TEXT, "a"]) == [ids, tokenizer.encode("a")] and tokenizer.encode_all([]) == []
 
 
-def test_bytes_are_single():
-    tokenizer = ByteTokenizer()
-    assert tokenizer.vocab_size == 259
-    assert len(tokenizer.encode(TEXT)) == len(TEXT.encode())
-    assert tokenizer.encode_all([TEXT, "a"]) == [tokenizer.encode(TEXT), tokenizer.encode("a")]
-    assert tokenizer.encode_all([]) == []
-
-
-def test_byte_pairs_are_learnt_and_the_same_each_time():
+def test_byte_pairs_are_reproducible(tmp_path):
     first, second = BpeTokenizer(vocab_size=320), BpeTokenizer(vocab_size=320)
-    assert first.vocab_size == 320 and first.fingerprint == second.fingerprint
-    assert first.fingerprint != BpeTokenizer(vocab_size=300).fingerprint
+    assert first.vocab_size == 320 and first.fingerprint() == second.fingerprint()
+    assert first.fingerprint() != BpeTokenizer(vocab_size=300).fingerprint()
     text = "How many apples are left?"
-    assert len(first.encode(text)) < len(text) / 2
+    assert len(ByteTokenizer().encode(text)) == len(text) > 2 * len(first.encode(text))
     assert len(first.encode("12345")) == 5
-
-
-def test_byte_pairs_of_a_file(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"q": "zzzz zzzz", "a": "zzzz"}\n' * 20)
     tokenizer = BpeTokenizer(vocab_size=262, root=str(tmp_path), prompt_field="q", answer_field="a")
     assert len(tokenizer.encode("zzzz")) == 1
 
 
 def test_saved_and_read(tmp_path):
-    made = BpeTokenizer(vocab_size=300)
-    made.save(tmp_path)
-    read = PretrainedTokenizer(str(tmp_path))
-    assert read.encode(TEXT) == made.encode(TEXT)
-    assert (read.prefix, read.eos_id, read.pad_id) == (made.prefix, made.eos_id, made.pad_id)
-    assert read.decode(read.encode(TEXT)) == TEXT
+    saved = BpeTokenizer(vocab_size=300)
+    saved.save_source(tmp_path)
+    for read in (PretrainedTokenizer(str(tmp_path)), BpeTokenizer(300, root="nowhere", source=str(tmp_path))):
+        assert read.encode(TEXT) == saved.encode(TEXT)
+        assert (read.prefix, read.eos_id, read.pad_id) == (saved.prefix, saved.eos_id, saved.pad_id)
+        assert read.fingerprint() == saved.fingerprint() and read.is_frozen
+        assert pickle.loads(pickle.dumps(read)).encode(TEXT) == read.encode(TEXT)
 
 
-def test_pickles_without_its_backend():
-    tokenizer = ByteTokenizer()
-    ids = tokenizer.encode(TEXT)
-    data = pickle.dumps(tokenizer)
-    assert len(data) < 1000
-    assert pickle.loads(data).encode(TEXT) == ids
-
-
-def test_what_cannot_be(tmp_path):
+def test_refused(tmp_path):
     with pytest.raises(ValueError, match="at least 259"):
         BpeTokenizer(vocab_size=100)
     with pytest.raises(FileNotFoundError, match="no tokenizer in"):

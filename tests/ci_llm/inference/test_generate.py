@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from zoo.ci_llm.aggregation.aggregator import BayesianAverage, Dirichlet, Fitted, Geometric, Mean, Vote
-from zoo.ci_llm.inference.generate import generate
+from zoo.ci_llm.aggregation import BayesianAverage, Dirichlet, FittedMixture, Geometric, Mean, Vote
+from zoo.ci_llm.data.tokenizers import ByteTokenizer
+from zoo.ci_llm.data.tokens import pad_left
+from zoo.ci_llm.inference.generate import generate, generate_texts
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
@@ -51,7 +53,7 @@ def uncached(crowd, ids, mask, rule, steps=NEW):
         log_probs = crowd(ids, mask).log_softmax(-1)
         weights = rule.start(3, len(ids))
         given = log_probs[:, :, :-1].gather(-1, ids[:, 1:].expand(3, -1, -1)[..., None]).squeeze(-1)
-        weights = rule.along(weights, given, mask[:, :-1])[-1]
+        weights = rule.weights_along_text(weights, given, mask[:, :-1])[-1]
         chosen = rule.combine(log_probs[:, :, -1], weights).argmax(-1)
         ids = torch.cat([ids, chosen[:, None]], dim=1)
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
@@ -59,7 +61,7 @@ def uncached(crowd, ids, mask, rule, steps=NEW):
 
 
 @pytest.mark.parametrize(
-    "rule", [Mean(), Fitted([3, 1, 1]), Geometric(), BayesianAverage()], ids=lambda rule: type(rule).__name__
+    "rule", [Mean(), FittedMixture([3, 1, 1]), Geometric(), BayesianAverage()], ids=lambda rule: type(rule).__name__
 )
 def test_the_cache_changes_nothing(llama, rule):
     found = generate(llama, IDS, MASK, rule, NEW)
@@ -71,7 +73,7 @@ def test_other_backbones_and_a_shared_trunk(made):
     other = crowd(**made)
     assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), uncached(other, IDS, MASK, Mean()))
     apart = generate(other, IDS, MASK, Vote(), NEW)
-    with other.only(1):
+    with other.select_agents(1):
         assert torch.equal(generate(other, IDS, MASK, Mean(), NEW), apart[1])
 
 
@@ -82,8 +84,8 @@ def test_one_agent_alone_and_each_agent_on_its_own(llama):
     for agent in range(3):
         alone = [0.0] * 3
         alone[agent] = 1.0
-        assert torch.equal(generate(llama, IDS, MASK, Fitted(alone), NEW), apart[agent])
-        with llama.only(agent):
+        assert torch.equal(generate(llama, IDS, MASK, FittedMixture(alone), NEW), apart[agent])
+        with llama.select_agents(agent):
             assert torch.equal(generate(llama, IDS, MASK, Mean(), NEW), apart[agent])
 
 
@@ -101,7 +103,7 @@ def test_rows_end_by_themselves(llama):
 def test_it_stops_when_all_rows_have_ended(llama):
     first = generate(llama, IDS, MASK, Mean(), 1)[:, -1].tolist()
     assert generate(llama, IDS, MASK, Mean(), NEW, eos=first).shape == (3, 6)
-    row = generate(llama, IDS[:1], MASK[:1], Mean(), NEW, eos=first[0])
+    row = generate(llama, IDS[:1], MASK[:1], Mean(), NEW, eos=[first[0]])
     assert row.shape == (1, 6)
 
 
@@ -130,16 +132,36 @@ def test_dropout_is_off_and_the_mode_stays(llama):
     assert llama.agents.training
 
 
-def test_bad_prompts_are_refused(llama):
-    with pytest.raises(ValueError, match="padded on the right"):
-        generate(llama, IDS, MASK.flip(1), Mean(), NEW)
-    with pytest.raises(ValueError, match="padded on the right"):
-        generate(llama, IDS[:, :0], MASK[:, :0], Mean(), NEW)
-    with pytest.raises(ValueError, match="5 tokens and 28 new ones do not fit"):
-        generate(llama, IDS, MASK, Mean(), 28)
-    with pytest.raises(ValueError, match="one shape"):
-        generate(llama, IDS, MASK[:, 1:], Mean(), NEW)
-    with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
-        generate(llama, IDS, MASK, Mean(), NEW, seeds=[1, 2])
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        generate(llama, IDS, MASK, Mean(), 0)
+@pytest.mark.parametrize(
+    ("ids", "mask", "options", "message"),
+    [
+        (IDS, MASK.flip(1), {}, "padded on the right"),
+        (IDS[:, :0], MASK[:, :0], {}, "padded on the right"),
+        (IDS, MASK, {"max_new_tokens": 28}, "5 tokens and 28 new ones do not fit"),
+        (IDS, MASK[:, 1:], {}, "one shape"),
+        (IDS, MASK, {"seeds": [1, 2]}, "2 seeds for 3 prompts"),
+        (IDS, MASK, {"max_new_tokens": 0}, "max_new_tokens"),
+    ],
+)
+def test_invalid_prompts_are_refused(llama, ids, mask, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(llama, ids, mask, Mean(), **{"max_new_tokens": NEW, **options})
+
+
+def test_texts_end_at_stop_strings_across_tokens_and_at_any_eos():
+    tokenizer = ByteTokenizer()
+    byte_crowd = crowd({**LLAMA, "vocab_size": 259, "max_position_embeddings": 64})
+    prompts = [tokenizer.encode("abc"), tokenizer.encode("a")]
+    ids, mask = pad_left(prompts, 0)
+    sampled = {"sampling": Sampling(1.0), "seeds": [4, 5]}
+    plain = generate(byte_crowd, ids, mask, Mean(), 12, **sampled)[:, 3:]
+    texts = [tokenizer.decode(row) for row in plain.tolist()]
+    stop = tokenizer.decode(plain[0, 3:5].tolist())
+    answers = generate_texts(byte_crowd, tokenizer, prompts, Mean(), 12, stop=[stop], **sampled)
+    assert 0 < len(answers[0][0]) < len(texts[0])
+    assert answers == [[text.partition(stop)[0]] for text in texts]
+    byte_crowd.backbone.model.generation_config.eos_token_id = [2, int(plain[0, 3]), 999]
+    (text,), _ = generate_texts(byte_crowd, tokenizer, prompts, Mean(), 12, **sampled)
+    assert text == tokenizer.decode(plain[0, :3].tolist())
+    with pytest.raises(ValueError, match="stop strings are not empty"):
+        generate_texts(byte_crowd, tokenizer, prompts, Mean(), 8, stop=[""])

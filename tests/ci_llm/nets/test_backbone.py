@@ -5,8 +5,8 @@ import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS, HOW, batch, crowd
 from zoo.ci_llm.losses.likelihood import losses
-from zoo.ci_llm.losses.objective import objective
-from zoo.ci_llm.nets.backbone import Backbone, packed, positions
+from zoo.ci_llm.losses.objective import CrowdObjective
+from zoo.ci_llm.nets.backbone import Backbone, positions
 
 
 def test_random_weights_depend_on_the_seed_alone():
@@ -85,7 +85,7 @@ def test_four_bits_train_and_reload(mode, tmp_path):
     config = {**CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     net = crowd(mode=mode[0], chunk=mode[1], checkpointing=True, backbone={"config": config, **how})
     ids, mask, labels = batch()
-    objective(net, ids, mask, lambda logits, agents: losses(logits, labels)).total.backward()
+    CrowdObjective({"input_ids": ids, "attention_mask": mask, "labels": labels}).compute(net).total.backward()
     assert all(p.grad.flatten(1).norm(dim=1).min() > 0 for p in net.agents.parameters())
     assert net.backbone.targets(["q_proj"])["model.layers.0.self_attn.q_proj"].weight.dtype == torch.uint8
     net.backbone.save_source(tmp_path)
@@ -99,12 +99,3 @@ def test_positions_count_tokens_and_not_padding():
     mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1]])
     assert positions(mask).tolist() == [[0, 1, 2, 2], [0, 0, 0, 1], [0, 1, 2, 3]]
     assert positions(mask[None].bool()).tolist() == [positions(mask).tolist()]
-    with pytest.raises(ValueError, match="position_ids"):
-        positions(mask[:, None, None])
-
-
-def test_packed_texts_begin_anew():
-    mask, places = packed(torch.tensor([[1, 1, 2, 3, 3, 0]]))
-    assert places.tolist() == [[0, 1, 0, 0, 1, 0]]
-    seen = {(q, k) for q, k in mask[0, 0].nonzero().tolist()}
-    assert seen == {(0, 0), (1, 0), (1, 1), (2, 2), (3, 3), (4, 3), (4, 4), (5, 5)}

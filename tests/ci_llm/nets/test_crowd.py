@@ -9,45 +9,36 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tests.ci_llm.crowd_parts import CONFIGS, batch, crowd
-from zoo.ci_llm.losses.likelihood import losses
-from zoo.ci_llm.losses.objective import CrowdLoss, objective
-from zoo.ci_llm.nets.backbone import packed, positions
-from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput
+from zoo.ci_llm.losses.diversity import Diversity
+from zoo.ci_llm.losses.objective import CrowdLoss, CrowdObjective
+from zoo.ci_llm.nets.backbone import positions
+from zoo.ci_llm.nets.crowd import Crowd
 
 MODES = [("batched", None), ("sequential", None), ("chunked", 2), ("chunked", 1), ("chunked", 3)]
 
 
-def spread(points: Tensor) -> Tensor:
-    """A penalty that ties all agents together."""
-    return -0.1 * (points[:, None] - points).pow(2).mean() + points.tanh().mean(0).pow(2).sum()
+TERM = Diversity(0.5, strategy="last_token")
 
 
-def step(net: Crowd, penalty=spread, ids: Tensor | None = None, **request) -> tuple[CrowdLoss, dict[str, Tensor]]:
-    """The objective of the batch and the gradients by name, with masks that depend on nothing but a fixed seed."""
+def step(net: Crowd, diversity: Diversity | None = TERM, ids: Tensor | None = None, **options):
+    """The objective of the batch and the gradients by name, with masks that depend on a fixed seed only."""
     texts, mask, labels = batch()
     if ids is not None:
         texts, mask, labels = ids, mask.expand_as(ids), torch.where(labels != -100, ids, -100)
-
-    def task(logits: Tensor, agents: range) -> Tensor:
-        return losses(logits, labels[agents.start : agents.stop] if labels.ndim == 3 else labels)
-
-    def represent(output: CrowdOutput, agents: range) -> Tensor:
-        assert output.hidden is not None
-        return output.hidden[:, torch.arange(3), torch.tensor([6, 4, 6])]
-
     torch.manual_seed(7)
-    loss = objective(net, texts, mask, task, represent, penalty, hidden=True, **request)
+    objective = CrowdObjective({"input_ids": texts, "attention_mask": mask, "labels": labels}, diversity)
+    loss = objective.compute(net, **options)
     net.zero_grad()
     loss.total.backward()
     return loss, {name: p.grad.clone() for name, p in net.agents.adapters.named_parameters()}
 
 
-def same(ours: tuple[CrowdLoss, dict[str, Tensor]], theirs: tuple[CrowdLoss, dict[str, Tensor]]) -> None:
-    for part in ("total", "losses", "penalty"):
-        torch.testing.assert_close(getattr(ours[0], part), getattr(theirs[0], part), atol=1e-6, rtol=1e-5)
-    for name, gradient in theirs[1].items():
+def same(result: tuple[CrowdLoss, dict[str, Tensor]], expected: tuple[CrowdLoss, dict[str, Tensor]]) -> None:
+    for name in ("total", "losses", "diversity"):
+        torch.testing.assert_close(getattr(result[0], name), getattr(expected[0], name), atol=1e-6, rtol=1e-5)
+    for name, gradient in expected[1].items():
         assert gradient.flatten(1).norm(dim=1).min() > 0, name
-        torch.testing.assert_close(ours[1][name], gradient, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(result[1][name], gradient, atol=1e-6, rtol=1e-4)
 
 
 NOISE = {"dropout": 0.2, "dropconnect": 0.1}
@@ -66,12 +57,12 @@ def test_modes_agree_with_masks_and_checkpointing(mode, checkpointing):
 def test_the_shared_trunk_gives_the_same(name, mode, checkpointing):
     net = crowd(name, mode=mode[0], chunk=mode[1], checkpointing=checkpointing, top_layers=1, **NOISE)
     apart = crowd(name, top_layers=1, **NOISE)
-    assert net.trunk.shared
-    apart.trunk.shared = False
+    assert net.trunk.is_shared
+    apart.trunk.is_shared = False
     same(step(net), step(apart))
     for layer in range(3):
-        ours, theirs = (x.outputs(*batch()[:2], hidden=True, layer=layer) for x in (net.eval(), apart.eval()))
-        torch.testing.assert_close(ours.hidden, theirs.hidden, atol=1e-5, rtol=1e-4)
+        first, expected = (x.outputs(*batch()[:2], hidden=True, layer=layer) for x in (net.eval(), apart.eval()))
+        torch.testing.assert_close(first.hidden, expected.hidden, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("top", [None, 1])
@@ -112,7 +103,7 @@ def test_gradients_are_those_of_agents_trained_alone(name, checkpointing):
     config = LoraConfig(
         r=4, lora_alpha=8, target_modules=list(net.agents.targets), task_type="CAUSAL_LM", fan_in_fan_out=name == "gpt2"
     )
-    objective(net, ids, mask, lambda logits, agents: losses(logits, labels)).total.backward()
+    CrowdObjective({"input_ids": ids, "attention_mask": mask, "labels": labels}).compute(net).total.backward()
     stacked = {f"base_model.model.{key}": p.grad for key, p in net.agents.adapters.named_parameters()}
     for agent in range(3):
         alone = get_peft_model(copy.deepcopy(base), config)
@@ -122,8 +113,8 @@ def test_gradients_are_those_of_agents_trained_alone(name, checkpointing):
         (loss / 3).backward()
         for key, weight in alone.named_parameters():
             if weight.requires_grad:
-                ours = stacked[key.removesuffix(".default.weight")][agent]
-                assert (ours - weight.grad).norm() <= 1e-5 * weight.grad.norm(), key
+                first = stacked[key.removesuffix(".default.weight")][agent]
+                assert (first - weight.grad).norm() <= 1e-5 * weight.grad.norm(), key
 
 
 @pytest.mark.parametrize("mode", MODES[:3], ids=str)
@@ -136,30 +127,28 @@ def test_agents_may_read_texts_of_their_own(mode, top):
     net.eval()
     together = net(own, mask.expand_as(own))
     for agent in range(3):
-        with net.only(agent):
+        with net.select_agents(agent):
             assert net.count == 1
             torch.testing.assert_close(net(own[agent], mask)[0], together[agent], atol=1e-5, rtol=1e-4)
-    with net.only(1, 3):
+    with net.select_agents(1, 3):
         torch.testing.assert_close(net(own[1:], mask.expand_as(own[1:])), together[1:], atol=1e-5, rtol=1e-4)
 
 
-def test_chunked_keeps_one_chunk_and_scales_inside():
-    plain = step(crowd())
-    same(step(crowd(mode="chunked", chunk=1), grad_scale=1024.0), plain)
+def test_chunked_computes_chunks_twice_and_scales_inside():
+    same(step(crowd(mode="chunked", chunk=1), grad_scale=1024.0), step(crowd()))
     rows = []
     net = crowd(mode="chunked", chunk=2)
     net.backbone.blocks[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
-    loss, _ = step(net)
+    step(net)
     assert rows == [6, 3, 6, 3]
-    assert loss.losses.shape == (3,)
-    half = crowd(mode="chunked", chunk=2)
     ids, mask, labels = batch()
-    (objective(half, ids, mask, lambda logits, agents: losses(logits, labels)).total / 2).backward()
-    (objective(half, ids, mask, lambda logits, agents: losses(logits, labels)).total / 2).backward()
-    whole = crowd()
-    objective(whole, ids, mask, lambda logits, agents: losses(logits, labels)).total.backward()
-    for ours, theirs in zip(half.agents.parameters(), whole.agents.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+    objective = CrowdObjective({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    accumulated, single = crowd(mode="chunked", chunk=2), crowd()
+    for _ in range(2):
+        (objective.compute(accumulated).total / 2).backward()
+    objective.compute(single).total.backward()
+    for one, other in zip(accumulated.agents.parameters(), single.agents.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
 
 
 @pytest.mark.parametrize("mode", MODES[:3], ids=str)
@@ -198,24 +187,6 @@ def test_one_cache_serves_all_agents(name, top):
     torch.testing.assert_close(last, whole[:, :, -1:], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("top", [None, 1])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_packed_texts_do_not_see_each_other(name, top):
-    net = crowd(name, top_layers=top).eval()
-    ids = torch.randint(3, 40, (2, 7))
-    segments = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [1, 1, 2, 2, 2, 0, 0]])
-    mask, places = packed(segments)
-    assert places.tolist() == [[0, 1, 2, 0, 1, 2, 3], [0, 1, 0, 1, 2, 0, 1]]
-    together = net.outputs(ids, mask, position_ids=places).logits
-    for row in range(2):
-        for number in (1, 2):
-            mine = segments[row] == number
-            alone = net(ids[row : row + 1, mine], torch.ones(1, int(mine.sum()), dtype=torch.long))
-            torch.testing.assert_close(together[:, row, mine], alone[:, 0], atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="position_ids"):
-        net(ids, mask)
-
-
 def test_the_backbone_answers_alone():
     net = crowd()
     ids, mask, _ = batch()
@@ -247,5 +218,5 @@ def test_contradictions():
     with pytest.raises(ValueError, match="texts of 2 agents, not 3"):
         net(torch.ones(2, 1, 4, dtype=torch.long), torch.ones(2, 1, 4, dtype=torch.long))
     for chosen in ((3,), (1, 4), (-1,)):
-        with pytest.raises(ValueError, match="there are 3"), net.only(*chosen):
+        with pytest.raises(ValueError, match="there are 3"), net.select_agents(*chosen):
             pass

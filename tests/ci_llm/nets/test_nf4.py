@@ -9,7 +9,7 @@ import torch
 
 from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import loader, task, texts, trainer, weights
-from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
 
 CONFIG = {**crowd_parts.CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}

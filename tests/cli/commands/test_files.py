@@ -1,7 +1,6 @@
 import pytest
 import yaml
 
-from tests.conftest import reference_folder
 from zoo.cli.main import main
 
 CONVERTER = """
@@ -46,6 +45,7 @@ def test_converts_and_prints_the_report(package, tmp_path, capsys):
         (["convert", "PACKAGE", "a.txt", "x", "--allow_partial=true"], "--allow_partial: the converter of"),
         (["convert-config", "PACKAGE", "none.json"], "none.json: no such file"),
         (["convert-config", "miipher", "a.txt"], "a.txt"),
+        (["convert", "blocks", "a.txt", "x"], "no system 'blocks'"),
     ],
 )
 def test_errors_are_one_line(package, tmp_path, capsys, args, message):
@@ -54,20 +54,6 @@ def test_errors_are_one_line(package, tmp_path, capsys, args, message):
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "x").exists()
-
-
-def test_system_without_converter_is_named(package, tmp_path, capsys):
-    (tmp_path / package / "convert.py").unlink()
-    for args in (["convert", package, "a.txt", "x"], ["convert-config", package, "config.json"]):
-        assert main(["--allow-import", package, *args]) == 1
-        assert "has no converter" in capsys.readouterr().err
-
-
-@pytest.mark.shared
-def test_original_of_hifigan_converts(tmp_path):
-    target = tmp_path / "ours.ckpt"
-    assert main(["convert", "hifigan", str(reference_folder("hifigan") / "g_00000123"), str(target)]) == 0
-    assert target.exists()
 
 
 def test_config_is_translated(package, tmp_path, capsys):

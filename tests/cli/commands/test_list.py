@@ -2,7 +2,7 @@ import pytest
 
 from zoo.cli.main import main
 from zoo.common.registry import allow_packages
-from zoo.common.systems import first_comment, get_system, list_systems, recipe_root
+from zoo.common.systems import get_system, list_systems, recipe_root
 
 
 @pytest.fixture
@@ -35,23 +35,9 @@ def test_package_of_a_user_is_listed_without_importing_it(package, capsys):
     assert lines[start + 2].split(maxsplit=1) == ["colours/smoke", "Seconds on a CPU."]
 
 
-def test_package_below_another(package, tmp_path):
-    (tmp_path / "outer").mkdir()
-    package.rename(tmp_path / "outer" / "inner")
-    (tmp_path / "outer" / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    allow_packages(["outer.inner"])
-    assert get_system("inner").package == "outer.inner"
-
-
 def test_unknown_names(package, capsys):
     allow_packages(["colours"])
     with pytest.raises(ValueError, match=r"no system 'nothing'; systems: .*hifigan.*colours"):
         get_system("nothing")
     assert main(["--allow-import", "no_such_package", "list"]) == 1
     assert "no package 'no_such_package'" in capsys.readouterr().err
-
-
-def test_first_comment(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("\na: 1\n#  Title here \n# second\n")
-    assert first_comment(path) == "Title here"

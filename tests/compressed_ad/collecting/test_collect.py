@@ -1,23 +1,36 @@
 """Collecting: the same histories however the work is divided, interrupted or repeated."""
 
 import dataclasses
+import json
 import os
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 
-from tests.harness import run_process
-from zoo.compressed_ad.collecting.collect import SOURCES, Epsilon, collect, collect_histories, env_of, last_returns
+from tests import harness
+from tests.compressed_ad.envs.scripted import PACKAGE
+from tests.harness import REPOSITORY, forked, good, run_process
+from zoo.common import registry
+from zoo.compressed_ad.collecting.collect import (
+    ALGORITHMS,
+    EpsilonAlgorithm,
+    collect,
+    collect_histories,
+    last_returns,
+    recipe_env,
+)
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.history import HistoryStore
 from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
+from zoo.compressed_ad.envs.point_mass import PointMass
 
 ENV = Darkroom(3, 5)
+CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], reward=[0, 1])
 SMALL_PPO = PPO(rollout_steps=10, minibatch=40, epochs=1)
 SMALL = {"episodes": 4, "streams": 6, "progress": False}
 
@@ -27,17 +40,17 @@ def content(folder):
     return {task: store.read(i, slice(None)).tobytes() for i, task in enumerate(store.task_indices.tolist())}
 
 
-@pytest.mark.parametrize("source", [SMALL_PPO, QLearning(), Epsilon()], ids=list(SOURCES))
-def test_division_of_the_work_does_not_matter(tmp_path, source):
-    assert collect(ENV, tmp_path / "one", source, **SMALL) == {"made": 9, "skipped": 0}
+@pytest.mark.parametrize("algorithm", [SMALL_PPO, QLearning(), EpsilonAlgorithm()], ids=list(ALGORITHMS))
+def test_division_of_the_work_does_not_matter(tmp_path, algorithm):
+    assert collect(ENV, tmp_path / "one", algorithm, **SMALL) == {"made": 9, "skipped": 0}
     for rank, made in ((1, 4), (0, 5)):
-        counts = collect(ENV, tmp_path / "two", source, shard_size=2, rank=rank, world_size=2, **SMALL)
+        counts = collect(ENV, tmp_path / "two", algorithm, shard_size=2, rank=rank, world_size=2, **SMALL)
         assert counts == {"made": made, "skipped": 0}
     some = [7, 2]
-    collect(ENV, tmp_path / "some", source, tasks=some, **SMALL)
+    collect(ENV, tmp_path / "some", algorithm, tasks=some, **SMALL)
     assert content(tmp_path / "one") == content(tmp_path / "two")
     assert content(tmp_path / "some") == {task: content(tmp_path / "one")[task] for task in some}
-    collect(ENV, tmp_path / "other", source, seed=43, **SMALL)
+    collect(ENV, tmp_path / "other", algorithm, seed=43, **SMALL)
     assert content(tmp_path / "one") != content(tmp_path / "other")
 
 
@@ -47,75 +60,85 @@ def test_the_environment_of_a_recipe(tmp_path):
         "{size: 3, data: {init_args: {env: {class_path: zoo.compressed_ad.Darkroom, "
         "init_args: {grid_size: '${size}', horizon: 5}}}}}"
     )
-    assert env_of(recipe).describe() == ENV.describe()
     few = {"algorithm": "epsilon", "episodes": 1, "streams": 1, "tasks": [0]}
     collect_histories(tmp_path / "histories", recipe=recipe, **few)
-    assert HistoryStore(tmp_path / "histories").env.describe() == ENV.describe()
+    assert HistoryStore(tmp_path / "histories").env.describe() == recipe_env(recipe).describe() == ENV.describe()
     with pytest.raises(ValueError, match="both env and recipe"):
         collect_histories(tmp_path / "both", env=ENV, recipe=recipe, **few)
     for text in ("model: 1", "data: [1]", "data: {init_args: {root: x}}", "data: {init_args: {env: null}}"):
         recipe.write_text(text)
         with pytest.raises(ValueError, match=r"recipe.yaml: no data.init_args.env"):
             collect_histories(tmp_path / "none", recipe=recipe, **few)
-    recipe.write_text("data: {init_args: {env: {class_path: torch.nn.Linear, init_args: {}}}}")
-    with pytest.raises(ValueError, match="Linear"):
-        env_of(recipe)
-    with pytest.raises(FileNotFoundError):
-        env_of(tmp_path / "nothing.yaml")
     assert not (tmp_path / "none").exists() and not (tmp_path / "both").exists()
 
 
-def killed(source):
-    """The same source, but making the second shard kills the process."""
+def test_ids_of_gymnasium_and_of_a_package_of_the_user(tmp_path):
+    """Plain ids work, and `--allow-import` imports the package that registers an id."""
+    few = ("--episodes=1", "--streams=1", "--ppo.rollout_steps=4", "--ppo.minibatch=4", "--ppo.epochs=1")
+    for name, env in (("plain", ("--env=FrozenLake-v1",)), ("full", ("--env=GymnasiumEnv", "--env.id=FrozenLake-v1"))):
+        assert "made 1, skipped 0" in good(forked("collect", name, *env, *few, cwd=tmp_path)).stdout
+    assert content(tmp_path / "plain") == content(tmp_path / "full")
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\nfrom gymnasium.envs.toy_text import FrozenLakeEnv\nclass Ring(FrozenLakeEnv):\n"
+        "    def __init__(self, goal, render_mode=None):\n"
+        "        super().__init__(desc=['SFFFF'[:goal] + 'G' + 'FFFF'[goal:]])\n"
+        "gymnasium.register('Ring-v0', entry_point=Ring, max_episode_steps=5)\n"
+    )
+    env = ("--env=GymnasiumEnv", "--env.id=Ring-v0", "--env.tasks", json.dumps([{"goal": n} for n in (1, 2, 3, 4)]))
+    arguments = ("collect", "rooms", *env, "--algorithm=ppo", *few)
+    refused = forked(*arguments, cwd=tmp_path)
+    assert refused.returncode and "Ring-v0" in refused.stderr and "--allow-import" in refused.stderr
+    assert not (tmp_path / "rooms").exists()
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    allowed = harness.zoo(*arguments, "--allow-import", "mine", cwd=tmp_path, PYTHONPATH=path)
+    assert "made 4, skipped 0" in good(allowed).stdout
+
+
+def killed(algorithm):
+    """The same algorithm, but making the second shard kills the process."""
     calls = []
 
     def make(self, request):
         calls.append(request)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return type(source).make(self, request)
+        return type(algorithm).make(self, request)
 
-    return type("Killed", (type(source),), {"make": make})(**dataclasses.asdict(source))
-
-
-def collect_until_killed(folder, source):
-    collect(ENV, folder, killed(source), shard_size=3, **SMALL)
+    return type("Killed", (type(algorithm),), {"make": make})(**dataclasses.asdict(algorithm))
 
 
-@pytest.mark.parametrize("source", [Epsilon(), SMALL_PPO], ids=["epsilon", "ppo"])
-def test_goes_on_after_a_kill(tmp_path, source):
+def collect_until_killed(folder, algorithm):
+    collect(ENV, folder, killed(algorithm), shard_size=3, **SMALL)
+
+
+@pytest.mark.parametrize("algorithm", [EpsilonAlgorithm(), SMALL_PPO], ids=["epsilon", "ppo"])
+def test_resumes_after_a_kill(tmp_path, algorithm):
     folder = tmp_path / "store"
-    assert run_process(collect_until_killed, folder, source) == -signal.SIGKILL
+    assert run_process(collect_until_killed, folder, algorithm) == -signal.SIGKILL
     with pytest.raises(ValueError, match=r"2 shard\(s\) cannot be used.*shard_00001.*shard_00002"):
         HistoryStore(folder)
-    # What a process leaves that is killed while it writes.
+    # the files of a process that is killed while it writes
     (folder / ".shard_00001.npy.tmp-1").write_bytes(b"half")
     (folder / "shard_00002.npy").write_bytes(b"without checksum")
     written = (folder / "shard_00000.npy").stat().st_mtime_ns
-    assert collect(ENV, folder, source, shard_size=3, **SMALL) == {"made": 6, "skipped": 3}
+    assert collect(ENV, folder, algorithm, shard_size=3, **SMALL) == {"made": 6, "skipped": 3}
     assert (folder / "shard_00000.npy").stat().st_mtime_ns == written
     assert not list(folder.glob(".*"))
-    collect(ENV, tmp_path / "whole", source, **SMALL)
+    collect(ENV, tmp_path / "whole", algorithm, **SMALL)
     assert content(folder) == content(tmp_path / "whole")
-    assert collect(ENV, folder, source, shard_size=3, **SMALL) == {"made": 0, "skipped": 9}
+    assert collect(ENV, folder, algorithm, shard_size=3, **SMALL) == {"made": 0, "skipped": 9}
 
 
-def test_damaged_shard_is_made_anew(tmp_path, caplog):
-    collect(ENV, tmp_path / "store", Epsilon(), shard_size=3, **SMALL)
+def test_corrupt_shard_is_made_again_and_other_settings_are_refused(tmp_path, caplog):
+    collect(ENV, tmp_path / "store", EpsilonAlgorithm(), shard_size=3, **SMALL)
     before = content(tmp_path / "store")
     path = tmp_path / "store" / "shard_00001.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-    assert collect(ENV, tmp_path / "store", Epsilon(), shard_size=3, **SMALL) == {"made": 3, "skipped": 6}
-    assert "shard_00001.npy is damaged" in caplog.text
+    assert collect(ENV, tmp_path / "store", EpsilonAlgorithm(), shard_size=3, **SMALL) == {"made": 3, "skipped": 6}
+    assert "shard_00001.npy is corrupt" in caplog.text
     assert content(tmp_path / "store") == before
-
-
-def test_other_settings_are_refused(tmp_path):
-    collect(ENV, tmp_path / "store", Epsilon(), **SMALL)
     with pytest.raises(ValueError, match=r"source\.best 1\.0 \(now 0\.5\)"):
-        collect(ENV, tmp_path / "store", Epsilon(best=0.5), **SMALL)
-    with pytest.raises(ValueError, match="rank"):
-        collect(ENV, tmp_path / "store", Epsilon(), rank=2, world_size=2, **SMALL)
+        collect(ENV, tmp_path / "store", EpsilonAlgorithm(best=0.5), shard_size=3, **SMALL)
 
 
 class Unnamed(Darkroom):
@@ -134,23 +157,46 @@ class Unwritable(Darkroom):
         return {"start": torch.tensor(self.start_cell)}
 
 
-@pytest.mark.parametrize("family", [Unnamed, Disguised, Unwritable])
-def test_what_cannot_be_read_back_is_refused_before_it_begins(tmp_path, family):
-    with pytest.raises(ValueError, match=f"histories of {family.__name__} could not be read back"):
-        collect(family(3, 5), tmp_path / "store", Epsilon(), **SMALL)
+@pytest.mark.parametrize(
+    ("env", "change", "message"),
+    [
+        (Unnamed(3, 5), {}, "histories of Unnamed could not be read back"),
+        (Disguised(3, 5), {}, "histories of Disguised could not be read back"),
+        (Unwritable(3, 5), {}, "histories of Unwritable could not be read back"),
+        (ENV, {"rank": 2, "world_size": 2}, "rank"),
+        (ENV, {"steps": 21}, "give a multiple"),
+        (ENV, {"episode_stride": 0}, "episode_stride is at least 1"),
+        (CORRIDOR, {}, "--epsilon.demonstrator"),
+        (CORRIDOR, {"steps": 25}, "multiple of 6 steps"),
+        (PointMass(8, 6), {"algorithm": QLearning()}, "q_learning learns Discrete"),
+    ],
+)
+def test_refused_before_anything_is_written(tmp_path, env, change, message):
+    algorithm = change.pop("algorithm", EpsilonAlgorithm())
+    with pytest.raises(ValueError, match=message):
+        collect(env, tmp_path / "store", algorithm, **SMALL | change)
     assert not (tmp_path / "store").exists()
 
 
-def test_returns_beside_what_is_possible(tmp_path):
-    collect(ENV, tmp_path / "store", Epsilon(), **SMALL | {"episodes": 20})
+def test_last_returns_and_the_best_possible(tmp_path):
+    collect(ENV, tmp_path / "store", EpsilonAlgorithm(), **SMALL | {"episodes": 20})
     store = HistoryStore(tmp_path / "store")
-    assert oracle_return(store.env, store.tasks).tolist() == [4, 5, 4, 5, 5, 5, 4, 5, 4]
-    assert last_returns(store).tolist() == oracle_return(store.env, store.tasks).tolist()
-
-
-def test_possible_returns_with_random_starts():
+    assert last_returns(store).tolist() == oracle_return(store.env, store.tasks).tolist() == [4, 5, 4, 5, 5, 5, 4, 5, 4]
     env = Darkroom(3, 5, random_start=True)
     assert oracle_return(env, torch.tensor([[1, 1]])).tolist() == pytest.approx([(5 + 4 * 5 + 4 * 4) / 9])
+
+
+def test_demonstrators_of_a_package_and_of_points(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_allowed", [PACKAGE])
+    algorithm = EpsilonAlgorithm(demonstrator=f"{PACKAGE}.rightward", greedy_after=0.5)
+    collect(CORRIDOR, tmp_path / "store", algorithm, streams=20, steps=48, progress=False)
+    rows = HistoryStore(tmp_path / "store").read(0, slice(None))
+    assert (rows["action"][:, 26:] == 1).all() and 0.3 < rows["action"][:, :8].mean() < 0.9
+    collect(PointMass(4, 8), tmp_path / "points", EpsilonAlgorithm(greedy_after=0.8), 6, 2, progress=False)
+    points = HistoryStore(tmp_path / "points")
+    returns = points.returns(0)
+    assert returns[:, -1] == pytest.approx(float(points.env.oracle_returns(points.tasks[:1])[0]), abs=1e-4)
+    assert (returns[:, 0] < returns[:, -1]).all()
 
 
 @pytest.mark.slow
@@ -167,18 +213,3 @@ def test_all_goals_in_time(tmp_path):
     assert returns[51] >= 13.0
     assert best.mean() == pytest.approx(16.543, abs=1e-3)
     assert returns.mean() >= 0.8 * best.mean()
-
-
-def test_history_is_what_happened():
-    env = Darkroom(3, 4)
-    tasks = env.tasks()[[1, 5]]
-    told = []
-    histories = QLearning().histories(env, tasks, [1, 2], streams=3, steps=20, advance=told.append)
-    assert sum(told) == 2 * 3 * 20
-    worlds = env.start(tasks.repeat_interleave(3, dim=0))
-    for step in histories.reshape(6, 20, 7).swapaxes(0, 1):
-        assert np.array_equal(step[:, :2], worlds.states)
-        taken = worlds.step(torch.from_numpy(step[:, 2]))
-        assert np.array_equal(step[:, 3], taken.rewards)
-        assert np.array_equal(step[:, 4:6], taken.next_states)
-        assert (step[:, 6] == taken.done).all()

@@ -12,7 +12,7 @@ NAMES = ["epsilon", "bonus"]
 
 
 def returns(histories, horizon):
-    return histories[..., 3].reshape(*histories.shape[:2], -1, horizon).sum(axis=-1, dtype=int).mean(axis=1)
+    return histories["reward"].reshape(*histories.shape[:2], -1, horizon).sum(axis=-1).mean(axis=1)
 
 
 @pytest.mark.parametrize("learner", SETTINGS, ids=NAMES)
@@ -45,9 +45,9 @@ def test_first_values_by_hand():
     """In a 2 x 2 grid the table after each step follows from the rule alone, and so does the greedy action."""
     env = Darkroom(2, 4)
     learner = QLearning(rate=0.5, discount=0.5, epsilon=0.0, last_epsilon=0.0)
-    history = learner.histories(env, torch.tensor([[1, 0]]), [3], streams=1, steps=60)[0, 0].astype(int)
+    history = learner.histories(env, torch.tensor([[1, 0]]), [3], streams=1, steps=60)[0, 0]
     table = np.zeros((2, 2, 5))
-    for row, column, action, reward, next_row, next_column, _ in history:
+    for (row, column), action, reward, (next_row, next_column), *_ in history:
         assert table[row, column, action] == table[row, column].max()
         target = reward + 0.5 * table[next_row, next_column].max()
         table[row, column, action] += 0.5 * (target - table[row, column, action])

@@ -20,8 +20,7 @@ from zoo.compressed_ad.convert import (
     original_state,
     to_original,
 )
-from zoo.compressed_ad.convert.original_agents import LegacyEncoder
-from zoo.compressed_ad.convert.rules import to_theirs
+from zoo.compressed_ad.convert.converter import to_original_state
 from zoo.compressed_ad.nets import compression
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding, LinearEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
@@ -55,7 +54,7 @@ def policy_of(kind: str, **changes: Any) -> InContextPolicy:
 
 def content_of(policy: InContextPolicy, kind: str, prefix: str = "") -> dict[str, Any]:
     """A checkpoint as the original writes it."""
-    model = {prefix + key: value for key, value in to_theirs(policy.state_dict(), kind).items()}
+    model = {prefix + key: value for key, value in to_original_state(policy.state_dict(), kind).items()}
     config = {**CONFIG, "device": torch.device("cpu"), "max_reward": np.int64(20)}
     return {"step": 40, "config": config, "model": model}
 
@@ -72,9 +71,6 @@ def test_sizes_and_names(tmp_path, kind, prefix):
     torch.save(content_of(policy, kind, prefix), tmp_path / "ckpt-40.pt")
     again = from_original(tmp_path / "ckpt-40.pt")
     assert same(policy, again) and not again.training
-    batch = torch.randint(0, GRID, (2, 9, 2)), torch.eye(5)[torch.randint(0, 5, (2, 9))], torch.ones(2, 9)
-    arguments = (*batch, torch.randint(0, GRID, (2, 9, 2)), torch.randint(0, GRID, (2, 2)))
-    assert torch.equal(policy.logits(*arguments), again.logits(*arguments))
     facts = describe(tmp_path / "ckpt-40.pt")
     assert facts["format"] == kind and facts["step"] == 40 and facts["settings in the file"]["max_reward"] == 20
     assert set(original_state(tmp_path / "ckpt-40.pt")) == {f"policy.{key}" for key in policy.state_dict()}
@@ -85,12 +81,6 @@ def test_best_model(tmp_path):
     torch.save(content, tmp_path / "best-model.pt")
     assert describe(tmp_path / "best-model.pt")["eval_reward"] == 12.5
     assert same(from_original(tmp_path / "best-model.pt"), policy_of("CAD"))
-
-
-def test_without_a_decoder(tmp_path):
-    policy = policy_of("CAD", decoder=None)
-    torch.save(content_of(policy, "CAD"), tmp_path / "a.pt")
-    assert from_original(tmp_path / "a.pt").decoder is None
 
 
 def test_pretrained_compressor(tmp_path):
@@ -165,12 +155,12 @@ def test_averaged_weights_are_what_goes_back(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"latent_mask": "causal"}, "latent_mask causal, theirs full"),
+        ({"latent_mask": "causal"}, "latent_mask causal, the original's full"),
         ({"compressor": compression.Forget()}, "no compressor like Forget"),
         ({"type_embedding": False}, "type_embedding False"),
         (
             {"embedding": FactoredEmbedding(DIM, GRID), "arrangement": "fused", "latent_mask": "causal"},
-            "embedding FactoredEmbedding, theirs LinearEmbedding; arrangement fused",
+            "embedding FactoredEmbedding, the original's LinearEmbedding; arrangement fused",
         ),
         ({"transformer": Transformer(DIM, 1, 2, WINDOW, activation="relu")}, "activation relu"),
     ],
@@ -184,8 +174,6 @@ def test_policies_that_the_original_does_not_have_are_refused(tmp_path, changes,
 def test_strange_nets_are_refused(tmp_path):
     with pytest.raises(ValueError, match="found Linear"):
         to_original(nn.Linear(1, 1), tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="found FactoredEmbedding and NoneType"):
-        LegacyEncoder(policy_of("AD", embedding=FactoredEmbedding(DIM, GRID)))
 
 
 def test_damaged_states_are_refused(tmp_path):

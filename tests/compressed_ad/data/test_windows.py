@@ -1,184 +1,195 @@
+"""Items are parts of histories, the same for any batch; controls rearrange complete episodes."""
+
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
+from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
+from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, from_steps
-from zoo.compressed_ad.data.windows import DemonstratedSource, EvaluationBatches, HistoryItems, StoredSource
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.data.windows import (
+    DemonstratedSource,
+    EvaluationBatches,
+    HistoryWindows,
+    StoredSource,
+    WindowOptions,
+)
 from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.compressed_ad.nets.steps import Steps
 
 ENV = Darkroom(3, 4)
 EPISODES = 6
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> HistoryStore:
-    tasks = [5, 0, 3]
-    writer = HistoryWriter(tmp_path, ENV, tasks, 2, EPISODES * 4, 2, {"name": "test"})
-    demonstrator = EpsilonCurriculum(ENV, EPISODES)
-    for number, part in enumerate(writer.shards):
-        goals = ENV.tasks()[part].repeat_interleave(2, 0)
-        made = from_steps(demonstrator.histories(goals, [10 * task + s for task in part for s in (0, 1)]))
-        writer.write(number, made.reshape(len(part), 2, EPISODES * 4, 7))
-    return HistoryStore(tmp_path)
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> HistoryStore:
+    folder = tmp_path_factory.mktemp("windows") / "store"
+    collect(ENV, folder, EpsilonAlgorithm(), EPISODES, 2, [5, 0, 3], shard_size=2, progress=False)
+    return HistoryStore(folder)
 
 
 def demonstrated() -> DemonstratedSource:
     return DemonstratedSource(EpsilonCurriculum(ENV, EPISODES), ENV.tasks()[:5])
 
 
+def windows(source: Any, *args: Any, **options: Any) -> HistoryWindows:
+    return HistoryWindows(source, *args, options=WindowOptions(**options))
+
+
 def same(one: Steps, other: Steps) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def joined(store: HistoryStore, position: int, stream: int) -> torch.Tensor:
-    return torch.as_tensor(store.read(position, stream)).long()
+def history(store: HistoryStore, position: int, stream: int) -> Steps:
+    return StoredSource(store, [position]).read([stream], [0], torch.arange(store.steps)[None])
 
 
-def columns(steps: Steps) -> torch.Tensor:
-    return torch.as_tensor(from_steps(steps)).long()
+def row(steps: Steps, number: int) -> Steps:
+    return Steps(*(field[number : number + 1] for field in steps))
 
 
-def test_every_piece_of_a_stored_history_is_an_item(store: HistoryStore) -> None:
-    items = HistoryItems(StoredSource(store, [2, 0]), 5, "every")
+def episodes(steps: Steps) -> list[str]:
+    """Each complete episode of the first history as text."""
+    ends = (steps.dones[0].nonzero()[:, 0] + 1).tolist()
+    parts = [steps.slice(first, last) for first, last in zip([0, *ends], ends, strict=False)]
+    return [str([field[0].tolist() for field in part]) for part in parts]
+
+
+def test_every_part_of_a_stored_history_is_an_item(store: HistoryStore) -> None:
+    items = windows(StoredSource(store, [2, 0]), 5, offset="every")
     assert len(items) == 4 * 20
     for item in (0, 19, 20, 43, 79):
-        history, offset = divmod(item, 20)
-        whole = joined(store, [2, 0][history // 2], history % 2)
-        assert torch.equal(columns(items[item]["steps"])[0], whole[offset : offset + 5])
-
-
-def test_streams_and_steps_of_a_store_are_limited(store: HistoryStore) -> None:
+        number, offset = divmod(item, 20)
+        expected = history(store, [2, 0][number // 2], number % 2).slice(offset, offset + 5)
+        assert same(items[item]["steps"], expected)
     source = StoredSource(store, [1, 2], streams=1, length=10)
-    assert (source.count, source.length) == (2, 10)
-    assert torch.equal(columns(HistoryItems(source, offset="start")[1]["steps"])[0], joined(store, 2, 0)[:10])
-    with pytest.raises(ValueError, match=r"streams is 3; .* has 1 to 2"):
-        StoredSource(store, [0], streams=3)
-    with pytest.raises(ValueError, match=r"history_steps is 25; .* has 1 to 24"):
-        StoredSource(store, [0], length=25)
+    assert same(windows(source)[1]["steps"], history(store, 2, 0).slice(0, 10))
+    steps = StoredSource(store, [1]).read([1, 0], [0, 0], torch.tensor([[3, 9, 4], [23, 0, 1]]))
+    for number, (stream, times) in enumerate([(1, [3, 9, 4]), (0, [23, 0, 1])]):
+        assert same(row(steps, number), Steps(*(field[:, times] for field in history(store, 1, stream))))
 
 
 @pytest.mark.parametrize("offset", ["start", "random"])
 def test_an_item_does_not_depend_on_its_batch(offset: str) -> None:
-    items = HistoryItems(demonstrated(), 7, offset, 20, seed=3, shuffle_episodes=True)
+    items = windows(demonstrated(), 7, 20, 3, offset=offset, shuffle_episodes=True)
     batch = items.__getitems__([(2, 4), (0, 9), (2, 19)])["steps"]
-    for row, key in enumerate([(2, 4), (0, 9), (2, 19)]):
-        assert same(items[key]["steps"], Steps(*(field[row : row + 1] for field in batch)))
+    for number, key in enumerate([(2, 4), (0, 9), (2, 19)]):
+        assert same(items[key]["steps"], row(batch, number))
     assert not same(items[(3, 4)]["steps"], items[(2, 4)]["steps"])
     assert same(items[4]["steps"], items[(-1, 4)]["steps"])
 
 
-def test_a_key_may_say_the_length() -> None:
-    items = HistoryItems(demonstrated(), None, "random", 20)
-    assert items[(0, 3)]["steps"].length == EPISODES * 4
-    batch = items.__getitems__([(0, index, 9) for index in range(20)])["steps"]
-    assert batch.states.shape == (20, 9, 2)
-    firsts = {int(row.nonzero()[0]) for row in batch.dones}
-    assert firsts == {0, 1, 2, 3}  # pieces begin anywhere in an episode
+def test_random_parts_begin_anywhere_and_a_key_may_give_the_length(store: HistoryStore) -> None:
+    items = windows(StoredSource(store, [0], 1), None, 100, offset="random")
+    expected = history(store, 0, 0)
+    batch = items.__getitems__([(0, index, 22) for index in range(100)])["steps"]
+    assert batch.length == 22 and items[(0, 3)]["steps"].length == 24
+    offsets = {
+        next(start for start in range(3) if same(row(batch, number), expected.slice(start, start + 22)))
+        for number in range(100)
+    }
+    assert offsets == {0, 1, 2}
 
 
-def test_random_pieces_reach_both_ends(store: HistoryStore) -> None:
-    items = HistoryItems(StoredSource(store, [0], 1), 22, "random", 100)
-    whole = joined(store, 0, 0)
-    pieces = columns(items.__getitems__([(0, index) for index in range(100)])["steps"])
-    offsets = [next(o for o in range(3) if torch.equal(piece, whole[o : o + 22])) for piece in pieces]
-    assert set(offsets) == {0, 1, 2}
-
-
-def test_stride_keeps_every_other_episode(store: HistoryStore) -> None:
-    items = HistoryItems(StoredSource(store, [0], 1), offset="start", episode_stride=2)
-    episodes = joined(store, 0, 0).unflatten(0, (EPISODES, 4))
-    assert torch.equal(columns(items[0]["steps"])[0], episodes[::2].flatten(0, 1))
-    assert HistoryItems(demonstrated(), episode_stride=4).available == 8
-
-
-def test_shuffled_episodes_are_the_same_in_another_order(store: HistoryStore) -> None:
-    items = HistoryItems(StoredSource(store, [0], 1), offset="start", shuffle_episodes=True)
-    episodes = [episode.tolist() for episode in joined(store, 0, 0).unflatten(0, (EPISODES, 4))]
-    orders = []
+def test_shuffled_and_skipped_episodes(store: HistoryStore) -> None:
+    source, all_episodes = StoredSource(store, [0], 1), episodes(history(store, 0, 0))
+    assert episodes(windows(source, episode_stride=2)[0]["steps"]) == all_episodes[::2]
+    assert windows(demonstrated(), episode_stride=4).available == 8
+    items, orders = windows(source, shuffle_episodes=True), set()
     for epoch in range(8):
-        shuffled = columns(items[(epoch, 0)]["steps"])[0].unflatten(0, (EPISODES, 4)).tolist()
-        assert sorted(shuffled) == sorted(episodes)
-        orders.append(str(shuffled))
-    assert len(set(orders)) > 4
+        shuffled = episodes(items[(epoch, 0)]["steps"])
+        assert sorted(shuffled) == sorted(all_episodes)
+        orders.add(str(shuffled))
+    assert len(orders) > 4
+    everything = DemonstratedSource(EpsilonCurriculum(ENV, EPISODES), ENV.tasks())
+    for is_shuffled in (False, True):  # a shuffled history shows no learning
+        items = windows(everything, None, 450, shuffle_episodes=is_shuffled)
+        rewards = items.__getitems__([(0, index) for index in range(450)])["steps"].rewards
+        returns = rewards.unflatten(1, (EPISODES, 4)).sum(2).mean(0)
+        assert (float(returns[-1] - returns[0]) > 1.0) is not is_shuffled
+        assert abs(float(returns[-1] - returns[0])) < 0.4 or not is_shuffled
 
 
-def test_a_shuffled_history_shows_no_learning() -> None:
-    source = DemonstratedSource(EpsilonCurriculum(ENV, EPISODES), ENV.tasks())
-    keys = [(0, index) for index in range(450)]
-    for shuffled, grows in ((False, True), (True, False)):
-        items = HistoryItems(source, None, "start", 450, shuffle_episodes=shuffled)
-        returns = items.__getitems__(keys)["steps"].rewards.unflatten(1, (EPISODES, 4)).sum(2).double().mean(0)
-        assert (float(returns[-1] - returns[0]) > 1.0) == grows
-        assert abs(float(returns[-1] - returns[0])) < 0.4 or grows
+def test_mixed_histories_have_another_history_in_each_episode(store: HistoryStore) -> None:
+    items = windows(StoredSource(store, [2, 0, 1]), None, 40, 1, mix_tasks=True)
+    batch = items.__getitems__([(0, item) for item in range(40)])["steps"]
+    assert same(items[(0, 7)]["steps"], row(batch, 7))
+    sources = [episodes(history(store, position, stream)) for position in range(3) for stream in (0, 1)]
+    mixed = [episodes(row(batch, number)) for number in range(40)]
+    assert all(each[number] in [source[number] for source in sources] for each in mixed for number in range(EPISODES))
+    assert sum(each in sources for each in mixed) < 10
+
+
+def test_controls_take_complete_episodes_of_different_lengths(tmp_path: Path) -> None:
+    env = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}])
+    collect(env, tmp_path / "store", QLearning(bonus=0.5), steps=24, streams=3, train_share=0.5, progress=False)
+    source = StoredSource(HistoryStore(tmp_path / "store"), [0, 1])
+    plain = [history(source.store, position, stream) for position in (0, 1) for stream in range(3)]
+    known = {episode for steps in plain for episode in episodes(steps)}
+    for options in ({"shuffle_episodes": True}, {"mix_tasks": True, "shuffle_episodes": True}, {"episode_stride": 2}):
+        items = windows(source, None, 12, 1, **options)
+        batch = items.__getitems__([(0, item) for item in range(12)])["steps"]
+        assert batch.length == items.available and (batch.length == 24 or "episode_stride" in options)
+        assert {episode for number in range(12) for episode in episodes(row(batch, number))} <= known
+        assert same(items[(0, 5)]["steps"], row(batch, 5))
+    shuffled = windows(source, shuffle_episodes=True)[(0, 0)]["steps"]
+    assert torch.equal(plain[0].states.sum(), shuffled.states.sum()) and not same(plain[0], shuffled)
 
 
 def test_an_episode_may_end_where_the_next_begins() -> None:
-    true, reset = (HistoryItems(demonstrated(), terminal_next_state=state)[2]["steps"] for state in ("true", "reset"))
+    true, reset = (windows(demonstrated(), terminal_next_state=state)[2]["steps"] for state in ("true", "reset"))
     assert torch.equal(reset.next_states[:, :-1], true.states[:, 1:])
     assert (reset.next_states[reset.dones] == 1).all()
     assert same(true._replace(next_states=reset.next_states), reset)
-    moved = (true.next_states - true.states).abs().sum(-1)
-    assert moved.max() == 1
 
 
-def test_what_cannot_be_is_named() -> None:
-    with pytest.raises(ValueError, match="length is 25; histories have 1 to 24 steps"):
-        HistoryItems(demonstrated(), 25)
-    with pytest.raises(ValueError, match="epoch_items must be null, not 8"):
-        HistoryItems(demonstrated(), 5, "every", 8)
-    with pytest.raises(ValueError, match="episode_stride is at least 1"):
-        HistoryItems(demonstrated(), episode_stride=0)
-    wandering = DemonstratedSource(EpsilonCurriculum(Darkroom(3, 4, random_start=True), 2), ENV.tasks())
-    with pytest.raises(ValueError, match="random_start false"):
-        HistoryItems(wandering, terminal_next_state="reset")
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((25,), {}, "length is 25; histories have 1 to 24 steps"),
+        ((5, 8), {"offset": "every"}, "epoch_items must be null, not 8"),
+        ((), {"episode_stride": 0}, "episode_stride is at least 1"),
+        ((4,), {"offset": "random", "mix_tasks": True}, "offset must be start, not random"),
+        ((), {"terminal_next_state": "reset"}, "random_start false"),
+    ],
+)
+def test_options_that_are_refused(args: tuple[int, ...], options: dict[str, Any], message: str) -> None:
+    moving = DemonstratedSource(EpsilonCurriculum(Darkroom(3, 4, random_start=True), EPISODES), ENV.tasks())
+    with pytest.raises(ValueError, match=message):
+        windows(moving, *args, **options)
+
+
+def test_more_of_a_store_than_there_is_is_refused(store: HistoryStore) -> None:
+    for settings, message in (({"streams": 3}, "streams is 3"), ({"length": 25}, "steps is 25")):
+        with pytest.raises(ValueError, match=message):
+            StoredSource(store, [0], **settings)
 
 
 def test_evaluation_batches_hold_all_items_and_all_pairs() -> None:
-    items = HistoryItems(demonstrated(), 5, "random", 10)
+    items = windows(demonstrated(), 5, 10, offset="random")
     batches = EvaluationBatches(items, 4, ENV.tasks()[:7], range(7), 3)
-    made = [batches[number] for number in range(len(batches))]
-    assert [len(batch["steps"].actions) for batch in made[:3]] == [4, 4, 2]
-    assert torch.equal(torch.cat([batch["tasks"] for batch in made[3:]]), ENV.tasks()[:7])
-    assert [seed for batch in made[3:] for seed in batch["seeds"]] == list(range(7))
-    assert same(made[1]["steps"], items.__getitems__([4, 5, 6, 7])["steps"])
+    parts = [batches[number] for number in range(len(batches))]
+    assert [len(part["steps"].actions) for part in parts[:3]] == [4, 4, 2]
+    assert torch.equal(torch.cat([part["tasks"] for part in parts[3:]]), ENV.tasks()[:7])
+    assert [seed for part in parts[3:] for seed in part["seeds"]] == list(range(7))
+    assert same(parts[1]["steps"], items.__getitems__([4, 5, 6, 7])["steps"])
     assert len(EvaluationBatches(None, 4, ENV.tasks(), range(9), 100)) == 1
 
 
 @pytest.mark.parametrize(("items", "pairs"), [(4, 0), (0, 9), (1, 3), (5, 3)])
 def test_every_process_has_a_batch_to_evaluate(items: int, pairs: int) -> None:
-    held = HistoryItems(DemonstratedSource(EpsilonCurriculum(ENV, 3), ENV.tasks()), size=items) if items else None
-    batches = EvaluationBatches(held, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=3)
-    assert len(batches) >= 3
-    assert sum(len(each) for each in batches.losses) == items
-    assert [seed for number in range(len(batches.losses), len(batches)) for seed in batches[number]["seeds"]] == list(
-        range(pairs)
-    )
+    losses = windows(demonstrated(), None, items) if items else None
+    batches = EvaluationBatches(losses, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=3)
+    assert len(batches) >= 3 and sum(len(each) for each in batches.losses) == items
+    seeds = [batches[number]["seeds"] for number in range(len(batches.losses), len(batches))]
+    assert np.concatenate([*seeds, []]).tolist() == list(range(pairs))
     with pytest.raises(ValueError, match=rf"{items} items and {pairs} pairs .* on 10 processes"):
-        EvaluationBatches(held, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=10)
-
-
-def test_reading_takes_what_is_asked_for(store: HistoryStore) -> None:
-    steps = StoredSource(store, [1]).read([1, 0], [0, 0], torch.tensor([[3, 9, 4], [23, 0, 1]]))
-    for row, (stream, wanted) in enumerate([(1, [3, 9, 4]), (0, [23, 0, 1])]):
-        assert np.array_equal(columns(steps)[row], joined(store, 1, stream)[wanted])
-
-
-def test_mixed_histories_have_another_task_in_each_episode(store: HistoryStore) -> None:
-    source = StoredSource(store, [2, 0, 1])
-    items = HistoryItems(source, None, "start", 40, seed=1, mix_tasks=True)
-    batch = items.__getitems__([(0, item) for item in range(40)])["steps"]
-    assert same(items[(0, 7)]["steps"], Steps(*(field[7:8] for field in batch)))
-    episodes = [{tuple(joined(store, p, s)[e * 4 : e * 4 + 4].flatten().tolist()) for p in range(3) for s in (0, 1)}
-                for e in range(EPISODES)]  # fmt: skip
-    whole = [joined(store, p, s).flatten().tolist() for p in range(3) for s in (0, 1)]
-    for row in columns(batch):
-        assert all(tuple(row[e * 4 : e * 4 + 4].flatten().tolist()) in episodes[e] for e in range(EPISODES))
-    assert sum(row.flatten().tolist() in whole for row in columns(batch)) < 10
-    with pytest.raises(ValueError, match="offset must be start, not random"):
-        HistoryItems(source, 4, "random", mix_tasks=True)
+        EvaluationBatches(losses, 8, ENV.tasks()[:pairs], range(pairs), 100, processes=10)

@@ -1,4 +1,4 @@
-"""Environments that count: what the tests register as a user's own package."""
+"""Environments that the tests register with gymnasium as a user's package does, and demonstrators."""
 
 from typing import Any
 
@@ -6,95 +6,64 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-MODES = {mode.value: mode for mode in AutoresetMode}
+PACKAGE = __name__  # for --allow-import
 
 
 class Counter(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Observation: steps since the reset, and the first one's start; reward: the action's first number.
+    """Observation: steps since the reset, and the length; reward: the action's first number, with a sign.
 
-    Terminates after `length` steps, is truncated after `cut`.
+    Terminates after `length` steps.
     """
 
-    def __init__(self, length: int = 3, cut: int = 100) -> None:
+    def __init__(self, length: int = 3, sign: int = 1, render_mode: str | None = None) -> None:
         self.observation_space = spaces.Box(0, 1000, (2,), np.float32)
         self.action_space = spaces.Box(-2, 2, (2,), np.float32)
-        self.length, self.cut = length, cut
+        self.length, self.sign = length, sign
         self.count = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.count = 0
-        return self._seen(), {}
+        return self._observation(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.count += 1
-        return self._seen(), float(action[0]), self.count == self.length, self.count == self.cut, {}
+        return self._observation(), self.sign * float(action[0]), self.count == self.length, False, {}
 
-    def _seen(self) -> np.ndarray:
+    def _observation(self) -> np.ndarray:
         return np.array([self.count, self.length], dtype=np.float32)
 
 
-class SyncCounters(SyncVectorEnv):
-    """Counters of different lengths, one after the other."""
-
-    def __init__(self, num_envs: int, length: list[int], mode: str, cut: int = 100) -> None:
-        super().__init__([_made(each, cut) for each in length], autoreset_mode=MODES[mode])
-
-
-class AsyncCounters(AsyncVectorEnv):
-    """The same in processes."""
-
-    def __init__(self, num_envs: int, length: list[int], mode: str, cut: int = 100) -> None:
-        super().__init__([_made(each, cut) for each in length], autoreset_mode=MODES[mode])
-
-
-class Stubborn(VectorEnv):
-    """Resets in the next step and knows no mask."""
-
-    def __init__(self, num_envs: int, length: list[int]) -> None:
-        self.inner = SyncCounters(num_envs, length, "NextStep", 5)
-        self.num_envs, self.metadata = num_envs, self.inner.metadata
-        self.single_observation_space = self.inner.single_observation_space
-        self.single_action_space = self.inner.single_action_space
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return self.inner.reset(seed=seed)
-
-    def step(self, actions: np.ndarray) -> Any:
-        return self.inner.step(actions)
-
-
 class Corridor(gymnasium.Env[int, int]):
-    """States 5 to 8, actions 1 (left) and 2 (right); begins where the seed says, pays at the right end."""
+    """States 0 to 3, actions 0 (left) and 1 (right); begins where the seed says, pays at the right end."""
 
-    def __init__(self) -> None:
-        self.observation_space = spaces.Discrete(4, start=5)
-        self.action_space = spaces.Discrete(2, start=1)
-        self.mirrored = False
+    def __init__(self, mirrored: bool = False, start: int = 0, render_mode: str | None = None) -> None:
+        self.observation_space = spaces.Discrete(4, start=start)
+        self.action_space = spaces.Discrete(2)
+        self.mirrored = mirrored
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
         super().reset(seed=seed)
         self.place = int(self.np_random.integers(3))
-        return 5 + self.place, {}
+        return self.place, {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        right = (action == 2) != self.mirrored
+        right = (action == 1) != self.mirrored
         self.place = min(max(self.place + (1 if right else -1), 0), 3)
-        return 5 + self.place, float(self.place == 3), self.place == 3, False, {}
+        return self.place, float(self.place == 3), self.place == 3, False, {}
+
+
+gymnasium.register("Counter-v0", entry_point=Counter)
+gymnasium.register("Corridor-v0", entry_point=Corridor, max_episode_steps=6)
 
 
 def rightward(states: Tensor, tasks: Tensor) -> Tensor:
-    """The best actions in a corridor whose actions are swapped (first feature 1) or not."""
+    """The best actions in a corridor that is mirrored (task 1) or not."""
     return torch.where(tasks[:, 0] == 1, 0, 1).expand(len(states))
 
 
-def _made(length: int, cut: int) -> Any:
-    return lambda: Counter(length, cut)
-
-
 def forward(states: Tensor, tasks: Tensor) -> Tensor:
-    """The best actions of counters, whose first number may be flipped (first feature 1)."""
-    return torch.stack([2.0 - 4.0 * tasks[:, 0], torch.zeros(len(tasks))], 1)
+    """The best actions of counters, of which the later half has a negative sign."""
+    return torch.stack([torch.where(tasks[:, 0] >= 4, -2.0, 2.0), torch.zeros(len(tasks))], 1)

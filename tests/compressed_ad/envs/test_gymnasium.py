@@ -1,137 +1,178 @@
-"""Environments of gymnasium in lock-step: true successors, no dead steps, the same in every mode of autoreset."""
+"""Environments of gymnasium: true successors, seeded resets; no value of a description becomes an import or a path."""
 
 import copy
 import json
 import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
+from tests.compressed_ad.envs.scripted import PACKAGE
 from zoo.common import registry
-from zoo.compressed_ad.data.history import Recorder
-from zoo.compressed_ad.envs.base import build_env, random_actions
-from zoo.compressed_ad.envs.gymnasium import GymnasiumEnv
-from zoo.compressed_ad.envs.schema import Box, Discrete
+from zoo.common.tensors import sample_uniforms
+from zoo.compressed_ad.collecting.collect import collect
+from zoo.compressed_ad.collecting.q_learning import QLearning
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.data.history_writer import Recorder
+from zoo.compressed_ad.envs.base import build_env
+from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
+from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema, random_actions
 
-pytest.importorskip("gymnasium")
-HERE = "tests.compressed_ad.envs.scripted"
 LENGTHS = [2, 3, 5, 4, 7, 2, 6]
-CUT = 5
-MODES = ("NextStep", "SameStep", "Disabled")
+LIMIT = 5
+INF = float("inf")
 
 
-@pytest.fixture(autouse=True)
-def admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_allowed", ["tests.compressed_ad"])
-
-
-def counters(name: str, arguments: dict[str, Any], limit: int = CUT) -> GymnasiumEnv:
-    return GymnasiumEnv(f"{HERE}.{name}", {"make.length": LENGTHS}, arguments, limit)
-
-
-def history(env: GymnasiumEnv, count: int, steps: int = 17) -> np.ndarray:
-    """What environments of the first tasks note; the actions count on."""
-    tasks = env.tasks()[:count]
-    envs = env.start(tasks, range(count))
-    recorder = Recorder(env.schema, count, steps)
-    for time in range(steps):
-        states, actions = envs.states, (torch.arange(count)[:, None] / 64 + time / 8 - 1).expand(count, 2)
-        recorder.add(time, states, actions, envs.step(actions))
-    return recorder.histories
-
-
-def expected(count: int, steps: int = 17) -> np.ndarray:
-    """The same by hand: counters from 0 to the smaller of length and limit, again and again."""
-    rows = np.zeros((count, steps), dtype=counters("Counter", {}).schema.dtype)
-    for row in range(count):
-        end = min(LENGTHS[row], CUT)
-        for time in range(steps):
-            at, action = time % end, row / 64 + time / 8 - 1
-            over = at + 1 == end
-            rows[row, time] = (
-                [at, LENGTHS[row]], [action, action], action, [at + 1, LENGTHS[row]],
-                over and end == LENGTHS[row], over and end == CUT,
-            )  # fmt: skip
-    return rows
+def counters(limit: int = LIMIT) -> GymnasiumEnv:
+    return GymnasiumEnv("Counter-v0", [{"length": length} for length in LENGTHS], limit=limit)
 
 
 @pytest.mark.parametrize("count", [1, 7])
-@pytest.mark.parametrize("mode", ["single", *MODES])
-def test_every_mode_of_autoreset_gives_the_same_histories(mode: str, count: int) -> None:
-    name, arguments = ("Counter", {}) if mode == "single" else ("SyncCounters", {"mode": mode, "cut": CUT})
-    found, wanted = history(counters(name, arguments), count), expected(count)
-    for field in wanted.dtype.names or ():
-        np.testing.assert_array_equal(found[field], wanted[field], err_msg=field)
+def test_histories_have_true_successors_and_no_step_without_effect(count: int, steps: int = 17) -> None:
+    env = counters()
+    envs, recorder = env.start(env.tasks()[:count], range(count)), Recorder(env.schema, count, steps)
+    for time in range(steps):
+        states, actions = envs.states, (torch.arange(count)[:, None] / 64 + time / 8 - 1).expand(count, 2)
+        recorder.add(states, actions, envs.step(actions))
+    expected = np.zeros((count, steps), dtype=env.schema.dtype)
+    for row in range(count):
+        end = min(LENGTHS[row], LIMIT)
+        for time in range(steps):
+            at, action = time % end, row / 64 + time / 8 - 1
+            last = at + 1 == end
+            expected[row, time] = (
+                [at, LENGTHS[row]], [action, action], action, [at + 1, LENGTHS[row]],
+                last and end == LENGTHS[row], last and end == LIMIT,
+            )  # fmt: skip
+    for field in expected.dtype.names or ():
+        np.testing.assert_array_equal(recorder.histories[field], expected[field], err_msg=field)
 
 
-def test_vectors_in_processes_do_so_too() -> None:
-    for mode in MODES:
-        assert np.array_equal(history(counters("AsyncCounters", {"mode": mode, "cut": CUT}), 2), expected(2))
-
-
-def test_a_vector_that_resets_late_and_knows_no_mask_is_refused() -> None:
-    with pytest.raises(ValueError, match="SAME_STEP, or DISABLED with reset_mask"):
-        history(counters("Stubborn", {}), 2)
-    assert np.array_equal(history(counters("Stubborn", {}), 1), expected(1))
-
-
-def test_cartpole_with_other_physics_and_swapped_actions() -> None:
-    features = {"set.length": [0.5, 1.0], "actions": [[0, 1], [1, 0]]}
-    env = GymnasiumEnv("CartPole-v1", features)
-    assert (env.schema.limit, env.schema.action, len(env.tasks())) == (500, Discrete(2), 4)
-    assert env.schema.observation.shape == (4,)
-    inner = env.make([0, 1]).unwrapped
-    assert inner.polemass_length == inner.masspole * 1.0
-    envs = env.start(env.tasks()[[0, 2]], [5, 5])
-    assert torch.equal(*envs.states)
-    pushed = envs.step(torch.tensor([0, 1])).next_states  # the same to the cart, where actions are swapped
-    assert torch.equal(*pushed)
-    again = build_env(json.loads(json.dumps(env.describe())))
-    assert again.describe() == env.describe()
-    assert again.schema == env.schema
-    assert pickle.loads(pickle.dumps(env)).describe() == copy.deepcopy(env).describe() == env.describe()
-
-
-def test_episodes_depend_on_seed_and_number_alone() -> None:
-    env = GymnasiumEnv(f"{HERE}.Corridor", {"actions": [[0, 1], [1, 0]]}, limit=4, reward=[0, 1])
+def test_resets_depend_on_seed_and_episode_alone_and_share_no_number_with_actions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = GymnasiumEnv("Corridor-v0", [{"mirrored": True}, {"mirrored": False}], limit=4, reward=[0, 1])
     assert (env.schema.observation, env.schema.action) == (Discrete(4), Discrete(2))
     assert env.oracle_returns(env.tasks()).tolist() == [4, 4]
+    seeds: list[int] = []
+    reset = gymnasium.vector.SyncVectorEnv.reset
+    monkeypatch.setattr(
+        gymnasium.vector.SyncVectorEnv, "reset", lambda self, *, seed, options: (
+            seeds.extend(np.array(seed)[options["reset_mask"]].tolist()), reset(self, seed=seed, options=options)
+        )[1],
+    )  # fmt: skip
 
-    def starts(seeds: list[int]) -> list[list[int]]:
-        envs, found = env.start(env.tasks()[:1].expand(len(seeds), 1), seeds), []
+    def starts(numbers: list[int]) -> list[list[int]]:
+        envs, states = env.start(env.tasks()[1:].expand(len(numbers), 1), numbers), []
         for _ in range(12):  # actions to the left never end an episode early
-            found.append(envs.states.tolist())
-            envs.step(torch.zeros(len(seeds), dtype=torch.int64))
-        return torch.tensor(found)[::4].T.tolist()
+            states.append(envs.states.tolist())
+            envs.step(torch.zeros(len(numbers), dtype=torch.int64))
+        return torch.tensor(states)[::4].T.tolist()
 
-    assert starts([3, 9, 11])[1] == starts([9])[0]
-    assert len({tuple(each) for each in starts(list(range(8)))}) > 3
+    together = starts(list(range(40)))
+    assert len(seeds) == 160 and len(set(seeds)) == len(seeds)
+    assert not set(seeds) & set((sample_uniforms(range(40), 64) * 2**31).long().flatten().tolist())
+    assert starts([9])[0] == together[9] and len({tuple(each) for each in together}) > 3
+
+
+def test_descriptions_rebuild_environments() -> None:
+    plain = GymnasiumEnv("CartPole-v1")
+    assert (plain.schema.limit, plain.schema.action, plain.tasks().tolist()) == (500, Discrete(2), [[0]])
+    lakes = [{"desc": ["SFF", "FFF", "FFG"]}, {"desc": ["SHF", "FFF", "FFG"], "map_name": None}]
+    for env in (plain, counters(), GymnasiumEnv("FrozenLake-v1", lakes, {"is_slippery": False}, oracle=1.0)):
+        rebuilt = build_env(json.loads(json.dumps(env.describe())))
+        assert rebuilt.describe() == env.describe() and rebuilt.schema == env.schema
+        assert pickle.loads(pickle.dumps(env)).describe() == copy.deepcopy(env).describe() == env.describe()
 
 
 @pytest.mark.parametrize(
-    ("id", "features", "message"),
+    "schema",
     [
-        (f"{HERE}.Counter", {"length": [1, 2]}, "a key is make.NAME, set.NAME or actions"),
-        (f"{HERE}.Counter", {"make.length": [1]}, "at least two tasks"),
-        (f"{HERE}.Counter", {"make.length": [1, 2]}, "has no limit of steps"),
-        (f"{HERE}.Counter", {"actions": [[1, 1], [2, 1]]}, "factors -1, 0 or 1"),
-        ("CartPole-v1", {"actions": [[0, 1], [1, 1]]}, "permutations of 0 to 1"),
-        ("CartPole-v1", {"set.width": [1, 2]}, "no attribute 'width'"),
-        ("os.path.join", {"make.a": [1, 2]}, "--allow-import"),
-        ("Blackjack-v1", {"make.natural": [True, False]}, "expected Discrete or Box"),
+        Schema(Discrete(16), Discrete(4), 100, reward=(0, 1)),
+        Schema(Box(np.float32([-1, -INF, -2, -INF]), np.float32([1, INF, 2, INF])), Box(-1, 1, (2,)), 20, True),
+        Schema(Box(0, 255, (8, 8, 3), np.uint8), Discrete(200), 7),
+        Darkroom(5, 10).schema,
     ],
 )
-def test_what_cannot_be_is_refused(id: str, features: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GymnasiumEnv(id, features, limit=None if "limit" in message else 9)
+def test_schemas_there_and_back(schema: Schema) -> None:
+    assert Schema.read(json.loads(json.dumps(schema.describe()))) == schema
+    rows = np.zeros(3, dtype=schema.dtype)
+    assert rows["state"].shape[1:] == schema.observation.shape and rows["action"].shape[1:] == schema.action.shape
+    if isinstance(schema.action, Discrete):
+        rows["action"] = schema.action.n - 1
+        assert (rows["action"] == schema.action.n - 1).all() and rows["action"].itemsize == 1
 
 
 def test_random_actions_fill_the_box() -> None:
-    space = counters("Counter", {}).schema.action
-    assert isinstance(space, Box)
-    drawn = random_actions(space, torch.rand(2, 5000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    assert drawn.dtype == torch.float32
-    assert drawn.amin() >= -2 and drawn.amax() <= 2
-    assert drawn.std(0).allclose(torch.full((2,), 4 / 12**0.5), atol=0.05)
+    space = Box(-2, 2, (2,))
+    actions = random_actions(
+        space, torch.rand(2, 5000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    )
+    assert actions.dtype == torch.float32 and actions.amin() >= -2 and actions.amax() <= 2
+    assert actions.std(0).allclose(torch.full((2,), 4 / 12**0.5), atol=0.05)
+
+
+ENV = {"name": "zoo.compressed_ad.GymnasiumEnv", "id": "CartPole-v1", "tasks": [{}, {"sutton_barto_reward": True}]}
+LAKE = {**ENV, "id": "FrozenLake-v1", "limit": 4, "tasks": [{"is_slippery": True}, {"is_slippery": False}]}
+REFUSED: dict[str, dict[str, Any]] = {
+    "id with a module": {"id": "zoo_decoy:CartPole-v1"},
+    "id with a dotted module": {"id": "zoo_decoy.envs:CartPole-v1"},
+    "id with an admitted module": {"id": f"{PACKAGE}:CartPole-v1"},
+    "id that is not registered": {"id": "Nowhere-v0"},
+    "id of an unknown version": {"id": "CartPole-v99"},
+    "id that is a path": {"id": "../elsewhere/env.py"},
+    "id that is a class": {"id": "zoo_decoy.Env"},
+    "id that is a mapping": {"id": {"entry_point": "zoo_decoy:Env"}},
+    "file of MuJoCo": {"id": "Ant-v5", "arguments": {"xml_file": "/elsewhere/ant.xml"}},
+    "file of MuJoCo of a task": {"id": "Ant-v5", "tasks": [{"xml_file": "../ant.xml"}, {"xml_file": "ant.xml"}]},
+    "path of Windows": {"arguments": {"render_mode": "a\\b"}},
+    "dotted path": {"arguments": {"render_mode": "zoo_decoy.Thing"}},
+    "module and attribute": {"arguments": {"render_mode": "zoo_decoy:Thing"}},
+    "address": {"arguments": {"render_mode": "http://127.0.0.1:9"}},
+    "nested text": {"arguments": {"render_mode": [["a", {"b": "zoo_decoy.Thing"}]]}},
+    "key in a mapping": {"arguments": {"render_mode": {"../a": 1}}},
+    "long text": {"arguments": {"render_mode": "a" * 65}},
+    "text of two lines": {"arguments": {"render_mode": "a\nb"}},
+    "unknown argument": {"tasks": [{"colour": 1}]},
+    "no task": {"tasks": []},
+    "no limit": {"id": "Counter-v0", "tasks": [{}]},
+    "other spaces": {"id": "Blackjack-v1", "tasks": [{"natural": True}], "limit": 9},
+    "classes that do not begin at 0": {"id": "Corridor-v0", "tasks": [{"start": 5}]},
+}
+
+
+@pytest.fixture
+def decoy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that nothing may import."""
+    (tmp_path / "zoo_decoy.py").write_text("import gymnasium\nclass Env(gymnasium.Env): ...\nclass Thing: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_allowed", [PACKAGE])
+    yield
+    assert "zoo_decoy" not in sys.modules
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_description_is_refused(name: str, decoy: None) -> None:
+    with pytest.raises(ValueError) as caught:
+        build_env({**ENV, **REFUSED[name]})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"env": "id with a module"}, {"env": "dotted path"}, {"file": "../o/shard_0.npy"}])
+def test_index_of_a_store_is_refused(change: dict[str, str], decoy: None, tmp_path: Path) -> None:
+    collect(build_env(LAKE), tmp_path / "store", QLearning(), streams=2, steps=8, train_share=0.5, progress=False)
+    file = tmp_path / "store" / "index.json"
+    index = json.loads(file.read_text())
+    if "env" in change:
+        index["env"] |= REFUSED[change["env"]]
+    else:
+        index["shards"][0] |= change
+    file.write_text(json.dumps(index))
+    with pytest.raises(ValueError):
+        HistoryStore(tmp_path / "store")

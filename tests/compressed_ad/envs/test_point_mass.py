@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from zoo.common.tensors import sample_uniforms
-from zoo.compressed_ad.envs.base import random_actions
 from zoo.compressed_ad.envs.point_mass import PointMass
+from zoo.compressed_ad.envs.spaces import random_actions
 
 
 @pytest.mark.parametrize("env", [PointMass(), PointMass(goals=5, horizon=7, speed=0.3)], ids=("plain", "odd"))
@@ -13,9 +13,9 @@ def test_the_straight_line_earns_what_the_closed_form_says(env: PointMass) -> No
     tasks = env.tasks()
     envs, total = env.start(tasks), torch.zeros(len(tasks), dtype=torch.float64)
     for _ in range(env.horizon):
-        taken = envs.step(envs.optimal_actions())
-        total += taken.rewards
-    assert taken.truncated.all() and not taken.terminated.any()
+        transition = envs.step(envs.optimal_actions())
+        total += transition.rewards
+    assert transition.truncated.all() and not transition.terminated.any()
     assert not envs.states.any()  # the next episode has begun
     torch.testing.assert_close(total, env.oracle_returns(tasks), atol=1e-5, rtol=0)
 

@@ -11,17 +11,17 @@ import torch
 import yaml
 
 import zoo
-from zoo.compressed_ad.data.history import HistoryWriter
+from zoo.compressed_ad.data.history_writer import HistoryWriter
 from zoo.compressed_ad.envs.grids import Darkroom, DarkroomPermuted
 from zoo.compressed_ad.evaluation import evaluate as module
-from zoo.compressed_ad.evaluation.evaluate import baselines_of, evaluate, load_agent, split_of
-from zoo.compressed_ad.evaluation.memory_gap import probe
-from zoo.compressed_ad.inference import Agent, tasks_of
+from zoo.compressed_ad.evaluation.evaluate import baseline_returns, evaluate, load_agent, split_tasks
+from zoo.compressed_ad.evaluation.memory_gap import probe_memory
+from zoo.compressed_ad.inference import Agent, select_tasks
 from zoo.compressed_ad.nets.compression import QueryCompressor
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rollout import Player
+from zoo.compressed_ad.rollout import ContextPlayer
 from zoo.runs.export import write_export
 
 ENV = Darkroom(5, 6)
@@ -72,7 +72,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
     facts = play(run, tmp_path / "out")
-    tasks = tasks_of(ENV, "test")
+    tasks = select_tasks(ENV, "test")
     agent = zoo.load(run)
     assert isinstance(agent, Agent)
     returns = np.load(tmp_path / "out" / "returns.npy")
@@ -94,8 +94,8 @@ def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     probed = np.load(tmp_path / "out" / "gap.npy")
     pairs = module.pairs(ENV, tasks, range(3))
-    with Player(agent.policy, ENV, *pairs) as player:
-        found = probe(player, player.play(4), 12)
+    with ContextPlayer(agent.policy, ENV, *pairs) as player:
+        found = probe_memory(player, player.run_episodes(4), 12)
     np.testing.assert_array_equal(probed.reshape(9, 3), found)
     assert facts["gap"]["steps"] == 12 and facts["gap"]["pairs"] == 9
 
@@ -110,25 +110,22 @@ def test_two_processes_a_kill_and_other_seeds_change_nothing(
     play(run, tmp_path / "two", rank=0, world_size=2)
     assert contents(tmp_path / "two") == one
 
-    once, played = module._play, []
+    run_episodes, calls = ContextPlayer.run_episodes, []
 
-    def killed(*args: Any) -> Any:
-        if len(played) == 2:
+    def killed(self: ContextPlayer, episodes: int, **options: Any) -> Any:
+        if len(calls) == 4:  # two chunks, of which each has its episodes, the gap and one more
             raise KeyboardInterrupt
-        played.append(args)
-        return once(*args)
+        calls.extend([1] if episodes == 4 else [])
+        return run_episodes(self, episodes, **options)
 
-    monkeypatch.setattr(module, "_play", killed)
+    monkeypatch.setattr(ContextPlayer, "run_episodes", killed)
     with pytest.raises(KeyboardInterrupt):
+        calls.extend([1, 1])
         play(run, tmp_path / "killed")
-    assert len(list((tmp_path / "killed" / "parts").iterdir())) == 2
-    played.pop()
-    play(run, tmp_path / "killed")
-    assert len(played) == 2 and contents(tmp_path / "killed") == one
-    played.clear()
-    play(run, tmp_path / "killed")  # only joins
-    assert not played
+    assert len(list((tmp_path / "killed" / "parts").iterdir())) == 1
     monkeypatch.undo()
+    play(run, tmp_path / "killed")
+    assert contents(tmp_path / "killed") == one
     play(run, tmp_path / "few", seeds=2, gap=False)
     np.testing.assert_array_equal(
         np.load(tmp_path / "few" / "returns.npy"), np.load(tmp_path / "one" / "returns.npy")[:, :2]
@@ -137,11 +134,11 @@ def test_two_processes_a_kill_and_other_seeds_change_nothing(
 
 def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        tasks, told = split_of(run, ENV, "test")
-    assert torch.equal(tasks, tasks_of(ENV, "test", 0, 0.9)) and told == "seed 0, share 0.9"
-    assert "does not tell how its tasks were divided" in caplog.text
-    assert len(split_of(run, ENV, "all")[0]) == 25
-    assert torch.equal(split_of(run, ENV, "test", split_seed=3)[0], tasks_of(ENV, "test", 3, 0.9))
+        tasks, source = split_tasks(run, ENV, "test")
+    assert torch.equal(tasks, select_tasks(ENV, "test", 0, 0.9)) and source == "seed 0, share 0.9"
+    assert "does not say how its tasks were divided" in caplog.text
+    assert len(split_tasks(run, ENV, "all")[0]) == 25
+    assert torch.equal(split_tasks(run, ENV, "test", split_seed=3)[0], select_tasks(ENV, "test", 3, 0.9))
 
     folder = tmp_path / "run"
     folder.mkdir()
@@ -152,17 +149,19 @@ def test_the_split_is_the_runs(run: Path, tmp_path: Path, caplog: pytest.LogCapt
         (folder / "config.yaml").write_text(text)
         return folder
 
-    assert torch.equal(split_of(configure(), ENV, "test")[0], tasks_of(ENV, "test", 1, 0.8))
+    assert torch.equal(split_tasks(configure(), ENV, "test")[0], select_tasks(ENV, "test", 1, 0.8))
     with pytest.raises(FileNotFoundError, match="give split_seed and train_share"):
-        split_of(configure(root=str(tmp_path / "gone")), ENV, "test")
+        split_tasks(configure(root=str(tmp_path / "gone")), ENV, "test")
     embedded = configure(root=str(tmp_path / "gone"), embedded_if_missing=True)
-    assert torch.equal(split_of(embedded, ENV, "test")[0], tasks_of(ENV, "test", 1, 0.8))
+    assert torch.equal(split_tasks(embedded, ENV, "test")[0], select_tasks(ENV, "test", 1, 0.8))
     HistoryWriter(tmp_path / "store", ENV, range(25), 1, 6, 25, {"name": "test"}, split_seed=7, train_share=0.6)
-    stored, told = split_of(configure(root=str(tmp_path / "store")), ENV, "train")
-    assert torch.equal(stored, tasks_of(ENV, "train", 7, 0.6)) and "store" in told
+    stored, source = split_tasks(configure(root=str(tmp_path / "store")), ENV, "train")
+    assert torch.equal(stored, select_tasks(ENV, "train", 7, 0.6)) and "store" in source
+    HistoryWriter(tmp_path / "few", few := Darkroom(2, 3), range(4), 1, 3, 4, {}, train_share=0.5)
+    assert len(split_tasks(configure(root=str(tmp_path / "few")), few, "test")[0]) == 2  # none with the usual share
     for path in (folder, configure()):
         with pytest.raises(ValueError, match="split is one of"):
-            split_of(path, ENV, "validation")
+            split_tasks(path, ENV, "validation")
 
 
 def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_baselines_have_no_explorer_where_nothing_is_hidden() -> None:
     env = DarkroomPermuted(4, 9)
-    facts = baselines_of(env, env.tasks()[:5], 3)
+    facts = baseline_returns(env, env.tasks()[:5], 3)
     assert facts["explorer"] is None and facts["oracle"] == 4
     moving = Darkroom(5, 6, random_start=True)
-    assert len(baselines_of(moving, moving.tasks()[:5], 3)["explorer"]) == 3
+    assert len(baseline_returns(moving, moving.tasks()[:5], 3)["explorer"]) == 3

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, Env
-from zoo.compressed_ad.evaluation.memory_gap import probe, summarise_gap
+from zoo.compressed_ad.evaluation.memory_gap import probe_memory, summarise_gap
 from zoo.compressed_ad.nets.compression import Compressor, Forget
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
-from zoo.compressed_ad.nets.policy import InContextPolicy, State
+from zoo.compressed_ad.nets.policy import ContextState, InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rollout import Player
+from zoo.compressed_ad.rollout import ContextPlayer
 
 ENV = Darkroom(5, 8)
 
@@ -25,7 +25,7 @@ class Remembers(InContextPolicy):
         self.goal: Tensor | None = None
         self.dry = 0
 
-    def act(self, state: State, queries: Tensor) -> Tensor:
+    def act(self, state: ContextState, queries: Tensor) -> Tensor:
         if self.goal is None:
             self.goal = torch.full_like(queries, -1)
         way = self.goal - queries
@@ -35,7 +35,7 @@ class Remembers(InContextPolicy):
         logits = torch.nn.functional.one_hot(best, 5) * 100.0
         return torch.where(self.goal[:, :1] >= 0, logits, torch.zeros_like(logits))
 
-    def observe(self, state: State, step: Steps) -> None:
+    def observe(self, state: ContextState, step: Steps) -> None:
         assert self.goal is not None
         self.goal = torch.where(step.rewards > 0, step.next_states[:, 0], self.goal)
         self.dry = 0 if step.rewards.any() else self.dry + 1
@@ -44,8 +44,8 @@ class Remembers(InContextPolicy):
 
 
 def memory_gap(net: InContextPolicy, env: Env, tasks: Tensor, episodes: int, gap_steps: int = 12) -> Tensor:
-    with Player(net, env, tasks, range(len(tasks))) as player:
-        return probe(player, player.play(episodes), gap_steps)
+    with ContextPlayer(net, env, tasks, range(len(tasks))) as player:
+        return probe_memory(player, player.run_episodes(episodes), gap_steps)
 
 
 def test_who_remembers_is_told_from_who_forgets() -> None:
@@ -65,10 +65,10 @@ def test_who_remembers_is_told_from_who_forgets() -> None:
 def test_the_gap_is_at_least_a_window_and_ends_with_an_episode() -> None:
     torch.manual_seed(0)
     net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), Forget())
-    with Player(net, ENV, ENV.tasks(), range(25)) as player:
-        player.play(2)
-        player.play(2, aimless=True)
-        after = player.play(1)[:, 0]
+    with ContextPlayer(net, ENV, ENV.tasks(), range(25)) as player:
+        player.run_episodes(2)
+        player.run_episodes(2, avoid_goals=True)
+        after = player.run_episodes(1)[:, 0]
     found = memory_gap(net, ENV, ENV.tasks(), 2, gap_steps=13)
     assert torch.equal(found[:, 2], after)
     with pytest.raises(ValueError, match="gap of 11 steps does not empty the window of 12"):

@@ -5,10 +5,10 @@ import pytest
 
 from zoo.compressed_ad.evaluation.summary import (
     bootstrap_groups,
+    confidence_interval,
     episodes_to_reach,
-    interval,
     last_episodes,
-    smoothed,
+    moving_average,
     speed,
     summarise,
 )
@@ -30,18 +30,18 @@ def test_one_task_leaves_the_seeds_and_one_pair_no_interval() -> None:
     values = np.random.default_rng(0).normal(size=(1, 200, 1))
     low, high = bootstrap_groups(values)
     assert high[0] - low[0] == pytest.approx(2 * 1.96 / 200**0.5, rel=0.15)
-    assert interval(np.ones((1, 1))) == {"mean": 1.0, "low": None, "high": None}
-    assert interval(np.ones((3, 2))) == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert confidence_interval(np.ones((1, 1))) == {"mean": 1.0, "low": None, "high": None}
+    assert confidence_interval(np.ones((3, 2))) == {"mean": 1.0, "low": 1.0, "high": 1.0}
 
 
 def test_levels_are_reached_when_the_moving_average_is_there() -> None:
     curve = np.concatenate([np.zeros(40), np.full(60, 10.0)])
-    assert len(smoothed(curve)) == 81  # of 20 episodes each
+    assert len(moving_average(curve)) == 81  # of 20 episodes each
     assert speed(curve, 10.0) == {"50%": 50, "75%": 55, "90%": 58}
     assert episodes_to_reach(curve, 11.0) is None
     assert episodes_to_reach(curve, 0.0) == 20
     short = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    assert smoothed(short).tolist() == short.tolist()
+    assert moving_average(short).tolist() == short.tolist()
     assert episodes_to_reach(short, 2.0) == 3
     assert [last_episodes(count) for count in (1, 2, 9, 100, 500)] == [1, 1, 5, 50, 50]
 

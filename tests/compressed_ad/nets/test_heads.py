@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal
@@ -11,7 +12,7 @@ from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.point_mass import PointMass
-from zoo.compressed_ad.envs.schema import Schema, box
+from zoo.compressed_ad.envs.spaces import Box, Schema
 from zoo.compressed_ad.nets.heads import BinsHead, CategoricalHead
 from zoo.compressed_ad.nets.steps import Statistics
 
@@ -20,7 +21,8 @@ LOW, HIGH = [-1.0, 0.0, 2.0], [3.0, 0.5, 12.0]
 
 def env(low: Any = LOW, high: Any = HIGH, shape: tuple[int, ...] = (3,)) -> Env:
     made = PointMass()
-    made.schema = Schema(made.schema.observation, box(shape, "float32", low, high), 20)
+    low, high = (np.array(each, dtype=np.float32).reshape(shape) for each in (low, high))
+    made.schema = Schema(made.schema.observation, Box(low, high), 20)
     return made
 
 
@@ -46,15 +48,15 @@ def test_draws_stay_within_bounds_and_follow_the_density() -> None:
     head = BinsHead(env(), 8, 5)
     parameters = random_parameters(head, 1)
     many = 20_000
-    drawn = head.draw(parameters.expand(many, -1), sample_uniforms(range(many), head.numbers))
-    assert drawn.shape == (many, 3)
-    assert ((drawn >= torch.tensor(LOW)) & (drawn <= torch.tensor(HIGH))).all()
-    wide = head.draw(100 * random_parameters(head, 300), sample_uniforms(range(300), head.numbers))
+    sampled = head.sample(parameters.expand(many, -1), sample_uniforms(range(many), head.numbers))
+    assert sampled.shape == (many, 3)
+    assert ((sampled >= torch.tensor(LOW)) & (sampled <= torch.tensor(HIGH))).all()
+    wide = head.sample(100 * random_parameters(head, 300), sample_uniforms(range(300), head.numbers))
     assert ((wide >= torch.tensor(LOW)) & (wide <= torch.tensor(HIGH))).all()
-    assert head.best(parameters).shape == (1, 3)
+    assert head.most_likely(parameters).shape == (1, 3)
     shares = parameters.view(3, 5).softmax(1)
     for number in range(3):
-        counts = torch.histc(drawn[:, number], 5, LOW[number], HIGH[number]) / many
+        counts = torch.histc(sampled[:, number], 5, LOW[number], HIGH[number]) / many
         torch.testing.assert_close(counts, shares[number], atol=0.02, rtol=0)
 
 

@@ -54,9 +54,7 @@ def test_training_and_acting_compute_the_same(compressor: str, arrangement: str)
         logits, compressed = act_through(net, steps, cached)
         torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=1e-5)
         assert compressed == [10 + n * (11 - net.num_latents) for n in range(len(compressed))]
-    assert (
-        len(output.compressions) == len(compressed) == (3 if net.num_latents == 0 else 4) - (net.num_latents == 0) * 0
-    )
+    assert len(output.compressions) == len(compressed) == (3 if net.num_latents == 0 else 4)
 
 
 @pytest.mark.parametrize("arrangement", ["fused", "separate"])

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from zoo.hifigan.nets.conditioners import (
-    Conditioner,
     ConformerConditioner,
     PrenetConditioner,
     sinusoids,
@@ -43,8 +42,3 @@ def test_positions():
     expected = [math.sin(2.0), math.cos(2.0), math.sin(0.02), math.cos(0.02)]
     torch.testing.assert_close(table[2], torch.tensor(expected))
     assert sinusoids(2, 3).shape == (2, 3)
-
-
-def test_base_class_names_what_is_missing():
-    with pytest.raises(NotImplementedError, match="Conditioner defines no forward"):
-        Conditioner(1, 1, 0)(torch.zeros(1, 1, 1))

@@ -14,7 +14,7 @@ from zoo.audio import EmbeddedCorpus
 from zoo.audio.augment.degrade import Degrader
 from zoo.audio.corpora.layouts import list_utterances
 from zoo.audio.io import files
-from zoo.miipher.data.degrade_corpus import degrade_corpus, plan
+from zoo.miipher.data.degrade_corpus import assign_copies, degrade_corpus
 
 RATE = 16000
 NOISES = EmbeddedCorpus(2, RATE, seed=9)
@@ -92,15 +92,13 @@ def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path
 
 def test_seeds_follow_from_seed_utterance_and_copy(corpus):
     utterances = list_utterances(corpus)
-    jobs = plan(utterances, 2, 1, 2)
+    jobs = assign_copies(utterances, 2, 1, 2)
     assert [job.split for job in jobs] == ["val", "val", "train", "train", "train"]
     seeds = {key: seed for job in jobs for key, seed in job.copies}
     assert len(set(seeds.values())) == 10
-    more = {key: seed for job in plan(utterances, 3, 1, 0) for key, seed in job.copies}
+    more = {key: seed for job in assign_copies(utterances, 3, 1, 0) for key, seed in job.copies}
     assert {key: more[key] for key in seeds} == seeds
-    assert seeds != {key: seed for job in plan(utterances, 2, 2, 2) for key, seed in job.copies}
-    with pytest.raises(ValueError, match="val_items 5 leaves nothing of 5"):
-        plan(utterances, 1, 1, 5)
+    assert seeds != {key: seed for job in assign_copies(utterances, 2, 2, 2) for key, seed in job.copies}
 
 
 def test_bad_files_are_named_and_tried_again(corpus, tmp_path, caplog):
@@ -111,12 +109,6 @@ def test_bad_files_are_named_and_tried_again(corpus, tmp_path, caplog):
     assert [row["source"] for row in rows if row["status"] == "failed"] == [BAD, BAD]
     files.write(corpus / BAD, np.full(1000, 0.1), RATE)
     assert degrade(corpus, tmp_path / "out") == {"done": 12, "failed": 0, "skipped": 10, "bad_files": 0}
-
-
-def test_silent_and_loud_files_pass(corpus, tmp_path):
-    files.write(corpus / "bob" / "silent.wav", np.zeros(500), RATE)
-    files.write(corpus / "bob" / "loud.wav", np.full(500, 3.0), RATE, "FLOAT")
-    assert degrade(corpus, tmp_path / "out")["failed"] == 0
 
 
 @pytest.mark.parametrize("peak_db", [-10, -50, -80])
@@ -131,16 +123,17 @@ def test_quiet_recordings_keep_their_precision(tmp_path, peak_db):
         assert 10 * np.log10(np.sum(source**2) / max(np.sum(error**2), 1e-30)) >= 80
 
 
-def test_wrong_calls_are_named(corpus, tmp_path):
+def test_wrong_calls_are_refused(corpus, tmp_path):
     degrade(corpus, tmp_path / "out")
-    with pytest.raises(ValueError, match=r"begun with other settings: seed 172957 \(now 1\)"):
-        degrade(corpus, tmp_path / "out", seed=1)
-    with pytest.raises(ValueError, match="lies in the corpus"):
-        degrade(corpus, corpus / "out")
-    with pytest.raises(ValueError, match="holds something else"):
-        degrade(corpus, tmp_path)
-    with pytest.raises(ValueError, match="copies is at least 1, not 0"):
-        degrade(corpus, tmp_path / "new", copies=0)
+    for match, output, options in (
+        (r"begun with other settings: seed 172957 \(now 1\)", tmp_path / "out", {"seed": 1}),
+        ("lies in the corpus", corpus / "out", {}),
+        ("holds something else", tmp_path, {}),
+        ("copies is at least 1", tmp_path / "new", {"copies": 0}),
+        ("val_items 5 leaves nothing of 5", tmp_path / "new", {"val_items": 5}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            degrade(corpus, output, **options)
 
 
 def command(corpus, output, *options):

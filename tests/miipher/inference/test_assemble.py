@@ -20,9 +20,9 @@ def test_assembled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert main(["fit", "--config", str(recipe), *LIMITS, *more]) == 0
     assert main(["assemble", "adapter", "pretrain", "restorer"]) == 0
     audio = (0.1 * np.sin(np.arange(16000) / 10)).astype(np.float32)
-    restorer = load("restorer", loudness="keep")
+    restorer = load("restorer", restore={"loudness": "keep"})
     assert restorer(audio, 16000).shape == (22050,)
-    cleaner, vocoder = load("adapter").encoder, load("pretrain", loudness="keep")
+    cleaner, vocoder = load("adapter").encoder, load("pretrain", restore={"loudness": "keep"})
     vocoder.encoder = cleaner
     np.testing.assert_allclose(restorer(audio, 16000), vocoder(audio, 16000), atol=1e-5)
     assert main(["assemble", "pretrain", "pretrain", "other"]) == 1

@@ -8,8 +8,7 @@ import yaml
 from tests.faults.bad_audio import RATE, TONE, corpus
 from tests.miipher.parts import CONFIGS, backbone
 from zoo.cli.main import main
-from zoo.miipher.inference.feature_cache import read_encoder
-from zoo.miipher.inference.restore import FeatureExtractor
+from zoo.miipher.inference.features import FeatureExtractor, read_encoder
 
 
 def recipe(path, encoder):

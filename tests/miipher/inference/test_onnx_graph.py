@@ -10,8 +10,8 @@ from tests.miipher.parts import backbone, cleaner
 from zoo.hifigan.nets.generator import Generator
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.nets.vocos import Vocos
-from zoo.miipher.inference.onnx_graph import SHAPES
-from zoo.miipher.inference.restore import Restorer
+from zoo.miipher.inference.onnx import SHAPES
+from zoo.miipher.inference.restorer import Restorer
 from zoo.miipher.nets.adapters import LoraAdapters
 from zoo.miipher.nets.cleaner import Cleaner, Encoder
 from zoo.runs.onnx_export import write_onnx
@@ -35,7 +35,7 @@ def vocos(**changes: Any) -> Vocos:
         *(
             pytest.param(*each, id=name, marks=pytest.mark.slow)
             for name, each in {
-                "wavlm-layers-vocos": (lambda: cleaner("wavlm", layers=[1, 2]), vocos, 24000),
+                "wavlm-vocos": (lambda: cleaner("wavlm"), vocos, 24000),
                 "preln": (lambda: cleaner("hubert_preln", normalize=True), vocos, 24000),
                 "wav2vec2-lora": (lambda: Cleaner(backbone("wav2vec2"), LoraAdapters(4)), vocos, 24000),
                 "plain": (backbone, vocos, 24000),

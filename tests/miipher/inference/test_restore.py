@@ -11,7 +11,9 @@ from tests.miipher.stand_ins import LocalEncoder, copier, restorer, vocoder
 from zoo.audio.analysis.loudness import LoudnessMeter
 from zoo.audio.io import files
 from zoo.hifigan.nets.generator import Generator
-from zoo.miipher.inference.restore import FeatureExtractor, Restorer
+from zoo.miipher.inference.features import FeatureExtractor
+from zoo.miipher.inference.restorer import Restorer
+from zoo.miipher.options import RestoreOptions
 
 SHORT = {"chunk_seconds": 1.0, "overlap_seconds": 0.4}
 WHOLE = {"chunk_seconds": 1000.0, "overlap_seconds": 0.4}
@@ -42,12 +44,6 @@ def test_the_length_of_files_is_exact(tmp_path):
         model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
         written = files.info(tmp_path / "out.wav")
         assert (written.samples, written.sample_rate) == (max(round(samples * out / rate), 1), out)
-
-
-@pytest.mark.slow
-def test_the_length_of_ten_minutes_is_exact():
-    samples = 600 * 22050 + 7
-    assert restorer(output_sample_rate=24000)(noise(samples), 22050).shape == (round(samples * 24000 / 22050),)
 
 
 @pytest.mark.parametrize("samples", [5000, 16000, 16001, 40000, 99999, 200001])
@@ -122,7 +118,7 @@ def test_a_sweep_passes_unchanged():
 def test_real_encoders_are_taken():
     encoders = backbone(), cleaner(), backbone("hubert_preln", normalize=True)
     for encoder in encoders:
-        model = Restorer(encoder, vocoder(encoder.dim), 8000, **SHORT).eval()
+        model = Restorer(encoder, vocoder(encoder.dim), 8000, RestoreOptions(**SHORT)).eval()
         for samples in (1, 40001):
             result = model(noise(samples), 16000)
             assert result.shape == (max(round(samples / 2), 1),)
@@ -131,24 +127,18 @@ def test_real_encoders_are_taken():
 
 def test_what_does_not_fit_is_refused():
     encoder, generator = LocalEncoder(), vocoder()
-    with pytest.raises(ValueError, match="takes 8 channels, the encoder gives 9"):
-        Restorer(LocalEncoder(9), generator, 8000)
-    with pytest.raises(ValueError, match="makes 160 samples per frame; 22050 Hz need 441"):
-        Restorer(encoder, generator, 22050)
-    with pytest.raises(
-        ValueError,
-        match=r"leaves 1 frames of context, the generator sees 4 on each side: take at least 0\.22",
+    for match, make in (
+        ("takes 8 channels, the encoder gives 9", lambda: Restorer(LocalEncoder(9), generator, 8000)),
+        ("makes 160 samples per frame; 22050 Hz need 441", lambda: Restorer(encoder, generator, 22050)),
+        (r"take at least 0\.22", lambda: restorer(overlap_seconds=0.1)),
+        ("pad: true", lambda: Restorer(backbone(pad=False), vocoder(32), 8000)),
+        ("stereo is one of channels, mix", lambda: RestoreOptions(stereo="left")),
+        ("output_sample_rate", lambda: RestoreOptions(output_sample_rate=0)),
+        ("at most half of the chunk", lambda: restorer(chunk_seconds=3.0)),
+        *(("finite audio", lambda bad=bad: restorer()(bad, 16000)) for bad in (np.zeros(0), np.full(5, np.nan))),
     ):
-        Restorer(encoder, generator, 8000, overlap_seconds=0.1)
-    with pytest.raises(ValueError, match="pad: true"):
-        Restorer(backbone(pad=False), vocoder(32), 8000)
-    with pytest.raises(ValueError, match="stereo is one of channels, mix"):
-        Restorer(encoder, generator, 8000, stereo="left")
-    with pytest.raises(ValueError, match="at most half of the chunk"):
-        Restorer(encoder, generator, 8000, chunk_seconds=3.0)
-    for bad in (np.zeros((1, 1, 5)), np.zeros(0), np.full(5, np.nan)):
-        with pytest.raises(ValueError, match="expected finite audio"):
-            restorer()(bad, 16000)
+        with pytest.raises(ValueError, match=match):
+            make()
 
 
 def test_infinite_results_are_refused():

@@ -15,7 +15,8 @@ import pytest
 from tests.faults.bad_audio import BAD, RATE, TONE, corpus
 from tests.miipher.stand_ins import LocalEncoder, restorer
 from zoo.audio.io import files
-from zoo.miipher.inference.restore import FeatureExtractor, Restorer
+from zoo.miipher.inference.features import FeatureExtractor
+from zoo.miipher.inference.restorer import Restorer
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.predict import list_input_files, predict_files, read_manifest
 
@@ -80,7 +81,7 @@ class DyingWhileWriting(Restorer):
 
 
 def killed(kind: type[Restorer], source: Path, output: Path) -> None:
-    model = restorer(chunk_seconds=2.0, overlap_seconds=0.4, chunk_batch=1)
+    model = restorer(chunk_seconds=2.0, overlap_seconds=0.4, batch_size=1)
     model.__class__ = kind
     predict(source, output, model)
 

@@ -185,15 +185,10 @@ class Handler(BaseHTTPRequestHandler):
         if (key := files.get(path)) is None:
             raise RefusedError("EntryNotFound", 404)
         content = self.server.contents[key]
-        headers = {"X_Repo_Commit": commit, "ETag": f'"{key}"', "Accept_Ranges": "bytes"}
+        headers = {"X_Repo_Commit": commit, "ETag": f'"{key}"'}
         if key in self.server.lfs:
             headers |= {"X_Linked_Etag": f'"{key}"', "X_Linked_Size": str(len(content))}
-        span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if span is None:
-            return self.answer(content, **headers, Content_Length=str(len(content)))
-        first, last = int(span[1]), int(span[2] or len(content) - 1)
-        headers["Content_Range"] = f"bytes {first}-{last}/{len(content)}"
-        self.answer(content[first : last + 1], 206, **headers)
+        self.answer(content, **headers, Content_Length=str(len(content)))
 
     def create(self) -> None:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -241,7 +236,7 @@ class Handler(BaseHTTPRequestHandler):
             row = {"oid": each["oid"], "size": each["size"]}
             if each["oid"] not in self.server.contents:
                 url = f"{self.server.address}/lfs/{each['oid']}"
-                row["actions"] = {"upload": {"href": url}, "verify": {"href": f"{url}/verify"}}
+                row["actions"] = {"upload": {"href": url}}
             rows.append(row)
         self.answer({"transfer": "basic", "objects": rows})
 
@@ -260,11 +255,6 @@ class Handler(BaseHTTPRequestHandler):
             self.server.bodies.append(oid)
             self.server.keep(content, True)
         self.answer({})
-
-    def verify(self, oid: str) -> None:
-        request = json.loads(self.body())
-        is_valid = len(self.server.contents.get(request["oid"], b"")) == request["size"]
-        self.answer({}, 200 if is_valid else 404)
 
     def commit(self, repo: str, revision: str) -> None:
         model = self.find_repo(repo, write=True)
@@ -299,6 +289,5 @@ ROUTES: tuple[Route, ...] = (
     ("POST", rf"/api/models/{REPO}/commit/(?P<revision>[^/]+)", Handler.commit),
     ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Handler.batch),
     ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", Handler.upload),
-    ("POST", r"/lfs/(?P<oid>[0-9a-f]{64})/verify", Handler.verify),
     ("GET HEAD", rf"/{REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", Handler.resolve),
 )

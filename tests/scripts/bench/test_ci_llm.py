@@ -12,7 +12,7 @@ from scripts.bench import ci_llm as benchmark
 from scripts.bench.ci_llm import AGENTS, Training, make_crowd
 from scripts.bench.ci_llm_others import PeftCrowd, generate_sequential
 from scripts.bench.tools import Settings
-from zoo.ci_llm.aggregation.aggregator import Mean
+from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.nets.crowd import Crowd, Mode
 from zoo.cli.trainer import ZooCLI

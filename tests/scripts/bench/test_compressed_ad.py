@@ -65,9 +65,11 @@ def test_python_worlds_do_what_ours_do() -> None:
         step = ours.step(actions)
         states, rewards, dones, records = original.step(actions.numpy())
         assert np.array_equal(states, ours.states) and np.array_equal(rewards, step.rewards)
-        assert dones.tolist() == [step.done] * 4
+        assert np.array_equal(dones, step.dones)
         ends = step.next_states.tolist()
-        assert [record["terminal_observation"].tolist() for record in records if record] == (ends if step.done else [])
+        assert [record["terminal_observation"].tolist() for record in records if record] == (
+            ends if step.dones.all() else []
+        )
         total += int(rewards.sum())
     assert total > 3
 

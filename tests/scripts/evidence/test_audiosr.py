@@ -14,9 +14,9 @@ from zoo.audio.io import files
 
 
 def test_clips_are_compared_by_kind_and_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated: dict[str, audiosr.Settings] = {}
+    evaluated: dict[str, audiosr.EvaluationOptions] = {}
 
-    def evaluate(run: Path, output: Path, settings: audiosr.Settings) -> Any:
+    def evaluate(run: Path, output: Path, settings: audiosr.EvaluationOptions) -> Any:
         evaluated[output.name] = settings
         names = (audiosr.RESTORED, audiosr.LINEAR, audiosr.NOISE, audiosr.UNPROCESSED, audiosr.CEILING)
         rows = [
@@ -30,10 +30,10 @@ def test_clips_are_compared_by_kind_and_sampler(tmp_path: Path, monkeypatch: pyt
         return SimpleNamespace(rows=rows)
 
     monkeypatch.setattr(audiosr, "evaluate", evaluate)
-    figures = audiosr.gather(tmp_path / "demo", quick=True)
+    figures = audiosr.measure(tmp_path / "demo", quick=True)
     assert evaluated.keys() == audiosr.SAMPLERS.keys()
-    assert evaluated.pop(audiosr.RECIPE).options == {}
-    assert {settings.options["sampler"]["init_args"]["steps"] for settings in evaluated.values()} == {2}
+    assert evaluated.pop(audiosr.RECIPE).restore == {}
+    assert {settings.restore["sampler"]["init_args"]["steps"] for settings in evaluated.values()} == {2}
     assert figures["speech: LSD-HF to shaped noise"] == pytest.approx(1 / 3)
     assert figures["noise: LSD-HF to shaped noise"] == 0.5
     assert figures["speech: LSD to linear interpolation, worst band"] == 1.0

@@ -11,11 +11,13 @@ import torch
 
 from scripts.evidence import audiosr_distill
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
-from zoo.audiosr.data.datamodule import SuperResolutionData
+from zoo.audio.corpora.corpus import CorpusOptions
+from zoo.audiosr.data.datamodule import SuperResolutionData, ValidationSplit
 from zoo.audiosr.diffusion.samplers import DDIM
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
+from zoo.audiosr.options import RestoreOptions
 
 
 def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,23 +26,27 @@ def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, m
     net = denoiser()
     torch.nn.init.normal_(net.unet.out[-1].weight, std=0.1)
 
-    def restorer(run: Path, sampler: DDIM | None = None) -> Restorer:
-        settings: Any = {"guidance_scale": 1.0, "chunk_seconds": 0.16, "overlap_seconds": 0.04}
-        return Restorer(net, *parts, sampler or DDIM(2 if run.name == "student" else 9), **settings).eval()
+    def restorer(run: Path, restore: Any = None) -> Restorer:
+        sampler = (restore or {}).get("sampler") or DDIM(2 if run.name == "student" else 9)
+        options = RestoreOptions(sampler, guidance_scale=1.0, chunk_seconds=0.16, overlap_seconds=0.04)
+        return Restorer(net, *parts, restore=options).eval()
 
     def evaluate(run: Path, output: Path, settings: Any) -> Any:
-        asked[output.name] = (run.name, settings.options["sampler"]["init_args"]["steps"])
+        asked[output.name] = (run.name, settings.restore["sampler"]["init_args"]["steps"])
         lsd = {"student": 1.2, "teacher": 1.5, "undistilled": 1.4}[output.name]
         return SimpleNamespace(rows=[{"status": "done", "system": audiosr_distill.RESTORED, "lsd": lsd}])
 
     data = SuperResolutionData(
-        sample_rate=RATE, segment_samples=2560, embedded_utterances=4, val_items=1, val_cutoffs_hz=[2000.0, 4000.0]
+        sample_rate=RATE,
+        segment_samples=2560,
+        corpus=CorpusOptions(embedded_utterances=4),
+        split=ValidationSplit(items=1, cutoffs_hz=[2000.0, 4000.0]),
     )
     data.setup("fit")
     monkeypatch.setattr(audiosr_distill, "load", restorer)
     monkeypatch.setattr(audiosr_distill, "evaluate", evaluate)
-    monkeypatch.setattr(audiosr_distill, "recipe_data", lambda *_: data)
-    lsd, distance = audiosr_distill.gather(tmp_path / "student", tmp_path / "demo", quick=True).values()
+    monkeypatch.setattr(audiosr_distill, "load_recipe_data", lambda *_: data)
+    lsd, distance = audiosr_distill.measure(tmp_path / "student", tmp_path / "demo", quick=True).values()
     assert asked == {"student": ("student", 2), "teacher": ("demo", 4), "undistilled": ("demo", 2)}
     assert lsd == pytest.approx(0.8)
     assert distance == pytest.approx(1.0)  # the nets are the same, the noise too

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
-from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, gather
+from scripts.evidence.ci_llm import CROWD, PLAIN, SINGLES, measure
 from tests.ci_llm.crowd_parts import CONFIGS
-from zoo.ci_llm.evaluation.controls import spoiled, spoiled_scores
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
 from zoo.ci_llm.nets.crowd import Crowd
@@ -31,12 +29,12 @@ def make_run(folder: Path, weight: float = 0.03, strategy: str = "answer_mean", 
     crowd = Crowd(Backbone(config=LLAMA), Agents(**settings))
     described = spec("Crowd", backbone=spec("Backbone", config=LLAMA), agents=spec("Agents", **settings))
     tokenizer = spec("ByteTokenizer")
-    specs = {"inference": "zoo.ci_llm.Writer", "components": {"crowd": described, "tokenizer": tokenizer}}
+    specs = {"inference": "zoo.ci_llm.TextGenerator", "components": {"crowd": described, "tokenizer": tokenizer}}
     write_export(folder, {**specs, "options": {"max_new_tokens": 2}}, {"crowd": crowd}, "test")
     data = {
         "tokenizer": tokenizer,
         "root": None,
-        "template": "{prompt}",
+        "text_format": {"template": "{prompt}"},
         "corpus": spec("Arithmetic", **CORPUS),
     }
     config = {
@@ -59,27 +57,9 @@ def test_runs_of_a_seed_are_compared(tmp_path: Path) -> None:
     make_run(tmp_path / f"{PLAIN}_7", weight=0.0)
     for name in SINGLES:
         make_run(tmp_path / f"{name}_7", weight=0.0, count=1, rank=4)
-    figures = gather(tmp_path, 7, quick=True)
+    figures = measure(tmp_path, 7, quick=True)
     facts = json.loads((tmp_path / f"{CROWD}_7" / "evidence" / "evaluation" / "evaluation.json").read_text())
     assert figures["ensemble"] == facts["likelihood"]["mean"]["nll_ensemble"] and len(figures) == 4
     with pytest.raises(ValueError, match="has 1 agents, expected several"):
         make_run(tmp_path / "other" / f"{CROWD}_7", count=1)
-        gather(tmp_path / "other", 7)
-
-
-def test_an_agent_is_spoiled_alone_and_mended(tmp_path: Path) -> None:
-    agents = Agents(2, 2, 4, init="normal")
-    agents.attach(Backbone(config=LLAMA))
-    before = {key: value.clone() for key, value in agents.state_dict().items()}
-    with spoiled(agents, 1, 2.0, 0):
-        changed = agents.state_dict()
-        assert all(torch.equal(changed[key][0], before[key][0]) for key in before)
-        spread = torch.cat([(changed[key][1] - before[key][1]).flatten() for key in before]).std()
-        size = torch.cat([before[key][1].flatten() for key in before]).square().mean().sqrt()
-        assert float(spread) == pytest.approx(2 * float(size), rel=0.1)
-    assert all(torch.equal(value, before[key]) for key, value in agents.state_dict().items())
-    run = make_run(tmp_path / "run")
-    sound, noisy = (spoiled_scores(run, noise=noise) for noise in (0.0, 8.0))
-    assert noisy["mean"]["nll_agent_0"] != pytest.approx(sound["mean"]["nll_agent_0"], rel=1e-4)
-    assert noisy["mean"]["nll_agent_1"] == sound["mean"]["nll_agent_1"]
-    assert noisy.keys() == {"mean", "geometric", "dirichlet", "fitted", "bma"}
+        measure(tmp_path / "other", 7)

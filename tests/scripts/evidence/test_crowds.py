@@ -19,7 +19,7 @@ def test_tasks_are_exact_and_held_out(name):
     for prompt, answer in new[:20]:
         right = eval(prompt[:-1]) if name == "differences" else prompt[-2::-1]
         assert answer == f"{right}\n"
-    texts = Texts.of(new[:3], "B")
+    texts = Texts.from_pairs(new[:3], "B")
     for (prompt, answer), ids, labels in zip(new, texts.ids.tolist(), texts.labels.tolist(), strict=False):
         said = "".join(crowds.CHARACTERS[each] for each in ids if each)
         assert said == f"B{prompt}{answer}"
@@ -41,13 +41,12 @@ def test_a_backbone_is_right_where_greedy_writing_is():
 
 def test_arms_have_the_size_and_compute_that_they_say():
     for name, arm in ARMS.items():
-        ranks = arm.rank if isinstance(arm.rank, list) else [arm.rank] * arm.count
-        assert sum(ranks) == COUNT * RANK and len(ranks) == arm.count, name
+        assert arm.count * arm.rank == COUNT * RANK, name
     examples = {name: arm.count * arm.batch * arm.steps for name, arm in ARMS.items()}
-    assert {examples[name] for name in (*crowds.EQUAL_COMPUTE, "seeds", "splits", "ranks")} == {examples["seeds"]}
+    assert {examples[name] for name in (*crowds.EQUAL_COMPUTE, "seeds", "splits")} == {examples["seeds"]}
 
 
-@pytest.mark.parametrize("name", ["seeds", "splits", "prompts", "ranks", "diversity"])
+@pytest.mark.parametrize("name", ["seeds", "splits", "prompts", "diversity"])
 def test_agents_are_parted_and_scored(name):
     near, new = TASKS["reversals"](random.Random(2))
     backbone = pretrained(near, 0, 1)
@@ -56,7 +55,7 @@ def test_agents_are_parted_and_scored(name):
     crowd = trained(backbone, arm, new[:40], 3)
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
     found = scores(crowd, arm, new[40:60])
-    texts = [Texts.of(new[40:60], crowds.PROMPTS[agent] if arm.prompts else "") for agent in range(arm.count)]
+    texts = [Texts.from_pairs(new[40:60], crowds.PROMPTS[agent] if arm.prompts else "") for agent in range(arm.count)]
     with torch.no_grad():
         own = [float(losses(crowd(each.ids, each.mask)[agent : agent + 1], each.labels))
                for agent, each in enumerate(texts)]  # fmt: skip

@@ -27,7 +27,7 @@ def test_digits_are_judged_beside_their_controls(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evidence, "cached_digits_classifier", hasty)
     run = fit("demo_digits.yaml", "run", *SMALL)
-    figures = evidence.gather_digits(run, quick=True)
+    figures = evidence.measure_digits(run, quick=True)
     assert figures["20 NFE: Fréchet to the floor's"] > 1.25
     assert figures["control real: Fréchet"] < figures["control gaussian: Fréchet"]
 
@@ -35,7 +35,7 @@ def test_digits_are_judged_beside_their_controls(tmp_path: Path, monkeypatch: py
 def test_swissroll_is_judged_by_the_chamfer_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = fit("demo_swissroll.yaml", "run")
-    figures = evidence.gather_swissroll(run, run, run, quick=True)
+    figures = evidence.measure_swissroll(run, run, run, quick=True)
     assert all(value > 0.4 for value in figures.values()) and len(figures) == 3
     with pytest.raises(ValueError, match="not trained on scikit-learn's digits"):
-        evidence.gather_digits(run)
+        evidence.measure_digits(run)

@@ -57,7 +57,7 @@ def run(tmp_path):
 
 def test_evidence_of_a_run(run):
     folder, _ = run
-    figures = evidence.gather(folder, quick=True)
+    figures = evidence.measure(folder, quick=True)
     assert figures["val/mel_l1: less than before training"] == 75 and figures["val/mel_l1: at the end"] == 0.5
     # neither net was trained, so the classical method is ahead
     for measure in evidence.MEASURES:

@@ -27,7 +27,7 @@ def test_quick_restores_one_degradation_of_one_clip(tmp_path: Path, monkeypatch:
     (runs[0] / "metrics.csv").write_text("step,epoch,val/identity_loss,val/loss\n0,,2.0,2.0\n9,0,2.0,1.0\n")
     for run in runs[1:]:
         (run / "metrics.csv").write_text("step,epoch,val/mel_l1\n0,,2.0\n9,0,0.5\n")
-    values = miipher.gather(*runs, quick=True)
+    values = miipher.measure(*runs, quick=True)
     assert asked == [("finetune", "pretrain", 1, True)]
     assert values["adapter: validation loss to that without adapters"] == 0.5
     assert values["pretrain: val/mel_l1 less than at first"] == 75

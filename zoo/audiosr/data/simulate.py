@@ -27,13 +27,13 @@ def lowpass(
     order: int = 8,
     resample: bool = False,
 ) -> np.ndarray:
-    """Limit the band of audio (T,) without a delay: the filter runs forwards and backwards.
+    """Low-pass audio (T,) without a delay: the filter runs forwards and backwards.
 
     Args:
         audio: (T,) float, T >= 1.
         cutoff_hz: 0 < cutoff_hz < sample_rate / 2.
         filter_type: butter, cheby1 (0.1 dB of ripple), ellip (0.1 dB, 60 dB) or bessel.
-        order: of one pass, >= 1; AudioSR draws 2 to 10.
+        order: of one pass, >= 1; AudioSR samples 2 to 10.
         resample: filter, go down to 2 * cutoff_hz and back, and filter again, as the original does: no band is left
             above the cut-off. Quick for cut-offs that divide the sample rate well (multiples of 100 Hz).
 
@@ -42,12 +42,12 @@ def lowpass(
     if audio.ndim != 1 or not audio.size:
         raise ValueError(f"expected audio (T,) of at least one sample, found shape {audio.shape}")
     sections = _sections(sample_rate, cutoff_hz, filter_type, order)
-    filtered = _both_ways(sections, audio)
+    filtered = _filter_both_ways(sections, audio)
     if resample:
         narrow = round(2 * cutoff_hz)
         for rates in ((narrow, sample_rate), (sample_rate, narrow)):
             filtered = scipy.signal.resample_poly(filtered, *rates)
-        filtered = _both_ways(sections, match_length(filtered, len(audio)))
+        filtered = _filter_both_ways(sections, match_length(filtered, len(audio)))
     return filtered.astype(np.float32)
 
 
@@ -56,16 +56,12 @@ def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order
         raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
     check_at_least(1, order=order)
     check_one_of(FILTER_TYPES, filter_type=filter_type)
-    if filter_type == "butter":
-        return scipy.signal.butter(order, cutoff_hz, fs=sample_rate, output="sos")
-    if filter_type == "cheby1":
-        return scipy.signal.cheby1(order, _RIPPLE_DB, cutoff_hz, fs=sample_rate, output="sos")
-    if filter_type == "ellip":
-        return scipy.signal.ellip(order, _RIPPLE_DB, _STOP_DB, cutoff_hz, fs=sample_rate, output="sos")
-    return scipy.signal.bessel(order, cutoff_hz, fs=sample_rate, output="sos")
+    return scipy.signal.iirfilter(
+        order, cutoff_hz, _RIPPLE_DB, _STOP_DB, "lowpass", ftype=filter_type, output="sos", fs=sample_rate
+    )
 
 
-def _both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:
+def _filter_both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:
     """Filter, with the edges extended as scipy does by default, or by what a shorter signal has."""
     extension = 3 * (2 * len(sections) + 1)
     return scipy.signal.sosfiltfilt(sections, audio, padlen=min(extension, len(audio) - 1))
@@ -75,7 +71,7 @@ Range = tuple[float, float]
 
 VAL_ORDER = 8  # of the validation grid's filters: the original's only order
 _NYQUIST_SHARE = 0.95  # of half the sample rate: a filter above it would leave nothing to predict
-STEP_HZ = 100.0  # of the cut-offs drawn: resampling by ratios of small numbers is quick
+STEP_HZ = 100.0  # of the sampled cut-offs: resampling by ratios of small numbers is quick
 _CODECS: dict[str, list[float]] = {"mp3": [64, 96, 128], "opus": [32, 48, 64]}  # kb/s for one channel
 
 
@@ -87,19 +83,13 @@ class Simulation:
 
     Args:
         cutoff_hz: lowest and highest cut-off in Hz; the highest is lowered to 95 % of half the sample rate.
-        filter_types: filter types, drawn evenly.
+        filter_types: filter types, sampled evenly.
         order: lowest and highest order of the filter, 1 to 10.
         resampling: share of the items that are resampled and filtered once more, 0 to 1.
         noise: share of the items with noise ahead of the filter, 0 to 1.
         snr_db: lowest and highest signal-to-noise ratio in dB.
         codec: share of the items that go through a codec, 0 to 1.
         codecs: settings by codec, see `zoo.audio.augment.codecs.encode_decode`; null: MP3 and Opus at common rates.
-
-    Attributes:
-        settings: the arguments.
-
-    Raises:
-        ValueError: an argument outside its range, or a codec that this machine has not.
 
     Source: AudioSR (arXiv 2309.07314), section 3: cut-offs of 2 to 16 kHz and random filters.
     """
@@ -122,10 +112,6 @@ class Simulation:
         self.noise = noise
         self.codec = codec
         self._check()
-        self.settings = {
-            "cutoff_hz": self.cutoff_hz, "filter_types": self.filter_types, "order": self.order,
-            "resampling": resampling, "noise": noise, "snr_db": tuple(snr_db), "codec": codec, "codecs": codecs,
-        }  # fmt: skip
         noisy = DegradationRanges(snr_db=(float(snr_db[0]), float(snr_db[1])))
         coded = DegradationRanges(codecs=_CODECS if codecs is None else codecs)
         self._before = Degrader(("noise",), {"noise": noise}, ranges=noisy) if noise else None
@@ -134,14 +120,14 @@ class Simulation:
     def degrade(
         self, high: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None = None
     ) -> tuple[np.ndarray, float]:
-        """Draw a degradation and carry it out on audio (T,) float32, T >= 1.
+        """Sample a degradation and apply it to audio (T,) float32, T >= 1.
 
         Noise at `sample_rate` is needed where `noise` > 0.
 
         Returns:
             The degraded audio (T,) float32, aligned with `high` and at its level, and the cut-off in Hz.
         """
-        cutoff_hz = self._draw_cutoff(sample_rate, rng)
+        cutoff_hz = self._sample_cutoff(sample_rate, rng)
         filter_type = self.filter_types[int(rng.integers(len(self.filter_types)))]
         order = int(rng.integers(self.order[0], self.order[1] + 1))
         low = high if self._before is None else _at_level(self._before, high, sample_rate, rng, noises)
@@ -150,14 +136,14 @@ class Simulation:
             low = _at_level(self._after, low, sample_rate, rng, None)
         return low, cutoff_hz
 
-    def limited(self, high: np.ndarray, sample_rate: int, cutoff_hz: float, number: int) -> np.ndarray:
-        """Limit (T,) float32 for validation: a filter alone; the types take turns by `number`, 0 or more."""
+    def limit_band(self, high: np.ndarray, sample_rate: int, cutoff_hz: float, number: int) -> np.ndarray:
+        """Filter (T,) float32 for validation; the filter types take turns by `number`, 0 or more."""
         filter_type = self.filter_types[number % len(self.filter_types)]
         return lowpass(high, sample_rate, cutoff_hz, filter_type, VAL_ORDER)
 
     def band(self, sample_rate: int) -> Range:
-        """The cut-offs in Hz that are drawn at a sample rate, which must hold the lowest."""
-        highest = min(self.cutoff_hz[1], top(sample_rate))
+        """Return the range of cut-offs in Hz at a sample rate; ValueError where it cannot hold the lowest."""
+        highest = min(self.cutoff_hz[1], max_cutoff_hz(sample_rate))
         if self.cutoff_hz[0] > highest:
             raise ValueError(
                 f"simulation.cutoff_hz: the lowest cut-off of {self.cutoff_hz[0]:g} Hz lies above {highest:g} Hz, the "
@@ -165,7 +151,7 @@ class Simulation:
             )
         return self.cutoff_hz[0], highest
 
-    def _draw_cutoff(self, sample_rate: int, rng: np.random.Generator) -> float:
+    def _sample_cutoff(self, sample_rate: int, rng: np.random.Generator) -> float:
         lowest, highest = self.band(sample_rate)
         first, last = math.ceil(lowest / STEP_HZ), math.floor(highest / STEP_HZ)
         if first > last:
@@ -183,14 +169,14 @@ class Simulation:
         check_within(0, 1, resampling=self.resampling, noise=self.noise, codec=self.codec)
 
 
-def top(sample_rate: int) -> float:
-    """The highest cut-off in Hz that leaves something to predict at a sample rate."""
+def max_cutoff_hz(sample_rate: int) -> float:
+    """Return the highest cut-off in Hz that leaves something to predict at a sample rate."""
     return _NYQUIST_SHARE * sample_rate / 2
 
 
 def _at_level(
     degrader: Degrader, audio: np.ndarray, sample_rate: int, rng: np.random.Generator, noises: Corpus | None
 ) -> np.ndarray:
-    """A Degrader keeps peaks within full scale by lowering the whole; the result has to stay at its clean level."""
+    """Degrade at the clean level: a Degrader scales its result down to keep peaks within full scale."""
     degraded = degrader.degrade(audio, sample_rate, rng, noises)
     return degraded.audio / np.float32(degraded.level)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -24,9 +25,7 @@ _DENSITY = 1.5  # exponent of the dense grid: best for DPM-Solver++ on mixtures 
 
 
 def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device | str = "cpu") -> Iterator[Tensor]:
-    """Noise whose every row comes from a seed of its own: the same for any batch size and number of processes.
-
-    It is drawn on the CPU, so that all devices give the same.
+    """Yield noise whose rows have a seed each: the same for any batch size, number of processes and device.
 
     Yields:
         (len(seeds), *shape), float32, standard normal, without end: what a sampler starts from, then what it adds.
@@ -40,12 +39,12 @@ def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device |
 
 
 def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
-    """Falling steps of the process at which to run the net, and where the last of them leads; -1 is clean data.
+    """Return the falling steps at which to run the net, and where the last of them leads; -1 is clean data.
 
     Args:
         steps: evaluations of the net, 1 to `total`.
-        grid: "trailing": evenly down from the last step, pure noise, to clean data. "dense": the same with shorter
-            steps towards the data. "original": AudioSR's, 1 + every (total // steps)-th, to step 0; it starts below
+        grid: "trailing": evenly from the last step, pure noise, to clean data. "dense": likewise, with shorter steps
+            towards the data. "original": AudioSR's, 1 + every (total // steps)-th, to step 0; it starts below
             pure noise and takes more steps where `steps` does not divide `total`.
         total: T of the process.
 
@@ -56,8 +55,11 @@ def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
         return [*reversed(range(1, total, total // steps)), 0]
     check_one_of(GRIDS, grid=grid)
     exponent = _DENSITY if grid == "dense" else 1.0
-    times = {max(round(total * (1 - index / steps) ** exponent) - 1, 0) for index in range(steps)}
-    return [*sorted(times, reverse=True), -1]
+    times: list[int] = []
+    for index in range(1, steps + 1):
+        time = round(total * (index / steps) ** exponent) - 1
+        times.append(max(time, times[-1] + 1) if times else max(time, 0))
+    return [*reversed(times), -1]
 
 
 class Sampler(ABC):
@@ -74,11 +76,17 @@ class Sampler(ABC):
         self.steps = steps
         self.grid = grid
 
+    def with_steps(self, steps: int) -> Self:
+        """Return a copy that takes so many steps."""
+        sampler = copy.copy(self)
+        sampler.steps = steps
+        return sampler
+
     @abstractmethod
     def sample(
         self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
     ) -> Tensor:
-        """Draw samples x_0 (B, ...), without gradients.
+        """Sample x_0 (B, ...), without gradients.
 
         Args:
             predict: function of x_t (B, ...) and steps (B,) int64 that returns the net's output (B, ...).
@@ -106,7 +114,7 @@ class DDIM(Sampler):
     def sample(
         self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
     ) -> Tensor:
-        """Draw samples; see `Sampler.sample`."""
+        """Sample; see `Sampler.sample`."""
         if self.eta and noises is None:
             raise ValueError(
                 f"DDIM with eta {self.eta} adds noise in every step: pass noises, as of row_noise(seeds, ...)"
@@ -138,7 +146,7 @@ class DPMSolver(Sampler):
     def sample(
         self, predict: Predict, noise: Tensor, diffusion: CosineDiffusion, noises: Iterator[Tensor] | None = None
     ) -> Tensor:
-        """Draw samples; see `Sampler.sample`. No noise is added."""
+        """Sample; see `Sampler.sample`. No noise is added."""
         x, earlier, stride_before = noise, None, 0.0
         for t, following in pairwise(time_grid(self.steps, self.grid, diffusion.steps)):
             rows = torch.full((len(x),), t, device=x.device)
@@ -150,32 +158,31 @@ class DPMSolver(Sampler):
                 estimate = (1 + weight) * x0 - weight * earlier
             signal, sigma = diffusion.levels(t)
             next_signal, next_sigma = diffusion.levels(following)
-            kept = next_sigma / sigma
-            x = kept * x + (next_signal - signal * kept) * estimate
+            ratio = next_sigma / sigma
+            x = ratio * x + (next_signal - signal * ratio) * estimate
             earlier, stride_before = x0, stride
         return x
 
 
-def conditioned(
-    net: Denoiser, condition: Tensor, encoded: tuple[Tensor, Tensor] | None, scale: float, rescale: float
+def conditional_predictor(
+    net: Denoiser, condition: Tensor, context: Tensor | None, scale: float, rescale: float
 ) -> Predict:
-    """The net under a condition, guided or not; both outputs of a guided one come from one call.
+    """Return the net's prediction under a condition, with guidance or without; a guided one is one call of two copies.
 
     Args:
         condition: latents of the input (B, C, H, W) in the scale that the net sees.
-        encoded: what the global encoder made of the clips (B, ...); None without one.
+        context: vectors of the clips (B, C), see `Denoiser.encode_clip`; None without a global encoder.
         scale: of the guidance, like `rescale` as of `classifier_free_guidance`.
     """
     copies = 1 if scale == 1 else 2
     if copies == 2:
         condition = torch.cat([condition, torch.full_like(condition, UNCONDITIONAL) * net.latent_scale])
-    if encoded is not None:
-        context, sequence = (each.repeat(copies, *[1] * (each.dim() - 1)) for each in encoded)
-        encoded = (context, sequence)
+    if context is not None:
+        context = context.repeat(copies, 1)
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
         noisy = concat(x.repeat(copies, 1, 1, 1), condition)
-        output = net(noisy, t.repeat(copies), encoded=encoded).float()
+        output = net(noisy, t.repeat(copies), context=context).float()
         if copies == 1:
             return output
         conditional, unconditional = output.chunk(2)

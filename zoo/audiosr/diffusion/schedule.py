@@ -52,13 +52,13 @@ class CosineDiffusion(nn.Module):
             return 1.0, 0.0
         return math.sqrt(self._exact[t]), math.sqrt(1 - self._exact[t])
 
-    def noised(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_t (B, ...) of data and standard normal noise (B, ...) at steps (B,), int64, 0 to T - 1."""
         signal, sigma = self._factors(t, x0)
         return signal * x0 + sigma * noise
 
     def target(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the net has to predict (B, ...); arguments as in `noised`."""
+        """What the net has to predict (B, ...); arguments as in `add_noise`."""
         if self.prediction == "noise":
             return noise
         signal, sigma = self._factors(t, x0)

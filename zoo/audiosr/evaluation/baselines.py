@@ -1,4 +1,4 @@
-"""What super-resolution has to beat: linear interpolation, and noise in the shape of the training set's spectrum."""
+"""Baselines of super-resolution: linear interpolation, and noise in the shape of the training set's spectrum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io.resample import resample_array
-from zoo.audiosr.inference.postprocess import HOP_LENGTH, N_FFT, crossover
+from zoo.audiosr.data.cutoff import N_FFT
+from zoo.audiosr.inference.crossover import HOP_LENGTH, crossover_gains
 
 _QUIET_DB = 60.0  # frames so far below the loudest one of their clip say nothing about the envelope
 _FLOOR = 1e-6  # of magnitudes
@@ -29,11 +30,7 @@ def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
 
 
 def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
-    """Mean natural logarithm (1025,) float64 of the magnitude spectrum of full-band clips (T,) at one sample rate.
-
-    Raises:
-        ValueError: when there is no clip with sound.
-    """
+    """Mean natural logarithm (1025,) float64 of the magnitude spectrum of full-band clips (T,) at one sample rate."""
     total, count = torch.zeros(N_FFT // 2 + 1, dtype=torch.float64), 0
     for clip in clips:
         magnitudes = _stft(torch.from_numpy(np.ascontiguousarray(clip, np.float32))).abs()
@@ -53,15 +50,15 @@ def shaped_noise(low: np.ndarray, sample_rate: int, cutoff_hz: float, envelope: 
     sample rate); levels are mean logarithms.
     """
     audio = torch.from_numpy(np.ascontiguousarray(low, np.float32))
-    known = _stft(audio)
+    low_image = _stft(audio)
     noise = _stft(torch.randn(len(audio), generator=torch.Generator().manual_seed(0)))
     last = max(round(cutoff_hz / sample_rate * N_FFT), 2)
     band = slice(last // 2, last)
     shape = torch.from_numpy(envelope).float()[:, None]
-    offset = (known[band].abs().clamp(min=_FLOOR).log() - shape[band]).mean(dim=0)
+    offset = (low_image[band].abs().clamp(min=_FLOOR).log() - shape[band]).mean(dim=0)
     spread = math.sqrt(float(torch.hann_window(N_FFT).square().sum()))
-    below, above = (torch.from_numpy(gains)[:, None] for gains in crossover(cutoff_hz, sample_rate))
-    image = below * known + above * noise * torch.exp(shape + offset + _EULER / 2) / spread
+    below, above = (torch.from_numpy(gains)[:, None] for gains in crossover_gains(cutoff_hz, sample_rate))
+    image = below * low_image + above * noise * torch.exp(shape + offset + _EULER / 2) / spread
     result = torch.istft(image, N_FFT, HOP_LENGTH, window=torch.hann_window(N_FFT), length=len(audio))
     return result.numpy()
 

@@ -1,4 +1,4 @@
-"""What an autoencoder makes of audio: log-mels through the latents and back, which a vocoder's `predict` takes."""
+"""Reconstruction by an autoencoder: log-mels through the latents and back, as files for a vocoder's `predict`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.audio.analysis.figures import plot_mels
 from zoo.audio.inference import AudioInference, answer_file, as_audio
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, mix_to_mono, resample_blocks
-from zoo.audiosr.nets.features import MelFeatures, whole_mel
+from zoo.audiosr.nets.features import MelFeatures, crop_to_multiple
 from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
 from zoo.common.reports import write_figure
 from zoo.runs.inference.forms import Output, Progress
@@ -25,9 +25,9 @@ OVERLAP_SHARE = 8  # a chunk shares this part of its length with its neighbour
 
 
 class Reconstructor(AudioInference):
-    """An autoencoder with its front end: what no later stage can do better than.
+    """An autoencoder with its front end, the upper bound of all later stages.
 
-    Long files are computed in overlapping chunks that are cross-faded.
+    Long files are processed in overlapping chunks that are cross-faded.
 
     Args:
         autoencoder: trained, of stage 1.
@@ -70,27 +70,27 @@ class Reconstructor(AudioInference):
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Reconstruct a recording's log-mel, and draw both."""
-        parts = answer_file(self, values["input"], folder, progress)
+        outputs = answer_file(self, values["input"], folder, progress)
         audio = files.read_mono(values["input"], self.features.sample_rate)
         with torch.inference_mode():
-            mel = whole_mel(self.features(torch.from_numpy(audio).to(self.device)[None, None]), 1)[0, 0].T
+            mel = crop_to_multiple(self.features(torch.from_numpy(audio).to(self.device)[None, None]), 1)[0, 0].T
         figure = plot_mels(mel, np.load(folder / "result.npy", mmap_mode="r"), ("input", "reconstructed"))
         write_figure(folder / "result.png", figure)
-        return parts
+        return outputs
 
     def _frames(self, samples: int, sample_rate: int) -> int:
         return -(-math.ceil(samples * self.features.sample_rate / sample_rate) // self.features.hop_length)
 
     def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
         """Log-mels (n_mels, m)."""
-        wanted = math.ceil(samples * self.features.sample_rate / sample_rate)
-        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.features.sample_rate), wanted)
-        mels = self.chunker.process(stream, wanted, self._compute)
+        length = math.ceil(samples * self.features.sample_rate / sample_rate)
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.features.sample_rate), length)
+        mels = self.chunker.process(stream, length, self._compute)
         yield from match_length((piece[0] for piece in mels), self._frames(samples, sample_rate))
 
     @torch.inference_mode()
     def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
         waveforms = torch.from_numpy(np.ascontiguousarray(chunks)).to(self.device)[:, None]
-        mel = whole_mel(self.features(waveforms), self.autoencoder.factor)
+        mel = crop_to_multiple(self.features(waveforms), self.autoencoder.factor)
         decoded = self.autoencoder.decode(posterior_mean(self.autoencoder.encode(mel)))
         return decoded[:, 0].transpose(1, 2).float().cpu().numpy()

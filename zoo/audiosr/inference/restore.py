@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal, get_args
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,37 +20,36 @@ from zoo.audio.evaluation import metrics
 from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
 from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, resample_blocks
-from zoo.audiosr.data.cutoff import CONFIDENCE, FULL_BAND, cutoff, edges
-from zoo.audiosr.data.simulate import top
-from zoo.audiosr.diffusion.samplers import DDIM, Sampler
+from zoo.audiosr.data.cutoff import FULL_BAND, find_edge
+from zoo.audiosr.data.simulate import max_cutoff_hz
+from zoo.audiosr.diffusion.samplers import DDIM
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.inference.chunks import TAGS, Chunks, Settings, clip_mel, copied_bands, tagged, unit_samples, vocoded
-from zoo.audiosr.inference.postprocess import Segments, combined, crossover, lowpass_gains, match
-from zoo.audiosr.inference.report import Spectrogram, write_picture
+from zoo.audiosr.inference.chunks import TAGS, ChunkRestorer, bands_below, clip_mel, tag_units, unit_samples, vocode
+from zoo.audiosr.inference.crossover import crossover_gains, filter_and_sum, lowpass_gains, match_level
+from zoo.audiosr.inference.spectrogram import Spectrogram, write_picture
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.common.checks import check_at_least, check_one_of, check_positive, check_within
+from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
 from zoo.runs.inference.forms import InputField, Output, Progress
 
-SILENCE = 2.0**-16  # half a step of 16 bits; nothing louder in it, and a recording is silent
+SILENCE = 2.0**-16  # half a step of 16 bits; a recording with nothing louder is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
 BLOCK_SECONDS = 4  # read and written at once
-SEGMENT_SECONDS = 5  # of each the cut-off is looked for: long enough that speech has a sibilant in it
 
 Blocks = Callable[[], Iterable[np.ndarray]]
 
 
-class Recording:
-    """A file or an array: `survey` it, then `restore` it, then take the `result`.
+class RecordingRestoration:
+    """The restoration of a file or an array: `analyze`, then `generate`, then `result`.
 
     Args:
         blocks: opens the input: pieces (C, n) float32.
         source_rate: of the input in Hz.
         samples: of the input.
         shift: of the grid of chunks, see `Chunker.spans`.
-        cutoff_hz: in the place of the restorer's, in Hz.
-        target: opens what is resynthesised, where nothing is to be generated.
+        cutoff_hz: instead of the restorer's, in Hz.
+        target: opens a signal to resynthesise instead of generating one.
     """
 
     def __init__(
@@ -71,69 +70,37 @@ class Recording:
         self.channels = channels
         self.samples = max(math.ceil(samples * restorer.sample_rate / source_rate), 1)  # of the result
         self.shift = shift
-        self.segment_samples = SEGMENT_SECONDS * restorer.sample_rate
-        self._known = Segments(self.samples, self.segment_samples)
-        self._given = restorer.cutoff_hz if cutoff_hz is None else cutoff_hz
-        # known after the survey
-        self.cutoffs_hz = np.full(len(self._known.frames), np.nan)  # ends of the segments' bands (S,), NaN: full
-        self.confidence = np.zeros(len(self._known.frames))  # of edges that were found, else 1
+        self.before = Spectrogram(self.samples)
+        self.cutoff_hz: float | None = restorer.restore.cutoff_hz if cutoff_hz is None else cutoff_hz
         self.peaks = np.zeros(channels)
-        self.nothing_to_do = True  # but to resample
-        # known after the restoration
         self.chunks = 0  # per channel
         self.match = 1.0  # factor on the generated band
         self.gain = 1.0  # factor on the result
 
-    def survey(self, picture: Spectrogram | None = None) -> None:
-        """Find peaks and cut-offs."""
-        stream = self._known.observe(self._input())
-        for piece in stream if picture is None else picture.observe(stream):
+    def analyze(self) -> None:
+        """Find peaks and the cut-off; None where the band is full or nothing is loud enough."""
+        for piece in self.before.observe(self._resample_input(self.blocks)):
             self.peaks = np.maximum(self.peaks, np.abs(piece).max(axis=1))
-        if self.peaks.max() >= SILENCE:
-            self._find_cutoffs()
-        self.nothing_to_do = bool(np.isnan(self.cutoffs_hz).all())
-
-    @property
-    def starts(self) -> np.ndarray:
-        """Of the segments (S,), in seconds."""
-        return np.arange(len(self.cutoffs_hz)) * SEGMENT_SECONDS
-
-    @property
-    def cutoff_hz(self) -> float:
-        """The middle of the segments' cut-offs, in Hz; half the sample rate where the band is full."""
-        if np.isnan(self.cutoffs_hz).all():
-            return self.restorer.sample_rate / 2
-        return float(np.nanmedian(self.cutoffs_hz))
-
-    def _find_cutoffs(self) -> None:
         rate = self.restorer.sample_rate
         limit_hz = min(self.source_rate, rate) / 2
-        if self._given is None and self.restorer.cutoff_rule == "edge":
-            spectra = self._known.spectra / self._known.frames[:, None]
-            for number, edge in enumerate(edges(spectra, rate, limit_hz, self.restorer.cutoff_confidence)):
-                if edge is not None:
-                    self.cutoffs_hz[number], self.confidence[number] = edge.hz, edge.confidence
-                elif limit_hz < FULL_BAND * rate / 2:  # nothing can lie above it
-                    self.cutoffs_hz[number], self.confidence[number] = top(self.source_rate), 1.0
-            return
-        found = cutoff(self._known.spectra.sum(axis=0, dtype=np.float64), rate) if self._given is None else self._given
-        if found < top(rate):
-            self.cutoffs_hz[:] = found
-            self.confidence[:] = 0.0 if self._given is None else 1.0
+        if self.cutoff_hz is None:
+            self.cutoff_hz = find_edge(self.before.total, rate, limit_hz)
+            if self.cutoff_hz is None and limit_hz < FULL_BAND * rate / 2:  # nothing can lie above it
+                self.cutoff_hz = max_cutoff_hz(self.source_rate)
+        if self.peaks.max() < SILENCE or (self.cutoff_hz or 0) >= max_cutoff_hz(rate):
+            self.cutoff_hz = None
 
-    def restore(self, first: IO[bytes], second: IO[bytes]) -> None:
+    def generate(self, first: IO[bytes], second: IO[bytes]) -> None:
         """Fill the second of two temporary files with the result, all but its gain."""
-        pieces: Iterable[np.ndarray] = self._input()
-        if not self.nothing_to_do:
-            found = Segments(self.samples, self.segment_samples)
-            for piece in found.observe(self._generated()):
-                _store(first, piece)
+        pieces: Iterable[np.ndarray] = self._resample_input(self.blocks)
+        if self.cutoff_hz is not None:
             rate = self.restorer.sample_rate
-            self.match = match(self._wanted().spectra, found.spectra, self.cutoffs_hz, rate)
-            frequencies, choice = np.unique(np.nan_to_num(self.cutoffs_hz, nan=rate), return_inverse=True)
-            low, high = (np.stack(gains) for gains in zip(*(crossover(hz, rate) for hz in frequencies), strict=True))
-            streams = [pieces, self._stored(first)]
-            pieces = combined(streams, [low, self.match * high], self.samples, choice, self.segment_samples)
+            spectrogram = Spectrogram(self.samples)
+            for piece in spectrogram.observe(self._run_nets(self.cutoff_hz)):
+                _store(first, piece)
+            self.match = match_level(self._reference().total, spectrogram.total, self.cutoff_hz, rate)
+            low, high = crossover_gains(self.cutoff_hz, rate)
+            pieces = filter_and_sum([pieces, self._read_stored(first)], [low, self.match * high], self.samples)
         peak = 1.0
         for piece in pieces:
             peak = max(peak, float(np.abs(piece).max()))
@@ -141,73 +108,68 @@ class Recording:
         self.gain = 1 / peak
 
     def result(self, spool: IO[bytes]) -> Iterator[np.ndarray]:
-        """The result (C, n)."""
-        for piece in self._stored(spool):
+        """Yield the result (C, n)."""
+        for piece in self._read_stored(spool):
             yield np.clip(piece * np.float32(self.gain), -1.0, 1.0)
 
-    def _input(self, source: Blocks | None = None) -> Iterator[np.ndarray]:
-        """The input (C, n) at the nets' rate."""
-        restorer = self.restorer
-        stream = match_length(
-            resample_blocks((source or self.blocks)(), self.source_rate, restorer.sample_rate), self.samples
-        )
-        limit = restorer.input_lowpass_hz
-        if source is not None or limit is None or limit >= restorer.sample_rate / 2:
+    def _resample_input(self, blocks: Blocks) -> Iterator[np.ndarray]:
+        """The input or the target (C, n) at the nets' rate; the input is low-passed where that is asked for."""
+        rate, limit = self.restorer.sample_rate, self.restorer.restore.lowpass_hz
+        stream = match_length(resample_blocks(blocks(), self.source_rate, rate), self.samples)
+        if blocks is self.target or limit is None or limit >= rate / 2:
             return stream
-        return combined([stream], [lowpass_gains(limit, restorer.sample_rate)], self.samples)
+        return filter_and_sum([stream], [lowpass_gains(limit, rate)], self.samples)
 
-    def _wanted(self) -> Segments:
+    def _reference(self) -> Spectrogram:
         """What sets the level of the generated signal: the input, or a target, whose band no filter has touched."""
         if self.target is None:
-            return self._known
-        wanted = Segments(self.samples, self.segment_samples)
-        for _ in wanted.observe(self._input(self.target)):
+            return self.before
+        spectrogram = Spectrogram(self.samples)
+        for _ in spectrogram.observe(self._resample_input(self.target)):
             pass
-        return wanted
+        return spectrogram
 
-    def _levelled(self, source: Blocks | None = None) -> Iterator[np.ndarray]:
-        """The input as the nets take it."""
+    def _scale_input(self, blocks: Blocks) -> Iterator[np.ndarray]:
+        """The input or the target at the level of training."""
         factor = np.float32(self._level)
-        return (piece * factor for piece in self._input(source))
+        return (piece * factor for piece in self._resample_input(blocks))
 
     @property
     def _level(self) -> float:
         return min(PEAK / float(self.peaks.max()), MAX_GAIN)
 
-    def _generated(self) -> Iterator[np.ndarray]:
+    def _run_nets(self, cutoff_hz: float) -> Iterator[np.ndarray]:
         """What the nets make of the input (C, n), at the input's level; silent channels stay silent."""
         restorer, device = self.restorer, self.restorer.device
         unit = restorer.unit_samples
         units = -(-self.samples // unit)
-        places = (np.arange(units) * unit + unit // 2) // self.segment_samples
-        copied = copied_bands(restorer.features, self.cutoffs_hz[np.minimum(places, len(self.cutoffs_hz) - 1)])
-        chunks = Chunks(
-            restorer.net, restorer.autoencoder, restorer.features, restorer.diffusion, restorer.settings, copied,
-            self._encoded(), restorer.condition_autoencoder,
+        chunks = ChunkRestorer(
+            restorer.net, restorer.autoencoder, restorer.features, restorer.diffusion, restorer.restore,
+            restorer.sampler, bands_below(restorer.features, cutoff_hz), self._context(),
+            restorer.condition_autoencoder or restorer.autoencoder,
         )  # fmt: skip
         samples = units * (unit + TAGS)
         self.chunks = len(restorer.chunker.spans(samples, self.shift))
-        compute = chunks.restore if self.target is None else chunks.through
-        stream = tagged(self._levelled(self.target), units, unit)
+        compute = chunks.restore if self.target is None else chunks.autoencode
+        stream = tag_units(self._scale_input(self.target or self.blocks), units, unit)
         mels = restorer.chunker.process(stream, samples, compute, self.shift)
-        audio = vocoded(
-            restorer.vocoder, mels, units * unit // restorer.features.hop_length, restorer.chunker.batch, device
-        )
+        frames = units * unit // restorer.features.hop_length
+        audio = vocode(restorer.vocoder, mels, frames, restorer.chunker.batch, device)
         factors = ((self.peaks >= SILENCE) / self._level).astype(np.float32)[:, None]
         for piece in match_length(audio, self.samples):
             yield piece * factors
 
-    def _encoded(self) -> tuple[Tensor, Tensor] | None:
+    def _context(self) -> Tensor | None:
         """The global context of each channel."""
         restorer = self.restorer
         if restorer.net.global_encoder is None or self.target is not None:
             return None
-        mel = clip_mel(restorer.features, self._levelled(), self.samples, restorer.device)
+        mel = clip_mel(restorer.features, self._scale_input(self.blocks), self.samples, restorer.device)
         with torch.inference_mode():
             return restorer.net.encode_clip(mel)
 
-    def _stored(self, spool: IO[bytes]) -> Iterator[np.ndarray]:
-        """Pieces (C, n) of a temporary file."""
+    def _read_stored(self, spool: IO[bytes]) -> Iterator[np.ndarray]:
+        """Yield pieces (C, n) of a temporary file."""
         spool.seek(0)
         while data := spool.read(4 * self.channels * BLOCK_SECONDS * self.restorer.sample_rate):
             yield np.frombuffer(data, np.float32).reshape(-1, self.channels).T
@@ -217,36 +179,32 @@ def _store(spool: IO[bytes], piece: np.ndarray) -> None:
     spool.write(np.ascontiguousarray(piece.T, dtype=np.float32).tobytes())
 
 
-def band_distances(found: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
+def band_distances(predicted: Tensor, high: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,): `lsd`, and above and below a cut-off, `lsd_hf` and `lsd_lf`."""
-    below, above = metrics.lsd_bands(found, high, sample_rate, (0.0, cutoff_hz, sample_rate / 2))
-    return {"lsd": float(metrics.lsd(found, high)), "lsd_lf": float(below), "lsd_hf": float(above)}
+    below, above = metrics.lsd_bands(predicted, high, sample_rate, (0.0, cutoff_hz, sample_rate / 2))
+    return {"lsd": float(metrics.lsd(predicted, high)), "lsd_lf": float(below), "lsd_hf": float(above)}
 
-
-CutoffRule = Literal["edge", "share"]
 
 MAX_STEPS = 200  # of one answer
-SHOWN = ("cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chunks", "real_time_factor", "gain")
+ANSWER_FACTS = (
+    "cutoff_hz", "cutoff", "restored", "audio_seconds", "sample_rate", "chunks", "real_time_factor", "gain",
+)  # fmt: skip
 SUBTYPE = "PCM_24"  # quiet recordings keep their band through it
 
 
 class Restorer(AudioInference):
     """Denoiser, autoencoder and vocoder on recordings whose band ends too early.
 
-    The input is resampled, its cut-off found, and its peak brought to 0.95, where the nets were trained. Chunks lie on
-    the grid of the UNet's coarsest image; the noise of a place is the same in whatever chunk it falls and for all
-    channels. Their log-mels are cross-faded and vocoded as one signal, so that no two waveforms with different
-    phases meet. Bands below the cut-off come from the input, in the mel and once more, sample by sample, at the end.
-    One factor for the whole input brings the generated band to the input's level, another restores that level.
-    The result has ceil(samples * sample rate / input rate) samples. Memory does not grow with the input: files are
-    read three times (four with a global encoder), with two temporary files of 4 bytes a sample beside the result.
+    The input is resampled, its cut-off estimated (`zoo.audiosr.data.cutoff.find_edge`) and its peak scaled to 0.95, as
+    in training. Chunks lie on the grid of the UNet's coarsest image; the noise of a position is the same in every
+    chunk and for all channels. Their log-mels are cross-faded and vocoded as one signal. Bands below the cut-off come
+    from the input, in the mel and once more, sample by sample, at the end. One factor brings the generated band to the
+    input's level, another restores that level. The result has ceil(samples * sample rate / input rate)
+    samples. Memory does not grow with the input: files are read three times (four with a global encoder), with two
+    temporary files of 4 bytes a sample. A global encoder takes the channel's log-mel, pooled to 1024 frames at most.
 
-    A global encoder takes the whole channel: its log-mel, pooled to 1024 frames at most; the same for all chunks.
-
-    The cut-off is looked for in each 5 seconds, see `zoo.audiosr.data.cutoff.edges`. Where there is no edge the band is
-    taken as full and the input stays as it is; where all of it is full, or silent, or a given cut-off reaches 95 % of
-    half the sample rate, it is resampled and no more. An input whose own sample rate leaves out more than the upper
-    tenth of the band ends there.
+    A band without an edge counts as full. Inputs that are full, silent, or whose given cut-off reaches 95 % of half the
+    sample rate, are only resampled. Inputs whose sample rate lacks more than the upper tenth of the band end there.
 
     Args:
         net: UNet and, if there is one, global encoder.
@@ -254,22 +212,9 @@ class Restorer(AudioInference):
         vocoder: from log-mel to waveform; restoring needs one.
         features: the front end that all three were trained with.
         diffusion: the process that the net was trained on.
-        sampler: from noise to latents; 100 steps of DDIM when None.
-        guidance_scale: see `zoo.blocks.image.classifier_free_guidance`; 1 is half the work.
-        guidance_rescale: likewise.
-        cutoff_hz: where the input's band ends, in Hz; found in each input when None.
-        chunk_seconds: length of a chunk; about that of the training crops is what the net knows.
-        overlap_seconds: shared by neighbouring chunks, at most half a chunk.
-        seed: of the noise; each input starts from it.
-        batch_size: chunks restored at once, those of all channels counted.
-        input_lowpass_hz: first take away what the input has above this frequency, in Hz: what MP3 leaves there would
-            pass for its band. None takes nothing.
-        pictures: write `<name>.png` beside each file: its spectrogram before and after.
         condition_autoencoder: encodes the input where the net was trained on another one's latents of it; None takes
             `autoencoder`.
-        cutoff_rule: how the cut-off is found: the steepest fall ("edge"), or AudioSR's rule, the frequency below which
-            98.5 % of the whole input's magnitude lies ("share").
-        cutoff_confidence: of an edge that counts, 0 to 1; see `zoo.audiosr.data.cutoff.Edge`.
+        restore: how to restore.
 
     Source: Liu et al., "AudioSR" (2023), section 2; chunks, cross-over and level are ours.
     """
@@ -283,52 +228,30 @@ class Restorer(AudioInference):
         vocoder: FrozenVocoder | None,
         features: MelFeatures,
         diffusion: CosineDiffusion,
-        sampler: Sampler | None = None,
-        guidance_scale: float = 3.5,
-        guidance_rescale: float = 0.0,
-        cutoff_hz: float | None = None,
-        chunk_seconds: float = 10.24,
-        overlap_seconds: float = 2.0,
-        seed: int = 0,
-        batch_size: int = 1,
-        input_lowpass_hz: float | None = None,
-        pictures: bool = True,
         condition_autoencoder: FrozenAutoencoder | None = None,
-        cutoff_rule: CutoffRule = "edge",
-        cutoff_confidence: float = CONFIDENCE,
+        restore: RestoreOptions = DEFAULT_RESTORE,
     ) -> None:
         if vocoder is None or vocoder.net.receptive_frames is None:
             raise ValueError("restoring needs a vocoder that sees a bounded window: set model.init_args.vocoder")
-        for name, value in {"cutoff_hz": cutoff_hz, "input_lowpass_hz": input_lowpass_hz}.items():
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name} is a frequency in Hz or null, not {value}")
-        check_one_of(get_args(CutoffRule), cutoff_rule=cutoff_rule)
-        check_positive(cutoff_confidence=cutoff_confidence)
-        check_within(0, 1, cutoff_confidence=cutoff_confidence, guidance_rescale=guidance_rescale)
-        check_at_least(0, guidance_scale=guidance_scale)
         self.net = net
         self.autoencoder = autoencoder
         self.condition_autoencoder = condition_autoencoder
         self.vocoder = vocoder
         self.features = features
         self.diffusion = diffusion
-        self.settings = Settings(sampler or DDIM(), guidance_scale, guidance_rescale, seed)
-        self.cutoff_hz = cutoff_hz
-        self.cutoff_rule = cutoff_rule
-        self.cutoff_confidence = cutoff_confidence
-        self.input_lowpass_hz = input_lowpass_hz
-        self.pictures = pictures
+        self.restore = restore
+        self.sampler = restore.sampler or DDIM()
         self.sample_rate = features.sample_rate
-        self.chunk_seconds, self.overlap_seconds = chunk_seconds, overlap_seconds
-        unit = unit_samples(net, autoencoder, features)
-        window, overlap = (round(seconds * self.sample_rate / unit) for seconds in (chunk_seconds, overlap_seconds))
+        self.unit_samples = unit = unit_samples(net, autoencoder, features)
+        window, overlap = (
+            round(seconds * self.sample_rate / unit) for seconds in (restore.chunk_seconds, restore.overlap_seconds)
+        )
         if overlap < 1:
             raise ValueError(
-                f"overlap_seconds {overlap_seconds} is no overlap: chunks are cut in units of "
-                f"{unit / self.sample_rate:.3g} s, take at least one"
+                f"overlap_seconds is {restore.overlap_seconds}; expected at least one unit of "
+                f"{unit / self.sample_rate:.3g} s, in which chunks are cut"
             )
-        self.chunker = Chunker(window, overlap, unit + TAGS, batch_size)
-        self.unit_samples = unit
+        self.chunker = Chunker(window, overlap, unit + TAGS, restore.batch_size)
 
     def __call__(
         self, audio: np.ndarray, sample_rate: int, grid_shift: int = 0, cutoff_hz: float | None = None
@@ -338,16 +261,14 @@ class Restorer(AudioInference):
         Args:
             audio: float or integers.
             grid_shift: moves the grid of chunks by so many units, to measure what it changes; see `Chunker.spans`.
-            cutoff_hz: of this input, in the place of the option.
+            cutoff_hz: of this input, instead of the option.
         """
-        return self._array(audio, None, sample_rate, grid_shift, cutoff_hz)
+        return self._restore_array(audio, None, sample_rate, grid_shift, cutoff_hz)
 
     def compare(self, high: Tensor, low: Tensor, cutoff_hz: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Restore a clip beside the input as it is and what the frozen parts can reach.
+        """Restore a clip; returns signals (T,) by name and their `band_distances`.
 
-        Returns:
-            Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and `band_distances`, those of the input
-            as `unprocessed_...` and of the ceiling as `ceiling_...`.
+        Those of the input begin with `unprocessed_`, of the ceiling with `ceiling_`.
         """
         rate = self.sample_rate
         signals = {
@@ -364,18 +285,14 @@ class Restorer(AudioInference):
         return signals, values
 
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
-        """What a perfect denoiser would give: the target through autoencoder and vocoder, with the input's low band."""
-        return self._array(low, high, sample_rate, 0, cutoff_hz)
+        """Compute a perfect denoiser's result: target through autoencoder and vocoder, with the input's low band."""
+        return self._restore_array(low, high, sample_rate, 0, cutoff_hz)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Restore an audio file.
+        """Restore an audio file; returns what was done.
 
-        Returns:
-            `audio_seconds`, `sample_rate` and `channels` of the result; `cutoff_hz` (see `Recording`), whether it was
-            given or found (`cutoff`), and `segments`: start in seconds, cut-off in Hz (null where the band is full) and
-            confidence; `restored`, False where there was nothing to do; `chunks` per channel;
-            `real_time_factor` (seconds of work per second of audio); `gain`, below 1 where the result would have left
-            full scale; `match`, the factor on the generated band; and the name of the `picture`.
+        Among it `cutoff_hz`, half the sample rate of a full band; `chunks` per channel; `gain`, below 1 where the
+        result would have left full scale; `match`, the factor on the generated band.
         """
         started = time.perf_counter()
         header = files.info(source)
@@ -383,31 +300,25 @@ class Restorer(AudioInference):
         def blocks() -> Iterator[np.ndarray]:
             return files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
 
-        run = Recording(self, blocks, header.sample_rate, header.channels, header.samples)
-        before, after = Spectrogram(run.samples), Spectrogram(run.samples)
-        picture = target.with_suffix(".png") if self.pictures else None
+        run = RecordingRestoration(self, blocks, header.sample_rate, header.channels, header.samples)
+        picture = target.with_suffix(".png") if self.restore.pictures else None
+        seconds = run.samples / self.sample_rate
         with tempfile.TemporaryFile(dir=target.parent) as first, tempfile.TemporaryFile(dir=target.parent) as second:
-            run.survey(before if picture else None)
-            segments = list(zip(run.starts.tolist(), run.cutoffs_hz.tolist(), strict=True))
-            run.restore(first, second)
+            run.analyze()
+            run.generate(first, second)
             with files.AudioWriter(target, self.sample_rate, header.channels, SUBTYPE) as writer:
-                pieces = run.result(second)
-                for piece in after.observe(pieces) if picture else pieces:
+                after = Spectrogram(run.samples)
+                for piece in after.observe(run.result(second)):
                     writer.write(piece)
                 if picture:  # before the result appears: a rerun takes a result for finished
-                    write_picture(picture, before, after, self.sample_rate, run.samples, segments, source.name)
-        seconds = run.samples / self.sample_rate
+                    write_picture(picture, run.before, after, self.sample_rate, seconds, run.cutoff_hz, source.name)
         return {
             "audio_seconds": seconds,
             "sample_rate": self.sample_rate,
             "channels": header.channels,
-            "cutoff_hz": round(run.cutoff_hz, 3),
-            "cutoff": "found" if self.cutoff_hz is None else "given",
-            "segments": [
-                [start, None if math.isnan(hz) else round(hz, 3), round(float(confidence), 3)]
-                for (start, hz), confidence in zip(segments, run.confidence, strict=True)
-            ],
-            "restored": not run.nothing_to_do,
+            "cutoff_hz": round(self.sample_rate / 2 if run.cutoff_hz is None else run.cutoff_hz, 3),
+            "cutoff": "found" if self.restore.cutoff_hz is None else "given",
+            "restored": run.cutoff_hz is not None,
             "chunks": run.chunks,
             "real_time_factor": (time.perf_counter() - started) / seconds,
             "gain": run.gain,
@@ -416,54 +327,55 @@ class Restorer(AudioInference):
         }
 
     def fields(self) -> tuple[InputField, ...]:
-        """A recording, where its band ends, and how to sample."""
-        half = self.sample_rate / 2
-        sampler, scale = self.settings.sampler, self.settings.guidance_scale
-        longest = max(self.chunk_seconds, MAX_RECORDING_SECONDS)
-        found = "where the recording's band ends; found in each 5 seconds when empty"
-        taken = "first take away what lies above this frequency, such as what MP3 leaves there"
+        """Return the fields of a form: a recording, where its band ends, and how to sample."""
+        half, options = self.sample_rate / 2, self.restore
+        longest = max(options.chunk_seconds, MAX_RECORDING_SECONDS)
+        estimated = "where the recording's band ends; estimated when empty"
+        removed = "first remove what lies above this frequency, such as what MP3 leaves there"
         return (
             recording_field(),
-            InputField("cutoff_hz", "Cut-off (Hz)", "float", self.cutoff_hz, (0, half), help=found, optional=True),
-            InputField("steps", "Steps", "int", min(sampler.steps, MAX_STEPS), (1, MAX_STEPS), help="more is slower"),
-            InputField("guidance_scale", "Guidance", "float", scale, (0, 20), help="1 takes half as long"),
-            InputField("seed", "Seed", "int", self.settings.seed, (0, 2**31)),
-            InputField("input_lowpass_hz", "Low-pass (Hz)", "float", self.input_lowpass_hz, (0, half), help=taken,
+            InputField("cutoff_hz", "Cut-off (Hz)", "float", options.cutoff_hz, (0, half), help=estimated,
+                  optional=True),
+            InputField("steps", "Steps", "int", min(self.sampler.steps, MAX_STEPS), (1, MAX_STEPS),
+                  help="more is slower"),
+            InputField("guidance_scale", "Guidance", "float", options.guidance_scale, (0, 20),
+                  help="1 takes half as long"),
+            InputField("seed", "Seed", "int", options.seed, (0, 2**31)),
+            InputField("lowpass_hz", "Low-pass (Hz)", "float", options.lowpass_hz, (0, half), help=removed,
                   optional=True, advanced=True),
-            InputField("cutoff_rule", "Cut-off found by", "choice", self.cutoff_rule, allowed=get_args(CutoffRule),
+            InputField("chunk_seconds", "Chunk (s)", "float", options.chunk_seconds, (0.1, longest), advanced=True),
+            InputField("overlap_seconds", "Overlap (s)", "float", options.overlap_seconds, (0, longest / 2),
                   advanced=True),
-            InputField("chunk_seconds", "Chunk (s)", "float", self.chunk_seconds, (0.1, longest), advanced=True),
-            InputField("overlap_seconds", "Overlap (s)", "float", self.overlap_seconds, (0, longest / 2),
-                       advanced=True),
         )  # fmt: skip
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
-        """Restore a recording with what was chosen."""
-        options = {name: value for name, value in values.items() if name not in ("input", "steps")}
-        sampler = copy.copy(self.settings.sampler)
-        sampler.steps = values["steps"]
-        changed = Restorer(
-            self.net, self.autoencoder, self.vocoder, self.features, self.diffusion, sampler,
-            guidance_rescale=self.settings.guidance_rescale, batch_size=self.chunker.batch, pictures=False,
-            condition_autoencoder=self.condition_autoencoder, cutoff_confidence=self.cutoff_confidence, **options,
-        )  # fmt: skip
-        changed.with_figures = self.with_figures
-        return answer_file(changed, values["input"], folder, progress, SHOWN)
+        """Restore a recording with the options of a form."""
+        names = {each.name for each in fields(RestoreOptions)}
+        options = replace(
+            self.restore,
+            sampler=self.sampler.with_steps(values["steps"]),
+            pictures=False,
+            **{name: value for name, value in values.items() if name in names},
+        )
+        components = (self.net, self.autoencoder, self.vocoder, self.features, self.diffusion)
+        restorer = Restorer(*components, self.condition_autoencoder, options)
+        restorer.with_figures = self.with_figures
+        return answer_file(restorer, values["input"], folder, progress, ANSWER_FACTS)
 
-    def _array(
+    def _restore_array(
         self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, shift: int, cutoff_hz: float | None
     ) -> np.ndarray:
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
-        wanted = None if target is None else np.atleast_2d(as_audio(target, sample_rate))
-        if wanted is not None and wanted.shape != channels.shape:
-            raise ValueError(f"expected a target of shape {channels.shape}, found {wanted.shape}")
-        run = Recording(
+        target_channels = None if target is None else np.atleast_2d(as_audio(target, sample_rate))
+        if target_channels is not None and target_channels.shape != channels.shape:
+            raise ValueError(f"expected a target of shape {channels.shape}, found {target_channels.shape}")
+        run = RecordingRestoration(
             self, lambda: [channels], sample_rate, len(channels), channels.shape[1], shift, cutoff_hz,
-            None if wanted is None else lambda: [wanted],
+            None if target_channels is None else lambda: [target_channels],
         )  # fmt: skip
-        run.survey()
+        run.analyze()
         with io.BytesIO() as first, io.BytesIO() as second:
-            run.restore(first, second)
+            run.generate(first, second)
             result = np.concatenate(list(run.result(second)), axis=1)
         return result if audio.ndim == 2 else result[0]

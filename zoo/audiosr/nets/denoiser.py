@@ -12,11 +12,11 @@ from zoo.audiosr.nets.unet import UNet
 UNCONDITIONAL = -11.4981  # AudioSR's latent of "no condition", before the scale of the latents
 
 
-FUSION_PREFIX = "global_"  # of the names of all layers in the UNet that bring the global context in
+FUSION_PREFIX = "global_"  # of the UNet's layers that take the global context
 
 
 def concat(x: Tensor, condition: Tensor) -> Tensor:
-    """Noisy latents (B, C, H, W) beside the condition (B, C', H', W'), resized bilinearly when the size differs."""
+    """Concatenate noisy latents (B, C, H, W) and a condition (B, C', H', W'), resized bilinearly to their size."""
     if condition.shape[-2:] != x.shape[-2:]:
         condition = F.interpolate(condition, size=x.shape[-2:], mode="bilinear", align_corners=False)
     return torch.cat([x, condition], dim=1)
@@ -31,7 +31,7 @@ class Denoiser(nn.Module):
 
     Attributes:
         latent_scale: factor from the autoencoder's latents to those that the UNet sees, scalar, float32. Saved with
-            the weights; whoever calls the net applies it.
+            the weights; the caller applies it.
     """
 
     latent_scale: Tensor
@@ -50,42 +50,34 @@ class Denoiser(nn.Module):
         self.global_encoder = global_encoder
         self.register_buffer("latent_scale", torch.tensor(1.0))
 
-    def forward(
-        self,
-        x: Tensor,
-        t: Tensor,
-        full_audio: Tensor | None = None,
-        encoded: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, full_audio: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         """Predict v (or the noise), (B, unet.out_channels, H, W).
 
         Args:
-            x: noisy latents and condition side by side, see `concat`; (B, unet.in_channels, H, W).
+            x: noisy latents and condition along the channels, see `concat`; (B, unet.in_channels, H, W).
             t: diffusion steps (B,).
-            full_audio: log-mel of the whole clip (B, 1, F, n_mels), time first. Not used without a global encoder; None
-                leaves the fusion out.
-            encoded: what `encode_clip` made of it, in its place: a sampler calls the net many times with one clip.
+            full_audio: log-mel of the clip (B, 1, F, n_mels), time first; None leaves the global context out.
+            context: vectors that `encode_clip` computed of it, for samplers that call the net many times.
         """
-        if encoded is None and full_audio is not None:
-            encoded = self.encode_clip(full_audio)
-        context, sequence = encoded or (None, None)
-        return self.unet(x, t, context, sequence)
+        if context is None and full_audio is not None:
+            context = self.encode_clip(full_audio)
+        return self.unet(x, t, context)
 
-    def encode_clip(self, full_audio: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Vectors (B, C) and tokens (B, F, C) of log-mels (B, 1, F, n_mels), or None without an encoder."""
-        return self.global_encoder(full_audio.transpose(-1, -2)) if self.global_encoder is not None else None
+    def encode_clip(self, full_audio: Tensor) -> Tensor | None:
+        """Encode log-mels (B, 1, F, n_mels) as vectors (B, C); None without a global encoder."""
+        return self.global_encoder(full_audio.transpose(-1, -2))[0] if self.global_encoder is not None else None
 
     def groups(self) -> dict[str, list[str]]:
-        """Names of all parameters by the part they belong to, each in one part only.
+        """Group the names of all parameters by component.
 
-        Parts are global_encoder, the UNet's time_embed, input_blocks, middle_block, output_blocks and out, and
-        global_fusion, its layers that bring the global context in.
+        Groups are global_encoder, the UNet's time_embed, input_blocks, middle_block, output_blocks and out, and
+        global_fusion, its layers that take the global context.
         """
         groups: dict[str, list[str]] = {}
         for name, _ in self.named_parameters():
-            part, *path = name.split(".")
-            if part == "unet":
+            group, *path = name.split(".")
+            if group == "unet":
                 fuses = any(step.startswith(FUSION_PREFIX) for step in path)
-                part = "global_fusion" if fuses else path[0]
-            groups.setdefault(part, []).append(name)
+                group = "global_fusion" if fuses else path[0]
+            groups.setdefault(group, []).append(name)
         return groups

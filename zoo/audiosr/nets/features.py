@@ -61,17 +61,17 @@ class MelFeatures(nn.Module):
         if waveform.dim() != 3 or waveform.shape[1] != 1:
             raise ValueError(f"expected waveforms (B, 1, T), found shape {tuple(waveform.shape)}")
         audio = waveform[:, 0]
-        mel = self.mel(audio) if self.kind == "audiosr" else self._of_powers(audio)
+        mel = self.mel(audio) if self.kind == "audiosr" else self._power_mel(audio)
         return mel.transpose(1, 2)[:, None]
 
-    def _of_powers(self, audio: Tensor) -> Tensor:
+    def _power_mel(self, audio: Tensor) -> Tensor:
         magnitude = stft_magnitude(audio, self.n_fft, self.hop_length, self.n_fft)
         with torch.autocast(audio.device.type, enabled=False):
             return torch.log(torch.clamp(self.mel.mel_basis @ magnitude.square(), min=LOG_FLOOR))
 
 
-def whole_mel(mel: Tensor, multiple: int) -> Tensor:
-    """Cut mel images (B, 1, F, n_mels) to whole latents: the most frames that are a multiple, as the bands must be."""
+def crop_to_multiple(mel: Tensor, multiple: int) -> Tensor:
+    """Crop mel images (B, 1, F, n_mels) to the most frames that are a multiple, as the bands must be."""
     frames = mel.shape[2] - mel.shape[2] % multiple
     if frames == 0 or mel.shape[3] % multiple:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Trained nets that later stages use and do not train: the autoencoder, the vocoder, a teacher."""
+"""Trained nets that later stages use without training them: autoencoder, vocoder, teacher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FrozenAutoencoder(FrozenNet):
 
     @property
     def factor(self) -> int:
-        """How much smaller the latent image is along each axis."""
+        """Downsampling factor of the latent image along each axis."""
         return self.net.factor
 
     @property
@@ -38,7 +38,7 @@ class FrozenAutoencoder(FrozenNet):
         return self.net.encode(mel)
 
     def decode(self, z: Tensor) -> Tensor:
-        """Log-mels (B, 1, F, n_mels) of latents (B, latent_channels, F / factor, n_mels / factor), in its own scale."""
+        """Log-mels (B, 1, F, n_mels) of latents (B, latent_channels, F / factor, n_mels / factor), in its scale."""
         return self.net.decode(z)
 
 
@@ -62,7 +62,7 @@ class FrozenVocoder(FrozenNet):
 
     @property
     def n_mels(self) -> int:
-        """Bands that it takes."""
+        """Mel bands of its input."""
         return self.net.in_channels
 
     def forward(self, mel: Tensor) -> Tensor:

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.blocks.image import check_divisible, check_levels, checkpoint_block, multi_head_attention, upsample_nearest
+from zoo.blocks.autoencoder import Upsample
+from zoo.blocks.image import check_divisible, check_levels, checkpoint_block, multi_head_attention
 from zoo.common.checks import check_one_of
 
 log = logging.getLogger(__name__)
 
-Fusion = Literal["none", "replace", "residual", "film", "sequence"]
+Fusion = Literal["none", "replace", "residual"]
 """How the global context enters the UNet, see `zoo.audiosr.UNet`."""
 
 MAX_PERIOD = 10000.0
@@ -43,8 +44,8 @@ class GroupNorm(nn.GroupNorm):
         return F.group_norm(x.float(), self.num_groups, weight, bias, self.eps).to(x.dtype)
 
 
-def zeroed(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
-    """Set a layer's weights to zero, so that its block starts as the identity."""
+def zero_init(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
+    """Set a layer's weights to zero: its block starts as the identity."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -52,21 +53,10 @@ def zeroed(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
 
 
 class ResBlock(nn.Module):
-    """Two normed convolutions with the time between them, and a shortcut.
-
-    Args:
-        context_channels: width of the clip's vector that scales and shifts the second norm's output; None for none.
-        dropout: in front of the second convolution, 0 to 1.
-    """
+    """Two normed convolutions with the time between them, and a shortcut."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        embedding_channels: int,
-        groups: int,
-        context_channels: int | None = None,
-        dropout: float = 0.0,
+        self, in_channels: int, out_channels: int, embedding_channels: int, groups: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.in_layers = nn.Sequential(
@@ -77,37 +67,30 @@ class ResBlock(nn.Module):
             GroupNorm(groups, out_channels),
             nn.SiLU(),
             nn.Dropout(dropout),
-            zeroed(nn.Conv2d(out_channels, out_channels, 3, padding=1)),
+            zero_init(nn.Conv2d(out_channels, out_channels, 3, padding=1)),
         )
         self.skip_connection = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
-        self.global_film = zeroed(nn.Linear(context_channels, 2 * out_channels)) if context_channels else None
 
-    def forward(self, x: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None) -> Tensor:
-        """Refine (B, C, H, W) under the time (B, E) and, with film, the clip's vector (B, G)."""
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """Refine (B, C, H, W) under the time (B, E)."""
         h = self.in_layers(x) + self.emb_layers(embedding)[:, :, None, None]
-        norm, rest = self.out_layers[0], self.out_layers[1:]
-        h = norm(h)
-        if self.global_film is not None and context is not None:
-            scale, shift = self.global_film(context)[:, :, None, None].chunk(2, dim=1)
-            h = h * (1 + scale) + shift
-        return self.skip_connection(x) + rest(h)
+        return self.skip_connection(x) + self.out_layers(h)
 
 
 class Attention(nn.Module):
-    """Multi-head attention of tokens to themselves or to others."""
+    """Multi-head self-attention of tokens."""
 
-    def __init__(self, channels: int, heads: int, context_channels: int | None = None) -> None:
+    def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.to_q = nn.Linear(channels, channels, bias=False)
-        self.to_k = nn.Linear(context_channels or channels, channels, bias=False)
-        self.to_v = nn.Linear(context_channels or channels, channels, bias=False)
+        self.to_k = nn.Linear(channels, channels, bias=False)
+        self.to_v = nn.Linear(channels, channels, bias=False)
         self.to_out = nn.Sequential(nn.Linear(channels, channels))
 
-    def forward(self, x: Tensor, others: Tensor | None = None) -> Tensor:
-        """Attend from (B, L, C) to itself or to others (B, M, C')."""
-        others = x if others is None else others
-        return self.to_out(multi_head_attention(self.to_q(x), self.to_k(others), self.to_v(others), self.heads))
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within (B, L, C)."""
+        return self.to_out(multi_head_attention(self.to_q(x), self.to_k(x), self.to_v(x), self.heads))
 
 
 class GatedLinear(nn.Module):
@@ -161,61 +144,39 @@ class TransformerBlock(nn.Module):
         return x + self.ff(self.norm3(x))
 
 
-class TokenAttention(nn.Module):
-    """Cross-attention to a clip's tokens, added through a gate that starts at zero."""
-
-    def __init__(self, channels: int, heads: int, groups: int, context_channels: int) -> None:
-        super().__init__()
-        self.norm = GroupNorm(groups, channels, TRANSFORMER_NORM_EPS)
-        self.attention = Attention(channels, heads, context_channels)
-        self.gate = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Add to (B, C, H, W) what its positions find among tokens (B, T, G)."""
-        found = self.gate * self.attention(self.norm(x).flatten(2).transpose(1, 2), tokens)  # (B, H * W, C)
-        return x + found.transpose(1, 2).reshape(x.shape)
-
-
 class SpatialTransformer(nn.Module):
-    """A transformer block over all positions of an image, preceded by what the fusion does.
-
-    Args:
-        fusion: see `zoo.audiosr.UNet`; "film" does nothing here.
-    """
+    """A transformer block over all positions of an image, after the fusion of the global context."""
 
     def __init__(self, channels: int, heads: int, groups: int, fusion: Fusion, context_channels: int | None) -> None:
         super().__init__()
         self.norm = GroupNorm(groups, channels, TRANSFORMER_NORM_EPS)
         self.proj_in = nn.Conv2d(channels, channels, 1)
         self.transformer_blocks = nn.ModuleList([TransformerBlock(channels, heads)])
-        self.proj_out = zeroed(nn.Conv2d(channels, channels, 1))
+        self.proj_out = zero_init(nn.Conv2d(channels, channels, 1))
         self.fusion = fusion
-        if context_channels and fusion in ("replace", "residual"):
+        if context_channels and fusion != "none":
             self.global_proj = nn.Linear(context_channels, channels)
             self.global_attn = nn.MultiheadAttention(channels, heads, batch_first=True)
-        if context_channels and fusion == "sequence":
-            self.global_tokens = TokenAttention(channels, heads, groups, context_channels)
 
-    def forward(self, x: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None) -> Tensor:
-        """Refine (B, C, H, W): the fusion takes the clip's vector (B, G) or tokens (B, T, G); the time is not used."""
-        if self.fusion == "sequence" and sequence is not None:
-            x = self.global_tokens(x, sequence)
-        if self.fusion in ("replace", "residual") and context is not None:
-            x = self._attend_globally(x, context)
+    def forward(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """Refine (B, C, H, W) with the clip's vector (B, G)."""
+        if self.fusion != "none" and context is not None:
+            x = self._fuse(x, context)
         h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)  # (B, H * W, C)
         for block in self.transformer_blocks:
             h = block(h)
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
-    def _attend_globally(self, x: Tensor, context: Tensor) -> Tensor:
-        """ProjectLily's fusion; its one key gets all the attention, so every position receives the same vector.
+    def _fuse(self, x: Tensor, context: Tensor) -> Tensor:
+        """Attend to the clip's vector as in ProjectLily.
 
-        Written out for one key: exact, and without the queries' work. The slices leave those a gradient of zero.
+        One key gets all the attention, so every position receives the same value, and no queries are computed; the
+        slices of the joint weights leave theirs a gradient of zero.
         """
         channels, attention = x.shape[1], self.global_attn
         weight, bias = attention.in_proj_weight[2 * channels :], attention.in_proj_bias[2 * channels :]
-        found = attention.out_proj(F.linear(self.global_proj(context), weight, bias))[:, :, None, None]
-        return found.expand_as(x) if self.fusion == "replace" else x + found
+        value = attention.out_proj(F.linear(self.global_proj(context), weight, bias))[:, :, None, None]
+        return value.expand_as(x) if self.fusion == "replace" else x + value
 
 
 class Downsample(nn.Module):
@@ -228,18 +189,6 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Halve (B, C, H, W)."""
         return self.op(x)
-
-
-class Upsample(nn.Module):
-    """Doubles both axes by repetition, then a convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Double (B, C, H, W)."""
-        return self.conv(upsample_nearest(x))
 
 
 TRANSFORMERS = 2  # in a row, in the middle and on the way up
@@ -260,19 +209,15 @@ class UNet(nn.Module):
         attention_factors: down-sampling factors (1, 2, 4, ...) at which transformers follow the residual blocks.
         head_channels: width of a head of the attentions.
         transformers_per_down_block: transformers in a row on the way down; 2 in AudioSR and modelV1, 1 in model.py.
-        fusion: how the global context enters. "none": not at all. "film": the clip's vector scales and shifts the
-            second norm of every residual block. "sequence": in front of every transformer, cross-attention to the
-            clip's tokens and, as one more token, its vector. Both start without effect. "residual" and "replace" are
-            ProjectLily's model.py and modelV1, for their checkpoints: attention to the vector alone, which adds to the
-            image or takes its place.
+        fusion: how the global context enters before each transformer: attention to the clip's vector is added to the
+            image ("residual", ProjectLily's model.py), replaces it ("replace", modelV1), or "none".
         context_channels: width of the global context; needed with a fusion.
-        norm_groups: groups of every norm. The original's 32 on 32 channels take the mean of each channel away, and
-            with it the time; narrow nets need fewer.
-        checkpointing: compute activations of blocks anew in the backward pass instead of keeping them.
+        norm_groups: groups of every norm. The original's 32 on 32 channels remove the mean of each channel and with it
+            the time; narrow nets need fewer.
+        checkpointing: recompute activations of blocks in the backward pass instead of storing them.
         dropout: in the residual blocks, 0 to 1; AudioSR has 0.
 
-    Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
-    (2023). Names of the weights are theirs.
+    Source: Dhariwal and Nichol (2021), Rombach et al. (2022), Liu et al., "AudioSR" (2023), whose tensor names it has.
     """
 
     def __init__(
@@ -319,13 +264,13 @@ class UNet(nn.Module):
         )
         self.output_blocks = self._up(widths, blocks, skips)
         self.out = nn.Sequential(
-            GroupNorm(norm_groups, channels), nn.SiLU(), zeroed(nn.Conv2d(channels, out_channels, 3, padding=1))
+            GroupNorm(norm_groups, channels), nn.SiLU(), zero_init(nn.Conv2d(channels, out_channels, 3, padding=1))
         )
 
     def _down(
         self, in_channels: int, widths: Sequence[int], blocks: int, transformers: int
     ) -> tuple[nn.ModuleList, list[int]]:
-        """The way down, and the widths of all outputs that the way up takes again."""
+        """Build the way down; returns the widths of its outputs too, which are inputs of the way up."""
         down, skips = [nn.ModuleList([nn.Conv2d(in_channels, widths[0], 3, padding=1)])], [widths[0]]
         for level, width in enumerate(widths):
             for _ in range(blocks):
@@ -353,43 +298,39 @@ class UNet(nn.Module):
         return nn.ModuleList(up)
 
     def _residual(self, in_channels: int, out_channels: int) -> nn.Module:
-        film = self.context_channels if self.fusion == "film" else None
-        return ResBlock(in_channels, out_channels, 4 * self.channels, self.norm_groups, film, self.dropout)
+        return ResBlock(in_channels, out_channels, 4 * self.channels, self.norm_groups, self.dropout)
 
     def _transformers(self, width: int, count: int) -> list[nn.Module]:
         sizes = (width, width // self.head_channels, self.norm_groups)
         return [SpatialTransformer(*sizes, self.fusion, self.context_channels) for _ in range(count)]
 
-    def forward(self, x: Tensor, t: Tensor, context: Tensor | None = None, sequence: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, context: Tensor | None = None) -> Tensor:
         """Predict (B, out_channels, H, W).
 
         Args:
             x: noisy latents and condition, (B, in_channels, H, W); H and W multiples of `factor`.
             t: diffusion steps (B,), 0 (clean) to 999.
             context: vector of the clip (B, context_channels); None leaves the fusion out.
-            sequence: tokens of the clip (B, T, context_channels), used by fusion "sequence" only.
         """
         check_divisible(x, self.factor)
-        if self.fusion == "none" and (context is not None or sequence is not None):
-            raise ValueError('a global context was given to a UNet with fusion "none", which has no use for it')
-        if self.fusion == "sequence" and sequence is not None and context is not None:
-            sequence = torch.cat([context[:, None], sequence], dim=1)  # (B, 1 + T, context_channels)
+        if self.fusion == "none" and context is not None:
+            raise ValueError('the UNet has fusion "none" and takes no context')
         embedding = self.time_embed(timestep_embedding(t, self.channels).to(x.dtype))  # (B, 4 * channels)
         h, skips = x, []
         for block in self.input_blocks:
-            h = self._run(block, h, embedding, context, sequence)
+            h = self._run(block, h, embedding, context)
             skips.append(h)
-        h = self._run(self.middle_block, h, embedding, context, sequence)  # (B, C, H / factor, W / factor)
+        h = self._run(self.middle_block, h, embedding, context)  # (B, C, H / factor, W / factor)
         for block in self.output_blocks:
-            h = self._run(block, torch.cat([h, skips.pop()], dim=1), embedding, context, sequence)
+            h = self._run(block, torch.cat([h, skips.pop()], dim=1), embedding, context)
         return self.out(h)
 
-    def _run(
-        self, layers: nn.Module, h: Tensor, embedding: Tensor, context: Tensor | None, sequence: Tensor | None
-    ) -> Tensor:
+    def _run(self, layers: nn.Module, h: Tensor, embedding: Tensor, context: Tensor | None) -> Tensor:
         for layer in layers.children():
-            if isinstance(layer, ResBlock | SpatialTransformer):
-                h = checkpoint_block(self.checkpointing, layer, h, embedding, context, sequence)
+            if isinstance(layer, ResBlock):
+                h = checkpoint_block(self.checkpointing, layer, h, embedding)
+            elif isinstance(layer, SpatialTransformer):
+                h = checkpoint_block(self.checkpointing, layer, h, context)
             else:
                 h = layer(h)
         return h

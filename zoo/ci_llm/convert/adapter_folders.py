@@ -1,4 +1,4 @@
-"""The original's checkpoint folders and PEFT folders, written beside our checkpoints while training."""
+"""The original's checkpoint folders and PEFT folders, written with the checkpoints of a training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import lightning as L
 
-from zoo.ci_llm.convert.read import BACKBONE, META, adapters_of, read_json
+from zoo.ci_llm.convert.checkpoints import adapters_of
+from zoo.ci_llm.convert.read import BACKBONE, META, read_json
 from zoo.ci_llm.convert.write import write_original, write_peft
 from zoo.ci_llm.task import CrowdTask
 from zoo.common.atomic_files import delete_path
@@ -21,41 +22,39 @@ from zoo.training.strategies.sharding import is_sharded
 
 log = logging.getLogger(__name__)
 
-STEP = "checkpoint_step_"
-FINAL = "final_checkpoint"
-PEFT_STEP = "peft_step_"
-PEFT_FINAL = "peft_final"
+STEP, FINAL = "checkpoint_step_", "final_checkpoint"
+PEFT_STEP, PEFT_FINAL = "peft_step_", "peft_final"
 
 
 class AdapterFolders(L.Callback):
     """Writes the adapters of each checkpoint in the original's layout and as PEFT folders, into the run folder.
 
     `checkpoint_step_<n>/` and, at the end of training, `final_checkpoint/` hold adapters, tokenizer, configuration and
-    progress; `peft_step_<n>/agent<k>/` and `peft_final/agent<k>/` the same adapters for peft. Folders of checkpoints
-    that are no longer kept are deleted when the next batch begins or the training ends; after an interruption that is
-    in the resumed run. A run does not resume from them: that is what the checkpoints are for.
+    progress; `peft_step_<n>/agent<k>/` and `peft_final/agent<k>/` the same adapters for peft. Folders of deleted
+    checkpoints are deleted when the next batch begins or the training ends. A run does not resume from them: that is
+    what the checkpoints are for.
 
-    Agents of unequal ranks or alphas, with patterns, rsLoRA or DoRA have no place in the original's layout: of them
-    there are PEFT folders alone. Under a strategy that shards weights nothing is written: convert a checkpoint instead.
+    With rsLoRA there are PEFT folders alone. A strategy that shards weights writes nothing: convert a checkpoint
+    instead.
 
     Args:
         peft: write PEFT folders too.
 
     Raises:
-        ValueError: as training begins, when the run folder holds a checkpoint folder that no training here wrote.
+        ValueError: as training begins, when the run folder holds a checkpoint folder of another program.
     """
 
     def __init__(self, peft: bool = True) -> None:
         self.peft = peft
-        self._written = -1
-        self._sweep_due = False
+        self._written_step = -1
+        self._is_outdated = False  # folders may belong to deleted checkpoints
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse a run folder whose checkpoints of the original would be replaced or swept away."""
+        """Refuse a run folder with checkpoints of the original, which would be replaced or deleted."""
         if not self._writes(trainer, pl_module):
             return
         folder = run_folder(trainer)
-        for path in (*_steps(folder, STEP), folder / FINAL):
+        for path in (*_step_folders(folder, STEP), folder / FINAL):
             meta = path / META
             if path.exists() and not (meta.is_file() and BACKBONE in read_json(meta)):
                 raise ValueError(f"{path} is another program's: train into another folder, or move it away")
@@ -64,34 +63,33 @@ class AdapterFolders(L.Callback):
         """Write the folders of this step, once, however many checkpoints it has."""
         if not self._writes(trainer, pl_module):
             return
-        self._sweep_due = True
-        if trainer.global_step != self._written:
-            self._written = trainer.global_step
-            self._write(trainer, pl_module, f"{STEP}{trainer.global_step}", f"{PEFT_STEP}{trainer.global_step}", False)
+        self._is_outdated = True
+        step = trainer.global_step
+        if step != self._written_step:
+            self._written_step = step
+            self._write(trainer, pl_module, f"{STEP}{step}", f"{PEFT_STEP}{step}")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Sweep after a save: checkpoints are written, and older ones deleted, only after `on_save_checkpoint`."""
-        self._sweep(trainer)
+        """Delete outdated folders: checkpoints are written, and older ones deleted, only after `on_save_checkpoint`."""
+        self._delete_outdated(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the final folders."""
         if self._writes(trainer, pl_module):
-            self._write(trainer, pl_module, FINAL, PEFT_FINAL, True)
+            self._write(trainer, pl_module, FINAL, PEFT_FINAL, completed=True)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Sweep after the last save."""
-        self._sweep(trainer)
+        """Delete outdated folders after the last save."""
+        self._delete_outdated(trainer)
 
     def _writes(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
         if not isinstance(pl_module, CrowdTask):
             raise ValueError(f"AdapterFolders is for zoo.ci_llm.CrowdTask, not {type(pl_module).__name__}")
-        if is_sharded(trainer):
-            return False
-        return trainer.is_global_zero and not is_fast_dev_run(trainer)
+        return not is_sharded(trainer) and trainer.is_global_zero and not is_fast_dev_run(trainer)
 
-    def _write(self, trainer: L.Trainer, pl_module: Any, name: str, peft_name: str, completed: bool) -> None:
+    def _write(self, trainer: L.Trainer, pl_module: Any, name: str, peft_name: str, **facts: bool) -> None:
         folder = run_folder(trainer)
         crowd = pl_module.crowd
         config = folder / CONFIG_NAME
@@ -100,29 +98,29 @@ class AdapterFolders(L.Callback):
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
             "config": {"model_name": crowd.backbone.source, **recipe},
-            **({"completed": True} if completed else {}),
+            **facts,
         }
         adapters = adapters_of(crowd, progress, pl_module.tokenizer)
-        if adapters.alike:
+        if not adapters.rslora:
             write_original(folder / name, adapters)
         if self.peft:
             write_peft(folder / peft_name, replace(adapters, progress={}, tokenizer=None))
-        log.info("adapters of %d agents: %s", crowd.agents.count, folder / (name if adapters.alike else peft_name))
+        log.info("adapters of %d agents: %s", crowd.agents.count, folder / (peft_name if adapters.rslora else name))
 
-    def _sweep(self, trainer: L.Trainer) -> None:
-        """Delete folders of steps whose checkpoints are gone."""
-        if not self._sweep_due:
+    def _delete_outdated(self, trainer: L.Trainer) -> None:
+        """Delete folders of steps without checkpoint."""
+        if not self._is_outdated:
             return
-        self._sweep_due = False
+        self._is_outdated = False
         folder = run_folder(trainer)
-        kept = {parse_step(path) for path in folder.glob("*.ckpt")}
+        steps = {parse_step(path) for path in folder.glob("*.ckpt")}
         for prefix in (STEP, PEFT_STEP):
-            for path, number in _steps(folder, prefix).items():
-                if number not in kept:
+            for path, step in _step_folders(folder, prefix).items():
+                if step not in steps:
                     delete_path(path)
 
 
-def _steps(folder: Path, prefix: str) -> dict[Path, int]:
+def _step_folders(folder: Path, prefix: str) -> dict[Path, int]:
     """The folders of steps, with the steps."""
     numbers = {path: path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
     return {path: int(number) for path, number in numbers.items() if number.isdigit()}

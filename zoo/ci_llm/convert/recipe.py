@@ -1,4 +1,4 @@
-"""The original's YAML configuration as a recipe of ours."""
+"""The original's YAML configuration as a recipe."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SCHEDULES = {
     "cosine": "zoo.training.WarmupCosine",
     "linear": "zoo.training.WarmupLinear",
 }
-# read by the original's script alone, or the same here without being said
+# without effect on training, or the default here
 IMPLIED = ("parallel_mode", "dataset_subset", "tokenizer_name")
 DATA = "${oc.env:ZOO_DATA,data}"
-EMPTY: tuple[Any, ...] = (None, False, 0, 0.0)  # values that need no note
+EMPTY: tuple[Any, ...] = (None, False, 0, 0.0)  # values without a note
 EPOCHS = ("epochs", 1, int)
-ACCUMULATED = ("gradient_accumulation_steps", 4, int)
+ACCUMULATION = ("gradient_accumulation_steps", 4, int)
 GSM8K_ITEMS = 7473  # training questions
 HINTS = {
     "lr_scheduler_type": "set model.init_args.scheduler, once the number of steps of all epochs is known",
@@ -40,20 +40,17 @@ HINTS = {
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
-    """Turn a configuration of the original into a recipe for `zoo fit`.
+    """Translate a configuration of the original into a recipe for `zoo fit`.
 
-    Values that it does not say are those of the original's code. The recipe trains what the original meant to train
-    (next-token loss, answers with EOS, all agents), not what it did.
-
-    Args:
-        path: the original's YAML file.
+    Missing values are the defaults of the original's code. The recipe trains with next-token loss, answers with EOS and
+    all agents, as the original describes, not as its code does.
 
     Returns:
-        The recipe, and the keys without a counterpart, with a word on what to do instead.
+        The recipe, and the keys without a counterpart, with a hint on what to do instead.
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: when it is no configuration of CI-LLM, or a value cannot be.
+        ValueError: when it is no configuration of CI-LLM, or a value is invalid.
     """
     config = read_settings_file(path := Path(path))
     if not {"model_name", "num_agents"} <= set(config):
@@ -66,7 +63,7 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         "trainer": {
             **({"max_epochs": settings.number(*EPOCHS)} if steps is None else {"max_steps": steps}),
             "precision": settings.choice("mixed_precision", "no", PRECISIONS),
-            "accumulate_grad_batches": settings.number(*ACCUMULATED),
+            "accumulate_grad_batches": settings.number(*ACCUMULATION),
             "gradient_clip_val": 1.0,  # the original's DeepSpeed file alone has it
             "log_every_n_steps": settings.number("logging_steps", 10, int),
             "callbacks": [{"class_path": "zoo.ci_llm.AdapterFolders"}],
@@ -79,17 +76,17 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _steps(settings: SettingsReader) -> int | None:
-    """Optimizer steps of the run on one device; None for as many as the epochs of unknown data have."""
+    """Optimizer steps of the run on one device; None where the data, and so their epochs, are unknown."""
     steps = settings.number("max_train_steps", None, int)
     if steps is not None or "gsm8k" not in str(settings.get("dataset_name", "gsm8k")):
         return steps
     items = settings.number("debug_subset_size", GSM8K_ITEMS, int)
     batches = math.ceil(items / settings.number("batch_size", 1, int))
-    return settings.number(*EPOCHS) * math.ceil(batches / settings.number(*ACCUMULATED))
+    return settings.number(*EPOCHS) * math.ceil(batches / settings.number(*ACCUMULATION))
 
 
 def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
-    """Arguments of `CrowdTask`; the schedule goes over the whole run, there is none where its length is not known."""
+    """Arguments of `CrowdTask`; the schedule spans the run, there is none where its length is unknown."""
     number, take = settings.number, settings.get
     backbone = component(
         "zoo.ci_llm.Backbone",
@@ -119,7 +116,7 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
     return {
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",
-        "template": "${data.init_args.template}",
+        "template": "${data.init_args.text_format.template}",
         "diversity": component("zoo.ci_llm.Diversity", weight=weight, projections=projections),
         "optimizer": optimizer,
         "scheduler": scheduler,
@@ -131,7 +128,7 @@ def _data(settings: SettingsReader) -> dict[str, Any]:
     return {
         "root": name if name.startswith((".", "/")) else f"{DATA}/{Path(name).name}",
         "tokenizer": component("zoo.ci_llm.PretrainedTokenizer", source=settings.get("model_name")),
-        "template": "{prompt}",  # the original's text is question, space, answer
+        "text_format": {"template": "{prompt}"},  # the original's text is question, space, answer
         "max_length": settings.number("max_seq_length", 512, int),
         "batch_size": settings.number("batch_size", 1, int),
         "max_items": settings.number("debug_subset_size", None, int),

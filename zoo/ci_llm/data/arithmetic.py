@@ -1,9 +1,9 @@
-"""Word problems of addition and subtraction, made in code: a corpus for runs without any file."""
+"""Synthetic word problems of addition and subtraction: a corpus for runs without any file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -15,7 +15,7 @@ Split = Literal["train", "val", "test"]
 Operation = Literal["add", "subtract"]
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-HELD_OUT = 0.2  # of all sums, for validation and for the test each
+HOLD_OUT = 0.2  # share of all sums, for validation and for the test each
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 THINGS = ("apples", "books", "coins", "eggs", "pens", "shells", "stamps", "toys")
 TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -32,23 +32,16 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Problem(NamedTuple):
-    """A question and its answer, which ends in `#### n`."""
-
-    question: str
-    answer: str
-
-
 class Arithmetic:
-    """Problems drawn from seeds. No sum (operation and both numbers) of one split occurs in another.
+    """Problems sampled from seeds. No sum (operation and both numbers) of one split occurs in another.
 
     Args:
         train_items: number of training problems; sums repeat in other words where there are more problems than sums.
         val_items: number of validation problems, likewise.
         test_items: number of test problems, likewise.
-        operations: what is asked for.
+        operations: kinds of problems.
         largest: of the numbers added, and of the number subtracted from; the smallest is 0.
-        seed: of the problems and of who is in which split.
+        seed: of the problems and of the splits.
     """
 
     def __init__(
@@ -70,26 +63,26 @@ class Arithmetic:
         self.largest = largest
         self.seed = seed
 
-    def problems(self, split: Split) -> list[Problem]:
-        """All problems of a split, the same in every process."""
+    def problems(self, split: Split) -> list[tuple[str, str]]:
+        """All problems of a split, the same in every process: question, and answer that ends in `#### n`."""
         sums = self._sums(split)
         number = SPLITS.index(split)
         return [self._problem(sums[i % len(sums)], item_seed(self.seed, number, i)) for i in range(self.counts[split])]
 
     def _sums(self, split: Split) -> list[tuple[str, int, int]]:
         span = range(self.largest + 1)
-        every = [(name, a, b) for name in self.operations for a in span for b in span if name == "add" or b <= a]
+        sums = [(name, a, b) for name in self.operations for a in span for b in span if name == "add" or b <= a]
         generator = torch.Generator().manual_seed(item_seed(self.seed, len(SPLITS), 0))
-        order = torch.randperm(len(every), generator=generator).tolist()
-        held = int(HELD_OUT * len(every))
-        parts = {"val": order[:held], "test": order[held : 2 * held], "train": order[2 * held :]}
-        return [every[i] for i in parts[split]]
+        order = torch.randperm(len(sums), generator=generator).tolist()
+        count = int(HOLD_OUT * len(sums))
+        parts = {"val": order[:count], "test": order[count : 2 * count], "train": order[2 * count :]}
+        return [sums[i] for i in parts[split]]
 
-    def _problem(self, drawn: tuple[str, int, int], seed: int) -> Problem:
-        operation, a, b = drawn
+    def _problem(self, terms: tuple[str, int, int], seed: int) -> tuple[str, str]:
+        operation, a, b = terms
         choices = (TEMPLATES[operation], NAMES, THINGS)
         shares = sample_uniforms([seed], len(choices))[:, 0].tolist()
         template, name, thing = (each[int(share * len(each))] for each, share in zip(choices, shares, strict=True))
         sign, result = ("+", a + b) if operation == "add" else ("-", a - b)
         question = template.format(name=name, thing=thing, a=a, b=b)
-        return Problem(question, f"{a} {sign} {b} = {result}\n#### {result}")
+        return question, f"{a} {sign} {b} = {result}\n#### {result}"

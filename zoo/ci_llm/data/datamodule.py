@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from zoo.ci_llm.data.arithmetic import SPLITS, Arithmetic, Split
-from zoo.ci_llm.data.buckets import AgentData, TextBatches, pack
-from zoo.ci_llm.data.text_data import Example, Template, read_examples, split_files
+from zoo.ci_llm.data.buckets import AgentData, TextBatches
+from zoo.ci_llm.data.text_files import Example, TextFormat, read_examples, split_files
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.data.tokens import TextRows, Tokens, TooLong, join_rows, tokenise, tokenise_files
+from zoo.ci_llm.data.tokens import TextRows, TokenTable, join_rows, tokenise, tokenise_files
 from zoo.common.checks import check_at_least
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import EvaluationSampler, ResumableBatchSampler, item_seed
@@ -25,187 +25,161 @@ log = logging.getLogger(__name__)
 
 CACHES = "runs/cache"
 EMBEDDED = "embedded arithmetic"
-HELD, PACKED = -5, -6  # of the seeds of what is held out and of the packing
+HOLD_OUT = -5  # of the seeds
+DEFAULT_FORMAT = TextFormat()
 
 
 class TextData(ZooDataModule):
-    """Prompts with answers, such as GSM8K: JSON lines, Parquet or Arrow, or arithmetic made in code.
+    """Prompts with answers, such as GSM8K: JSON lines, Parquet or Arrow, or synthetic arithmetic.
 
-    Prompt and answer are tokenised apart; EOS follows the answer; answer and EOS alone are learnt. A batch is what
-    `join_rows` gives. Training batches hold texts of similar length, validation and test are sorted by length.
+    Prompt and answer are tokenised apart; EOS follows the answer; answer and EOS are the labels. A batch is that of
+    `join_rows`. Training batches hold texts of similar length, validation and test are sorted by length.
 
     Args:
-        tokenizer: text to numbers; the model's.
+        tokenizer: the model's.
         root: a file of training texts, or a folder with `train.jsonl` (.parquet, .arrow) and, if there are any, `test`
             and `val`; null for the embedded corpus.
-        prompt_field: where a record holds the prompt.
-        answer_field: where it holds the answer.
-        template: what the model is given, with `{prompt}`.
-        answer_template: what it is to write, with `{answer}`.
+        text_format: fields, templates, and what becomes of texts that are too long.
         max_length: most tokens of a text.
-        too_long: "truncate" cuts the end of a longer answer, "drop" leaves the text out.
         batch_size: texts per batch, agent and process.
         token_budget: instead, most tokens of a batch with its padding, of one process and all agents together.
-        packing: put several texts into each row of `max_length` tokens in training; for `agent_data: shared` alone.
         agents: number of agents K.
-        agent_data: "shared": all agents see the same batch; "shuffled": each its own order; "bootstrap": each its own
-            sample of the texts besides, drawn with replacement.
-        least_rows: fewest rows of a batch per agent; a variance over the batch needs 2.
+        agent_data: "shared": all agents see the same batch; "shuffled": one order for each.
         max_items: first so many training texts; null for all.
         val_items: training texts that are held out for validation where there is no `val` file.
         corpus: the embedded one; by default additions and subtractions up to 20.
-        cache: folder of tokenised files, made on first use; null to tokenise in memory.
-        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
-        seed: of order, samples, packing and what is held out.
+        cache: folder of tokenised files, created at the first use; null to tokenise in memory.
+        seed: of order and hold-out.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         root: str | None = None,
-        prompt_field: str = "question",
-        answer_field: str = "answer",
-        template: str = "Question: {prompt}\nAnswer:",
-        answer_template: str = " {answer}",
+        text_format: TextFormat = DEFAULT_FORMAT,
         max_length: int = 512,
-        too_long: TooLong = "truncate",
         batch_size: int = 8,
         token_budget: int | None = None,
-        packing: bool = False,
         agents: int = 1,
         agent_data: AgentData = "shared",
-        least_rows: int = 1,
         max_items: int | None = None,
         val_items: int = 64,
         corpus: Arithmetic | None = None,
         cache: str | None = CACHES,
-        embedded_if_missing: bool = False,
         drop_last: bool = True,
         num_workers: int = 0,
         seed: int = 42,
     ) -> None:
         super().__init__(batch_size, num_workers, seed, drop_last)
-        check_at_least(1, batch_size=batch_size, agents=agents, least_rows=least_rows, val_items=val_items)
+        check_at_least(1, batch_size=batch_size, agents=agents, val_items=val_items)
         check_at_least(1, max_items=1 if max_items is None else max_items)
         check_at_least(2, max_length=max_length)
-        if token_budget is None and batch_size < least_rows:
-            raise ValueError(f"data.init_args: batch_size ({batch_size}) is below least_rows ({least_rows})")
-        if packing and agent_data != "shared":
-            raise ValueError(
-                f"data.init_args: packing puts several texts into a row, so agent_data ({agent_data}) cannot order or "
-                "draw single texts: set packing to false, or agent_data to shared"
-            )
         self.tokenizer = tokenizer
         self.root = None if root is None else Path(root)
-        self.fields = (prompt_field, answer_field)
-        self.template = Template(template, answer_template)
+        self.text_format = text_format
         self.max_length = max_length
-        self.too_long: TooLong = too_long
         self.token_budget = token_budget
-        self.packing = packing
         self.agents = agents
         self.agent_data: AgentData = agent_data
-        self.least_rows = least_rows
         self.max_items = max_items
         self.val_items = val_items
         self.corpus = corpus or Arithmetic()
         self.cache = None if cache is None else Path(cache)
-        if self.root is not None and not self.root.exists():
-            if not embedded_if_missing:
-                raise FileNotFoundError(
-                    f"data.init_args.root: nothing at {root}; put train.jsonl and test.jsonl there, set ZOO_DATA, or "
-                    "use root: null for arithmetic made in code"
-                )
-            log.warning("no texts at %s: using arithmetic made in code (set ZOO_DATA)", root)
-            self.root = None
 
     def prepare_data(self) -> None:
         """Write the caches, once per machine."""
         if self.root is not None and self.cache is not None:
             for split in SPLITS:
-                self._tokens(split)
+                self._read_split(split)
 
     def setup(self, stage: str) -> None:
-        """Open or tokenise the texts, divide them, pack them."""
-        train, val, test = (self._tokens(split) for split in SPLITS)
+        """Open or tokenise the texts and split them."""
+        train, val, test = (self._read_split(split) for split in SPLITS)
         assert train is not None
-        kept = train.fitting(self.max_length, self.too_long)
+        indices = train.select_fitting(self.max_length, self.text_format)
         if val is None:
-            kept, held = self._hold_out(kept)
-        self.val_set = self._sorted(train, held) if val is None else self._sorted(val)
-        self.test_set = None if test is None else self._sorted(test)
-        kept = kept[: self.max_items]
-        lengths = train.lengths(self.max_length)
-        rows: Sequence[Sequence[int]] = kept[:, None].tolist()
-        if self.packing:
-            packs = pack(lengths[kept], self.max_length, item_seed(self.seed, 0, PACKED))
-            rows = [kept[chosen].tolist() for chosen in packs]
-        self.train_set = TextRows(train, rows, self.max_length)
-        self.lengths = np.array([lengths[list(row)].sum() for row in rows])
-        self.file_facts = (train.items[kept],)
+            indices, val_indices = self._hold_out(indices)
+            self.val_set = self._longest_first(train, val_indices)
+        else:
+            self.val_set = self._longest_first(val, val.select_fitting(self.max_length, self.text_format))
+        self.test_set = None
+        if test is not None:
+            self.test_set = self._longest_first(test, test.select_fitting(self.max_length, self.text_format))
+        indices = indices[: self.max_items]
+        self.train_set = TextRows(train, indices, self.max_length)
+        lengths = train.lengths(self.max_length)[indices]
+        self.lengths = lengths
+        self.file_facts = (train.items[indices],)
         log.info(
-            "%s: %d texts (%d tokens) in %d rows for training, %d for validation, %s for the test",
-            self.root or EMBEDDED, len(kept), self.lengths.sum(), len(rows), len(self.val_set),
-            "none" if self.test_set is None else len(self.test_set),
+            "%s: %d texts (%d tokens) for training, %d for validation, %s for the test",
+            self.root or EMBEDDED, len(indices), lengths.sum(), len(self.val_set),
+            len(self.test_set) if self.test_set is not None else "none",
         )  # fmt: skip
 
     def examples(self, split: Split) -> list[Example]:
-        """Prompts and answers of a split as text, for generation; `val` has all files for validation."""
+        """Prompts and answers of a split as text; `val` has all files for validation."""
         if self.root is None:
             problems = self.corpus.problems(split)
             return [Example(*problem, f"{EMBEDDED} ({split})", line) for line, problem in enumerate(problems, 1)]
         files = split_files(self.root, split)
         if not files:
             raise ValueError(f"{self.root} has no files of the split {split}; put {split}.jsonl there")
-        return read_examples(files, *self.fields)
+        return read_examples(files, self.text_format.prompt_field, self.text_format.answer_field)
+
+    def validation_examples(self) -> list[Example]:
+        """The validation set as text, held-out training texts included."""
+        if self.root is None or split_files(self.root, "val"):
+            return self.examples("val")
+        self.setup("validate")
+        train = self.examples("train")
+        return [train[index] for index in self.val_set.indices]  # type: ignore[attr-defined]
 
     def train_batches(self, rank: int, world: int) -> ResumableBatchSampler:
         """The training set's batches for a process: of similar length, by `BucketBatchSampler` or `TextBatches`."""
         if self.token_budget is None and (self.agent_data == "shared" or self.agents == 1):
             return super().train_batches(rank, world)
         assert self.lengths is not None
+        batch_size = None if self.token_budget else self.batch_size
         return TextBatches(
-            self.lengths, None if self.token_budget else self.batch_size, self.token_budget, self.agents,
-            self.agent_data, self.seed, rank, world, self.drop_last, self.least_rows,
+            self.lengths, batch_size, self.token_budget, self.agents, self.agent_data, self.seed, rank, world,
+            self.drop_last,
         )  # fmt: skip
 
     def evaluation_loader(self, dataset: Dataset[Any]) -> DataLoader[Any]:
         """This rank's slice of an evaluation set, sorted by length, the longest first; agents share its batches."""
         rank, world = self._rank_and_world()
-        part = EvaluationSampler(len(dataset), rank, world)  # type: ignore[arg-type]
+        sampler = EvaluationSampler(len(dataset), rank, world)  # type: ignore[arg-type]
         size = self.batch_size
         if self.token_budget is not None:
             size = max(1, self.token_budget // (self.max_length * self.agents))
-        return self.loader(dataset, batch_size=size, sampler=part, collate_fn=self.collate_shared)
+        return self.loader(dataset, batch_size=size, sampler=sampler, collate_fn=self.collate_shared)
 
-    def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Join training rows."""
-        streams = 1 if self.agent_data == "shared" else self.agents
-        return join_rows(items, self.tokenizer.pad_id, self.packing, streams)
+        return join_rows(items, self.tokenizer.pad_id, 1 if self.agent_data == "shared" else self.agents)
 
-    def collate_shared(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Join rows of an evaluation: never packed, the same for all agents."""
+    def collate_shared(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Join rows of an evaluation, the same for all agents."""
         return join_rows(items, self.tokenizer.pad_id)
 
-    def _tokens(self, split: Split) -> Tokens | None:
+    def _read_split(self, split: Split) -> TokenTable | None:
         """Tokens of a split; None where the files have none."""
         if self.root is None:
-            return tokenise(self.examples(split), self.tokenizer, self.template)
+            return tokenise(self.examples(split), self.tokenizer, self.text_format)
         files = split_files(self.root, split)
-        return tokenise_files(files, self.fields, self.tokenizer, self.template, self.cache) if files else None
+        return tokenise_files(files, self.tokenizer, self.text_format, self.cache) if files else None
 
-    def _hold_out(self, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.val_items >= len(kept):
+    def _hold_out(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Indices for training and for validation."""
+        if self.val_items >= len(indices):
             raise ValueError(
-                f"{self.root} has {len(kept)} training texts, of which data.init_args.val_items ({self.val_items}) are "
-                "held out: lower it, or add a val file"
+                f"{self.root} has {len(indices)} training texts, of which data.init_args.val_items ({self.val_items}) "
+                "are held out: lower it, or add a val file"
             )
-        generator = torch.Generator().manual_seed(item_seed(self.seed, 0, HELD))
-        held = np.sort(torch.randperm(len(kept), generator=generator)[: self.val_items].numpy())
-        return np.delete(kept, held), kept[held]
+        generator = torch.Generator().manual_seed(item_seed(self.seed, 0, HOLD_OUT))
+        held_out = np.sort(torch.randperm(len(indices), generator=generator)[: self.val_items].numpy())
+        return np.delete(indices, held_out), indices[held_out]
 
-    def _sorted(self, tokens: Tokens, chosen: np.ndarray | None = None) -> TextRows:
-        """Rows of single texts, the longest first."""
-        chosen = tokens.fitting(self.max_length, self.too_long) if chosen is None else chosen
-        order = np.argsort(-tokens.lengths(self.max_length)[chosen], kind="stable")
-        return TextRows(tokens, chosen[order][:, None].tolist(), self.max_length)
+    def _longest_first(self, tokens: TokenTable, indices: np.ndarray) -> TextRows:
+        order = np.argsort(-tokens.lengths(self.max_length)[indices], kind="stable")
+        return TextRows(tokens, indices[order], self.max_length)

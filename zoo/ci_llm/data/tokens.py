@@ -1,4 +1,4 @@
-"""Tokenised prompts with answers, the boundary between them known; cached in mapped files, put into batches."""
+"""Tokenised prompts with answers, cached in memory-mapped files and joined into batches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.ci_llm.data.text_data import Example, Template, read_examples
+from zoo.ci_llm.data.text_files import Example, TextFormat, read_examples
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.likelihood import IGNORED, label_positions
 from zoo.common.atomic_files import write_atomic
@@ -23,20 +23,19 @@ from zoo.training.resume import Key
 
 log = logging.getLogger(__name__)
 
-TooLong = Literal["truncate", "drop"]
-
-VERSION = 1  # of the cache
-BATCH = 4096  # examples that are tokenised at once
-START, PROMPT, LENGTH, FILE, LINE = range(5)  # columns of `Tokens.items`
+VERSION = 2  # of the cache
+CHUNK = 4096  # examples that are tokenised at once
+START, PROMPT, LENGTH, FILE, LINE = range(5)  # columns of `TokenTable.items`
 
 
 @dataclass
-class Tokens:
+class TokenTable:
     """Tokenised examples.
 
     Attributes:
         ids: of all examples, one after another (n,), int32: prompt, answer, EOS.
         items: (N, 5) int64: start in `ids`, tokens of the prompt, tokens in all, number of the file, line.
+        files: names of the files.
     """
 
     ids: np.ndarray
@@ -47,179 +46,155 @@ class Tokens:
         return len(self.items)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Hand over the names of mapped files, not their content: each process maps them itself."""
+        """Replace mapped files by their names: each process maps them itself."""
         return {key: Path(str(it.filename)) if isinstance(it, np.memmap) else it for key, it in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({key: _mapped(it) if isinstance(it, Path) else it for key, it in state.items()})
+        vars(self).update({key: _map_array(it) if isinstance(it, Path) else it for key, it in state.items()})
 
-    def row(self, index: int, most: int) -> tuple[np.ndarray, int]:
-        """The first `most` numbers of an example, and how many of them are its prompt."""
-        start, prompt, length = self.items[index, :FILE].tolist()
-        return np.asarray(self.ids[start : start + min(length, most)]), prompt
+    def prompt(self, index: int) -> list[int]:
+        """Tokens of an example's prompt."""
+        start, length = self.items[index, :LENGTH].tolist()
+        return self.ids[start : start + length].tolist()
 
-    def lengths(self, most: int) -> np.ndarray:
-        """Tokens of each example (N,), cut to `most`."""
-        return np.minimum(self.items[:, LENGTH], most)
+    def lengths(self, max_length: int) -> np.ndarray:
+        """Tokens of each example (N,), at most `max_length`."""
+        return np.minimum(self.items[:, LENGTH], max_length)
 
-    def fitting(self, context: int, too_long: TooLong) -> np.ndarray:
-        """Numbers of the examples that are used, in order, in a context of so many tokens.
+    def select_fitting(self, max_length: int, text_format: TextFormat) -> np.ndarray:
+        """Indices of the examples to use with texts of at most `max_length` tokens, by `text_format.too_long`.
 
         Raises:
-            ValueError: when a prompt leaves no room for an answer, or nothing fits.
+            ValueError: when a prompt leaves no token for an answer, or nothing fits.
         """
-        if too_long == "drop":
-            kept = np.flatnonzero(self.items[:, LENGTH] <= context)
-            if len(kept) < len(self):
-                log.info(
-                    "%d of %d examples are longer than %d tokens: left out", len(self) - len(kept), len(self), context
-                )
-            if not len(kept):
-                raise ValueError(f"all {len(self)} examples are longer than the context of {context} tokens")
-            return kept
-        bad = np.flatnonzero(self.items[:, PROMPT] >= context)
-        if len(bad):
-            item = self.items[bad[0]]
+        too_long = int((self.items[:, LENGTH] > max_length).sum())
+        if text_format.too_long == "drop":
+            if too_long == len(self):
+                raise ValueError(f"all {len(self)} examples are longer than max_length ({max_length} tokens)")
+            if too_long:
+                log.info("%d of %d examples are longer than %d tokens: dropped", too_long, len(self), max_length)
+            return np.flatnonzero(self.items[:, LENGTH] <= max_length)
+        long_prompts = np.flatnonzero(self.items[:, PROMPT] >= max_length)
+        if len(long_prompts):
+            item = self.items[long_prompts[0]]
             raise ValueError(
-                f"{self.files[item[FILE]]}, line {item[LINE]}: its prompt has {item[PROMPT]} tokens, which leaves no "
-                f"room for an answer in a context of {context} ({len(bad)} such examples); raise "
-                "data.init_args.max_length, or set too_long: drop"
+                f"{self.files[item[FILE]]}, line {item[LINE]}: its prompt has {item[PROMPT]} tokens, which leaves none "
+                f"for an answer within {max_length} ({len(long_prompts)} such examples); raise "
+                "data.init_args.max_length, or set text_format.too_long to drop"
             )
-        if cut := int((self.items[:, LENGTH] > context).sum()):
-            message = "%d of %d examples are longer than data.init_args.max_length (%d tokens): the ends of "
-            log.info(message + "their answers are cut off", cut, len(self), context)
+        if too_long:
+            message = "%d of %d examples are longer than data.init_args.max_length (%d tokens): the ends of their "
+            log.info(message + "answers are cut off", too_long, len(self), max_length)
         return np.arange(len(self))
 
 
-def tokenise(examples: Sequence[Example], tokenizer: Tokenizer, template: Template) -> Tokens:
-    """Turn examples into numbers: what begins a text, prompt, answer, EOS; nothing is cut."""
+def tokenise(examples: Sequence[Example], tokenizer: Tokenizer, text_format: TextFormat) -> TokenTable:
+    """Tokenise examples: the tokenizer's prefix, prompt, answer, EOS; nothing is cut."""
     if not examples:
         raise ValueError("no examples: the files of texts are empty")
-    parts, items = [], []
+    arrays, items = [], []
     files: dict[str, int] = {}
     start = 0
-    for first in range(0, len(examples), BATCH):
-        several = examples[first : first + BATCH]
-        prompts = tokenizer.encode_all([template.prompt_text(each.prompt) for each in several])
-        answers = tokenizer.encode_all([template.answer_text(each.answer) for each in several])
-        for each, prompt, answer in zip(several, prompts, answers, strict=True):
+    for first in range(0, len(examples), CHUNK):
+        chunk = examples[first : first + CHUNK]
+        prompts = tokenizer.encode_all([text_format.format_prompt(example.prompt) for example in chunk])
+        answers = tokenizer.encode_all([text_format.format_answer(example.answer) for example in chunk])
+        for example, prompt, answer in zip(chunk, prompts, answers, strict=True):
             if not answer:
-                raise ValueError(f"{each.file}, line {each.line}: the tokenizer makes nothing of its answer")
+                raise ValueError(f"{example.file}, line {example.line}: its answer has no tokens")
             prompt = [*tokenizer.prefix, *prompt]
             ids = [*prompt, *answer, tokenizer.eos_id]
-            items.append((start, len(prompt), len(ids), files.setdefault(each.file, len(files)), each.line))
-            parts.append(np.array(ids, dtype=np.int32))
+            items.append((start, len(prompt), len(ids), files.setdefault(example.file, len(files)), example.line))
+            arrays.append(np.array(ids, dtype=np.int32))
             start += len(ids)
-    return Tokens(np.concatenate(parts), np.array(items, dtype=np.int64), list(files))
+    return TokenTable(np.concatenate(arrays), np.array(items, dtype=np.int64), list(files))
 
 
 def tokenise_files(
-    files: Sequence[Path], fields: tuple[str, str], tokenizer: Tokenizer, template: Template, folder: Path | None
-) -> Tokens:
-    """Read and tokenise files, or open the cache of the same files, tokenizer and template.
+    files: Sequence[Path], tokenizer: Tokenizer, text_format: TextFormat, cache: Path | None
+) -> TokenTable:
+    """Read and tokenise files, or open the cache of the same files, tokenizer and format.
 
-    Several processes may build a cache at once; each of its files appears whole, the index last.
+    Several processes may write a cache at once; each of its files appears complete.
 
     Args:
-        fields: names of prompt and answer.
-        folder: of the caches, made if missing; None to keep everything in memory.
+        cache: folder of the caches, created if missing; None for memory only.
     """
-    if folder is None:
-        return tokenise(read_examples(files, *fields), tokenizer, template)
-    key = _key(files, fields, tokenizer, template)
-    index = folder / f"{files[0].parent.name}-{files[0].stem}-{key[:16]}.json"
-    cached = _open(index, key)
-    if cached is None:
-        made = tokenise(read_examples(files, *fields), tokenizer, template)
-        for name, array in (("ids", made.ids), ("items", made.items)):
-            write_atomic(_beside(index, name), lambda file, array=array: np.save(file, array))  # type: ignore[misc]
-        text = json.dumps({"key": key, "shapes": [made.ids.shape, made.items.shape]})
-        write_atomic(index, lambda file: file.write(text.encode()))
-        cached = _open(index, key)
-        if cached is None:
-            raise OSError(f"{index}: the cache of tokens that was just written cannot be read; is the disk sound?")
-    return Tokens(*cached, [str(path) for path in files])
+    fields = (text_format.prompt_field, text_format.answer_field)
+    if cache is None:
+        return tokenise(read_examples(files, *fields), tokenizer, text_format)
+    key = _cache_key(files, tokenizer, text_format)
+    paths = [cache / f"{files[0].parent.name}-{files[0].stem}-{key[:16]}.{name}.npy" for name in ("ids", "items")]
+    arrays = _open_cache(paths)
+    if arrays is None:
+        table = tokenise(read_examples(files, *fields), tokenizer, text_format)
+        for path, array in zip(paths, (table.ids, table.items), strict=True):
+            write_atomic(path, lambda file, array=array: np.save(file, array))  # type: ignore[misc]
+        arrays = [_map_array(path) for path in paths]
+    ids, items = arrays
+    return TokenTable(ids, items, [str(path) for path in files])
 
 
-def _beside(index: Path, name: str) -> Path:
-    return index.with_name(f"{index.stem}.{name}.npy")
-
-
-def _mapped(path: Path) -> np.ndarray:
+def _map_array(path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def _key(files: Sequence[Path], fields: tuple[str, str], tokenizer: Tokenizer, template: Template) -> str:
+def _cache_key(files: Sequence[Path], tokenizer: Tokenizer, text_format: TextFormat) -> str:
     contents = []
     for path in files:
         if not path.is_file():
             raise FileNotFoundError(f"no file of texts at {path}")
         with path.open("rb") as file:
             contents.append(hashlib.file_digest(file, "sha256").hexdigest())
-    said = [VERSION, contents, fields, tokenizer.fingerprint, asdict(template)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    facts = [VERSION, contents, tokenizer.fingerprint(), tokenizer.rules(), asdict(text_format)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _open(index: Path, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """The arrays of a cache; None where it is missing, damaged or another one's."""
+def _open_cache(paths: Sequence[Path]) -> list[np.ndarray] | None:
+    """The arrays of a cache; None where one is missing or damaged."""
     try:
-        known = json.loads(index.read_text(encoding="utf-8"))
-        ids, items = (_mapped(_beside(index, name)) for name in ("ids", "items"))
+        return [_map_array(path) for path in paths]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, EOFError) as error:
-        log.info("tokenising anew: %s", error)
+        log.info("tokenising again: %s", error)
         return None
-    whole = known.get("key") == key and known.get("shapes") == [list(ids.shape), list(items.shape)]
-    return (ids, items) if whole else None
 
 
-class TextRows(Dataset[dict[str, Any]]):
-    """Rows of one or (packed) several examples.
+class TextRows(Dataset[dict[str, Tensor]]):
+    """Some examples of a table as rows.
 
     Args:
-        rows: numbers of the examples of each row.
-        context: most tokens of an example; what is longer is cut at its end.
+        indices: of the examples (N,).
+        max_length: tokens of a row; what is longer is cut at its end.
     """
 
-    def __init__(self, tokens: Tokens, rows: Sequence[Sequence[int]], context: int) -> None:
-        self.tokens = tokens
-        self.rows = rows
-        self.context = context
+    def __init__(self, tokens: TokenTable, indices: np.ndarray, max_length: int) -> None:
+        self.tokens, self.indices, self.max_length = tokens, indices, max_length
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.indices)
 
-    def __getitem__(self, key: Key | int) -> dict[str, Any]:
-        """One row: `ids` and `labels` (T,) int64, -100 where the prompt is; `lengths`, tokens of each example in it."""
-        ids, labels, lengths = [], [], []
-        for index in self.rows[key[1] if isinstance(key, tuple) else key]:
-            values, prompt = self.tokens.row(index, self.context)
-            learnt = values.astype(np.int64)
-            ids.append(learnt.copy())
-            learnt[:prompt] = IGNORED
-            labels.append(learnt)
-            lengths.append(len(values))
-        return {
-            "ids": torch.from_numpy(np.concatenate(ids)),
-            "labels": torch.from_numpy(np.concatenate(labels)),
-            "lengths": lengths,
-        }
+    def __getitem__(self, key: Key | int) -> dict[str, Tensor]:
+        """One row: `ids` and `labels` (T,) int64, -100 at the prompt."""
+        index = self.indices[key[1] if isinstance(key, tuple) else key]
+        start, prompt, length = self.tokens.items[index, :FILE].tolist()
+        ids = torch.from_numpy(self.tokens.ids[start : start + min(length, self.max_length)].astype(np.int64))
+        labels = ids.clone()
+        labels[:prompt] = IGNORED
+        return {"ids": ids, "labels": labels}
 
 
-def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False, streams: int = 1) -> dict[str, Tensor]:
+def join_rows(rows: Sequence[dict[str, Tensor]], pad_id: int, streams: int = 1) -> dict[str, Tensor]:
     """Pad rows on the right and join them.
 
     Args:
         pad_id: fills `input_ids`.
-        packed: also mark where examples begin.
-        streams: agents with rows of their own; the rows are those of the first agent, then of the second, and so on.
+        streams: agents with rows for each; the rows of the first agent come first, then those of the second.
 
     Returns:
-        `input_ids`, `attention_mask` (1 where text is) and `labels`, (B, T) int64, or (K, B, T) with several streams;
-        packed also `segment_ids`, the number of the example in its row from 1, 0 for padding: a token attends to those
-        of its own number. `label_positions` (M,), or (K, M), are found here, where looking costs no wait for a device,
-        see `zoo.ci_llm.losses.likelihood.label_positions`.
+        `input_ids`, `attention_mask` (1 for tokens) and `labels`, (B, T) int64, or (K, B, T) with several streams;
+        `label_positions` (M,), or (K, M), computed here on the CPU, see `zoo.ci_llm.losses.likelihood`.
     """
     shape = (len(rows), max(len(row["ids"]) for row in rows))
     batch = {
@@ -227,24 +202,19 @@ def join_rows(rows: Sequence[dict[str, Any]], pad_id: int, packed: bool = False,
         "attention_mask": torch.zeros(shape, dtype=torch.int64),
         "labels": torch.full(shape, IGNORED),
     }
-    if packed:
-        batch["segment_ids"] = torch.zeros(shape, dtype=torch.int64)
     for number, row in enumerate(rows):
         length = len(row["ids"])
         batch["input_ids"][number, :length] = row["ids"]
         batch["attention_mask"][number, :length] = 1
         batch["labels"][number, :length] = row["labels"]
-        if packed:
-            segments = torch.arange(1, len(row["lengths"]) + 1)
-            batch["segment_ids"][number, :length] = segments.repeat_interleave(torch.tensor(row["lengths"]))
     if streams > 1:
         batch = {name: value.reshape(streams, -1, shape[1]) for name, value in batch.items()}
     return {**batch, "label_positions": label_positions(batch["labels"])}
 
 
-def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+def pad_left(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Prompts as rows that end together: ids and mask (B, T) int64."""
     longest = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (longest - len(each)) + list(each) for each in prompts])
-    lengths = torch.tensor([len(each) for each in prompts])
+    ids = torch.tensor([[pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
     return ids, (torch.arange(longest) >= longest - lengths[:, None]).long()

@@ -1,4 +1,4 @@
-"""How an evaluated crowd answers: one agent, each agent, all together, many samples; and which answers are right."""
+"""Answers of an evaluated crowd: by one agent, each agent, all together, or many samples; and which are right."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from zoo.ci_llm.aggregation.aggregator import Aggregator, Mean, Vote
-from zoo.ci_llm.aggregation.answers import flexible_answer, same_answer, strict_answer, vote
+from zoo.ci_llm.aggregation import Aggregator, Mean, Vote
+from zoo.ci_llm.answers import flexible_answer, same_answer, strict_answer, vote
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.inference.generate import write_answers
+from zoo.ci_llm.inference.generate import generate_texts
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
+from zoo.common.checks import check_at_least, check_positive
 from zoo.training.resume import item_seed
 
 EXTRACTORS = {"strict": strict_answer, "flexible": flexible_answer}
-BACKBONE, AGENTS, ONE_SAMPLED, ALL_SAMPLED = "backbone", "agents", "self_consistency", "agents_sampled"
+BACKBONE, AGENTS, SELF_CONSISTENCY = "backbone", "agents", "self_consistency"
 VOTE, ORACLE = "vote", "oracle"
 Texts = dict[str, list[list[str]]]
 Row = dict[str, Any]
@@ -26,96 +27,91 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """How questions are put.
+    """How questions are answered.
 
-    Attributes:
-        samples: answers that one agent draws for self-consistency; each number is reported, and in all of them the
-            first ones are the same. None where it is left out.
-        all_samples: answers that every agent draws; 0 leaves it out.
-        speaker: the agent that self-consistency asks.
-        backbone: also ask the backbone alone.
+    Args:
+        max_new_tokens: most tokens of an answer; null for the run's own limit.
+        samples: answers of one agent for each self-consistency vote; in all of them the first ones are the same. Null
+            for as many as agents.
+        temperature: of sampled answers.
+        seed: of sampled answers.
     """
 
-    max_new_tokens: int
-    samples: tuple[int, ...] = ()
-    all_samples: int = 0
+    max_new_tokens: int | None = None
+    samples: tuple[int, ...] | None = None
     temperature: float = 0.7
-    speaker: int = 0
-    backbone: bool = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(1, max_new_tokens=1 if self.max_new_tokens is None else self.max_new_tokens)
+        check_at_least(1, samples=min(self.samples or (), default=1))
+        check_positive(temperature=self.temperature)
 
 
 @torch.no_grad()
-def ask(
+def generate_all_answers(
     crowd: Crowd,
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     numbers: Sequence[int],
     rules: Mapping[str, Aggregator],
-    options: AnswerSettings,
+    settings: AnswerSettings,
+    sampled_agent: int = 0,
 ) -> Texts:
-    """Let a crowd answer prompts, as numbers of tokens, in every way.
-
-    A text depends on its prompt and its number, not on the prompts beside it.
+    """Answer prompts, given as token ids, by every system; a text depends on its prompt and its number only.
 
     Args:
-        numbers: of the questions, of which the samples' seeds are made.
-        rules: that join the agents token by token, by name; greedy.
+        numbers: of the questions, for the seeds of samples.
+        rules: that combine the agents token by token, by name; greedy.
+        sampled_agent: the agent of self-consistency.
 
     Returns:
-        Texts without prompt, by way: of each question one text, or one per agent (`agents`), per sample
-        (`self_consistency`), or per sample and agent (`agents_sampled`).
+        Texts without prompt, by system: of each question one text, or one per agent (`agents`) or per sample
+        (`self_consistency`).
     """
 
-    def write(rule: Aggregator, samples: int = 1, sampling: Sampling | None = None) -> list[list[str]]:
+    def generate(rule: Aggregator, samples: int = 1, sampling: Sampling | None = None) -> list[list[str]]:
         repeated = [prompt for prompt in prompts for _ in range(samples)]
-        seeds = [item_seed(options.seed, sample, number) for number in numbers for sample in range(samples)]
-        found = write_answers(crowd, tokenizer, repeated, rule, options.max_new_tokens, sampling, seeds)
-        several = (found[first : first + samples] for first in range(0, len(found), samples))
-        return [[text for of_agent in zip(*each, strict=True) for text in of_agent] for each in several]
+        seeds = [item_seed(settings.seed, sample, number) for number in numbers for sample in range(samples)]
+        texts = generate_texts(crowd, tokenizer, repeated, rule, settings.max_new_tokens or 1, sampling, seeds)
+        by_question = (texts[first : first + samples] for first in range(0, len(texts), samples))
+        return [[text for by_agent in zip(*each, strict=True) for text in by_agent] for each in by_question]
 
-    texts: Texts = {}
-    if options.backbone:
-        with crowd.without_agents():
-            texts[BACKBONE] = write(Mean())
-    texts[AGENTS] = write(Vote())
+    with crowd.without_agents():
+        texts = {BACKBONE: generate(Mean())}
+    texts[AGENTS] = generate(Vote())
     if crowd.count > 1:
-        texts |= {name: write(rule) for name, rule in rules.items()}
-    drawn = Sampling(options.temperature)
-    if options.samples:
-        with crowd.only(options.speaker):
-            texts[ONE_SAMPLED] = write(Mean(), max(options.samples), drawn)
-    if options.all_samples and crowd.count > 1:
-        texts[ALL_SAMPLED] = write(Vote(), options.all_samples, drawn)
+        texts |= {name: generate(rule) for name, rule in rules.items()}
+    if settings.samples:
+        with crowd.select_agents(sampled_agent):
+            texts[SELF_CONSISTENCY] = generate(Mean(), max(settings.samples), Sampling(settings.temperature))
     return texts
 
 
 def grade(texts: Mapping[str, Sequence[str]], gold: Decimal, samples: Sequence[int] = ()) -> Row:
-    """Find the answers of a question and compare them with the right one.
+    """Extract the answers to a question and compare them with the right one.
 
     Args:
-        texts: of the question, by way, as `ask` gives them; none for a question that failed.
+        texts: of the question, by system, as `generate_all_answers` returns them; none for a question that failed.
 
     Returns:
-        `parsed` and `correct`, each by extraction (strict, flexible) and system, and `agreement`, the part of the
-        agents that gave the winning answer (flexible). Systems: `backbone`, `agent_<k>`, the rules, `vote` and
-        `oracle` (any agent right; it gives no answer), `self_consistency_<m>`, `agents_sampled_<m>`.
+        `parsed` and `correct`, each by extraction (strict, flexible) and system, and `agreement`, the share of the
+        agents with the winning answer (flexible). Systems: `backbone`, `agent_<k>`, the rules, `vote` and `oracle` (any
+        agent right; it has no answer), `self_consistency_<m>`.
     """
     row: Row = {"parsed": {}, "correct": {}, "agreement": 0.0}
     for kind, extract in EXTRACTORS.items():
-        found = {way: [extract(text) for text in each] for way, each in texts.items()}
-        agents = found.pop(AGENTS, [])
-        drawn, all_drawn = found.pop(ONE_SAMPLED, None), found.pop(ALL_SAMPLED, None)
+        extracted = {system: [extract(text) for text in each] for system, each in texts.items()}
+        agents = extracted.pop(AGENTS, [])
+        samples_of_one = extracted.pop(SELF_CONSISTENCY, None)
         answers = {f"agent_{number}": answer for number, answer in enumerate(agents)}
-        answers |= {way: each[0] for way, each in found.items()}
+        answers |= {system: each[0] for system, each in extracted.items()}
         if len(agents) > 1:
             election = vote(agents)
             answers[VOTE] = election.answer
             row["agreement"] = election.agreement
-        if drawn is not None:
-            answers |= {f"{ONE_SAMPLED}_{count}": vote(drawn[:count]).answer for count in samples}
-        if all_drawn is not None:
-            answers[f"{ALL_SAMPLED}_{len(all_drawn)}"] = vote(all_drawn).answer
+        if samples_of_one is not None:
+            answers |= {f"{SELF_CONSISTENCY}_{count}": vote(samples_of_one[:count]).answer for count in samples}
         row["parsed"][kind] = {system: None if each is None else str(each) for system, each in answers.items()}
         correct = {system: same_answer(each, gold) for system, each in answers.items()}
         if len(agents) > 1:
@@ -125,9 +121,9 @@ def grade(texts: Mapping[str, Sequence[str]], gold: Decimal, samples: Sequence[i
 
 
 def gold_answer(answer: str, where: str) -> Decimal:
-    """The number that an answer ends in, after `####` where there is one; one must be there."""
-    found = strict_answer(answer)
-    found = flexible_answer(answer) if found is None else found
-    if found is None:
+    """The number of a right answer, after `####` where that is present; ValueError without a number."""
+    number = strict_answer(answer)
+    number = flexible_answer(answer) if number is None else number
+    if number is None:
         raise ValueError(f"{where}: no number in the right answer {answer[-60:]!r}; exact match needs one")
-    return found
+    return number

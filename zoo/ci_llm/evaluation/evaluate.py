@@ -1,6 +1,6 @@
-"""Evaluation of a crowd on questions with answers: every way to answer, likelihoods, calibration, diversity.
+"""Evaluation of a crowd on questions with answers: every system, likelihoods, calibration, diversity.
 
-Shared by processes, resumed after a kill.
+The work is shared by processes and resumed after a kill.
 """
 
 from __future__ import annotations
@@ -18,109 +18,105 @@ from torch import Tensor
 
 import zoo
 from zoo.ci_llm.data.arithmetic import Split
-from zoo.ci_llm.data.text_data import Example
-from zoo.ci_llm.data.tokens import PROMPT, Tokens, tokenise
-from zoo.ci_llm.evaluation.answering import VOTE, AnswerSettings, Row, ask, gold_answer, grade
-from zoo.ci_llm.evaluation.report import accuracies, reliability, show, write_evaluation
-from zoo.ci_llm.evaluation.scoring import Scores, fit_weights, gather, rules, score, usable
-from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions, validation_examples
+from zoo.ci_llm.data.text_files import Example
+from zoo.ci_llm.data.tokens import PROMPT, TokenTable, tokenise
+from zoo.ci_llm.evaluation.answering import AnswerSettings, Row, generate_all_answers, gold_answer, grade
+from zoo.ci_llm.evaluation.report import compute_accuracies, print_report, reliability_bins, write_evaluation
+from zoo.ci_llm.evaluation.scoring import fit_weights, fitting_examples, make_batch, score, token_rules
+from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions
+from zoo.ci_llm.inference.generate import length_error
 from zoo.ci_llm.losses.distances import sliced_wasserstein
-from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
+from zoo.ci_llm.losses.metrics import summarise_scores
 from zoo.common.atomic_files import write_atomic
-from zoo.common.checks import check_at_least, check_positive, check_within
+from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import local_device
 from zoo.common.journal import begin_output, pending_items
 from zoo.common.locks import writes_into
 from zoo.common.tensors import state_digest
 from zoo.training.resume import item_seed
 
-PROJECTIONS = 256  # of the distance between the agents' clouds
+PROJECTIONS = 256  # of the distance between the agents' representations
+PARTS_NAME, WEIGHTS_NAME = "parts", "weights.json"
+DEFAULT_ANSWERS = AnswerSettings()
 
 
 @dataclass
 class CrowdEvaluation:
-    """The parts of an evaluation; the agent of least NLL is asked for samples.
+    """An evaluation in parts.
 
     Attributes:
-        fitted: `alpha` and `nll` of the agents on the validation set; empty without.
+        settings: with numbers for `max_new_tokens` and `samples`.
+        weights: `alpha` and `nll` of the agents on the validation set; empty without. Self-consistency samples the
+            agent of least NLL.
+        folder: of the parts.
     """
 
     trained: TrainedCrowd
     examples: Sequence[Example]
-    tokens: Tokens
-    options: AnswerSettings
-    layers: Sequence[int]
-    fitted: dict[str, list[float]]
+    tokens: TokenTable
+    settings: AnswerSettings
+    weights: dict[str, list[float]]
     folder: Path
 
     def __post_init__(self) -> None:
-        nll = self.fitted.get("nll", [0.0])
-        self.options = replace(self.options, speaker=nll.index(min(nll)))
-        self.rules = rules(self.trained.crowd.count, self.fitted.get("alpha"))
+        nll = self.weights.get("nll", [0.0])
+        self.sampled_agent = nll.index(min(nll))
+        self.rules = token_rules(self.trained.crowd.count, self.weights.get("alpha"))
+        self.new_tokens = self.settings.max_new_tokens or 1
 
     def path(self, number: int) -> Path:
         """File of a part."""
-        return self.folder / f"{number:05d}.npz"
+        return self.folder / f"{number:05d}.pt"
 
-    def do(self, number: int, questions: Sequence[int]) -> None:
-        """Compute a part and write it."""
+    def compute_part(self, number: int, questions: Sequence[int]) -> None:
+        """Answer and score some questions, and write the part."""
         crowd, tokenizer = self.trained.crowd, self.trained.tokenizer
-        fit = set(usable(self.tokens, crowd, self.options.max_new_tokens))
-        asked = [index for index in questions if index in fit]
+        fitting = set(fitting_examples(self.tokens, crowd, self.new_tokens))
+        indices = [index for index in questions if index in fitting]
         texts: dict[str, list[list[str]]] = {}
-        arrays: dict[str, Any] = {}
-        if asked:
-            prompts = [self.tokens.row(index, int(self.tokens.items[index, PROMPT]))[0].tolist() for index in asked]
-            texts = ask(crowd, tokenizer, prompts, asked, self.rules, self.options)
-            seeds = [item_seed(self.options.seed, 0, index) for index in asked]
-            batch = gather(self.tokens, asked, crowd, tokenizer)
-            arrays = _arrays(score(crowd, batch, self.rules, seeds, self.layers), asked)
-        rows = [self._row(index, {way: each[at] for way, each in texts.items()}) for at, index in enumerate(asked)]
-        rows += [self._row(index, {}) for index in questions if index not in fit]
-        content = np.frombuffer(json.dumps(rows, ensure_ascii=False).encode(), np.uint8)
-        write_atomic(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
+        part: dict[str, Any] = {"tokens": {}, "representations": {}}
+        if indices:
+            prompts = [self.tokens.prompt(index) for index in indices]
+            texts = generate_all_answers(
+                crowd, tokenizer, prompts, indices, self.rules, self.settings, self.sampled_agent
+            )
+            seeds = [item_seed(self.settings.seed, 0, index) for index in indices]
+            batch = make_batch(self.tokens, indices, crowd, tokenizer)
+            part = vars(score(crowd, batch, self.rules, seeds))
+        rows = [self._row(index, {key: each[at] for key, each in texts.items()}) for at, index in enumerate(indices)]
+        rows += [self._row(index, {}) for index in questions if index not in fitting]
+        write_atomic(self.path(number), lambda file: torch.save({"rows": rows, **part}, file))
 
     def _row(self, index: int, texts: dict[str, list[str]]) -> Row:
         example = self.examples[index]
         gold = gold_answer(example.answer, f"{example.file}, line {example.line}")
-        error = None
-        if not texts:
-            error = (
-                f"a prompt of {self.tokens.items[index, PROMPT]} tokens and {self.options.max_new_tokens} new ones do "
-                f"not fit into the backbone's context of {self.trained.crowd.backbone.context_tokens}"
-            )
+        prompt_tokens = int(self.tokens.items[index, PROMPT])
         return {
             "index": index,
             "question": example.prompt,
             "gold": example.answer,
             "gold_parsed": str(gold),
-            "error": error,
+            "error": None if texts else length_error(self.trained.crowd, prompt_tokens, self.new_tokens),
             "texts": texts,
-            **grade(texts, gold, self.options.samples),
+            **grade(texts, gold, self.settings.samples or ()),
         }
 
     def join(self, count: int) -> tuple[dict[str, Any], list[Row]]:
-        """Put the parts together: the facts, and a row per question."""
-        rows: list[Row] = []
-        scores: dict[str, CrowdScores] = {name: CrowdScores() for name in self.rules}
-        clouds: dict[str, list[Tensor]] = {}
-        for number in range(count):
-            with np.load(self.path(number), allow_pickle=False) as file:
-                held = {key: file[key] for key in file.files}
-            rows += json.loads(held.pop("rows").tobytes())
-            texts = held.pop("texts", None)
-            for name, kept in scores.items() if texts is not None else ():
-                found = {key.rpartition(":")[2]: held[key] for key in held if key.startswith(f"tokens:{name}:")}
-                kept.add({key: torch.from_numpy(value) for key, value in found.items()}, torch.from_numpy(texts))
-            for key in held:
-                if key.startswith("cloud:"):
-                    clouds.setdefault(key.partition(":")[2], []).append(torch.from_numpy(held[key]))
-        rows.sort(key=lambda row: row["index"])
-        return self._facts(rows, scores, {key: torch.cat(each, 1) for key, each in clouds.items()}), rows
+        """Join the parts: the facts of the evaluation, and a row per question."""
+        parts = [torch.load(self.path(number), weights_only=True) for number in range(count)]
+        rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: row["index"])
+        tokens = [part["tokens"] for part in parts if part["tokens"]]
+        points = [part["representations"] for part in parts if part["representations"]]
+        names = self.rules if tokens else {}
+        scores = {name: {key: torch.cat([each[name][key] for each in tokens], -1) for key in tokens[0][name]}
+                  for name in names}  # fmt: skip
+        joined = {key: torch.cat([each[key] for each in points], 1) for key in (points[0] if points else {})}
+        return self._facts(rows, scores, joined), rows
 
-    def _facts(self, rows: list[Row], scores: dict[str, CrowdScores], clouds: dict[str, Tensor]) -> dict[str, Any]:
+    def _facts(
+        self, rows: list[Row], scores: dict[str, dict[str, Tensor]], points: dict[str, Tensor]
+    ) -> dict[str, Any]:
         generator = torch.Generator()
-        scored = {name: kept for name, kept in scores.items() if clouds}
         return {
             "version": zoo.__version__,
             "name": self.trained.name,
@@ -128,39 +124,16 @@ class CrowdEvaluation:
             "count": len(rows),
             "failed": sum(row["error"] is not None for row in rows),
             "first_error": next((row["error"] for row in rows if row["error"]), None),
-            "asking": asdict(self.options),
-            "weights": self.fitted,
-            "accuracy": accuracies(rows, self.trained.crowd.count),
-            "likelihood": {name: kept.summary() for name, kept in scored.items()},
-            "intervals": {
-                name: {key: each._asdict() for key, each in kept.intervals().items()} for name, kept in scored.items()
-            },
+            "answers": asdict(self.settings) | {"sampled_agent": self.sampled_agent},
+            "weights": self.weights,
+            "accuracy": compute_accuracies(rows, self.trained.crowd.count),
+            "likelihood": {name: summarise_scores(each) for name, each in scores.items()},
             "sliced_wasserstein": {
-                key: float(sliced_wasserstein(cloud, PROJECTIONS, generator.manual_seed(self.options.seed)))
-                for key, cloud in clouds.items()
+                key: float(sliced_wasserstein(each, PROJECTIONS, generator.manual_seed(self.settings.seed)))
+                for key, each in points.items()
             },
-            "reliability": {name: reliability(kept.state()[0]) for name, kept in scored.items()},
-            "risk_coverage": _risk(rows) if self.trained.crowd.count > 1 else None,
+            "reliability": {name: reliability_bins(each) for name, each in scores.items()},
         }
-
-
-def _risk(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Risk over coverage of the vote, by the agreement of the agents."""
-    agreement = torch.tensor([row["agreement"] for row in rows])
-    right = torch.tensor([row["correct"]["flexible"].get(VOTE, False) for row in rows])
-    coverage, risk = risk_coverage(agreement, right)
-    return {"coverage": coverage.tolist(), "risk": risk.tolist()}
-
-
-def _arrays(scores: Scores, questions: Sequence[int]) -> dict[str, np.ndarray]:
-    """Scores as a file keeps them."""
-    arrays = {"texts": torch.tensor(questions)[scores.texts].numpy()}
-    for name, tokens in scores.tokens.items():
-        arrays |= {f"tokens:{name}:{key}": values.numpy() for key, values in tokens.items()}
-    return arrays | {f"cloud:{key}": cloud.numpy() for key, cloud in scores.clouds.items()}
-
-
-PARTS_NAME, WEIGHTS_NAME = "parts", "weights.json"
 
 
 @writes_into("output", positional=False)
@@ -173,13 +146,8 @@ def evaluate(
     prompt_field: str | None = None,
     answer_field: str | None = None,
     max_items: int | None = None,
-    max_new_tokens: int | None = None,
-    samples: Sequence[int] | None = None,
-    all_samples: int = 0,
-    temperature: float = 0.7,
-    layers: Sequence[int] = (-1,),
+    answers: AnswerSettings = DEFAULT_ANSWERS,
     batch_size: int = 16,
-    seed: int = 0,
     device: str = "cpu",
     rank: int = 0,
     world_size: int = 1,
@@ -187,53 +155,31 @@ def evaluate(
 ) -> dict[str, Any]:
     """Ask a crowd questions: single agents, ensembles, votes, self-consistency, oracle; likelihood and calibration.
 
-    Prints tables and writes items.jsonl, evaluation.json, evaluation.csv and pictures, see `evaluate_crowd`. The same
-    call goes on after a kill. Under torchrun the processes share the work; the result is the same.
+    The files of OUTPUT are described in docs/ci_llm.md. The same call resumes after a kill; processes share the work.
 
     Args:
         run: run folder, checkpoint or export of CI-LLM.
         output: folder to write.
-        questions: a file of questions and answers, or a folder with a file of the split; by default that of the data
-            the run was trained on, which may be arithmetic made in code.
-        validation: likewise, for fitting the agents' weights; by default the run's validation set where the questions
-            are the run's, none where they are given.
+        questions: file of questions and answers, or folder with a file of the split; by default the run's data.
+        validation: likewise, to fit the agents' weights; by default the run's, none where `questions` is given.
         split: of the questions.
         prompt_field: name of the question in the files; as in the run by default.
         answer_field: name of the answer; likewise.
         max_items: first so many questions; all by default.
-        max_new_tokens: most tokens of an answer; the run's own limit by default.
-        samples: answers of one agent for each self-consistency vote; as many as agents by default.
-        all_samples: answers of every agent for a vote over all; 0 for none.
-        temperature: of those answers.
-        layers: whose distances between agents are measured.
+        answers: how questions are answered.
         batch_size: questions computed together; fewer need less memory.
-        seed: of the sampled answers.
-        device: torch device.
-        rank: of this process.
-        world_size: processes.
-        progress: show a bar on rank 0, and the result where it is complete.
-
-    Returns:
-        What evaluation.json holds; `{"missing": n}` while other processes owe n parts.
-
-    Raises:
-        FileNotFoundError: when there is no such run or file.
-        ValueError: when the run is another kind's, its weights are not finite, an argument is out of range, or the
-            folder was begun with other settings.
     """
     trained, data, limit = load_crowd(run, local_device(device))
-    fields = (prompt_field or data.fields[0], answer_field or data.fields[1])
+    fields = (prompt_field or data.text_format.prompt_field, answer_field or data.text_format.answer_field)
     if questions is None:
-        examples, held = data.examples(split), validation_examples(data)
+        examples, held_out = data.examples(split), data.validation_examples()
     else:
-        examples, held = read_questions(Path(questions), split, fields), None
+        examples, held_out = read_questions(Path(questions), split, fields), None
     if validation is not None:
-        held = read_questions(Path(validation), "val", fields)
-    if samples is None:
-        samples = (trained.crowd.count,) if trained.crowd.count > 1 else ()
-    options = AnswerSettings(max_new_tokens or limit, tuple(samples), all_samples, temperature, seed=seed)
+        held_out = read_questions(Path(validation), "val", fields)
+    settings = replace(answers, max_new_tokens=answers.max_new_tokens or limit)
     return evaluate_crowd(
-        trained, examples[:max_items], held, output, options, layers, batch_size, rank, world_size, progress
+        trained, examples[:max_items], held_out, output, settings, batch_size, rank, world_size, progress
     )
 
 
@@ -242,83 +188,85 @@ def evaluate_crowd(
     examples: Sequence[Example],
     validation: Sequence[Example] | None,
     output: Path,
-    options: AnswerSettings,
-    layers: Sequence[int] = (-1,),
+    settings: AnswerSettings,
     batch_size: int = 16,
     rank: int = 0,
     world_size: int = 1,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Answer questions in every way, score the right answers, and sum up; further arguments as those of `evaluate`.
+    """Answer questions by every system, score the right answers and write the report; see `evaluate`.
 
-    OUTPUT then holds `items.jsonl` (a line per question: index, question, gold, texts, parsed, correct),
-    `evaluation.json`, `evaluation.csv` (a row per way to answer), `evaluation.png` (bars), `reliability.png` and
-    `risk_coverage.png`.
+    Processes share the parts (`batch_size` questions of similar length) and do not communicate: the last one writes the
+    report, which is the same for any number of processes and kills.
 
-    Processes share the parts (`batch_size` questions of similar length) and need not talk to each other: the one that
-    ends last writes the result, which is the same for any number of processes and kills.
+    Returns:
+        The content of evaluation.json; `{"missing": n}` while other processes compute n parts.
 
-    Args:
-        examples: one whose prompt leaves no room for an answer in the backbone's context has failed, and counts as
-            wrong.
-        validation: to fit the agents' weights and to choose the agent that is asked for samples; None for equal
-            weights and agent 0.
-        options: how questions are put; its `speaker` is chosen here.
+    Raises:
+        ValueError: when an argument is out of range, or the folder was begun with other settings.
     """
     check_within(0, world_size - 1, rank=rank)
+    check_at_least(1, batch_size=batch_size)
     if not examples:
         raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
-    check_at_least(
-        1, max_new_tokens=options.max_new_tokens, batch_size=batch_size, samples=min(options.samples, default=1)
-    )
-    check_at_least(0, all_samples=options.all_samples)
-    check_positive(temperature=options.temperature)
-    if not layers:
-        raise ValueError("layers: name at least one")
-    trained.crowd.eval()
     for each in examples:
         gold_answer(each.answer, f"{each.file}, line {each.line}")  # refused now, not after hours
-    tokens = tokenise(examples, trained.tokenizer, trained.template)
+    count = trained.crowd.eval().count
+    if settings.samples is None:
+        settings = replace(settings, samples=(count,) if count > 1 else ())
+    tokens = tokenise(examples, trained.tokenizer, trained.text_format)
     output = Path(output).resolve()
-    settings = {
-        "adapters": state_digest(trained.crowd.agents.state_dict()),
-        "backbone": trained.crowd.backbone.fingerprint(),
-        "questions": _digest(tokens),
-        "validation": _digest(tokenise(validation, trained.tokenizer, trained.template)) if validation else None,
-        "layers": list(layers),
-        "batch_size": batch_size,
-        "asking": {key: value for key, value in asdict(options).items() if key != "speaker"},
-    }
-    begin_output(output, settings, sweep=world_size == 1)
-    fitted = _fitted(trained, validation, output / WEIGHTS_NAME, batch_size)
-    work = CrowdEvaluation(trained, examples, tokens, options, layers, fitted, output / PARTS_NAME)
+    begin_output(output, _describe(trained, tokens, validation, settings, batch_size), sweep=world_size == 1)
+    weights = _read_weights(trained, validation, output / WEIGHTS_NAME, batch_size)
+    evaluation = CrowdEvaluation(trained, examples, tokens, settings, weights, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
     parts = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
     numbers = range(len(parts))
-    pending = pending_items(numbers, lambda number: work.path(number).exists(), rank, world_size)
+    pending = pending_items(numbers, lambda number: evaluation.path(number).exists(), rank, world_size)
     for number in track(pending, "questions", disable=not progress or rank > 0):
-        work.do(number, parts[number])
-    if missing := pending_items(numbers, lambda number: work.path(number).exists()):
+        evaluation.compute_part(number, parts[number])
+    if missing := pending_items(numbers, lambda number: evaluation.path(number).exists()):
         return {"missing": len(missing)}
-    facts, rows = work.join(len(parts))
+    facts, rows = evaluation.join(len(parts))
     write_evaluation(output, facts, rows)
     if progress:
-        show(facts)
+        print_report(facts)
     return facts
 
 
-def _fitted(
+def _describe(
+    trained: TrainedCrowd,
+    tokens: TokenTable,
+    validation: Sequence[Example] | None,
+    settings: AnswerSettings,
+    batch_size: int,
+) -> dict[str, Any]:
+    """What must be equal in all calls that write a folder."""
+    held_out = tokenise(validation, trained.tokenizer, trained.text_format) if validation else None
+    return {
+        "adapters": state_digest(trained.crowd.agents.state_dict()),
+        "backbone": trained.crowd.backbone.fingerprint(),
+        "questions": _digest(tokens),
+        "validation": None if held_out is None else _digest(held_out),
+        "batch_size": batch_size,
+        "answers": asdict(settings),
+    }
+
+
+def _read_weights(
     trained: TrainedCrowd, validation: Sequence[Example] | None, path: Path, batch_size: int
 ) -> dict[str, list[float]]:
-    """The posterior of the agents' weights and their NLL; computed by whoever is first, empty without validation."""
+    """The posterior of the agents' weights and their NLL, fitted by the first process; empty without validation."""
     if not validation or trained.crowd.count == 1:
         return {}
     if not path.is_file():
-        alpha, nll = fit_weights(trained.crowd, trained.tokenizer, trained.template, validation, batch_size=batch_size)
+        alpha, nll = fit_weights(
+            trained.crowd, trained.tokenizer, trained.text_format, validation, batch_size=batch_size
+        )
         text = json.dumps({"alpha": alpha, "nll": nll})
         write_atomic(path, lambda file: file.write(text.encode()))
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _digest(tokens: Tokens) -> str:
+def _digest(tokens: TokenTable) -> str:
     return state_digest({"ids": torch.from_numpy(np.array(tokens.ids)), "items": torch.from_numpy(tokens.items[:, :3])})

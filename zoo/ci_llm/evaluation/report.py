@@ -1,4 +1,4 @@
-"""What an evaluation of a crowd leaves behind: tables on the screen, items.jsonl, evaluation.json, .csv, pictures."""
+"""The report of an evaluation: tables on the screen, items.jsonl, evaluation.json, evaluation.csv, figures."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 NAME, ITEMS_NAME = "evaluation", "items.jsonl"
 KINDS = ("strict", "flexible")
-SINGLE = "agents, mean"  # the baseline: an agent taken at random
-_FIGURES = ("mean", "se", "low", "high", "gain", "gain_low", "gain_high")
-_JOINED = ("brier", "ece", "ece_scaled")
-COLUMNS = ("system", *(f"{kind}_{figure}" for kind in KINDS for figure in _FIGURES), "nll", *_JOINED)
+SINGLE = "agents, mean"  # the baseline: an agent at random
+_STATISTICS = ("mean", "se", "low", "high", "gain", "gain_low", "gain_high")
+_CALIBRATION = ("brier", "ece")
+COLUMNS = ("system", *(f"{kind}_{statistic}" for kind in KINDS for statistic in _STATISTICS), "nll", *_CALIBRATION)
 
 
-def accuracies(rows: Sequence[Mapping[str, Any]], agents: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Exact match of every way to answer.
+def compute_accuracies(rows: Sequence[Mapping[str, Any]], agents: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Exact match of every system.
 
     Args:
-        rows: a row per question, see `zoo.ci_llm.evaluation.answering.grade`; where one lacks a way, it is wrong.
+        rows: a row per question, see `zoo.ci_llm.evaluation.answering.grade`; where one lacks a system, it is wrong.
 
     Returns:
         By extraction and system: mean, standard error, ends of the 95 % bootstrap interval over questions, and the
@@ -39,27 +39,27 @@ def accuracies(rows: Sequence[Mapping[str, Any]], agents: int) -> dict[str, dict
     """
     systems = list(dict.fromkeys(system for row in rows for system in row["correct"][KINDS[0]]))
     singles = [system for system in systems if system.startswith("agent_")]
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    accuracies: dict[str, dict[str, dict[str, float]]] = {}
     for kind in KINDS:
-        right = {
+        correct = {
             system: np.array([float(row["correct"][kind].get(system, False)) for row in rows]) for system in systems
         }
-        base = np.mean([right[system] for system in singles], axis=0) if singles else np.zeros(len(rows))
+        baseline = np.mean([correct[system] for system in singles], axis=0) if singles else np.zeros(len(rows))
         if agents > 1:
-            right[SINGLE] = base
-        found[kind] = {system: _figures(values, base) for system, values in right.items()}
-    return found
+            correct[SINGLE] = baseline
+        accuracies[kind] = {system: _statistics(values, baseline) for system, values in correct.items()}
+    return accuracies
 
 
-def _figures(values: np.ndarray, base: np.ndarray) -> dict[str, float]:
-    mean, gain = bootstrap_mean(values), bootstrap_mean(values - base)
+def _statistics(values: np.ndarray, baseline: np.ndarray) -> dict[str, float]:
+    mean, gain = bootstrap_mean(values), bootstrap_mean(values - baseline)
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     numbers = (mean.mean, error, mean.low, mean.high, gain.mean, gain.low, gain.high)
-    return dict(zip(_FIGURES, map(float, numbers), strict=True))
+    return dict(zip(_STATISTICS, map(float, numbers), strict=True))
 
 
-def reliability(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str, float]]:
-    """Confidence, accuracy and share of the tokens in bins of equal width; empty bins are left out."""
+def reliability_bins(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str, float]]:
+    """Confidence, accuracy and share of the tokens in bins of equal width, without empty bins."""
     confidence, correct = tokens["confidence"].double(), tokens["correct"].double()
     at = (confidence * bins).ceil().long().clamp(1, bins) - 1
     counts = torch.bincount(at, minlength=bins)
@@ -76,48 +76,47 @@ def reliability(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str
 
 
 def report_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row per way to answer, see `COLUMNS`; calibration where the agents are joined token by token."""
+    """A row per system, see `COLUMNS`; calibration where the agents are combined token by token."""
     rows = []
     agents = facts["likelihood"].get("mean", {})
-    known = {SINGLE: agents.get("nll_mean", math.nan)}
-    known |= {name: scores["nll_ensemble"] for name, scores in facts["likelihood"].items()}
+    nll = {SINGLE: agents.get("nll_mean", math.nan)}
+    nll |= {name: scores["nll_ensemble"] for name, scores in facts["likelihood"].items()}
     for system in facts["accuracy"][KINDS[0]]:
         row: dict[str, Any] = {"system": system}
         for kind in KINDS:
             row |= {f"{kind}_{key}": value for key, value in facts["accuracy"][kind][system].items()}
         scores = facts["likelihood"].get(system, {})
-        row["nll"] = known.get(system, agents.get(f"nll_{system}", math.nan))
-        rows.append(row | {key: scores.get(key, math.nan) for key in _JOINED})
+        row["nll"] = nll.get(system, agents.get(f"nll_{system}", math.nan))
+        rows.append(row | {key: scores.get(key, math.nan) for key in _CALIBRATION})
     return rows
 
 
 def write_evaluation(output: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write items.jsonl, evaluation.csv, the pictures and, last, evaluation.json."""
+    """Write items.jsonl, evaluation.csv, the figures and, last, evaluation.json."""
     files = {
         ITEMS_NAME: rows,
         f"{NAME}.csv": (COLUMNS, report_rows(facts)),
         f"{NAME}.png": _accuracy_figure(facts) if facts["accuracy"][KINDS[0]] else None,
         "reliability.png": _reliability_figure(facts) if facts["reliability"] else None,
-        "risk_coverage.png": _risk_figure(facts) if facts["risk_coverage"] is not None else None,
         f"{NAME}.json": facts,
     }
     write_report(output, files)
 
 
 def _accuracy_figure(facts: Mapping[str, Any]) -> Figure:
-    """Draw bars of exact match with 95 % intervals, strict beside flexible, one group for each way to answer."""
+    """Plot bars of exact match, strict and flexible, with 95 % intervals, a group for each system."""
     kinds = facts["accuracy"]
     systems = list(next(iter(kinds.values())))
     figure = new_figure(max(6.0, 0.7 * len(systems) + 2), 4.2)
     axes = figure.subplots()
     width = 0.8 / len(kinds)
-    for number, (kind, found) in enumerate(kinds.items()):
+    for number, (kind, by_system) in enumerate(kinds.items()):
         means, low, high = (
-            100 * np.array([found[system][key] for system in systems]) for key in ("mean", "low", "high")
+            100 * np.array([by_system[system][key] for system in systems]) for key in ("mean", "low", "high")
         )
         errors = np.nan_to_num([means - low, high - means]).clip(min=0)
-        places = np.arange(len(systems)) + (number - (len(kinds) - 1) / 2) * width
-        axes.bar(places, means, width, yerr=errors, capsize=2, label=kind)
+        centers = np.arange(len(systems)) + (number - (len(kinds) - 1) / 2) * width
+        axes.bar(centers, means, width, yerr=errors, capsize=2, label=kind)
     axes.set_xticks(range(len(systems)), systems, rotation=45, ha="right")
     axes.set(ylabel="exact match, %", title=f"{facts['count']} questions")
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
@@ -127,7 +126,7 @@ def _accuracy_figure(facts: Mapping[str, Any]) -> Figure:
 
 
 def _reliability_figure(facts: Mapping[str, Any]) -> Figure:
-    """Draw accuracy over confidence of the tokens, for each rule that joins the agents."""
+    """Plot accuracy over confidence of the tokens, for each rule."""
     figure = new_figure(5.0, 4.6)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.5", linestyle="--", linewidth=1, label="calibrated")
@@ -140,27 +139,16 @@ def _reliability_figure(facts: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _risk_figure(facts: Mapping[str, Any]) -> Figure:
-    """Draw the error rate among the questions whose vote agrees most."""
-    figure = new_figure(5.0, 4.0)
-    axes = figure.subplots()
-    axes.plot(facts["risk_coverage"]["coverage"], facts["risk_coverage"]["risk"], "o-", markersize=3)
-    axes.set(xlabel="coverage", ylabel="risk (share of wrong votes)", title="kept by agreement of the agents")
-    axes.set(xlim=(0, 1.02), ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    return figure
-
-
-def show(facts: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print exact match of every way to answer, and likelihoods and diversity."""
+def print_report(facts: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print exact match of every system, likelihoods and diversity."""
     console = console or Console()
     failed = f", {facts['failed']} failed and counted as wrong" if facts["failed"] else ""
     lines = []
     for row in report_rows(facts):
-        shown = [f"{100 * row[f'{kind}_mean']:.1f} ± {100 * row[f'{kind}_se']:.1f}" for kind in KINDS]
-        scores = [_short(row[key]) for key in ("nll", "ece")]
-        lines.append([row["system"], *shown, f"{100 * row['flexible_gain']:+.1f}", *scores])
-    heads = ("answered by", *(f"{kind} %" for kind in KINDS), "gain", "NLL", "ECE")
+        accuracy = [f"{100 * row[f'{kind}_mean']:.1f} ± {100 * row[f'{kind}_se']:.1f}" for kind in KINDS]
+        scores = [_format(row[key]) for key in ("nll", "ece")]
+        lines.append([row["system"], *accuracy, f"{100 * row['flexible_gain']:+.1f}", *scores])
+    heads = ("system", *(f"{kind} %" for kind in KINDS), "gain", "NLL", "ECE")
     title = f"{facts['name']}: {facts['count']} questions{failed}"
     console.print(terminal_table(heads, lines, title, heads[:1], heads))
     if facts["first_error"]:
@@ -169,9 +157,9 @@ def show(facts: Mapping[str, Any], console: Console | None = None) -> None:
         figures = dict(facts["likelihood"]["mean"])
         figures |= {f"sliced Wasserstein, {key}": value for key, value in facts["sliced_wasserstein"].items()}
         heads = ("figure", "value")
-        lines = [[key, _short(value)] for key, value in figures.items()]
+        lines = [[key, _format(value)] for key, value in figures.items()]
         console.print(terminal_table(heads, lines, left=heads))
 
 
-def _short(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "-"

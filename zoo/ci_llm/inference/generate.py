@@ -1,4 +1,4 @@
-"""A crowd writes: one cache of K * B rows, and at every step one token chosen from the joined prediction."""
+"""Text generation by a crowd: one cache of K * B rows, and at every step one token chosen from the joint prediction."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.ci_llm.aggregation.aggregator import Aggregator
+from zoo.ci_llm.aggregation import Aggregator
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.data.tokens import left_padded
-from zoo.ci_llm.losses.metrics import taken
+from zoo.ci_llm.data.tokens import pad_left
+from zoo.ci_llm.losses.metrics import gather_log_probs
 from zoo.ci_llm.nets.agents import SEEDS
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
+
+StopCriterion = Callable[[Tensor], Tensor]  # of new tokens (..., L): which texts (...) end
 
 
 @torch.no_grad()
@@ -27,74 +29,57 @@ def generate(
     attention_mask: Tensor,
     aggregator: Aggregator,
     max_new_tokens: int,
-    eos: int | Sequence[int] = (),
+    eos: Sequence[int] = (),
     sampling: Sampling | None = None,
-    pad: int | None = None,
+    pad: int = 0,
     seeds: Sequence[int] | None = None,
-    ended: Callable[[Tensor], Tensor] | None = None,
+    stop: StopCriterion | None = None,
 ) -> Tensor:
-    """Continue prompts.
-
-    A row's text depends on its prompt and its seed, not on the rows beside it.
+    """Continue prompts (B, T), padded on the left; a row depends on its prompt and seed, not on other rows.
 
     Args:
-        input_ids: prompts (B, T), int64, padded on the left.
-        attention_mask: (B, T), 1 for real tokens.
-        aggregator: joins the agents' predictions; with one that is not `joint` every agent writes a text of its own.
-        max_new_tokens: at most so many are added; fewer where all rows end before.
-        eos: ids that end a text; the text keeps its EOS.
-        sampling: how tokens are chosen; the likeliest by default.
-        pad: follows behind an EOS; the first of `eos` by default.
+        aggregator: combines the agents' predictions; if it is not `joint`, every agent generates a text of its own.
+        eos: ids that end a text; the text keeps its EOS, `pad` follows.
         seeds: one per row, 0 to 2**64 - 1; from the global generator by default.
-        ended: tells by the new tokens (..., L) which texts (...) end here, beside those with an EOS.
 
     Returns:
-        Prompts and continuations (B, T + new), int64; (K, B, T + new) where each agent writes its own.
-
-    Raises:
-        ValueError: when shapes differ, a prompt is empty or padded on the right, or a text would not fit into the
-            backbone's context.
+        Prompts and continuations (B, T + new), int64; (K, B, T + new) where each agent generates a text.
     """
     check_prompts(crowd, input_ids, attention_mask, max_new_tokens)
-    sampling = sampling or Sampling()
-    ends = torch.tensor([eos] if isinstance(eos, int) else list(eos), dtype=torch.long, device=input_ids.device)
-    filler = pad if pad is not None else int(ends[0]) if len(ends) else 0
-    count, rows = crowd.count, len(input_ids)
-    uniforms = uniform_numbers(seeds, count, rows, max_new_tokens, aggregator.joint).to(input_ids.device)
-    start, members, choices = uniforms.tensor_split((count, count + max_new_tokens))
-
-    learned = aggregator.learns and aggregator.joint
-    log_weights = aggregator.start(count, rows, start[:, :rows]).to(input_ids.device)
-    texts = input_ids if aggregator.joint else input_ids.expand(count, -1, -1)
-    mask = attention_mask if aggregator.joint else attention_mask.expand(count, -1, -1)
-    read = Reader(crowd, mask)
-    with evaluating(crowd):
-        log_probs = read(texts, 0 if learned else 1)
-        if learned:
-            given = taken(log_probs[:, :, :-1], input_ids[:, 1:])
-            log_weights = aggregator.along(log_weights, given, attention_mask[:, :-1])[-1]
-        done = torch.zeros(texts.shape[:-1], dtype=torch.bool, device=texts.device)
-        for number in range(max_new_tokens):
+    sampling, count, joint = sampling or Sampling(), crowd.count, aggregator.joint
+    start, choices = sample_generation_uniforms(seeds, count, len(input_ids), max_new_tokens, joint)
+    learns = aggregator.learns and joint
+    log_weights = aggregator.start(count, len(input_ids), start).to(input_ids.device)
+    texts, mask = (x if joint else x.expand(count, -1, -1) for x in (input_ids, attention_mask))
+    scorer = PrefixScorer(crowd, mask)
+    with evaluation_mode(crowd):
+        log_probs = scorer(texts, 0 if learns else 1)
+        if learns:
+            prompt_log_probs = gather_log_probs(log_probs[:, :, :-1], input_ids[:, 1:])
+            log_weights = aggregator.weights_along_text(log_weights, prompt_log_probs, attention_mask[:, :-1])[-1]
+        finished = torch.zeros(texts.shape[:-1], dtype=torch.bool, device=texts.device)
+        for step in range(max_new_tokens):
             last = log_probs[:, :, -1]
-            joined = aggregator.combine(last, log_weights, members[number]) if aggregator.joint else last.flatten(0, 1)
-            chosen = sampling.choose(joined, choices[number]).reshape(done.shape).masked_fill(done, filler)
-            texts = torch.cat([texts, chosen[..., None]], dim=-1)
-            done = done | torch.isin(chosen, ends)
-            if ended is not None:
-                done = done | ended(texts[..., input_ids.shape[1] :]).to(done.device)
-            if number + 1 == max_new_tokens or done.all():
+            prediction = aggregator.combine(last, log_weights) if joint else last.flatten(0, 1)
+            tokens = sampling.choose(prediction, choices[step].to(prediction.device))
+            tokens = tokens.reshape(finished.shape).masked_fill(finished, pad)
+            texts = torch.cat([texts, tokens[..., None]], dim=-1)
+            finished = finished | torch.isin(tokens, torch.tensor(list(eos), device=tokens.device))
+            if stop is not None:
+                finished = finished | stop(texts[..., input_ids.shape[1] :]).to(finished.device)
+            if step + 1 == max_new_tokens or finished.all():
                 break
-            if learned:
-                log_weights = aggregator.update(log_weights, taken(last, chosen))
-            log_probs = read(chosen[..., None], 1)
+            if learns:
+                log_weights = aggregator.update(log_weights, gather_log_probs(last, tokens))
+            log_probs = scorer(tokens[..., None], 1)
     return texts
 
 
-class Reader:
-    """Appends tokens to all texts and keeps their keys and values.
+class PrefixScorer:
+    """Log-probabilities of the next tokens, with a cache of the keys and values of all tokens so far.
 
     Args:
-        attention_mask: of the prompts, (B, T), or (K, B, T) where each agent has texts of its own.
+        attention_mask: of the prompts, (B, T), or (K, B, T) with texts for each agent.
     """
 
     def __init__(self, crowd: Crowd, attention_mask: Tensor) -> None:
@@ -105,16 +90,16 @@ class Reader:
         self.mask = attention_mask
 
     def __call__(self, tokens: Tensor, keep: int) -> Tensor:
-        """Log-probabilities (K, B, kept, V) behind tokens (..., L); the first call is given the prompts."""
-        beyond = self.cache.get_seq_length() + tokens.shape[-1] - self.mask.shape[-1]
-        self.mask = F.pad(self.mask, (0, beyond), value=1)
+        """Append tokens (..., L), first the prompts; return log-probabilities (K, B, L, V), or of the last `keep`."""
+        new = self.cache.get_seq_length() + tokens.shape[-1] - self.mask.shape[-1]
+        self.mask = F.pad(self.mask, (0, new), value=1)
         output = self.crowd.outputs(tokens, self.mask, cache=self.cache, logits_to_keep=keep)
         return output.logits.float().log_softmax(-1)
 
 
 @contextmanager
-def evaluating(crowd: Crowd) -> Iterator[None]:
-    """Turn dropout and DropConnect off for a while."""
+def evaluation_mode(crowd: Crowd) -> Iterator[None]:
+    """Turn dropout and DropConnect off within."""
     training = crowd.agents.training
     crowd.agents.eval()
     try:
@@ -123,19 +108,22 @@ def evaluating(crowd: Crowd) -> Iterator[None]:
         crowd.agents.train(training)
 
 
-def uniform_numbers(seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool = True) -> Tensor:
-    """Random numbers (K + 2 * steps, texts): for the weights, then each step's member, then each step's token."""
+def sample_generation_uniforms(
+    seeds: Sequence[int] | None, count: int, rows: int, steps: int, joint: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Random numbers for the weights (K, B) and for the choice of each token (steps, texts)."""
     if seeds is None:
         seeds = torch.randint(SEEDS, (rows,), device="cpu").tolist()
     if len(seeds) != rows:
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one per prompt")
     if not joint:
         seeds = (sample_uniforms(seeds, count) * SEEDS).long().flatten().tolist()
-    return sample_uniforms(seeds, count + 2 * steps)
+    uniforms = sample_uniforms(seeds, count + 2 * steps)
+    return uniforms[:count, :rows], uniforms[count + steps :]
 
 
 def check_prompts(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int) -> None:
-    """Refuse prompts that are empty, padded on the right, or leave too little room in the backbone's context."""
+    """Refuse prompts that are empty, padded on the right, or too long."""
     if input_ids.dim() != 2 or input_ids.shape != attention_mask.shape:
         raise ValueError(
             "generation needs input_ids and attention_mask of one shape (B, T), "
@@ -144,21 +132,28 @@ def check_prompts(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_n
     check_at_least(1, max_new_tokens=max_new_tokens)
     if not input_ids.numel() or not attention_mask[:, -1].all():
         raise ValueError("a prompt is empty or padded on the right: pad on the left, so that all rows end together")
-    longest, context = int(attention_mask.sum(1).max()), crowd.backbone.context_tokens
-    if context is not None and longest + max_new_tokens > context:
-        raise ValueError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the backbone's context of "
-            f"{context}: shorten the prompt or lower max_new_tokens"
-        )
+    if error := length_error(crowd, int(attention_mask.sum(1).max()), max_new_tokens):
+        raise ValueError(error)
 
 
-def ends_of(crowd: Crowd, tokenizer: Tokenizer) -> list[int]:
-    """The tokens that end a text: the tokenizer's EOS, and those of a backbone whose generation config has several."""
-    also = crowd.backbone.model.generation_config.eos_token_id
-    return list(dict.fromkeys([tokenizer.eos_id, *(also if isinstance(also, list) else ())]))
+def length_error(crowd: Crowd, prompt_tokens: int, max_new_tokens: int) -> str | None:
+    """Why a prompt cannot be continued within the backbone's context; None where it can."""
+    context = crowd.backbone.context_tokens
+    if context is None or prompt_tokens + max_new_tokens <= context:
+        return None
+    return (
+        f"a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones do not fit into the backbone's context of "
+        f"{context}: shorten the prompt or lower max_new_tokens"
+    )
 
 
-def write_answers(
+def eos_ids(crowd: Crowd, tokenizer: Tokenizer) -> list[int]:
+    """The ids that end a text: the tokenizer's EOS, and those of a backbone whose generation config has several."""
+    ids = crowd.backbone.model.generation_config.eos_token_id
+    return list(dict.fromkeys([tokenizer.eos_id, *(ids if isinstance(ids, list) else ())]))
+
+
+def generate_texts(
     crowd: Crowd,
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
@@ -168,42 +163,39 @@ def write_answers(
     seeds: Sequence[int] | None = None,
     stop: Sequence[str] = (),
 ) -> list[list[str]]:
-    """The text behind each prompt (numbers of its tokens), up to EOS; one per agent where each writes its own.
+    """Continue prompts, as token ids, up to EOS or the first of the texts `stop`; see `generate`.
 
-    Arguments and errors as those of `generate`.
-
-    Args:
-        stop: texts before the first of which an answer ends, wherever they lie among the tokens.
+    Returns:
+        For each prompt its continuation, without special tokens, or one by each agent.
     """
-    ids, mask = (each.to(crowd.device) for each in left_padded(prompts, tokenizer.pad_id))
-    ends = ends_of(crowd, tokenizer)
-    ended = _stopping(tokenizer, stop) if stop else None
-    found = generate(crowd, ids, mask, aggregator, max_new_tokens, ends, sampling, tokenizer.pad_id, seeds, ended)
-    new = found.view(-1, len(ids), found.shape[-1])[..., ids.shape[1] :].transpose(0, 1)  # (B, K or 1, new)
-    return [[cut(tokenizer.decode(before(row, ends)), stop) for row in of_prompt] for of_prompt in new.tolist()]
+    ids, mask = (x.to(crowd.device) for x in pad_left(prompts, tokenizer.pad_id))
+    ends = eos_ids(crowd, tokenizer)
+    criterion = _stop_criterion(tokenizer, stop) if stop else None
+    texts = generate(
+        crowd, ids, mask, aggregator, max_new_tokens, ends, sampling, tokenizer.pad_id, seeds, criterion
+    )  # (B, T + new) or (K, B, T + new)
+    new = texts.view(-1, len(ids), texts.shape[-1])[..., ids.shape[1] :].transpose(0, 1)  # (B, K or 1, new)
+    return [[cut_at_end(row, tokenizer, ends, stop) for row in rows] for rows in new.tolist()]
 
 
-def before(row: list[int], ends: Sequence[int]) -> list[int]:
-    """Tokens up to the first that ends a text."""
-    return row[: next((place for place, token in enumerate(row) if token in ends), len(row))]
-
-
-def cut(text: str, stop: Sequence[str]) -> str:
-    """A text up to the first stop string in it."""
+def cut_at_end(row: Sequence[int], tokenizer: Tokenizer, ends: Sequence[int], stop: Sequence[str] = ()) -> str:
+    """The text of tokens before the first that is in `ends`, up to the first stop string."""
+    length = next((index for index, token in enumerate(row) if token in ends), len(row))
+    text = tokenizer.decode(row[:length])
     for each in stop:
         text = text.partition(each)[0]
     return text
 
 
-def _stopping(tokenizer: Tokenizer, stop: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """Which texts hold a stop string: looked for behind the last tokens, since each token has a byte or more."""
+def _stop_criterion(tokenizer: Tokenizer, stop: Sequence[str]) -> StopCriterion:
+    """Search stop strings in the last tokens; each token has a byte or more, and a character at most four."""
     if not all(stop):
         raise ValueError("stop strings are not empty")
-    reach = 4 * max(map(len, stop)) + 4
+    length = 4 * max(map(len, stop)) + 4
 
-    def ended(new: Tensor) -> Tensor:
-        rows = new[..., -reach:].reshape(-1, min(reach, new.shape[-1])).tolist()
-        found = [any(each in tokenizer.decode(row) for each in stop) for row in rows]
-        return torch.tensor(found).view(new.shape[:-1])
+    def has_stop_string(new: Tensor) -> Tensor:
+        rows = new[..., -length:].reshape(-1, min(length, new.shape[-1])).tolist()
+        matches = [any(each in tokenizer.decode(row) for each in stop) for row in rows]
+        return torch.tensor(matches).view(new.shape[:-1])
 
-    return ended
+    return has_stop_string

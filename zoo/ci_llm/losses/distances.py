@@ -18,12 +18,12 @@ def random_directions(
 
     Args:
         generator: on the CPU; the global one by default.
-        pairs: P sets (P, D, n) are drawn one after the other, as the original does for its P pairs.
+        pairs: sample P sets (P, D, n) one after the other, as the original does for its P pairs.
     """
     if pairs is not None:
         return torch.stack([random_directions(dims, projections, generator) for _ in range(pairs)])
-    drawn = torch.randn(dims, projections, generator=generator)
-    return drawn / drawn.norm(dim=0, keepdim=True)
+    normals = torch.randn(dims, projections, generator=generator)
+    return normals / normals.norm(dim=0, keepdim=True)
 
 
 def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> Tensor:
@@ -54,11 +54,11 @@ def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> 
     points = representations.float()
     directions = directions.to(points)
     if directions.dim() == 3:
-        ends = [(points[side] @ directions).sort(dim=1).values for side in (first, second)]
+        projected = [(points[side] @ directions).sort(dim=1).values for side in (first, second)]
     else:
         ordered = (points @ directions).sort(dim=1).values
-        ends = [ordered[side] for side in (first, second)]
-    return (ends[0] - ends[1]).square().mean(dim=(1, 2))
+        projected = [ordered[side] for side in (first, second)]
+    return (projected[0] - projected[1]).square().mean(dim=(1, 2))
 
 
 def sliced_wasserstein(
@@ -71,8 +71,8 @@ def sliced_wasserstein(
     """Mean over all pairs of agents of the squared sliced Wasserstein distance of (K, B, D); 0 for a single agent.
 
     Args:
-        directions: given ones, (D, n) or (P, D, n), instead of drawn ones.
-        shared: draw one set for all pairs (K projections); otherwise one for each pair, as the original does.
+        directions: (D, n) or (P, D, n); sampled by default.
+        shared: sample one set for all pairs (K projections); otherwise one for each pair, as the original does.
     """
     count, _, dims = representations.shape
     if count < 2:

@@ -1,10 +1,9 @@
-"""The diversity term: what of the agents is compared, across ranks where wanted, and how it enters the loss."""
+"""The diversity term: which values of the agents are compared, and how their distance enters the loss."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,8 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_gather
 
 from zoo.ci_llm.losses.distances import pairwise_divergences, random_directions, sliced_wasserstein
-from zoo.common.checks import check_at_least
+from zoo.ci_llm.losses.likelihood import IGNORED, shifted_labels
+from zoo.common.checks import check_at_least, check_one_of
 from zoo.common.tensors import sample_uniforms_numpy
 
 Strategy = Literal["last_token", "mean_pool", "first_token", "answer_mean", "answer_tokens"]
@@ -23,7 +23,7 @@ _POOLED = ("mean_pool", "answer_mean")
 _TINY = 1e-12
 
 
-def representations(
+def text_representations(
     values: Tensor,
     attention_mask: Tensor,
     labels: Tensor | None = None,
@@ -34,89 +34,77 @@ def representations(
 
     Args:
         values: (K, B, T, D), hidden states or predictions.
-        attention_mask: (B, T), 1 for real tokens; (K, B, T) where the agents read texts of their own.
+        attention_mask: (B, T), 1 for tokens; (K, B, T) with texts for each agent.
         labels: shaped like the mask, -100 where there is none; the answer is predicted at the positions before its
             labels. Needed by `answer_mean` and `answer_tokens`.
-        strategy: `last_token` (the last real one), `mean_pool` (mean over real tokens), `first_token`, `answer_mean`
-            (mean over the positions that predict the answer) or `answer_tokens` (each of those is a point).
-        mask: heed the mask; otherwise the ends and the mean include padding, as in the original. The answer strategies
-            heed the labels in any case.
+        strategy: `last_token`, `mean_pool` (mean over tokens), `first_token`, `answer_mean` (mean over the positions
+            that predict the answer) or `answer_tokens` (each of those is a point).
+        mask: leave padding out; otherwise the ends and the mean include it, as in the original.
 
     Returns:
         (K, B, D); (K, N, D) for the N positions of `answer_tokens`, which compares agents that read the same texts.
     """
-    chosen = _chosen(attention_mask, labels, strategy, mask)
+    selected = _selected_positions(attention_mask, labels, strategy, mask)
     if strategy in _POOLED:
-        return _masked_mean(values, chosen)
-    if strategy != "answer_tokens":
-        places = _end(chosen, strategy).expand(values.shape[:2])  # (K, B)
-        return values.gather(2, places[..., None, None].expand(-1, -1, -1, values.shape[-1])).squeeze(2)
-    _check_shared(chosen)
-    return values[:, chosen]
+        weights = selected.float()[..., None]
+        return (values.float() * weights).sum(2) / weights.sum(-2).clamp(min=1)
+    if strategy == "answer_tokens":
+        _check_same_texts(selected)
+        return values[:, selected]
+    ends = _end_position(selected, strategy).expand(values.shape[:2])  # (K, B)
+    return values.gather(2, ends[..., None, None].expand(-1, -1, -1, values.shape[-1])).squeeze(2)
 
 
-def _chosen(attention_mask: Tensor, labels: Tensor | None, strategy: Strategy, mask: bool) -> Tensor:
-    """The positions, (B, T) or (K, B, T), that a strategy pools or looks for an end among."""
+def _selected_positions(attention_mask: Tensor, labels: Tensor | None, strategy: Strategy, mask: bool) -> Tensor:
+    """The positions, (B, T) or (K, B, T) bool, over which a strategy takes a mean or an end."""
+    check_one_of(get_args(Strategy), strategy=strategy)
     if strategy in ("answer_mean", "answer_tokens"):
         if labels is None:
             raise ValueError(f"diversity strategy {strategy} needs labels, found none: give them, or use mean_pool")
-        return F.pad(labels[..., 1:] != -100, (0, 1))
-    if strategy not in ("last_token", "mean_pool", "first_token"):
-        raise ValueError(
-            f"unknown diversity strategy {strategy!r}: use last_token, mean_pool, first_token, answer_mean or "
-            "answer_tokens"
-        )
+        return shifted_labels(labels) != IGNORED
     return attention_mask.bool() if mask else torch.ones_like(attention_mask, dtype=torch.bool)
 
 
-def _end(chosen: Tensor, strategy: Strategy) -> Tensor:
-    """The last or the first chosen position of each text, (B,) or (K, B)."""
+def _end_position(selected: Tensor, strategy: Strategy) -> Tensor:
+    """The first or last selected position of each text, (B,) or (K, B)."""
     if strategy == "first_token":
-        return chosen.long().argmax(-1)
-    return chosen.shape[-1] - 1 - chosen.flip(-1).long().argmax(-1)
+        return selected.long().argmax(-1)
+    return selected.shape[-1] - 1 - selected.flip(-1).long().argmax(-1)
 
 
-def _check_shared(positions: Tensor) -> None:
+def _check_same_texts(positions: Tensor) -> None:
     if positions.ndim > 2:
         raise ValueError("answer_tokens compares agents that read the same texts: use answer_mean")
 
 
-def _mean_of_texts(values: Tensor, positions: Tensor, chosen: Tensor) -> Tensor:
-    """`_masked_mean` of values (K, M, D) that are known at some positions alone, (M,) or (K, M)."""
-    rows, length = chosen.shape[-2:]
-    places = positions.clamp(min=0)
-    counted = chosen.flatten(-2).gather(-1, places) & (positions >= 0)
-    here = torch.arange(rows, device=places.device)[:, None] == (places // length)[..., None, :]
-    weights = (here & counted[..., None, :]).float()  # (..., B, M)
+def _mean_of_texts(values: Tensor, positions: Tensor, selected: Tensor) -> Tensor:
+    """Means (K, B, D) over selected positions, of values (K, M, D) at some positions (M,) or (K, M) only."""
+    rows, length = selected.shape[-2:]
+    indices = positions.clamp(min=0)
+    counted = selected.flatten(-2).gather(-1, indices) & (positions >= 0)
+    is_in_row = torch.arange(rows, device=indices.device)[:, None] == (indices // length)[..., None, :]
+    weights = (is_in_row & counted[..., None, :]).float()  # (..., B, M)
     return weights @ values.float() / weights.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _masked_mean(values: Tensor, chosen: Tensor) -> Tensor:
-    """Mean over the chosen positions, (B, T) or (K, B, T); zero for a text without any."""
-    weights = chosen.float()[..., None]
-    return (values.float() * weights).sum(2) / weights.sum(-2).clamp(min=1)
-
-
-def all_ranks(values: Tensor) -> Tensor:
+def gather_ranks(values: Tensor) -> Tensor:
     """Values of one shape from all ranks (ranks, ...), differentiable; (1, ...) where there is one process."""
     if not (dist.is_available() and dist.is_initialized()):
         return values[None]
     return torch.stack(list(all_gather(values.contiguous())))
 
 
-def gather_points(points: Tensor, gather: Callable[[Tensor], Tensor] = all_ranks) -> Tensor:
+def gather_points(points: Tensor) -> Tensor:
     """Join the point sets (K, B, D) of all ranks; B may differ between ranks.
 
     Gradients sum over ranks on the way back; the mean that data-parallel training takes of them then is the gradient
-    of one process with the whole batch.
+    of one process with the full batch.
     """
-    ranks = gather(torch.tensor([points.shape[1]], device=points.device)).flatten()
-    if len(ranks) == 1:
+    sizes = gather_ranks(torch.tensor([points.shape[1]], device=points.device)).flatten().tolist()
+    if len(sizes) == 1:
         return points
-    sizes = ranks.tolist()
     padded = F.pad(points, (0, 0, 0, max(sizes) - points.shape[1]))
-    parts = gather(padded).reshape(len(sizes), *padded.shape)
-    return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+    return torch.cat([part[:, :size] for part, size in zip(gather_ranks(padded), sizes, strict=True)], dim=1)
 
 
 class Diversity:
@@ -125,12 +113,12 @@ class Diversity:
     Args:
         weight: lambda, at least 0; 0 turns the term off, and hidden states are not computed.
         projections: directions of the sliced distance.
-        strategy: what of a text is compared, see `representations`. `first_token` sees one token of a causal model and
-            measures nothing but how adapters move it.
+        strategy: which positions of a text are compared, see `text_representations`. With `first_token` a causal model
+            has read one token only.
         layer: index into the hidden states, -1 being the last, after the final norm.
-        space: what is compared: hidden states, logits or probabilities.
-        mask: keep padding out; false for parity with the original.
-        normalize: bring every point to length 1, so that no distance is won by longer vectors.
+        space: hidden states, logits or probabilities.
+        mask: leave padding out; false for parity with the original.
+        normalize: scale every point to length 1, so that longer vectors are not farther apart.
         target: the term is `weight * max(0, target - R)` and stops pushing at the target; without one, `-weight * R`.
         warmup_steps: batches until the weight is full; it grows linearly from batch 0 on.
         gather: compare the point sets of all ranks instead of each rank's own.
@@ -171,18 +159,13 @@ class Diversity:
 
     @property
     def enabled(self) -> bool:
-        """Whether the term is in the loss at all."""
+        """Whether the term is part of the loss."""
         return self.weight > 0
 
     @property
     def needs_hidden(self) -> bool:
-        """Whether hidden states of `layer` are wanted."""
+        """Whether hidden states of `layer` are compared."""
         return self.enabled and self.kind == "swd" and self.space == "hidden"
-
-    @property
-    def needs_logits(self) -> bool:
-        """Whether predictions are compared."""
-        return self.enabled and not self.needs_hidden
 
     def positions(self, attention_mask: Tensor, label_positions: Tensor) -> Tensor:
         """Positions b * T + t, (M,) or (K, M), where predictions are compared, for `represent`.
@@ -192,14 +175,14 @@ class Diversity:
         """
         if self.strategy in ("answer_mean", "answer_tokens"):
             if self.strategy == "answer_tokens":
-                _check_shared(attention_mask)
+                _check_same_texts(attention_mask)
             return label_positions
         rows, length = attention_mask.shape[-2:]
-        every = torch.arange(rows * length, device=attention_mask.device)
+        indices = torch.arange(rows * length, device=attention_mask.device)
         if self.strategy == "mean_pool":
-            return every.expand(*attention_mask.shape[:-2], -1)
-        chosen = _chosen(attention_mask, None, self.strategy, self.mask)
-        return every[::length] + _end(chosen, self.strategy)
+            return indices.expand(*attention_mask.shape[:-2], -1)
+        selected = _selected_positions(attention_mask, None, self.strategy, self.mask)
+        return indices[::length] + _end_position(selected, self.strategy)
 
     def represent(
         self,
@@ -209,40 +192,40 @@ class Diversity:
         labels: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """What of each agent is compared; of each agent alone, so that chunks of agents may be joined.
+        """The values of each agent that are compared; they depend on that agent alone, so chunks may be joined.
 
         Args:
             logits: (K, B, T, V); (K, M, V) with `positions`.
-            hidden: (K, B, T, D) of `layer`; not used where `needs_hidden` is false.
+            hidden: (K, B, T, D) of `layer`; unused where `needs_hidden` is false.
             attention_mask: (B, T) or (K, B, T).
             labels: shaped like the mask, -100 where there is none.
-            positions: that the logits are of, as `positions` gives them; hidden states are of all.
+            positions: of the logits, as `positions` returns them; hidden states are of all positions.
 
         Returns:
             (K, N, D), float32; log-probabilities (K, N, V) for `js` and `kl`.
         """
-        log_space = self.kind != "swd"
-        if not log_space and self.space == "hidden":
-            if hidden is None:
-                raise ValueError("diversity in the hidden space needs hidden states, found none: request them")
+        if self.kind != "swd" or self.space != "hidden":
+            values = logits
+        elif hidden is not None:
             values = hidden
         else:
-            values = logits
-        probabilities = self.space == "probs" and not log_space
-        pooled = self.strategy in _POOLED
-        if probabilities and pooled:
+            raise ValueError("diversity in the hidden space needs hidden states, found none: request them")
+        is_pooled = self.strategy in _POOLED
+        is_probability = self.kind == "swd" and self.space == "probs"
+        if is_probability and is_pooled:
             values = values.float().softmax(-1)
-        if values is hidden and positions is not None:
+        if positions is None:
+            points = text_representations(values, attention_mask, labels, self.strategy, self.mask).float()
+        elif values is hidden:
             points = values.flatten(1, 2)[:, positions].float()
-        elif positions is None:
-            points = representations(values, attention_mask, labels, self.strategy, self.mask).float()
-        elif pooled:
-            points = _mean_of_texts(values, positions, _chosen(attention_mask, labels, self.strategy, self.mask))
+        elif is_pooled:
+            selected = _selected_positions(attention_mask, labels, self.strategy, self.mask)
+            points = _mean_of_texts(values, positions, selected)
         else:
             points = values.float()
-        if log_space:
+        if self.kind != "swd":
             return points.log_softmax(-1)
-        if probabilities and not pooled:
+        if is_probability and not is_pooled:
             points = points.softmax(-1)
         return F.normalize(points, dim=-1, eps=_TINY) if self.normalize else points
 
@@ -250,7 +233,7 @@ class Diversity:
         """Directions in `dims` of batch `step`, on the CPU, see `random_directions`; None if nothing is projected."""
         if self.kind != "swd" or agents < 2:
             return None
-        # torch's generator heeds 32 bits of its seed
+        # torch's generator uses 32 bits of its seed
         mixed = int(sample_uniforms_numpy([(self.seed << 32) + step], 1)[0, 0] * 2**32)
         pairs = None if self.shared else agents * (agents - 1) // 2
         return random_directions(dims, self.projections, torch.Generator().manual_seed(mixed), pairs)
@@ -259,7 +242,7 @@ class Diversity:
         """R: the diversity of the agents' representations, a scalar of at least 0; 0 for a single agent or no points.
 
         Args:
-            directions: of `directions`, where they were drawn before; else they depend on `step`.
+            directions: of `directions`, if already sampled; otherwise they depend on `step`.
         """
         if self.gather:
             points = gather_points(points)

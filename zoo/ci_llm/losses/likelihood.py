@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-IGNORED = -100  # label of positions that are not learned: prompt and padding
+IGNORED = -100  # label of positions without loss: prompt and padding
 
 
 def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
@@ -14,7 +14,7 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
 
     Args:
         logits: (K, B, T, V), any float type; computed in float32.
-        labels: (B, T), or (K, B, T) where the agents have texts of their own; int64, -100 for what is not learned.
+        labels: (B, T), or (K, B, T) with texts for each agent; int64, -100 for no loss.
         shift: let position t predict label t + 1. Without, label t, as the original does by mistake.
 
     Returns:
@@ -25,7 +25,7 @@ def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
             f"labels have shape {tuple(labels.shape)}, expected {tuple(logits.shape[1:3])} or "
             f"{tuple(logits.shape[:3])} for logits {tuple(logits.shape)}"
         )
-    targets = learned(labels, shift).flatten(-2)
+    targets = shifted_labels(labels, shift).flatten(-2)
     return target_losses(logits.flatten(1, 2), targets).view(logits.shape[:3])
 
 
@@ -36,38 +36,36 @@ def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return flat.view(targets.shape)
 
 
-def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
-    """The positions b * T + t that predict a label, ascending; `shift` as in `token_losses`.
-
-    Returns:
-        (M,) int64 for labels (B, T); (K, M) for those (K, B, T) of K agents, filled up with -1.
-    """
-    found = (learned(labels, shift) != IGNORED).flatten(-2)
-    if labels.ndim == 2:
-        return found.nonzero()[:, 0]
-    return pad_sequence([each.nonzero()[:, 0] for each in found], batch_first=True, padding_value=-1)
-
-
-def targets_at(labels: Tensor, positions: Tensor, shift: bool = True) -> Tensor:
-    """The labels that `label_positions` predict, shaped like these; -100 where they are filled up."""
-    found = learned(labels, shift).flatten(-2).gather(-1, positions.clamp(min=0))
-    return found.masked_fill(positions < 0, IGNORED)
-
-
-def learned(labels: Tensor, shift: bool = True) -> Tensor:
-    """The label that each position predicts, -100 where none, (..., T) int64 as given; `shift` as in `token_losses`."""
-    return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shift else labels
-
-
 def losses(logits: Tensor, labels: Tensor, normaliser: Tensor | float | None = None, shift: bool = True) -> Tensor:
     """Mean cross-entropy (K,) of each agent over its labelled tokens, for logits (K, B, T, V); 0 where there is none.
 
     Args:
-        normaliser: divide the sum by this instead of the number of labelled tokens: a number, or (K,). With
-            accumulation or several ranks, labelled tokens of the whole step divided by the number of micro-batches.
+        normaliser: divide the sum by this instead of the number of labelled tokens: a number, or (K,).
         shift: as in `token_losses`.
     """
     if normaliser is None:
-        counts = (learned(labels, shift) != IGNORED).sum((-2, -1))
-        normaliser = counts.clamp(min=1)
+        normaliser = (shifted_labels(labels, shift) != IGNORED).sum((-2, -1)).clamp(min=1)
     return token_losses(logits, labels, shift).sum((1, 2)) / normaliser
+
+
+def shifted_labels(labels: Tensor, shift: bool = True) -> Tensor:
+    """The label that each position predicts (..., T), -100 where none; `shift` as in `token_losses`."""
+    return F.pad(labels[..., 1:], (0, 1), value=IGNORED) if shift else labels
+
+
+def label_positions(labels: Tensor, shift: bool = True) -> Tensor:
+    """The positions b * T + t that predict a label, ascending; `shift` as in `token_losses`.
+
+    Returns:
+        (M,) int64 for labels (B, T); (K, M) for (K, B, T), padded with -1.
+    """
+    is_labelled = (shifted_labels(labels, shift) != IGNORED).flatten(-2)
+    if labels.ndim == 2:
+        return is_labelled.nonzero()[:, 0]
+    return pad_sequence([each.nonzero()[:, 0] for each in is_labelled], batch_first=True, padding_value=-1)
+
+
+def targets_at(labels: Tensor, positions: Tensor, shift: bool = True) -> Tensor:
+    """The labels that `label_positions` predict, of their shape; -100 at padding."""
+    targets = shifted_labels(labels, shift).flatten(-2).gather(-1, positions.clamp(min=0))
+    return targets.masked_fill(positions < 0, IGNORED)

@@ -1,8 +1,8 @@
-"""What a crowd is trained on: the agents' losses on a batch, and the diversity term that ties them together."""
+"""The training objective: the agents' losses on a batch and the diversity term that couples them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,157 +10,58 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.losses.diversity import Diversity
-from zoo.ci_llm.losses.likelihood import IGNORED, label_positions, learned, target_losses, targets_at
-from zoo.ci_llm.nets.backbone import packed
+from zoo.ci_llm.losses.likelihood import IGNORED, label_positions, shifted_labels, target_losses, targets_at
 from zoo.ci_llm.nets.crowd import Crowd, CrowdOutput
 
 Batch = Mapping[str, Tensor]
 
 
-def attended(batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-    """Attention mask of a batch and, where its rows hold several texts, positions: arguments of `Crowd.outputs`."""
-    segments = batch.get("segment_ids")
-    if segments is None:
-        return batch["attention_mask"], {}
-    mask, position_ids = packed(segments.flatten(0, -2))
-    return mask.view(*segments.shape[:-1], *mask.shape[1:]), {"position_ids": position_ids.view_as(segments)}
-
-
-def label_count(labels: Tensor, agents: int, shift: bool = True) -> Tensor:
-    """Labelled tokens of an agent, a float32 scalar; their mean where the agents have texts of their own."""
-    count = (learned(labels, shift) != IGNORED).sum().float()
+def count_labels(labels: Tensor, agents: int, shift: bool = True) -> Tensor:
+    """Labelled tokens of an agent, a float32 scalar; the mean over agents with texts for each."""
+    count = (shifted_labels(labels, shift) != IGNORED).sum().float()
     return count / agents if labels.ndim == 3 else count
 
 
-def targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
+def label_targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
     """Positions and labels of a batch, int64, (M,) or (K, M), see `zoo.ci_llm.losses.likelihood.label_positions`.
 
     Args:
-        batch: `labels`, (B, T) or (K, B, T); `label_positions` of these, or `loss_positions` for a loss that does not
-            shift, where they are known.
+        batch: `labels`, (B, T) or (K, B, T); optional `label_positions`, or `loss_positions` for a loss without shift.
     """
-    known = batch.get("label_positions" if shift else "loss_positions")
-    positions = label_positions(batch["labels"], shift) if known is None else known
+    positions = batch.get("label_positions" if shift else "loss_positions")
+    if positions is None:
+        positions = label_positions(batch["labels"], shift)
     return positions, targets_at(batch["labels"], positions, shift)
 
 
 @dataclass(frozen=True)
 class CrowdLoss:
-    """The objective of a batch: `total`, the mean of `losses` (K,) plus `penalty`, with exact gradients in every mode.
+    """The objective of a batch.
 
-    Losses and penalty are detached; the penalty is 0 without one.
+    Attributes:
+        total: to be minimised; its gradients are exact in every mode.
+        losses: of the agents (K,), detached.
+        diversity: what the diversity term measured, detached; None without one.
     """
 
     total: Tensor
     losses: Tensor
-    penalty: Tensor
+    diversity: Tensor | None = None
 
 
-Task = Callable[[Tensor, range], Tensor]
-Represent = Callable[[CrowdOutput, range], Tensor]
-Penalty = Callable[[Tensor], Tensor]
+class CrowdObjective:
+    """The mean of the agents' losses on one batch plus the diversity term.
 
-
-def objective(
-    crowd: Crowd,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    task: Task,
-    represent: Represent | None = None,
-    penalty: Penalty | None = None,
-    grad_scale: float = 1.0,
-    **request: Any,
-) -> CrowdLoss:
-    """The training objective: mean of the agents' losses plus a penalty that ties the agents together.
-
-    In mode chunked its gradients are computed here: representations of all agents without gradients, then the
-    penalty's gradient with respect to them, then chunk by chunk loss and representation with that gradient
-    injected. `total` hands the sum on, so that it is used like any loss: one backward pass, automatic or manual
-    optimisation, accumulation, several ranks, gradient scaling.
+    Logits are computed where a label is predicted and where the diversity term compares predictions, nowhere else.
 
     Args:
-        input_ids: (B, T) or (K, B, T).
-        task: of logits (n, B, T, V), or (n, M, V) with `logits_at`, and the n agents they are of: losses (n,).
-        represent: of an output and its n agents: what the penalty compares, (n, ...). It draws no random numbers.
-        penalty: of the representations (K, ...) of all agents: a scalar to be added.
-        grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
-    """
-    if len(crowd.passes()) > 1 and crowd.mode == "chunked" and torch.is_grad_enabled():
-        return _chunked(crowd, input_ids, attention_mask, task, represent, penalty, grad_scale, request)
-    output = crowd.outputs(input_ids, attention_mask, **request)
-    losses = task(output.logits, crowd.everyone())
-    extra = losses.new_zeros(())
-    if represent is not None and penalty is not None:
-        extra = penalty(represent(output, crowd.everyone()))
-    return CrowdLoss(losses.mean() + extra, losses.detach(), extra.detach())
-
-
-def _chunked(
-    crowd: Crowd,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    task: Task,
-    represent: Represent | None,
-    penalty: Penalty | None,
-    grad_scale: float,
-    request: dict[str, Any],
-) -> CrowdLoss:
-    noise = crowd.agents.draw_noise()
-    weights = [weight for weight in crowd.agents.parameters() if weight.requires_grad]
-    totals = [torch.zeros_like(weight) for weight in weights]
-
-    def run(members: range) -> CrowdOutput:
-        return crowd.run(members, noise, input_ids, attention_mask, **request)
-
-    pull: Tensor | None = None
-    extra = torch.zeros((), device=input_ids.device)
-    if represent is not None and penalty is not None:
-        with torch.no_grad():
-            everyone = torch.cat([represent(run(members), members) for members in crowd.passes()])
-        everyone.requires_grad_()
-        extra = penalty(everyone)
-        (pull,) = torch.autograd.grad(extra * grad_scale, everyone)
-    values, first = [], 0
-    for members in crowd.passes():
-        output = run(members)
-        losses = task(output.logits, members)
-        values.append(losses.detach())
-        inner = losses.sum() * (grad_scale / crowd.count)
-        if pull is not None and represent is not None:
-            inner = inner + (represent(output, members) * pull[first : first + len(members)]).sum()
-        first += len(members)
-        for total, gradient in zip(totals, torch.autograd.grad(inner, weights), strict=True):
-            total.add_(gradient, alpha=1 / grad_scale)
-    losses, extra = torch.cat(values), extra.detach()
-    return CrowdLoss(_Known.apply(losses.mean() + extra, totals, *weights), losses, extra)
-
-
-class _Known(torch.autograd.Function):
-    """A value whose gradients were computed before."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *weights: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> Any:
-        return None, None, *(outer[0] * gradient for gradient in ctx.gradients)
-
-
-class Objective:
-    """Task losses and diversity term of one batch, in the pieces that `objective` asks for.
-
-    Logits are computed where a label is predicted and where the diversity term compares predictions, and nowhere else.
-
-    Args:
-        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); packed also `segment_ids`; found
-            before: `label_positions`, `loss_positions` (those of a loss that does not shift), `directions` of the term.
-        normaliser: what the losses are divided by; each agent's labels by default.
+        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); optional `label_positions`,
+            `loss_positions` (of a loss without shift) and `directions` of the diversity term.
+        diversity: the term; None for none.
+        step: number of the batch, for the term's schedule and directions.
+        normaliser: divides the sums of the losses; each agent's number of labels by default.
         share: factor on the diversity term, for batches that are a part of a step.
-
-    Attributes:
-        value: R, what the diversity term measured; None without one.
+        shift: let a position predict the next token, see `token_losses`.
     """
 
     def __init__(
@@ -174,62 +75,104 @@ class Objective:
     ) -> None:
         self.batch = batch
         self.diversity = diversity if diversity is not None and diversity.enabled else None
-        self.step, self.normaliser, self.share, self.shift = step, normaliser, share, shift
-        self.value: Tensor | None = None
-        self.positions, self.targets = targets(batch, shift)
-        self.compared: Tensor | None = None  # positions of the predictions or answers that diversity compares
-        self._wanted = self.positions
-        if self.diversity is not None and (self.diversity.needs_logits or self.diversity.strategy == "answer_tokens"):
-            predicting = self.positions if shift else targets(batch)[0]
-            self.compared = self.diversity.positions(batch["attention_mask"], predicting)
-            if self.diversity.needs_logits and self.compared is not self.positions:
-                self._wanted = torch.cat([self.positions, self.compared], -1)
-
-    def of(self, crowd: Crowd, grad_scale: float = 1.0) -> CrowdLoss:
-        """Compute it; arguments and gradients as in `objective`."""
-        mask, request = attended(self.batch)
-        ids = self.batch["input_ids"]
-        request["logits_at"] = self._wanted
+        self.step, self.normaliser, self.share = step, normaliser, share
+        positions, self.targets = label_targets(batch, shift)
+        self.request: dict[str, Any] = {"logits_at": positions}
+        self.compared_positions: Tensor | None = None
         if self.diversity is None:
-            return objective(crowd, ids, mask, self._losses, grad_scale=grad_scale, **request)
-        more: dict[str, Any] = {"hidden": self.diversity.needs_hidden, "layer": self.diversity.layer, **request}
-        return objective(crowd, ids, mask, self._losses, self._represent, self._penalty, grad_scale, **more)
+            return
+        needs_hidden = self.diversity.needs_hidden
+        self.request |= {"hidden": needs_hidden, "layer": self.diversity.layer}
+        if not needs_hidden or self.diversity.strategy == "answer_tokens":
+            answers = positions if shift else label_targets(batch)[0]
+            self.compared_positions = self.diversity.positions(batch["attention_mask"], answers)
+            if not needs_hidden and self.compared_positions is not positions:
+                self.request["logits_at"] = torch.cat([positions, self.compared_positions], -1)
 
-    def _split(self, logits: Tensor) -> Sequence[Tensor]:
-        """Logits that predict labels, and those that diversity compares."""
-        if self._wanted is self.positions:
-            return logits, logits
-        count = self.positions.shape[-1]
-        return logits.split([count, logits.shape[1] - count], 1)
+    def compute(self, crowd: Crowd, grad_scale: float = 1.0) -> CrowdLoss:
+        """Compute the objective for a crowd.
 
-    def _losses(self, logits: Tensor, members: range) -> Tensor:
-        targets = self._of_members(self.targets, members)
+        In mode chunked the gradients are computed here, chunk by chunk, and `total` passes them on: it is used like any
+        loss, with accumulation, several ranks and gradient scaling.
+
+        Args:
+            grad_scale: of the gradients inside chunked mode; for float16, whose small gradients vanish otherwise.
+        """
+        if crowd.mode == "chunked" and len(crowd.passes()) > 1 and torch.is_grad_enabled():
+            return self._compute_in_chunks(crowd, grad_scale)
+        output = crowd.outputs(self.batch["input_ids"], self.batch["attention_mask"], **self.request)
+        rows = slice(0, crowd.count)
+        losses = self._losses(output, rows)
+        if self.diversity is None:
+            return CrowdLoss(losses.mean(), losses.detach())
+        penalty, value = self._penalty(self.diversity, self._represent(self.diversity, output, rows))
+        return CrowdLoss(losses.mean() + penalty, losses.detach(), value)
+
+    def _compute_in_chunks(self, crowd: Crowd, grad_scale: float) -> CrowdLoss:
+        """Compute the penalty's gradients in all representations, then all gradients chunk by chunk."""
+        mask_seeds = crowd.agents.sample_mask_seeds()
+        weights = [weight for weight in crowd.agents.parameters() if weight.requires_grad]
+        gradients = [torch.zeros_like(weight) for weight in weights]
+        passes = [(members, crowd.rows_of(members)) for members in crowd.passes()]
+
+        def run(members: range) -> CrowdOutput:
+            return crowd.run(members, mask_seeds, self.batch["input_ids"], self.batch["attention_mask"], **self.request)
+
+        penalty, value, point_gradients = torch.zeros((), device=crowd.device), None, None
+        if self.diversity is not None:
+            with torch.no_grad():
+                chunks = [self._represent(self.diversity, run(members), rows) for members, rows in passes]
+            points = torch.cat(chunks).requires_grad_()
+            penalty, value = self._penalty(self.diversity, points)
+            (point_gradients,) = torch.autograd.grad(penalty * grad_scale, points)
+        losses = []
+        for members, rows in passes:
+            output = run(members)
+            chunk_losses = self._losses(output, rows)
+            losses.append(chunk_losses.detach())
+            surrogate = chunk_losses.sum() * (grad_scale / crowd.count)
+            if self.diversity is not None and point_gradients is not None:
+                surrogate = surrogate + (self._represent(self.diversity, output, rows) * point_gradients[rows]).sum()
+            for total, gradient in zip(gradients, torch.autograd.grad(surrogate, weights), strict=True):
+                total.add_(gradient, alpha=1 / grad_scale)
+        agent_losses = torch.cat(losses)
+        total_loss = _PrecomputedGradients.apply(agent_losses.mean() + penalty.detach(), gradients, *weights)
+        return CrowdLoss(total_loss, agent_losses, value)
+
+    def _losses(self, output: CrowdOutput, rows: slice) -> Tensor:
+        """Losses (n,) of the agents whose output this is."""
+        targets = self._of_agents(self.targets, rows)
         normaliser = self.normaliser
         if normaliser is None:
             normaliser = (targets != IGNORED).sum(-1).clamp(min=1)
-        return target_losses(self._split(logits)[0], targets).sum(1) / normaliser
+        return target_losses(output.logits[:, : targets.shape[-1]], targets).sum(1) / normaliser
 
-    def _represent(self, output: CrowdOutput, members: range) -> Tensor:
-        assert self.diversity is not None
-        mask, labels = (self._of_members(self.batch[name], members) for name in ("attention_mask", "labels"))
-        places = None if self.compared is None else self._of_members(self.compared, members)
-        return self.diversity.represent(self._split(output.logits)[1], output.hidden, mask, labels, places)
+    def _represent(self, diversity: Diversity, output: CrowdOutput, rows: slice) -> Tensor:
+        """What the term compares (n, ...), of the agents whose output this is."""
+        mask, labels = (self._of_agents(self.batch[name], rows) for name in ("attention_mask", "labels"))
+        positions = self.compared_positions
+        if positions is None:
+            return diversity.represent(output.logits, output.hidden, mask, labels)
+        logits = output.logits[:, output.logits.shape[1] - positions.shape[-1] :]
+        return diversity.represent(logits, output.hidden, mask, labels, self._of_agents(positions, rows))
 
-    def _penalty(self, points: Tensor) -> Tensor:
-        assert self.diversity is not None
-        value = self.diversity.value(points, self.step, directions=self.batch.get("directions"))
-        self.value = value.detach()
-        return self.share * self.diversity.loss(value, self.step)
+    def _penalty(self, diversity: Diversity, points: Tensor) -> tuple[Tensor, Tensor]:
+        """The term to add for points of all agents, and what it measured."""
+        value = diversity.value(points, self.step, directions=self.batch.get("directions"))
+        return self.share * diversity.loss(value, self.step), value.detach()
 
-    def _of_members(self, values: Tensor, members: range) -> Tensor:
-        own = self.batch["labels"].ndim == 3
-        return values[members.start : members.stop] if own else values
+    def _of_agents(self, values: Tensor, rows: slice) -> Tensor:
+        return values[rows] if self.batch["labels"].ndim == 3 else values
 
 
-def mean_over_ranks(value: Tensor) -> Tensor:
-    """Mean of a scalar over all processes; the scalar itself where there is one."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return value
-    total = value.clone()
-    torch.distributed.all_reduce(total)
-    return total / torch.distributed.get_world_size()
+class _PrecomputedGradients(torch.autograd.Function):
+    """A scalar whose gradients are already computed."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *weights: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        return None, None, *(grad_outputs[0] * gradient for gradient in ctx.gradients)

@@ -20,7 +20,7 @@ from zoo.runs.pretrained_files import build_config, find_backbone, load_pretrain
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer
-_QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # beside packed weights
+_QUANTIZED = ("weight.absmax", "weight.quant_map", "weight.nested_", "weight.quant_state.")  # statistics of 4 bits
 
 
 class Backbone(FrozenModule):
@@ -28,7 +28,7 @@ class Backbone(FrozenModule):
 
     Args:
         source: hub id, a folder in transformers' layout, or a folder of runs that wrote some; null for random weights
-            of `config`. Loading from the hub was not run here.
+            of `config`.
         revision: commit of the hub repository.
         config: for random weights, where there is no source: `model_type` and what else the configuration takes.
         seed: of random weights.
@@ -38,8 +38,8 @@ class Backbone(FrozenModule):
         gradient_checkpointing: recompute the blocks' activations in the backward pass.
 
     Attributes:
-        recompute_contexts: called in the forward of each checkpointed block; gives the contexts of that forward and of
-            its recomputation. Whoever hooks into the layers sets it, so that both see the same.
+        recompute_contexts: called in the forward of each checkpointed block; returns the contexts of that forward and
+            of its recomputation. Hooks of the layers set it, so that both compute the same.
 
     Source: 4-bit weights: QLoRA (arXiv 2305.14314).
     """
@@ -59,104 +59,97 @@ class Backbone(FrozenModule):
         if source is None and "model_type" not in (config or {}):
             raise ValueError("backbone: give source (pretrained), or config with a model_type (random weights)")
         self.quantization = quantization
-        how: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
+        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
         if quantization == "nf4":
-            self.model = _quantized(self.source, revision, config, seed, how)
-            self.register_load_state_dict_post_hook(_forgive_quantized)
+            self.model = _build_quantized(self.source, revision, config, seed, options)
+            self.register_load_state_dict_post_hook(_ignore_quantization_statistics)
         else:
-            self.model = _build(self.source, revision, config, seed, how)
+            self.model = _build(self.source, revision, config, seed, options)
         self._logits_at: Tensor | None = None  # of the running pass
-        self.model.get_output_embeddings().register_forward_pre_hook(self._select)
+        self.model.get_output_embeddings().register_forward_pre_hook(self._select_positions)
         keep_masks_on_the_device(self.model)
         self.recompute_contexts: Contexts = noop_context_fn
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             for block in self.blocks:
-                block.forward = _Recomputed(self, block)
+                block.forward = partial(_checkpointed_forward, self, block)
         self.requires_grad_(False)
         self.eval()
 
     @property
-    def settings(self) -> Any:
+    def text_config(self) -> Any:
         """Configuration of the text model."""
         return self.model.config.get_text_config()
 
     @property
     def dim(self) -> int:
         """Width of the hidden states."""
-        return self.settings.hidden_size
+        return self.text_config.hidden_size
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens V."""
-        return self.settings.vocab_size
+        return self.text_config.vocab_size
 
     @property
     def context_tokens(self) -> int | None:
         """Longest text in tokens, where the configuration knows it."""
-        return getattr(self.settings, "max_position_embeddings", None)
+        return getattr(self.text_config, "max_position_embeddings", None)
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer's blocks, lowest first."""
         return self.model.get_submodule(self._blocks_name())
 
-    def targets(
-        self, names: Sequence[str] | str, top_layers: int | None = None, exclude: Sequence[str] | str = ()
-    ) -> dict[str, nn.Module]:
-        """Linear layers within the blocks, by their full names within `model`, lowest block first.
+    def targets(self, names: Sequence[str] | str, top_layers: int | None = None) -> dict[str, nn.Module]:
+        """Find linear layers within the blocks, by their full names within `model`, lowest block first.
 
         Args:
-            names: last parts of their names (`q_proj`, `attn.c_proj`), a regular expression that full names match as a
-                whole, or "all-linear".
-            top_layers: look in the last so many blocks only; None for all.
-            exclude: what to leave out, told in the same two ways.
+            names: last parts of their names (`q_proj`, `attn.c_proj`), a regular expression that whole names match, or
+                "all-linear".
+            top_layers: search the last so many blocks only; None for all.
 
         Raises:
-            ValueError: when a name or the expression finds nothing, or what cannot be adapted.
+            ValueError: when a name or the expression matches nothing, or something that cannot be adapted.
         """
-        prefix, depth = self._blocks_name(), len(self.blocks)
+        depth = len(self.blocks)
         top = depth if top_layers is None else top_layers
         if not 1 <= top <= depth:
             raise ValueError(f"agents.top_layers is {top_layers}, the backbone has {depth} blocks")
-        every = names == ALL_LINEAR
+        if not names:
+            raise ValueError("agents.targets is empty; name the linear layers that adapt, or give all-linear")
         output = self.model.get_output_embeddings()
-        found = {
-            name: module
-            for name, module in self.model.named_modules()
-            if (_is_linear(module) and module is not output if every else _named(name, names))
-            and not _named(name, exclude)
-        }
-        self._check_targets(names, found)
-        return {
-            name: module
-            for name, module in found.items()
-            if (name.startswith(f"{prefix}.") and self.block_of(name) >= depth - top)
-        }
+        if names == ALL_LINEAR:
+            matches = {name: m for name, m in self.model.named_modules() if _is_linear(m) and m is not output}
+        else:
+            matches = {name: m for name, m in self.model.named_modules() if _is_named(name, names)}
+        self._check_targets(names, matches)
+        return {name: module for name, module in matches.items() if self.block_of(name) >= depth - top}
 
-    def _check_targets(self, names: Sequence[str] | str, found: dict[str, nn.Module]) -> None:
-        """Refuse targets that nothing has, that lie outside the blocks, or that are no linear layers."""
-        inside = f"{self._blocks_name()}."
-        for name, module in found.items():
-            if not name.startswith(inside):
-                reason = " (and is tied: a merge would change its twin)" if self.settings.tie_word_embeddings else ""
+    def _check_targets(self, names: Sequence[str] | str, matches: dict[str, nn.Module]) -> None:
+        """Refuse targets that match nothing, lie outside the blocks, or are no linear layers."""
+        for name, module in matches.items():
+            if not name.startswith(f"{self._blocks_name()}."):
+                tied = " (its weight is tied)" if self.text_config.tie_word_embeddings else ""
                 raise ValueError(
-                    f"agents.targets: {name} lies outside the blocks{reason}; agents adapt linear layers inside them"
+                    f"agents.targets: {name} lies outside the blocks{tied}; agents adapt linear layers inside them"
                 )
             if not _is_linear(module):
                 raise ValueError(f"agents.targets: {name} is a {type(module).__name__}, no linear layer")
-        wanted = [names] if isinstance(names, str) else names
-        absent = [each for each in wanted if not any(isinstance(names, str) or _named(name, [each]) for name in found)]
-        if absent:
-            block = self.blocks[-1]
-            linear = {name.rpartition(".")[2] for name, module in block.named_modules() if _is_linear(module)}
-            weights = {name.rpartition(".")[2] for name, _ in block.named_parameters()} - {"weight", "bias"}
-            stacked = sorted(weights & set(absent))
-            raise ValueError(
-                f"agents.targets: the blocks of this {self.settings.model_type} have no {', '.join(absent)}; "
-                f"their linear layers are {', '.join(sorted(linear))}"
-                + (f" ({', '.join(stacked)} is one tensor of all experts, which no agent can adapt)" if stacked else "")
-            )
+        if isinstance(names, str):
+            absent = [] if matches else [names]
+        else:
+            absent = [target for target in names if not any(_is_named(name, [target]) for name in matches)]
+        if not absent:
+            return
+        block = self.blocks[-1]
+        linear = {name.rpartition(".")[2] for name, module in block.named_modules() if _is_linear(module)}
+        is_text = isinstance(names, str)
+        hint = f". A text is a regular expression that whole names match; last parts are a list: [{names}]"
+        raise ValueError(
+            f"agents.targets: the blocks of this {self.text_config.model_type} have no {', '.join(absent)}; "
+            f"their linear layers are {', '.join(sorted(linear))}{hint if is_text else ''}"
+        )
 
     def block_of(self, name: str) -> int:
         """Index of the block that holds the layer of this full name."""
@@ -169,22 +162,12 @@ class Backbone(FrozenModule):
             return layer.in_features, layer.out_features
         return layer.nx, layer.nf  # type: ignore[return-value]  # GPT-2's Conv1D
 
-    @staticmethod
-    def weight(layer: nn.Module) -> Tensor:
-        """The weight (out, in) of a linear layer, float32; out of 4 bits where it is kept in them."""
-        weight: Any = layer.weight
-        if hasattr(weight, "quant_state"):
-            from bitsandbytes.functional import dequantize_4bit
-
-            weight = dequantize_4bit(weight.data, weight.quant_state)
-        return (weight if isinstance(layer, nn.Linear) else weight.T).float()
-
     def forward(self, logits_at: Tensor | None = None, **inputs: Any) -> Any:
         """Run transformers' model.
 
         Args:
-            logits_at: (N,) int64, places in the flattened rows and positions of the inputs. The output layer then runs
-                there alone, and `logits` are (1, N, V).
+            logits_at: (N,) int64, indices into the flattened rows and positions of the inputs. The output layer then
+                runs there alone, and `logits` are (1, N, V).
         """
         self._logits_at = logits_at
         try:
@@ -192,48 +175,34 @@ class Backbone(FrozenModule):
         finally:
             self._logits_at = None
 
-    def _select(self, head: nn.Module, args: tuple[Any, ...]) -> Any:
-        """Hook before the output layer: keep the hidden states (1, N, D) whose logits are wanted."""
+    def _select_positions(self, head: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Pre-hook of the output layer: select the hidden states (1, N, D) of `logits_at`."""
         if self._logits_at is None:
             return None
         return (args[0].flatten(0, 1).index_select(0, self._logits_at)[None],)
 
     def _blocks_name(self) -> str:
-        depth = self.settings.num_hidden_layers
+        depth = self.text_config.num_hidden_layers
         for name, module in self.model.named_modules():
             if isinstance(module, nn.ModuleList) and len(module) == depth:
                 return name
         raise ValueError(f"backbone: no list of {depth} blocks in {type(self.model).__name__}; take another model")
 
 
-class _Recomputed:
-    """A block's forward that keeps its inputs alone for the backward pass.
-
-    transformers' own switch asks the blocks to be in training mode, which turns on their dropout; this one does not.
-    """
-
-    def __init__(self, backbone: Backbone, block: nn.Module) -> None:
-        self.backbone = backbone
-        self.block = block
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = partial(type(self.block).forward, self.block, **kwargs)
-        if not torch.is_grad_enabled():
-            return forward(*args)
-        return checkpoint(
-            forward,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=self.backbone.recompute_contexts,
-        )
+def _checkpointed_forward(backbone: Backbone, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A block's forward under activation checkpointing; that of transformers needs training mode, which has dropout."""
+    forward = partial(type(block).forward, block, **kwargs)
+    if not torch.is_grad_enabled():
+        return forward(*args)
+    context_fn = backbone.recompute_contexts
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)
 
 
-def _named(name: str, wanted: Sequence[str] | str) -> bool:
-    """Whether a full name is meant by last parts of names, or by a regular expression."""
-    if isinstance(wanted, str):
-        return re.fullmatch(wanted, name) is not None
-    return any(name == each or name.endswith(f".{each}") for each in wanted)
+def _is_named(name: str, targets: Sequence[str] | str) -> bool:
+    """Whether a full name ends with one of the targets, or matches the regular expression."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(f".{name}".endswith(f".{target}") for target in targets)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -243,22 +212,22 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _build(
-    source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, how: dict[str, Any]
+    source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, options: dict[str, Any]
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
     if source is not None:
-        return load_pretrained(AutoModelForCausalLM, source, revision, **how)
+        return load_pretrained(AutoModelForCausalLM, source, revision, **options)
     with seeded_rng(seed):
-        exact = {**how, "dtype": torch.float32}
-        model = AutoModelForCausalLM.from_config(build_config(config or {}), trust_remote_code=False, **exact)
-    for weight in model.parameters():  # and not the buffers: rotary frequencies stay float32, as when loaded
-        weight.data = weight.data.to(how["dtype"])
+        full_precision = {**options, "dtype": torch.float32}
+        model = AutoModelForCausalLM.from_config(build_config(config or {}), trust_remote_code=False, **full_precision)
+    for weight in model.parameters():  # not buffers: rotary frequencies stay float32, as when loaded
+        weight.data = weight.data.to(options["dtype"])
     return model
 
 
-def _quantized(
-    source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, how: dict[str, Any]
+def _build_quantized(
+    source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, options: dict[str, Any]
 ) -> Any:
     """Build a model in 4 bits; random weights go through a folder, as only loading quantises."""
     from transformers import BitsAndBytesConfig
@@ -276,12 +245,12 @@ def _quantized(
     with tempfile.TemporaryDirectory() as folder:
         if source is None:
             with suppress_loading_messages():
-                _build(None, None, config, seed, how).save_pretrained(folder)
-        return _build(source or folder, revision, None, seed, {**how, "quantization_config": four_bits})
+                _build(None, None, config, seed, options).save_pretrained(folder)
+        return _build(source or folder, revision, None, seed, {**options, "quantization_config": four_bits})
 
 
-def _forgive_quantized(module: nn.Module, keys: Any) -> None:
-    """Loading finds the statistics beside packed weights unexpected; they are the module's own."""
+def _ignore_quantization_statistics(module: nn.Module, keys: Any) -> None:
+    """Do not report the statistics of packed weights as unexpected."""
     keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not any(part in key for part in _QUANTIZED)]
 
 
@@ -306,23 +275,4 @@ class LearningBackbone(Backbone):
 
 def positions(attention_mask: Tensor) -> Tensor:
     """Positions (..., T) of tokens within their text, by a mask with 1 for tokens; 0 on padding before it."""
-    if attention_mask.ndim > 3:
-        raise ValueError("attention_mask of pairs of positions needs position_ids")
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def packed(segments: Tensor) -> tuple[Tensor, Tensor]:
-    """Mask (B, 1, T, T) and positions (B, T) of rows that hold several texts.
-
-    Each token sees those before it in its text and itself; positions are counted anew in each text.
-
-    Args:
-        segments: (B, T) int64, number of the text that a token belongs to, from 1; 0 for padding.
-    """
-    length = segments.shape[1]
-    index = torch.arange(length, device=segments.device)
-    begins = torch.ones_like(segments, dtype=torch.bool)
-    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    starts = torch.where(begins, index, 0).cummax(1).values
-    same = segments[:, :, None] == segments[:, None, :]  # (B, T, T)
-    return (same & (index[:, None] >= index))[:, None], index - starts

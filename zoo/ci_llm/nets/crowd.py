@@ -10,62 +10,58 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.ci_llm.nets.agents import Active, Agents, active_rows
+from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.common.checks import check_at_least
 
+Mode = Literal["batched", "sequential", "chunked"]
 
-class Trunk:
-    """Repeats the rows of a pass where the adapted blocks begin.
 
-    A model's forward makes masks and positions once, for the rows that enter it, and hands them to every block; so each
-    adapted block gets its own repeated, and the first of them the hidden states too. A cache holds the trunk's keys and
-    values once.
+class SharedTrunk:
+    """Repeats the rows of a pass where the adapted blocks begin, so that the blocks below run once for all agents.
+
+    A model's forward makes masks and positions once, for the rows that enter it, and passes them to every block; so
+    each adapted block repeats its own, and the first of them the hidden states too. A cache holds the keys and values
+    of the trunk once.
 
     Args:
         blocks: of the backbone, lowest first.
-        first: index of the first adapted block; with 0 there is nothing to share.
+        first: index of the first adapted block; with 0 nothing is shared.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], first: int) -> None:
-        self.shared = first > 0
-        self.rows = 0  # of the running pass; 0 while the agents have rows of their own
-        self.copies: int | Tensor = 1
-        if self.shared:
+        self.is_shared = first > 0
+        self.rows, self.copies = 0, 1  # of the running pass
+        if self.is_shared:
             for block in blocks[first:]:
-                block.register_forward_pre_hook(self._repeat, with_kwargs=True)
+                block.register_forward_pre_hook(self._repeat_inputs, with_kwargs=True)
 
     @contextmanager
-    def repeating(self, rows: int, copies: int | Tensor) -> Iterator[None]:
-        """Let passes of so many rows leave the trunk as `copies` times as many, agent-major, or as rows by number."""
+    def repeating(self, rows: int, copies: int) -> Iterator[None]:
+        """Repeat the `rows` of the passes within `copies` times, agent after agent, at the end of the trunk."""
         self.rows, self.copies = rows, copies
         try:
             yield
         finally:
             self.rows, self.copies = 0, 1
 
-    def _repeat(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Hook before a block: repeat what has the rows of the trunk."""
-        if isinstance(self.copies, int) and self.copies == 1:
+    def _repeat_inputs(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pre-hook of an adapted block."""
+        if self.copies == 1:
             return None
-        return self._repeated(args), {name: self._repeated(value) for name, value in kwargs.items()}
+        return self._repeat(args), {name: self._repeat(value) for name, value in kwargs.items()}
 
-    def _repeated(self, value: Any) -> Any:
+    def _repeat(self, value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(self._repeated(part) for part in value)
+            return tuple(self._repeat(each) for each in value)
         if isinstance(value, Tensor) and value.ndim > 1 and len(value) == self.rows:
-            if isinstance(self.copies, Tensor):
-                return value.index_select(0, self.copies)
             return value.repeat(self.copies, *[1] * (value.ndim - 1))
         return value
 
 
-Mode = Literal["batched", "sequential", "chunked"]
-
-
 @dataclass(frozen=True)
 class CrowdOutput:
-    """Logits (n, B, T, V), or (n, M, V) at M positions, of n agents, and hidden states (n, B, T, D) where wanted."""
+    """Logits (n, B, T, V), or (n, M, V) at M positions, of n agents, and hidden states (n, B, T, D) on request."""
 
     logits: Tensor
     hidden: Tensor | None = None
@@ -76,7 +72,7 @@ class Crowd(nn.Module):
 
     All modes give the same logits, losses and gradients, dropout included. `batched` computes all agents in one pass
     of K * B rows, agent-major; blocks below the first adapted one run on B rows. `sequential` runs the agents one by
-    one. `chunked` runs `chunk` agents at a time, and `objective` then keeps the activations of one chunk only.
+    one. `chunked` runs `chunk` agents at a time, and `CrowdObjective` then stores the activations of one chunk only.
 
     Args:
         backbone: frozen, shared by all agents.
@@ -96,41 +92,45 @@ class Crowd(nn.Module):
         self.chunk = {"batched": agents.count, "sequential": 1}.get(mode, chunk or 1)
         if not agents.names:
             agents.attach(backbone)
-        self.trunk = Trunk(list(backbone.blocks), min(backbone.block_of(name) for name in agents.names))
+        self.trunk = SharedTrunk(list(backbone.blocks), min(backbone.block_of(name) for name in agents.names))
         self.members: range | None = range(agents.count)
 
     @property
     def count(self) -> int:
-        """Agents that answer now: K, fewer within `only`, 1 within `without_agents`."""
-        return 1 if self.members is None else len(self.members)
+        """Number of selected agents: K, fewer within `select_agents`, 1 within `without_agents`."""
+        return len(self.all_agents())
 
     @property
     def device(self) -> torch.device:
         """Of the agents."""
         return next(self.agents.parameters()).device
 
+    def all_agents(self) -> range:
+        """The selected agents; without agents, one stands for the backbone."""
+        return range(1) if self.members is None else self.members
+
     @contextmanager
-    def only(self, first: int, last: int | None = None) -> Iterator[None]:
-        """Let agents first to last - 1 answer alone (one agent when last is not given)."""
-        chosen = range(first, first + 1 if last is None else last)
-        if not (0 <= first < chosen.stop <= self.agents.count):
-            raise ValueError(f"agents {first} to {chosen.stop - 1} do not exist: there are {self.agents.count}")
-        with self._answering(chosen):
+    def select_agents(self, first: int, stop: int | None = None) -> Iterator[None]:
+        """Compute agents `first` to `stop` - 1 only (one agent when `stop` is not given)."""
+        members = range(first, first + 1 if stop is None else stop)
+        if not (0 <= first < members.stop <= self.agents.count):
+            raise ValueError(f"agents {first} to {members.stop - 1} do not exist: there are {self.agents.count}")
+        with self._select(members):
             yield
 
     @contextmanager
     def without_agents(self) -> Iterator[None]:
-        """Let the backbone answer, as a crowd of one."""
-        with self._answering(None):
+        """Compute the backbone alone, as a crowd of one."""
+        with self._select(None):
             yield
 
     @contextmanager
-    def _answering(self, members: range | None) -> Iterator[None]:
-        before, self.members = self.members, members
+    def _select(self, members: range | None) -> Iterator[None]:
+        previous, self.members = self.members, members
         try:
             yield
         finally:
-            self.members = before
+            self.members = previous
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits (K, B, T, V) of all agents, in the backbone's type; arguments as in `outputs`."""
@@ -140,75 +140,37 @@ class Crowd(nn.Module):
         """Logits and hidden states of all agents.
 
         Args:
-            input_ids: (B, T) int64 for all agents, or (K, B, T) where they read texts of their own.
+            input_ids: (B, T) int64 for all agents, or (K, B, T) with texts for each agent.
             attention_mask: 1 for tokens, 0 for padding on either side, shaped like input_ids; with a cache as long as
-                the cached and the new tokens together. Or (B, 1, T, T) bool, true where attention may go, for packed
-                texts; give position_ids then.
+                the cached and the new tokens together.
             cache: a cache of transformers, filled in place; all agents then share a pass in every mode.
             request: further arguments of `run`.
         """
-        passes = self.passes() if cache is None else [self.everyone()]
-        noise = self.agents.draw_noise()
-        parts = [self.run(members, noise, input_ids, attention_mask, cache, **request) for members in passes]
-        if len(parts) == 1:
-            return parts[0]
-        states = [part.hidden for part in parts if part.hidden is not None]
-        return CrowdOutput(torch.cat([part.logits for part in parts]), torch.cat(states) if states else None)
-
-    def mixed(
-        self,
-        agents: Sequence[int],
-        texts: Tensor,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        cache: Any,
-        logits_to_keep: int = 1,
-    ) -> Tensor:
-        """Logits (R, kept, V) of rows that each belong to one agent and one text; whoever answers otherwise now.
-
-        Args:
-            agents: of the rows, in ascending order; -1 for the backbone alone.
-            texts: which of the texts each row reads, (R,) int64.
-            input_ids: new tokens of the texts (B, T), int64.
-            attention_mask: of the cached and the new tokens (B, W).
-            position_ids: of the new tokens (B, T).
-            cache: of transformers, filled in place: R rows, below the first adapted block B.
-            logits_to_keep: last positions; 0 for all.
-        """
-        given = [input_ids, attention_mask, position_ids]
-        if not self.trunk.shared:
-            given = [each[texts] for each in given]
-        copies = texts if self.trunk.shared else 1
-        with self.agents.using(active_rows(agents, self.device)), self.trunk.repeating(len(input_ids), copies):
-            result = self.backbone(
-                input_ids=given[0],
-                attention_mask=given[1],
-                position_ids=given[2],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=logits_to_keep,
-            )
-        logits: Tensor = result.logits
-        return logits
-
-    def everyone(self) -> range:
-        """The agents that answer now; without agents, one in their place."""
-        return range(1) if self.members is None else self.members
+        passes = self.passes() if cache is None else [self.all_agents()]
+        mask_seeds = self.agents.sample_mask_seeds()
+        results = [self.run(members, mask_seeds, input_ids, attention_mask, cache, **request) for members in passes]
+        if len(results) == 1:
+            return results[0]
+        states = [result.hidden for result in results if result.hidden is not None]
+        return CrowdOutput(torch.cat([result.logits for result in results]), torch.cat(states) if states else None)
 
     def passes(self) -> list[range]:
         """The agents of each pass."""
-        everyone = self.everyone()
-        return [everyone[start : start + self.chunk] for start in range(0, len(everyone), self.chunk)]
+        agents = self.all_agents()
+        return [agents[start : start + self.chunk] for start in range(0, len(agents), self.chunk)]
+
+    def rows_of(self, members: range) -> slice:
+        """Where neighbouring agents lie along the first axis of values of all selected agents."""
+        first = self.all_agents().start
+        return slice(members.start - first, members.stop - first)
 
     def run(
         self,
         members: range,
-        noise: list[int] | None,
+        mask_seeds: list[int] | None,
         input_ids: Tensor,
         attention_mask: Tensor,
         cache: Any = None,
-        position_ids: Tensor | None = None,
         hidden: bool = False,
         layer: int = -1,
         logits_to_keep: int = 0,
@@ -217,49 +179,43 @@ class Crowd(nn.Module):
         """One pass of neighbouring agents; texts and cache as in `outputs`.
 
         Args:
-            noise: of `Agents.draw_noise`.
-            position_ids: shaped like input_ids; by default counted over the mask.
-            hidden: give hidden states too.
-            layer: index of them among the embeddings' (0) and the blocks' outputs; -1 after the closing norm.
+            mask_seeds: of `Agents.sample_mask_seeds`.
+            hidden: return hidden states too.
+            layer: index into the hidden states: 0 for the embeddings, then the blocks; -1 after the final norm.
             logits_to_keep: compute logits of so many last positions only; 0 for all.
-            logits_at: compute logits at these positions only, b * T + t: (M,) int64 for all agents, or (K, M) where
-                they read texts of their own; what is below 0 fills up, its logits mean nothing.
+            logits_at: compute logits at these positions b * T + t only: (M,) int64 for all agents, or (K, M) where
+                each has its texts; negative ones are padding, whose logits mean nothing.
         """
-        count, everyone = len(members), self.everyone()
-        if input_ids.ndim == 3 and len(input_ids) != len(everyone):
-            raise ValueError(
-                f"input_ids {tuple(input_ids.shape)} are texts of {len(input_ids)} agents, not {self.count}"
-            )
-        if position_ids is None:
-            position_ids = positions(attention_mask)[..., -input_ids.shape[-1] :]
-        own = slice(members.start - everyone.start, members.stop - everyone.start)
-        texts = [x[own].flatten(0, 1) if input_ids.ndim == 3 else x for x in (input_ids, attention_mask, position_ids)]
-        rows = len(texts[0])
-        if input_ids.ndim == 3:
-            rows //= count
-        shared = input_ids.ndim == 2 and self.trunk.shared
-        if input_ids.ndim == 2 and not shared:
-            texts = [x.repeat(count, *[1] * (x.ndim - 1)) for x in texts]
-        shape, places = (count, rows), None
+        count, (rows, length) = len(members), input_ids.shape[-2:]
+        texts = self._prepare_texts(members, input_ids, attention_mask)
+        shape, indices = (count, rows), None
         if logits_at is not None:
-            chosen = (logits_at[own] if logits_at.ndim == 2 else logits_at.expand(count, -1)).clamp(min=0)
-            shape = (count, chosen.shape[1])
-            starts = torch.arange(count, device=chosen.device) * (rows * input_ids.shape[-1])
-            places = (chosen + starts[:, None]).flatten()  # (n * M,)
-        active = None if self.members is None else Active(members.start, members.stop, noise)
-        with self.agents.using(active), self.trunk.repeating(rows, count if shared else 1):
+            at = (logits_at[self.rows_of(members)] if logits_at.ndim == 2 else logits_at.expand(count, -1)).clamp(min=0)
+            shape = (count, at.shape[1])
+            indices = (at + torch.arange(count, device=at.device)[:, None] * (rows * length)).flatten()  # (n * M,)
+        copies = count if input_ids.ndim == 2 and self.trunk.is_shared else 1
+        active = None if self.members is None else members
+        with self.agents.active_agents(active, mask_seeds), self.trunk.repeating(rows, copies):
             result = self.backbone(
-                input_ids=texts[0],
-                attention_mask=texts[1],
-                position_ids=texts[2],
-                past_key_values=cache,
-                use_cache=cache is not None,
-                output_hidden_states=hidden,
-                logits_to_keep=logits_to_keep,
-                logits_at=places,
-            )
+                **texts, past_key_values=cache, use_cache=cache is not None, output_hidden_states=hidden,
+                logits_to_keep=logits_to_keep, logits_at=indices,
+            )  # fmt: skip
         states = result.hidden_states[layer].unflatten(0, (-1, rows)) if hidden else None  # (n or 1, B, T, D)
         return CrowdOutput(
-            result.logits.unflatten(0, shape) if places is None else result.logits[0].unflatten(0, shape),
+            (result.logits if indices is None else result.logits[0]).unflatten(0, shape),
             states.expand(count, -1, -1, -1) if states is not None else None,
         )
+
+    def _prepare_texts(self, members: range, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """The rows that enter the backbone: those of all agents, or once where these share a trunk."""
+        position_ids = positions(attention_mask)[..., -input_ids.shape[-1] :]
+        texts = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        if input_ids.ndim == 3:
+            if len(input_ids) != self.count:
+                raise ValueError(
+                    f"input_ids {tuple(input_ids.shape)} are texts of {len(input_ids)} agents, not {self.count}"
+                )
+            return {name: values[self.rows_of(members)].flatten(0, 1) for name, values in texts.items()}
+        if self.trunk.is_shared:
+            return texts
+        return {name: values.repeat(len(members), 1) for name, values in texts.items()}

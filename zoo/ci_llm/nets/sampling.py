@@ -1,8 +1,8 @@
-"""Choosing a token from the crowd's prediction: temperature and the filters, applied after aggregation."""
+"""Choosing a token from the crowd's prediction: temperature and filters, applied after aggregation."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,16 +11,15 @@ from zoo.common.checks import check_at_least, check_positive, check_within
 
 
 class Sampling:
-    """Temperature, then top-k, top-p and min-p, then a draw.
+    """Temperature, then top-k, top-p and min-p, then a random choice.
 
     Args:
-        temperature: 0 takes the likeliest token; 1 draws from the prediction as it is.
-        top_k: keep the k likeliest tokens; 0 keeps all.
-        top_p: keep the likeliest tokens that together have at least this probability, in (0, 1].
-        min_p: keep the tokens with at least this part of the likeliest one's probability, in [0, 1].
+        temperature: 0 takes the likeliest token; 1 samples from the prediction as it is.
+        top_k: the k likeliest tokens remain; 0 for all.
+        top_p: the likeliest tokens that together have at least this probability remain, in (0, 1].
+        min_p: tokens with at least this share of the likeliest one's probability remain, in [0, 1].
 
-    Source: Holtzman et al., "The Curious Case of Neural Text Degeneration" (2020), section 3; Nguyen et al., "Turning
-    Up the Heat: Min-p Sampling" (2024), section 3.
+    Source: the filters are those of transformers (`TopKLogitsWarper`, `TopPLogitsWarper`, `MinPLogitsWarper`).
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> None:
@@ -29,45 +28,33 @@ class Sampling:
         check_positive(top_p=top_p)
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
 
-    @property
-    def greedy(self) -> bool:
-        """Whether nothing is drawn."""
-        return self.temperature == 0
+    def filter(self, log_probs: Tensor) -> Tensor:
+        """Log-probabilities (B, V) at this temperature, above 0, of the remaining tokens; -inf for the others."""
+        from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    def filtered(self, log_probs: Tensor) -> Tensor:
-        """Log-probabilities (B, V) that tokens are drawn from, -inf for what is left out; constants in rows cancel."""
-        if self.greedy:
-            raise ValueError("temperature 0 draws nothing: call choose, or give a temperature above 0")
-        scores = (log_probs.float() / self.temperature).log_softmax(-1)
-        if 0 < self.top_k < scores.shape[-1]:
-            kept = torch.full_like(scores, -math.inf)
-            best = scores.topk(self.top_k, dim=-1)
-            scores = kept.scatter(-1, best.indices, best.values).log_softmax(-1)
-        if self.top_p < 1:
-            ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-            before = ordered.exp().cumsum(-1) - ordered.exp()
-            ordered = ordered.masked_fill(before >= self.top_p, -math.inf)
-            scores = torch.empty_like(scores).scatter(-1, order, ordered).log_softmax(-1)
-        if self.min_p > 0:
-            limit = scores.amax(-1, keepdim=True) + math.log(self.min_p)
-            scores = scores.masked_fill(scores < limit, -math.inf).log_softmax(-1)
-        return scores
+        warpers: list[Any] = [TopKLogitsWarper(self.top_k)] if self.top_k else []
+        warpers += [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
+        warpers += [MinPLogitsWarper(self.min_p)] if self.min_p else []
+        scores = log_probs.float() / self.temperature
+        for warper in warpers:
+            scores = warper(None, scores)  # they do not read the ids
+        return scores.log_softmax(-1)
 
     def choose(self, log_probs: Tensor, uniforms: Tensor | None = None) -> Tensor:
-        """Choose a token for every row of log-probabilities (B, V).
+        """Choose a token (B,) for every row of log-probabilities (B, V).
 
         Args:
-            uniforms: (B,), in (0, 1), each row's random number; at temperature 0 the first of equals is taken.
+            uniforms: a random number for each row (B,), in (0, 1); at temperature 0 the first of equals is taken.
         """
-        if self.greedy:
+        if self.temperature == 0:
             return log_probs.argmax(-1)
         if uniforms is None:
-            raise ValueError(f"temperature {self.temperature} draws tokens: give one random number per row")
-        return draw(self.filtered(log_probs), uniforms)
+            raise ValueError(f"temperature {self.temperature} samples tokens: give one random number per row")
+        return sample_indices(self.filter(log_probs), uniforms)
 
 
-def draw(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw indices (B,) from rows of log-probabilities (B, V), by numbers (B,) in (0, 1); none of weight 0."""
-    heights = log_probs.double().exp().cumsum(-1)
-    at = uniforms.to(heights)[:, None] * heights[:, -1:]
-    return torch.searchsorted(heights, at).squeeze(-1).clamp(max=log_probs.shape[-1] - 1)
+def sample_indices(log_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample indices (B,) from rows of log-probabilities (B, V), by numbers (B,) in (0, 1); none of probability 0."""
+    cumulative = log_probs.double().exp().cumsum(-1)
+    thresholds = uniforms.to(cumulative)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, thresholds).squeeze(-1).clamp(max=log_probs.shape[-1] - 1)

@@ -51,7 +51,7 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
     runs_below = run_info.list_runs(root)
     newest = runs_below[:last] if last > 0 else runs_below
     rows = [
-        (each.recipe, each.short_name, each.state, format_steps(each),
+        (each.recipe, each.folder.name, each.state, format_steps(each),
          "-" if each.best is None else f"{each.monitor} {each.best:.4g}", format_age(each.changed))
         for each in newest
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,19 +19,21 @@ from zoo.common.configs import load_run_config
 from zoo.common.environment import process_rank
 from zoo.common.journal import pending_items
 from zoo.common.locks import writes_into
-from zoo.compressed_ad.collecting.base import Algorithm, Request
+from zoo.compressed_ad.collecting.base import Algorithm, HistoryRequest
 from zoo.compressed_ad.collecting.ppo import PPO
 from zoo.compressed_ad.collecting.q_learning import QLearning
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, HistoryWriter, recorder_of, thin
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.data.history_writer import HistoryWriter, Recorder, keep_every_nth_episode
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.baselines import oracle_return
 from zoo.compressed_ad.envs.grids import Darkroom
+from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.training.resume import item_seed
 
 
 @dataclass(frozen=True)
-class Epsilon(Algorithm):
+class EpsilonAlgorithm(Algorithm):
     """The demonstrator whose share of random actions falls, see `EpsilonCurriculum`.
 
     Args:
@@ -47,35 +49,30 @@ class Epsilon(Algorithm):
     demonstrator: str | None = None
 
     def check(self, env: Env, steps: int) -> None:
-        """It makes whole times the limit of steps, of what somebody knows."""
+        """Refuse steps that are no multiple of the limit, and an environment without known best actions."""
         if steps % env.schema.limit:
             raise ValueError(f"epsilon makes a multiple of {env.schema.limit} steps (the limit), not {steps}")
         if self.demonstrator is None:
             env.start(env.tasks()[:1], [0]).optimal_actions()
 
-    def describe(self) -> dict[str, Any]:
-        """Name and settings as JSON values; the demonstrator where there is one."""
-        described = super().describe()
-        return described if self.demonstrator else {k: v for k, v in described.items() if k != "demonstrator"}
-
-    def make(self, request: Request) -> np.ndarray:
-        """Histories of whole episodes, or of whole times the limit of steps."""
+    def make(self, request: HistoryRequest) -> np.ndarray:
+        """Make the histories of a request."""
         env, episodes = request.env, request.steps // request.env.schema.limit
         curriculum = EpsilonCurriculum(env, episodes, self.best, self.greedy_after, self.demonstrator)
-        recorder = recorder_of(env, request.size, request.steps)
-        for time, happened in enumerate(curriculum.play(request.rows(), request.stream_seeds(0))):
-            recorder.add(time, *happened)
+        recorder = Recorder(env.schema, request.size, request.steps)
+        for step in curriculum.run(request.rows(), request.stream_seeds(0)):
+            recorder.add(*step)
             request.advance(request.size)
         return request.by_task(recorder.histories)
 
 
-SOURCES: dict[str, type[Algorithm]] = {source.name: source for source in (PPO, QLearning, Epsilon)}
+ALGORITHMS: dict[str, type[Algorithm]] = {each.name: each for each in (PPO, QLearning, EpsilonAlgorithm)}
 
 
 def collect(
     env: Env,
     output: Path,
-    source: Algorithm,
+    algorithm: Algorithm,
     episodes: int = 52,
     streams: int = 100,
     tasks: Sequence[int] | None = None,
@@ -89,38 +86,23 @@ def collect(
     steps: int | None = None,
     episode_stride: int = 1,
 ) -> dict[str, int]:
-    """Write histories of tasks. A second call makes what is missing or damaged only.
+    """Write histories of tasks; a second call makes what is missing or corrupt. Arguments as of `collect_histories`.
 
-    The histories of a task depend on `seed` and its index alone, so shard size and number of processes do not matter.
-
-    The other arguments are those of `collect_histories`.
-
-    Args:
-        source: what makes the histories.
-        rank: of this process; it makes every world_size-th shard from the rank-th on.
-        world_size: number of processes.
-        progress: show a progress bar.
-
-    Returns:
-        Tasks that this process has `made`, and `skipped` because they were there.
-
-    Raises:
-        ValueError: when an argument is out of range, or `output` holds something else or was begun with others.
+    Process `rank` makes every world_size-th shard from the rank-th on. Returns the number of tasks that it has `made`,
+    and `skipped` because they were complete.
     """
     check_at_least(1, episodes=episodes, episode_stride=episode_stride)
     check_within(0, world_size - 1, rank=rank)
-    every = env.tasks()
-    chosen = list(range(len(every))) if tasks is None else list(tasks)
-    limit = env.schema.limit
-    steps = episodes * limit if steps is None else steps
-    if env.schema.fixed and steps % limit:
-        raise ValueError(f"steps {steps}: episodes of {env.name} have {limit} steps each, so give a multiple")
+    steps = episodes * env.schema.limit if steps is None else steps
     learned = steps * episode_stride
+    if env.schema.fixed and steps % env.schema.limit:
+        raise ValueError(f"steps {steps}: episodes of {env.name} have {env.schema.limit} steps each, give a multiple")
     if episode_stride > 1 and not env.schema.fixed:
-        learned += limit  # so that enough is kept, see `thin`
-    source.check(env, learned)
+        learned += env.schema.limit  # see `keep_every_nth_episode`
+    algorithm.check(env, learned)
+    numbers = list(range(len(env.tasks()))) if tasks is None else list(tasks)
     writer = HistoryWriter(
-        output, env, chosen, streams, steps, shard_size, source.describe(), seed, split_seed, train_share,
+        output, env, numbers, streams, steps, shard_size, algorithm.describe(), seed, split_seed, train_share,
         episode_stride,
     )  # fmt: skip
     if world_size == 1:
@@ -129,51 +111,43 @@ def collect(
     pending = pending_items(shards, lambda shard: writer.finished(shard[0]), rank, world_size)
     made = sum(len(part) for _, part in pending)
     with Progress(disable=not progress) as bar:
-        shown = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
+        row = bar.add_task(f"histories in {output.name}", total=made * streams * learned)
         for number, part in pending:
             seeds = [item_seed(seed, 0, task) for task in part]
-            histories = source.histories(
-                env, every[part], seeds, streams, learned, lambda count: bar.advance(shown, count)
+            histories = algorithm.histories(
+                env, env.tasks()[part], seeds, streams, learned, lambda count: bar.advance(row, count)
             )
-            if episode_stride > 1:
-                histories = thin(histories, steps, episode_stride)
-            writer.write(number, histories)
+            writer.write(number, keep_every_nth_episode(histories, steps, episode_stride))
     return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
 
 
 def last_returns(store: HistoryStore) -> Tensor:
-    """What each task's learner had learned: the return of the last episode, mean over streams, (n,) float64."""
-    found = []
+    """Return what each task's last episode earned, mean over streams, (n,) float64."""
+    means = []
     for task in range(len(store)):
-        rows = [row[~np.isnan(row)] for row in store.returns(task).astype(np.float64)]
-        found.append(np.mean([row[-1] for row in rows if len(row)] or [np.nan]))
-    return torch.tensor(found, dtype=torch.float64)
+        rows = [row[~np.isnan(row)] for row in store.returns(task)]
+        means.append(np.mean([row[-1] for row in rows if len(row)] or [np.nan]))
+    return torch.tensor(means, dtype=torch.float64)
 
 
-def env_of(recipe: Path) -> Env:
-    """The environment of a recipe of histories.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it names no environment.
-    """
+def recipe_env(recipe: Path) -> Env:
+    """Build the environment of a recipe of histories; ValueError when it names none."""
     data = load_run_config(recipe).get("data")
     arguments = data.get("init_args") if isinstance(data, dict) else None
     if not isinstance(arguments, dict) or not arguments.get("env"):
         raise ValueError(f"{recipe}: no data.init_args.env, so it trains on no histories")
-    env = build(arguments["env"], Env)
-    assert isinstance(env, Env)
+    env: Env = build(arguments["env"], Env)
     return env
 
 
 @writes_into("output", shared=True)
 def collect_histories(
     output: Path,
-    env: Env | None = None,
+    env: Env | str | None = None,
     algorithm: Literal["ppo", "q_learning", "epsilon"] = "ppo",
     ppo: PPO | None = None,
     q_learning: QLearning | None = None,
-    epsilon: Epsilon | None = None,
+    epsilon: EpsilonAlgorithm | None = None,
     episodes: int = 52,
     streams: int = 100,
     tasks: list[int] | None = None,
@@ -187,44 +161,41 @@ def collect_histories(
 ) -> None:
     """Write the histories of an algorithm that learns tasks, to distil it.
 
-    Each history is the same for any shard size or number of processes. The same call goes on after a kill; damaged
-    shards are made anew. Under torchrun the processes share the work.
+    Each history is the same for any shard size or number of processes. The same call resumes after a kill.
 
     Args:
-        output: folder to write.
-        env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50
-            or --env GymnasiumEnv --env.id CartPole-v1 (extra `rl`).
-        algorithm: that learns: ppo whatever has Discrete or Box spaces, but for pictures; q_learning grids and what
-            has Discrete states and actions; epsilon is a demonstrator that knows the task and explores less and less.
-        ppo: its settings, e.g. --ppo.rollout_steps 50.
-        q_learning: its settings, e.g. --q_learning.bonus 0.1.
-        epsilon: its settings, e.g. --epsilon.best 0.8.
+        env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50, an id of gymnasium, or
+            --env GymnasiumEnv --env.id FrozenLake-v1 --env.tasks '[{"map_name": "4x4"}, {"map_name": "8x8"}]'.
+        algorithm: that learns: ppo; q_learning for grids and Discrete spaces; epsilon, which is a demonstrator.
+        ppo: its settings, e.g. --ppo.rollout_steps 50, as q_learning (--q_learning.bonus 0.1) and epsilon.
         episodes: of each history; where their lengths differ, the steps are those of so many of the longest.
-        streams: histories of each task.
         tasks: numbers of the tasks in row-major order; all when not given.
         seed: of the histories; those of a task depend on it and on the task alone.
-        split_seed: of the split into training and test tasks, which is noted beside the histories.
+        split_seed: of the split into training and test tasks, which the index notes.
         train_share: share of the tasks that are to be trained on.
         shard_size: tasks that are learned together and saved as one file.
         steps: of each history, in place of episodes.
-        episode_stride: of what the algorithm does keep one episode in so many, so that a context spans more of its
-            learning: it learns for as many times longer. The index notes it.
-        recipe: of a training on histories; its environment is taken (`data.init_args.env`), in place of `env`.
+        episode_stride: keep one of so many episodes, so that a context spans more of the learning: the algorithm learns
+            for as many times longer. The index notes it.
+        recipe: of a training on histories; its `data.init_args.env` is taken in place of `env`.
     """
-    if recipe is not None:
-        if env is not None:
-            raise ValueError("both env and recipe are given: leave one out")
-        env = env_of(recipe)
-    given = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}
-    source = given[algorithm] or SOURCES[algorithm]()
+    settings = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or ALGORITHMS[algorithm]()
     rank, world_size = process_rank()
     counts = collect(
-        env or Darkroom(), output, source, episodes, streams, tasks, seed, split_seed, train_share, shard_size,
+        _choose_env(env, recipe), output, settings, episodes, streams, tasks, seed, split_seed, train_share, shard_size,
         rank, world_size, steps=steps, episode_stride=episode_stride,
     )  # fmt: skip
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     if world_size == 1:
         store = HistoryStore(output)
-        reached, best = last_returns(store).mean(), oracle_return(store.env, store.tasks).mean()
-        known = "unknown" if best.isnan() else f"{best:.2f}"
-        print(f"return of the last episode, mean over {len(store)} tasks: {reached:.2f}, the best possible {known}")
+        last, best = last_returns(store).mean(), oracle_return(store.env, store.tasks).mean()
+        oracle = "unknown" if best.isnan() else f"{best:.2f}"
+        print(f"return of the last episode, mean over {len(store)} tasks: {last:.2f}, the best possible {oracle}")
+
+
+def _choose_env(env: Env | str | None, recipe: Path | None) -> Env:
+    if recipe is not None and env is not None:
+        raise ValueError("both env and recipe are given: leave one out")
+    if recipe is not None:
+        return recipe_env(recipe)
+    return Darkroom() if env is None else GymnasiumEnv(env) if isinstance(env, str) else env

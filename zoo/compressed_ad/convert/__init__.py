@@ -1,7 +1,7 @@
-"""Converters between our policies and the checkpoints of CompressedAD: AD, CAD, and the earlier encoder ("v1")."""
+"""Conversion of policies from and to checkpoints of CompressedAD: AD, CAD, and the earlier encoder ("v1")."""
 
+from zoo.compressed_ad.convert.converter import PolicyConverter
 from zoo.compressed_ad.convert.recipe import convert_config
-from zoo.compressed_ad.convert.rules import PolicyConverter
 
 __all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original"]
 

@@ -1,4 +1,4 @@
-"""The original's configuration in our words: options laid over the recipe that trains as its own does."""
+"""The original's configuration as a recipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
-from zoo.compressed_ad.convert.rules import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
+from zoo.compressed_ad.convert.converter import DROPOUT, Kind, PolicyConverter, env_spec, grid_size, policy_spec
 from zoo.compressed_ad.data.curriculum import CATEGORIES
 from zoo.convert.settings import (
     PRECISIONS,
@@ -26,7 +26,7 @@ EMBEDDING, TRANSFORMER = f"{POLICY}.embedding.init_args", f"{POLICY}.transformer
 COMPRESSOR, DECODER = f"{POLICY}.compressor.init_args", f"{POLICY}.decoder.init_args"
 OPTIMIZER, SCHEDULER = f"{MODEL}.optimizer.init_args", f"{MODEL}.scheduler.init_args"
 CURRICULUM = f"{DATA}.curriculum.init_args"
-# Where theirs count the batches of a process, ours count optimizer steps, each of which may gather several batches.
+# `updates`: the original counts the batches of a process, the recipe optimizer steps of several batches.
 KEYS = {
     **dict.fromkeys(("model", "env", "horizon", "grid_size", "mixed_precision", "curriculum_schedule"), SettingRule()),
     "stage_warmup_steps": SettingRule(),
@@ -49,8 +49,8 @@ KEYS = {
     "gradient_accumulation_steps": SettingRule("trainer.accumulate_grad_batches"),
     "gen_interval": SettingRule("trainer.val_check_interval"),  # Lightning counts batches here, as they do
     "train_batch_size": SettingRule(f"{DATA}.batch_size {MODEL}.lr_scaling.init_args.batch_size"),
-    "train_n_stream": SettingRule(f"{DATA}.streams"),
-    "train_source_timesteps": SettingRule(f"{DATA}.history_steps"),
+    "train_n_stream": SettingRule(f"{DATA}.store.streams"),
+    "train_source_timesteps": SettingRule(f"{DATA}.store.steps"),
     "num_workers": SettingRule(f"{DATA}.num_workers"),
     "train_timesteps": SettingRule(updates="trainer.max_steps"),
     "num_warmup_steps": SettingRule(updates=f"{SCHEDULER}.warmup_steps"),
@@ -67,7 +67,7 @@ KEYS = {
     "tf_n_inner": SettingRule(hint="ignored by the original, which takes tf_dim_feedforward"),
     "traj_dir": SettingRule(hint="data.init_args.root, a folder of zoo collect"),
 }
-OWN: dict[Kind, dict[str, SettingRule]] = {
+KEYS_OF_KIND: dict[Kind, dict[str, SettingRule]] = {
     "AD": {},
     "CAD": {
         **dict.fromkeys(("use_recon_reg", "use_reward_weighted_recon"), SettingRule()),
@@ -90,14 +90,14 @@ OWN: dict[Kind, dict[str, SettingRule]] = {
         "max_compression_depth": SettingRule(f"{CURRICULUM}.max_compressions.0"),
     },
 }
-# What the earlier model's own recipe has, where a configuration is silent.
+# Defaults of the earlier model's configuration.
 EARLIER = {
     **{"n_transit": 240, "tf_n_embd": 128, "tf_n_head": 8, "tf_n_layer": 4, "lr": 1e-4},
     **{"train_timesteps": 150_000, "num_warmup_steps": 5000},
 }
-# Of the lengths in a stage without shares of its own, by its limit on compressions; the others take that of None.
+# Shares of lengths in a stage that gives none, by its limit on compressions; None for other limits.
 SHARES = {1: [0.5, 0.45, 0.05], 2: [0.35, 0.4, 0.2, 0.05], 3: [0.25, 0.3, 0.3, 0.15], None: [0.2, 0.25, 0.3, 0.25]}
-EARLIER_SHARES = [0.1, 0.2, 0.3, 0.4]  # it draws items of depth 0 to 3, deeper ones more often
+EARLIER_SHARES = [0.1, 0.2, 0.3, 0.4]  # of depths 0 to 3
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
@@ -107,37 +107,32 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
         path: the merged YAML that the original writes into a run's folder, or a checkpoint of it (`.pt`).
 
     Returns:
-        The recipe and the keys without a counterpart here. It is the original's recipe for that model and environment
-        with other values.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it is neither of them, or a value cannot be.
+        The recipe of that model and environment with other values, and the keys without a counterpart.
     """
     path = Path(path)
     original = PolicyConverter().read(path) if path.suffix == ".pt" else None
     config = read_settings_file(path) if original is None else original.settings
-    if original is not None and original.is_whole:
+    if original is not None and original.is_policy:
         config = {"grid_size": grid_size(original), **config}
     kind = _kind(config, path)
     recipe = load_recipe(recipe_path(kind, config.get("env", "darkroom")))
     try:
-        _lay_over(recipe, config, kind)
+        _set_options(recipe, config, kind)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {' '.join(map(str, error.args))}") from error
-    if original is not None and original.is_whole:
+    if original is not None and original.is_policy:
         recipe["model"]["init_args"]["policy"] = policy_spec(original, path)  # so that a training can start from it
-    return recipe, untranslated_keys(KEYS | OWN[kind], config)
+    return recipe, untranslated_keys(KEYS | KEYS_OF_KIND[kind], config)
 
 
 def recipe_path(kind: Kind, env: str) -> Path:
-    """The recipe that trains as the original's for a model and an environment does, or the nearest to it."""
+    """Return the recipe of a model and an environment, or the nearest to it."""
     family = "key_to_door" if env == "dark_key_to_door" else "darkroom"
     return recipe_root() / "compressed_ad" / f"{family}_{'ad' if kind == 'AD' else 'cad'}.yaml"
 
 
 def _kind(config: Mapping[str, Any], path: Path) -> Kind:
-    """The model that a configuration is for."""
+    """Model of a configuration."""
     if config.get("model") == "AD":
         return "AD"
     if config.get("model") == "CompressedAD":
@@ -148,8 +143,8 @@ def _kind(config: Mapping[str, Any], path: Path) -> Kind:
     )
 
 
-def _lay_over(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) -> None:
-    """Set the options of a recipe that a configuration stands for."""
+def _set_options(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) -> None:
+    """Set the options of a recipe by a configuration."""
     arguments, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
     if kind == "v1":
         _make_earlier(arguments, data)
@@ -162,10 +157,10 @@ def _lay_over(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) -> 
     parts = to_number(config.get("gradient_accumulation_steps", 1), int, "gradient_accumulation_steps")
     if kind == "CAD" and config.get("curriculum_schedule"):
         _set_stages(data["curriculum"]["init_args"], config["curriculum_schedule"], parts)
-    table = KEYS | OWN[kind]
+    table = KEYS | KEYS_OF_KIND[kind]
     for key in filter(table.__contains__, config):
         for option, value in table[key].recipe_values(config[key], parts).items():
-            set_recipe_option(recipe, option, _number(key, value))
+            set_recipe_option(recipe, option, _to_number(key, value))
     if "mixed_precision" in config:
         name = str(config["mixed_precision"] or "no")  # YAML reads a bare `no` as false
         if name not in {**PRECISIONS, "fp32": ""}:
@@ -180,7 +175,7 @@ def _lay_over(recipe: dict[str, Any], config: Mapping[str, Any], kind: Kind) -> 
 
 def _set_stages(curriculum: dict[str, Any], stages: list[Mapping[str, Any]], parts: int) -> None:
     limits = [stage["max_compressions"] for stage in stages]
-    given = [stage.get("length_distribution") for stage in stages]
+    distributions = [stage.get("length_distribution") for stage in stages]
     curriculum |= {
         "starts": [math.ceil(to_number(stage["step"], int, "step") / parts) for stage in stages],
         "max_compressions": limits,
@@ -188,7 +183,7 @@ def _set_stages(curriculum: dict[str, Any], stages: list[Mapping[str, Any]], par
             [to_number(shares.get(name, 0.0), float, name) for name in CATEGORIES]
             if shares
             else SHARES.get(limit, SHARES[None])
-            for limit, shares in zip(limits, given, strict=True)
+            for limit, shares in zip(limits, distributions, strict=True)
         ],
     }
 
@@ -210,11 +205,11 @@ def _make_earlier(arguments: dict[str, Any], data: dict[str, Any]) -> None:
     arguments["scheduler"] = {"class_path": "zoo.training.WarmupCosine", "init_args": schedule}
     stage = {"starts": [0], "max_compressions": [3], "shares": [EARLIER_SHARES]}
     data["curriculum"]["init_args"] |= stage
-    data["offset"] = "start"
+    data["windows"]["offset"] = "start"
 
 
-def _number(key: str, value: Any) -> Any:
-    """A number, or None; YAML reads 3e-4 as text."""
+def _to_number(key: str, value: Any) -> Any:
+    """Convert to a number, or None; YAML reads 3e-4 as text."""
     try:
         return value if value is None or isinstance(value, int | float) else float(value)
     except (TypeError, ValueError):

@@ -86,15 +86,15 @@ class Curriculum:
         return ranges
 
     def steps(self, step: int, seed: int, available: int) -> int:
-        """Draw how many steps the items of a batch have: one more than the length, for the last action."""
+        """Sample how many steps the items of a batch have: one more than the length, for the last action."""
         stage = self.stage(step)
-        category, place = sample_uniforms([seed], 2)[:, 0].tolist()
+        category, position = sample_uniforms([seed], 2)[:, 0].tolist()
         chosen, total = 0, self.shares[stage][0]
         while category >= total and chosen + 1 < len(self.shares[stage]):
             chosen += 1
             total += self.shares[stage][chosen]
         low, high = self.ranges(self.limit(stage, available) - 1)[chosen]
-        return low + int(place * (high - low + 1)) + 1
+        return low + int(position * (high - low + 1)) + 1
 
 
 class CurriculumBatches(ResumableBatchSampler):
@@ -104,8 +104,6 @@ class CurriculumBatches(ResumableBatchSampler):
     epoch and number of the batch alone.
 
     Args:
-        batch_size: items per batch and rank.
-        drop_last: drop an incomplete last global batch, see `ResumableBatchSampler`.
         accumulated: batches of an optimizer step; the curriculum counts those steps.
     """
 

@@ -1,9 +1,8 @@
-"""Learning histories without learning: a demonstrator that knows the task acts less and less at random."""
+"""Learning histories of a demonstrator that knows the task and acts less and less at random."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,31 +10,30 @@ from torch import Tensor
 from zoo.common.checks import check_at_least, check_positive, check_within
 from zoo.common.registry import get_function
 from zoo.common.tensors import sample_uniforms
-from zoo.compressed_ad.envs.base import Env, Lockstep, random_actions, random_numbers, tensor_dtype
+from zoo.compressed_ad.envs.base import BatchedEnvs, Env, Transition
 from zoo.compressed_ad.envs.baselines import Explorer, can_explore
-from zoo.compressed_ad.envs.grids import BatchedEnv
-from zoo.compressed_ad.envs.schema import Discrete
+from zoo.compressed_ad.envs.grids import BatchedGrids
+from zoo.compressed_ad.envs.spaces import Discrete, count_random_numbers, random_actions, tensor_dtype
 from zoo.compressed_ad.nets.steps import Steps
 
 Demonstrator = Callable[[Tensor, Tensor], Tensor]
 
 
 class EpsilonCurriculum:
-    """Histories in which a share epsilon of what is done is random and falls linearly from 1 to `1 - best`.
+    """Histories in which the share epsilon of random actions falls linearly from 1 to `1 - best`.
 
-    A Discrete action is random with probability epsilon. One in a Box is mixed, (1 - epsilon) of the demonstrator's and
-    epsilon of one drawn evenly from the box.
+    A Discrete action is random with probability epsilon. One in a Box is the sum of (1 - epsilon) of the demonstrator's
+    and epsilon of a uniformly random one.
 
     Args:
-        env: the family of tasks; knows the optimal actions, where there is no `demonstrator`.
+        env: the family of tasks, with known best actions where there is no `demonstrator`.
         episodes: of a history, at least 1; where episodes end early, there are more in as many steps.
         best: share of optimal actions at the end, 0 to 1.
         greedy_after: share of the history after which it is reached, above 0, at most 1.
         demonstrator: dotted path of a function of an admitted package (`--allow-import`), from states
             (B, *observation) and tasks (B, F) int64 to actions (B, *action).
-        explores: the demonstrator, too, has to find the goals of a grid: until it has, it looks where it has not been,
-            see `zoo.compressed_ad.envs.baselines.Explorer`. Histories then show how to look for a goal that no
-            training task has.
+        explores: the demonstrator, too, has to find the goals of a grid, see
+            `zoo.compressed_ad.envs.baselines.Explorer`. Histories then show how to look for a new goal.
 
     Source: Zisman et al., "Emergence of In-Context Reinforcement Learning from Noise Distillation" (2024), section 3;
     the continuous form as in Vintix, Polubarov et al. (2025).
@@ -68,52 +66,52 @@ class EpsilonCurriculum:
         return self.episodes * self.env.schema.limit
 
     def epsilons(self) -> Tensor:
-        """How likely each step of a history is random, (length,) float64."""
+        """Return the share of random actions at each step, (length,) float64."""
         progress = torch.arange(self.length, dtype=torch.float64) / (self.greedy_after * self.length)
         return 1 - self.best * progress.clamp(max=1)
 
     def histories(self, tasks: Tensor, seeds: Sequence[int]) -> Steps:
-        """One history of `length` transitions for each task (B, F), by its task and its seed (0 to 2**64 - 1) alone."""
+        """Make a history of `length` transitions for each task (B, F), by its task and seed (0 to 2**64 - 1) alone."""
         fields: list[list[Tensor]] = [[], [], [], [], []]
-        for states, actions, step in self.play(tasks, seeds):
-            for field, value in zip(fields, (states, actions, step.rewards, step.next_states, step.dones), strict=True):
+        for states, actions, result in self.run(tasks, seeds):
+            values = (states, actions, result.rewards, result.next_states, result.dones)
+            for field, value in zip(fields, values, strict=True):
                 field.append(value)
         return Steps(*(torch.stack(field, dim=1) for field in fields))
 
-    def play(self, tasks: Tensor, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Any]]:
-        """States, actions and what they led to, step after step of `length`."""
+    def run(self, tasks: Tensor, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor, Transition]]:
+        """Yield states, actions and their result, step after step of `length`."""
         if len(seeds) != len(tasks):
             raise ValueError(f"{len(tasks)} tasks need as many seeds, found {len(seeds)}")
         envs = self.env.start(tasks, seeds)
-        explorer = Explorer(envs) if self.explores and isinstance(envs, BatchedEnv) else None
-        show = (lambda: self._demonstrated(envs)) if explorer is None else explorer.actions
-        act = self._choices if isinstance(self.env.schema.action, Discrete) else self._mixed
-        for actions in act(envs, seeds, show):
+        explorer = Explorer(envs) if self.explores and isinstance(envs, BatchedGrids) else None
+        demonstrate = (lambda: self._demonstrate(envs)) if explorer is None else explorer.actions
+        act = self._choose if isinstance(self.env.schema.action, Discrete) else self._mix
+        for actions in act(envs, seeds, demonstrate):
             states = envs.states
-            step = envs.step(actions)
+            transition = envs.step(actions)
             if explorer is not None:
-                explorer.observe(step)
-            yield states, actions, step
+                explorer.observe(transition)
+            yield states, actions, transition
 
-    def _choices(self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]) -> Iterator[Tensor]:
-        space, device = self.env.schema.action, envs.tasks.device
-        assert isinstance(space, Discrete)
-        draws = sample_uniforms(seeds, self.length).to(device)
+    def _choose(self, envs: BatchedEnvs, seeds: Sequence[int], demonstrate: Callable[[], Tensor]) -> Iterator[Tensor]:
+        count, device = int(self.env.schema.action.n), envs.tasks.device  # type: ignore[union-attr]
+        uniforms = sample_uniforms(seeds, self.length).to(device)
         epsilons = self.epsilons().to(device)[:, None]
-        # A draw below epsilon, divided by it, is uniform again: it chooses the random action.
-        chosen = (draws / epsilons.clamp(min=1e-12) * space.n).clamp(max=space.n - 1).long().unbind()
-        for random, choice in zip((draws < epsilons).unbind(), chosen, strict=True):
-            yield torch.where(random, choice, show())
+        # A number below epsilon, divided by it, is uniform again: it chooses the random action.
+        choices = (uniforms / epsilons.clamp(min=1e-12) * count).clamp(max=count - 1).long().unbind()
+        for is_random, choice in zip((uniforms < epsilons).unbind(), choices, strict=True):
+            yield torch.where(is_random, choice, demonstrate())
 
-    def _mixed(self, envs: Lockstep, seeds: Sequence[int], show: Callable[[], Tensor]) -> Iterator[Tensor]:
+    def _mix(self, envs: BatchedEnvs, seeds: Sequence[int], demonstrate: Callable[[], Tensor]) -> Iterator[Tensor]:
         space = self.env.schema.action
-        width = random_numbers(space)
-        draws = sample_uniforms(seeds, self.length * width).to(envs.tasks.device).unflatten(0, (-1, width))
-        for epsilon, uniforms in zip(self.epsilons().tolist(), draws, strict=True):
-            random = random_actions(space, uniforms)
-            yield (epsilon * random + (1 - epsilon) * show()).to(tensor_dtype(space))
+        width = count_random_numbers(space)
+        uniforms = sample_uniforms(seeds, self.length * width).to(envs.tasks.device).unflatten(0, (-1, width))
+        for epsilon, row in zip(self.epsilons().tolist(), uniforms, strict=True):
+            mixed = epsilon * random_actions(space, row) + (1 - epsilon) * demonstrate()
+            yield mixed.to(tensor_dtype(space))
 
-    def _demonstrated(self, envs: Lockstep) -> Tensor:
+    def _demonstrate(self, envs: BatchedEnvs) -> Tensor:
         if self.demonstrator is None:
             return envs.optimal_actions()
         return self.demonstrator(envs.states, envs.tasks)

@@ -1,9 +1,10 @@
-"""Items of training and evaluation: pieces of learning histories, a whole batch at a time and all of one length."""
+"""Items of training and evaluation: parts of learning histories, a batch at a time and all of one length."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,22 +15,46 @@ from torch.utils.data import Dataset
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.data.demonstrator import EpsilonCurriculum
-from zoo.compressed_ad.data.history import HistoryStore, ending_at, to_steps
+from zoo.compressed_ad.data.history import HistoryStore, replace_last_states, to_steps
 from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import GridEnv
-from zoo.compressed_ad.envs.schema import Box, Space
+from zoo.compressed_ad.envs.spaces import Box, Space, size
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 from zoo.training.resume import Key, item_seed
 
-Offset = Literal["start", "random", "every"]
-TerminalState = Literal["true", "reset"]
 EVALUATION_EPOCH = -1  # of the keys of evaluation items
-MEASURED, MEASURING, SAMPLE = 256, -7, 100_000  # histories and actions that are looked at; epoch of their seeds
-HISTORY, DRAWS, MIXED = 0, 1, 2  # what an item's seed is for: its history; offset and order; other histories, from here
+STATISTICS_HISTORIES, STATISTICS_EPOCH, STATISTICS_ACTIONS = 256, -7, 100_000
+HISTORY, ORDER, MIXED = 0, 1, 2  # uses of an item's seed: its history; offset and order; other histories, from here
 
 
-class Source(ABC):
-    """Where histories come from."""
+@dataclass(frozen=True)
+class WindowOptions:
+    """Which parts of the histories are items.
+
+    Args:
+        offset: where an item begins: at the "start" of its history, at "random", or "every" part is an item,
+            one history after the other.
+        episode_stride: keep every k-th episode only, which makes learning in the histories faster.
+        shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
+        mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
+        terminal_next_state: where a transition that ends an episode leads: to the "true" state, or to the "reset" one
+            as in the original's files.
+    """
+
+    offset: Literal["start", "random", "every"] = "start"
+    episode_stride: int = 1
+    shuffle_episodes: bool = False
+    mix_tasks: bool = False
+    terminal_next_state: Literal["true", "reset"] = "true"
+
+    def __post_init__(self) -> None:
+        check_at_least(1, episode_stride=self.episode_stride)
+        if self.mix_tasks and self.offset != "start":
+            raise ValueError(f"mix_tasks takes complete episodes, so offset must be start, not {self.offset}")
+
+
+class HistorySource(ABC):
+    """Where histories come from: `count` of `length` steps each."""
 
     env: Env
     length: int
@@ -37,36 +62,32 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
-        """Read the steps (B, L), 0 to length - 1, of histories (B,); seeds (B,) are of what is random about them."""
+        """Read the steps (B, L), 0 to length - 1, of histories (B,); what is random in them depends on seeds (B,)."""
 
     def episodes(self, history: int) -> np.ndarray:
-        """First step and the one after the last (E, 2) of each whole episode, where their lengths differ.
-
-        Raises:
-            ValueError: where histories are made anew each time.
-        """
+        """Return the bounds (E, 2) of complete episodes of different lengths: first step and the one after the last."""
         raise ValueError(
             "episode_stride, shuffle_episodes and mix_tasks need a folder (data.init_args.root) where episodes are of "
             "different lengths"
         )
 
     def statistics(self) -> Statistics:
-        """How values are spread in at most `MEASURED` histories, evenly chosen."""
-        count = min(self.count, MEASURED)
-        chosen = [number * self.count // count for number in range(count)]
-        seeds = [item_seed(0, MEASURING, history) for history in chosen]
-        steps = self.read(chosen, seeds, torch.arange(self.length).expand(count, -1))
+        """Compute the statistics of at most `STATISTICS_HISTORIES` histories, evenly chosen."""
+        count = min(self.count, STATISTICS_HISTORIES)
+        histories = [number * self.count // count for number in range(count)]
+        seeds = [item_seed(0, STATISTICS_EPOCH, history) for history in histories]
+        steps = self.read(histories, seeds, torch.arange(self.length).expand(count, -1))
         action, space = steps.actions.flatten(0, 1), self.env.schema.action
         sample = action.reshape(len(action), -1).float() if isinstance(space, Box) else torch.empty(0, 0)
         return Statistics(
-            _moments(steps.states, self.env.schema.observation),
-            _moments(steps.actions, space),
-            _spread(steps.rewards.reshape(-1, 1)),
-            sample[:: -(-len(sample) // SAMPLE) or 1],
+            _space_moments(steps.states, self.env.schema.observation),
+            _space_moments(steps.actions, space),
+            _moments(steps.rewards.reshape(-1, 1)),
+            sample[:: -(-len(sample) // STATISTICS_ACTIONS) or 1],
         )
 
 
-class DemonstratedSource(Source):
+class DemonstratedSource(HistorySource):
     """Histories made on demand, other ones each time: as many as there are tasks (n, F)."""
 
     def __init__(self, demonstrator: EpsilonCurriculum, tasks: Tensor) -> None:
@@ -83,21 +104,19 @@ class DemonstratedSource(Source):
         return Steps(*(field[rows, steps] for field in made))
 
 
-class StoredSource(Source):
+class StoredSource(HistorySource):
     """Histories of a store, task after task.
 
     Args:
-        positions: of the tasks in the store, in the order wanted.
-        streams: first histories of each task; all by default.
-        length: first steps of each history; all by default.
+        positions: of the tasks in the store, in this order.
+        streams: first histories of each task; 0 for all.
+        length: first steps of each history; 0 for all.
     """
 
-    def __init__(
-        self, store: HistoryStore, positions: Sequence[int], streams: int | None = None, length: int | None = None
-    ) -> None:
-        for wanted, there, name in ((streams, store.streams, "streams"), (length, store.steps, "history_steps")):
-            if wanted is not None and not 1 <= wanted <= there:
-                raise ValueError(f"data.init_args.{name} is {wanted}; {store.folder} has 1 to {there}")
+    def __init__(self, store: HistoryStore, positions: Sequence[int], streams: int = 0, length: int = 0) -> None:
+        for value, most, name in ((streams, store.streams, "streams"), (length, store.steps, "steps")):
+            if not 0 <= value <= most:
+                raise ValueError(f"data.init_args.store.{name} is {value}; {store.folder} has {most}")
         self.env = store.env
         self.store = store
         self.positions = list(positions)
@@ -107,207 +126,183 @@ class StoredSource(Source):
         self._episodes: dict[int, np.ndarray] = {}
 
     def read(self, histories: Sequence[int], seeds: Sequence[int], steps: Tensor) -> Steps:
-        """Read the steps; nothing about them is random."""
-        pieces = []
+        """Read the steps; nothing in them is random."""
+        parts = []
         for history, row in zip(histories, steps.numpy(), strict=True):
             first, last = int(row.min()), int(row.max())
             position, stream = self.positions[history // self.streams], history % self.streams
-            pieces.append(self.store.read(position, stream, first, last + 1)[row - first])
-        return to_steps(np.stack(pieces))
+            parts.append(self.store.read(position, stream, first, last + 1)[row - first])
+        return to_steps(np.stack(parts), self.env.schema)
 
     def episodes(self, history: int) -> np.ndarray:
-        """First step and the one after the last (E, 2) of each whole episode in the first `length` steps."""
+        """Return the bounds (E, 2) of the complete episodes in the first `length` steps."""
         if history not in self._episodes:
-            ends = self.store.ends(self.positions[history // self.streams], history % self.streams) + 1
+            ends = self.store.ends(self.positions[history // self.streams], history % self.streams)
             ends = ends[ends <= self.length]
             self._episodes[history] = np.stack([np.concatenate([[0], ends])[:-1], ends], 1)
         return self._episodes[history]
 
 
-class HistoryItems(Dataset[dict[str, Any]]):
-    """Pieces of histories, keyed by (epoch, item) or (epoch, item, steps) in training and by the item in evaluation.
+class HistoryWindows(Dataset[dict[str, Any]]):
+    """Parts of histories, keyed by (epoch, item) or (epoch, item, steps) in training and by the item in evaluation.
 
-    Everything random about an item comes from seed, epoch and item, so batch size, workers and ranks do not matter.
+    An item depends on seed, epoch and number alone, so batch size, workers and ranks do not matter.
 
     Args:
         length: steps of an item, unless its key says otherwise; all of a history by default. The last action is
             predicted from what is before it, so an item of n steps has a context of n - 1 transitions.
-        offset: where an item begins: at the "start" of its history, at "random", or "every" piece is an item of its
-            own, one history after the other.
         size: number of items, which go through the histories again and again; each history once by default.
-        seed: of offsets, orders and what the source draws.
-        episode_stride: keep every k-th episode only, which makes learning in the histories faster.
-        shuffle_episodes: permute the episodes of each history: a control, whose histories show a task and no learning.
-        mix_tasks: take each episode from another history, of any task: a control with nothing to learn in context.
-        terminal_next_state: what a transition that ends an episode leads to: the "true" cell, or that of the "reset".
+        seed: of offsets, orders and histories made on demand.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: HistorySource,
         length: int | None = None,
-        offset: Offset = "random",
         size: int | None = None,
         seed: int = 0,
-        episode_stride: int = 1,
-        shuffle_episodes: bool = False,
-        mix_tasks: bool = False,
-        terminal_next_state: TerminalState = "true",
+        options: WindowOptions | None = None,
     ) -> None:
-        horizon = source.env.schema.limit
-        check_at_least(1, episode_stride=episode_stride)
-        if terminal_next_state == "reset" and (not isinstance(source.env, GridEnv) or source.env.random_start):
+        self.source = source
+        self.seed = seed
+        self.options = options = options or WindowOptions()
+        env = source.env
+        if options.terminal_next_state == "reset" and (not isinstance(env, GridEnv) or env.random_start):
             raise ValueError(
                 "terminal_next_state 'reset' needs a grid whose episodes begin in one cell (random_start false)"
             )
-        if mix_tasks and offset != "start":
-            raise ValueError(f"mix_tasks takes whole episodes, so offset must be start, not {offset}")
-        self.source = source
-        self.offset: Offset = offset
-        self.seed = seed
-        self.stride = episode_stride
-        self.shuffle = shuffle_episodes
-        self.mix = mix_tasks
-        self.terminal_next_state: TerminalState = terminal_next_state
-        self.episodes = -(-(source.length // horizon) // episode_stride)
-        whole = episode_stride == 1 and not shuffle_episodes
-        self.available = source.length if whole else self.episodes * horizon
-        self.regular = source.env.schema.fixed or (whole and not mix_tasks)
-        if not self.regular:
-            kept = [source.episodes(history)[::episode_stride] for history in range(source.count)]
-            if not min(map(len, kept), default=0):
-                raise ValueError("a history has no whole episode: raise history_steps, or the steps of zoo collect")
-            self.episodes = max(map(len, kept))
-            lengths = [int((each[:, 1] - each[:, 0]).sum()) for each in kept]
-            self.available = source.length if episode_stride == 1 else min(lengths)
+        self._plan_episodes()
         self.length = self.available if length is None else length
         if not 1 <= self.length <= self.available:
             raise ValueError(
                 f"data.init_args.length is {self.length}; histories have 1 to {self.available} steps "
-                f"({source.length} before an episode_stride of {episode_stride})"
+                f"({source.length} before an episode_stride of {options.episode_stride})"
             )
-        if offset == "every" and size is not None:
-            raise ValueError(f"offset 'every' has an item for each piece: epoch_items must be null, not {size}")
-        pieces = self.available - self.length + 1 if offset == "every" else 1
-        self.size = source.count * pieces if size is None else size
+        if options.offset == "every" and size is not None:
+            raise ValueError(f"offset 'every' has an item for each part: epoch_items must be null, not {size}")
+        parts = self.available - self.length + 1 if options.offset == "every" else 1
+        self.size = source.count * parts if size is None else size
+
+    def _plan_episodes(self) -> None:
+        """Set `available` steps and `episodes` of a history, and whether it is `regular`: episodes of one length."""
+        source, schema, options = self.source, self.source.env.schema, self.options
+        stride = options.episode_stride
+        in_order = stride == 1 and not options.shuffle_episodes
+        self.regular = schema.fixed or (in_order and not options.mix_tasks)
+        self.episodes = -(-(source.length // schema.limit) // stride)
+        self.available = source.length if in_order else self.episodes * schema.limit
+        if not self.regular:
+            bounds = [source.episodes(history)[::stride] for history in range(source.count)]
+            if not min(map(len, bounds), default=0):
+                raise ValueError("a history has no complete episode: raise store.steps, or the steps of zoo collect")
+            self.episodes = max(map(len, bounds))
+            lengths = [int((each[:, 1] - each[:, 0]).sum()) for each in bounds]
+            self.available = source.length if stride == 1 else min(lengths)
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, key: Key | tuple[int, int, int] | int) -> dict[str, Any]:
-        """One item, as a batch of one."""
+        """Return one item, as a batch of one."""
         return self.__getitems__([key])
 
     def __getitems__(self, keys: Sequence[Any]) -> dict[str, Any]:
-        """A whole batch, `steps`: B histories of one length. A DataLoader calls this method where it exists."""
-        places = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
-        length = places[0][2] if len(places[0]) == 3 else self.length
-        room = self.available - length + 1
-        items = [place[1] for place in places]
-        seeds = [item_seed(self.seed, *place[:2]) for place in places]
-        draws = sample_uniforms([item_seed(seed, 0, DRAWS) for seed in seeds], 1 + self.shuffle * self.episodes)
-        if self.offset == "every":
-            pieces = self.available - self.length + 1
-            starts = torch.tensor([item % pieces for item in items])
-            items = [item // pieces for item in items]
+        """Return a batch, `steps`: B histories of one length. A DataLoader calls this method where it exists."""
+        full_keys = [key if isinstance(key, tuple) else (EVALUATION_EPOCH, key) for key in keys]
+        length = full_keys[0][2] if len(full_keys[0]) == 3 else self.length
+        items = [key[1] for key in full_keys]
+        seeds = [item_seed(self.seed, *key[:2]) for key in full_keys]
+        count = 1 + self.options.shuffle_episodes * self.episodes
+        uniforms = sample_uniforms([item_seed(seed, 0, ORDER) for seed in seeds], count)
+        if self.options.offset == "every":
+            parts = self.available - self.length + 1
+            starts = torch.tensor([item % parts for item in items])
+            items = [item // parts for item in items]
         else:
-            starts = (draws[0] * room).long() * (self.offset == "random")
+            starts = (uniforms[0] * (self.available - length + 1)).long() * (self.options.offset == "random")
         times = starts[:, None] + torch.arange(length)
         histories = [item % self.source.count for item in items]
-        made = [item_seed(seed, 0, HISTORY) for seed in seeds]
-        if not self.regular:
-            return {"steps": self._rearranged(histories, made, times, draws[1:])}
-        read = self._read(histories, made, self._original(times, draws[1:]))
+        history_seeds = [item_seed(seed, 0, HISTORY) for seed in seeds]
+        read = self._read_regular if self.regular else self._read_irregular
+        steps = read(histories, history_seeds, times, uniforms[1:])
         env = self.source.env
-        if self.terminal_next_state == "reset" and isinstance(env, GridEnv):
-            read = ending_at(read, env.start_cell)
-        return {"steps": read}
+        if self.options.terminal_next_state == "reset" and isinstance(env, GridEnv):
+            steps = replace_last_states(steps, env.start_cell)
+        return {"steps": steps}
 
-    def _rearranged(self, histories: list[int], seeds: list[int], times: Tensor, draws: Tensor) -> Steps:
-        """Steps (B, L) where episodes are of different lengths, and not in their order or not of one history."""
+    def _read_irregular(self, histories: list[int], seeds: list[int], times: Tensor, uniforms: Tensor) -> Steps:
+        """Read steps (B, L) of rearranged episodes of different lengths."""
         rows = []
         for number, (history, seed, places) in enumerate(zip(histories, seeds, times, strict=True)):
-            if self.mix:
-                rows.append(self._mixed(seed, len(places)))
+            if self.options.mix_tasks:
+                rows.append(self._mix_irregular(seed, len(places)))
                 continue
-            episodes = self.source.episodes(history)[:: self.stride]
-            if self.shuffle:
-                episodes = episodes[draws[: len(episodes), number].argsort().numpy()]
+            episodes = self.source.episodes(history)[:: self.options.episode_stride]
+            if self.options.shuffle_episodes:
+                episodes = episodes[uniforms[: len(episodes), number].argsort().numpy()]
             order = [np.arange(*bounds) for bounds in episodes]
-            if self.stride == 1:  # the episode that the history's end cuts
+            if self.options.episode_stride == 1:  # the episode that the history's end cuts
                 order.append(np.arange(sum(map(len, order)), self.source.length))
-            chosen = torch.from_numpy(np.concatenate(order))[places]
-            rows.append(self.source.read([history], [seed], chosen[None]))
+            steps = torch.from_numpy(np.concatenate(order))[places]
+            rows.append(self.source.read([history], [seed], steps[None]))
         return Steps(*(torch.cat(fields) for fields in zip(*rows, strict=True)))
 
-    def _mixed(self, seed: int, length: int) -> Steps:
-        """Steps (1, L) of episodes of other histories, one of each."""
+    def _mix_irregular(self, seed: int, length: int) -> Steps:
+        """Read steps (1, L) of episodes of other histories, one of each."""
         parts: list[Steps] = []
         while sum(part.length for part in parts) < length:
             other = item_seed(seed, 0, MIXED + len(parts))
             history = other % self.source.count
-            episodes = self.source.episodes(history)[:: self.stride]
+            episodes = self.source.episodes(history)[:: self.options.episode_stride]
             first, last = episodes[other // self.source.count % len(episodes)]
             parts.append(self.source.read([history], [other], torch.arange(first, last)[None]))
         return Steps.cat(parts).slice(0, length)
 
-    def _read(self, histories: list[int], seeds: list[int], steps: Tensor) -> Steps:
-        """Steps (B, L) of the histories, or of another one in each episode."""
-        if not self.mix:
-            return self.source.read(histories, seeds, steps)
-        limit, count = self.source.env.schema.limit, len(seeds)
-        parts = steps.split(limit, dim=1)
-        whole = [number for number, part in enumerate(parts) if part.shape[1] == limit]
-        read: list[Steps] = []
-        for numbers in (whole, [number for number in range(len(parts)) if number not in whole]):
+    def _read_regular(self, histories: list[int], seeds: list[int], times: Tensor, uniforms: Tensor) -> Steps:
+        """Read steps (B, L) where rearranged episodes are all of one length."""
+        limit, options = self.source.env.schema.limit, self.options
+        if options.shuffle_episodes or options.episode_stride > 1:
+            episodes = times // limit
+            if options.shuffle_episodes:
+                episodes = uniforms.argsort(dim=0).T.gather(1, episodes)
+            times = episodes * options.episode_stride * limit + times % limit
+        if not options.mix_tasks:
+            return self.source.read(histories, seeds, times)
+        parts = times.split(limit, dim=1)
+        complete = [number for number, part in enumerate(parts) if part.shape[1] == limit]
+        mixed: list[Steps] = []
+        for numbers in (complete, [number for number in range(len(parts)) if number not in complete]):
             if numbers:  # all at once, which costs little more than one
                 others = [item_seed(seed, 0, MIXED + number) for number in numbers for seed in seeds]
-                places = torch.cat([parts[number] for number in numbers])
-                made = self.source.read([other % self.source.count for other in others], others, places)
-                starts = range(0, len(others), count)
-                read += [Steps(*(field[start : start + count] for field in made)) for start in starts]
-        return Steps.cat(read)
-
-    def _original(self, times: Tensor, draws: Tensor) -> Tensor:
-        """Which steps (B, L) of the source's histories stand at these times."""
-        if self.stride == 1 and not self.shuffle:
-            return times
-        horizon = self.source.env.schema.limit
-        episodes = times // horizon
-        if self.shuffle:
-            episodes = draws.argsort(dim=0).T.gather(1, episodes)
-        return episodes * self.stride * horizon + times % horizon
+                steps = torch.cat([parts[number] for number in numbers])
+                joined = self.source.read([other % self.source.count for other in others], others, steps)
+                starts = range(0, len(others), len(seeds))
+                mixed += [Steps(*(field[start : start + len(seeds)] for field in joined)) for start in starts]
+        return Steps.cat(mixed)
 
 
-def _moments(values: Tensor, space: Space) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the numbers of values (B, L, *space); of nothing where none are used."""
-    if not isinstance(space, Box) or space.is_image:
+def _space_moments(values: Tensor, space: Space) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of values (B, L, *space) in a Box; empty for classes."""
+    if not isinstance(space, Box):
         return torch.empty(0), torch.empty(0)
-    return _spread(values.reshape(-1, space.size))
+    return _moments(values.reshape(-1, size(space)))
 
 
-def _spread(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (n,) float32 of rows (N, n)."""
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (n,) float32 of rows (N, n)."""
     exact = rows.double()
     return exact.mean(0).float(), exact.std(0, correction=0).float()
 
 
 class EvaluationBatches(Dataset[dict[str, Any]]):
-    """Batches of an evaluation, made ready so that no number depends on how they are divided among processes.
+    """Complete batches of an evaluation: first items for the loss, if any, then pairs of task (n, F) and seed (n,).
 
-    First items for the loss, if any, then pairs of task (n, F) and seed (n,) to act with.
-
-    Args:
-        processes: that divide the batches. A process without one would not meet the others, so where there are too few
-            they are cut smaller.
-
-    Raises:
-        ValueError: when there are not even as many items and pairs as processes.
+    Each of the processes that divide the batches needs one, so where there are too few they are cut smaller.
     """
 
     def __init__(
         self,
-        items: HistoryItems | None,
+        items: HistoryWindows | None,
         batch_size: int,
         tasks: Tensor,
         seeds: Sequence[int],
@@ -322,7 +317,7 @@ class EvaluationBatches(Dataset[dict[str, Any]]):
             if max(count, len(self.seeds)) < processes:
                 raise ValueError(
                     f"{count} items and {len(self.seeds)} pairs of task and seed to evaluate on {processes} processes: "
-                    "raise data.init_args.eval_seeds, or val_items"
+                    "raise data.init_args.evaluation.seeds, or evaluation.items"
                 )
             batch_size = min(batch_size, max(1, count // processes))
             rollout_batch = min(rollout_batch, max(1, len(self.seeds) // processes))
@@ -333,7 +328,7 @@ class EvaluationBatches(Dataset[dict[str, Any]]):
         return len(self.losses) + len(self.rollouts)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """`steps` for the loss, or `tasks` (B, F) and `seeds`, a list of B numbers."""
+        """Return `steps` for the loss, or `tasks` (B, F) and `seeds`, a list of B numbers."""
         if number < len(self.losses):
             assert self.items is not None
             return self.items.__getitems__(self.losses[number])

@@ -1,7 +1,7 @@
-"""Grid environments of in-context reinforcement learning: many in lock-step, as tables to look up.
+"""Grid worlds that step together, by lookup tables.
 
 Actions are 0 (row + 1), 1 (row - 1), 2 (column + 1), 3 (column - 1) and 4 (stay); moves end at the walls. A state is
-(row, column). Every episode has exactly `horizon` steps.
+(row, column) int64. Every episode has exactly `horizon` steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,42 +17,20 @@ from torch import Tensor
 
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
-from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.schema import Box, Discrete, Schema
+from zoo.compressed_ad.envs.base import Env, Transition
+from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema
 
 MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
 STAY = 4
-START_STREAM = np.uint64(0xA0761D6478BD642F)  # keeps random starts apart from other draws of the same seed
-
-
-class Step(NamedTuple):
-    """What a step in all environments led to.
-
-    next_states: (B, 2) int64, the true successors, also at the end of an episode.
-    rewards: (B,) int64, 0 or 1.
-    done: whether this step ended the episode, in all environments at once.
-    """
-
-    next_states: Tensor
-    rewards: Tensor
-    done: bool
-
-    @property
-    def dones(self) -> Tensor:
-        """Whether each environment (B,) ended its episode."""
-        return torch.full(self.rewards.shape, self.done, device=self.rewards.device)
-
-    @property
-    def terminated(self) -> Tensor:
-        """Whether a task (B,) ended its episode: never, the horizon does."""
-        return torch.zeros(self.rewards.shape, dtype=torch.bool, device=self.rewards.device)
+PERMUTATIONS = tuple(itertools.permutations(range(len(MOVES))))  # in lexicographic order
+START_STREAM = np.uint64(0xA0761D6478BD642F)  # separates random starts from other random numbers of the same seed
 
 
 class Grid:
     """Lookup tables of a square grid.
 
-    A cell's code is `row * (2 * size - 1) + column`, so that the difference of two codes is how far apart the cells
-    are in rows and in columns; `nowhere` stands for a goal that is nowhere.
+    A cell's code is `row * (2 * size - 1) + column`, so that the difference of two codes gives the distances in rows
+    and in columns; `nowhere` is the code of no goal.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -62,32 +40,25 @@ class Grid:
         codes = torch.arange(self.last + 1)
         cells = torch.stack([codes // self.width, (codes % self.width).clamp(max=size - 1)], dim=1)
         moved = (cells[:, None] + torch.tensor(MOVES)).clamp(0, size - 1)
-        apart = torch.arange(-self.last, self.last + 1)
-        rows = (apart + size - 1).div(self.width, rounding_mode="floor")
-        across = torch.where(apart > rows * self.width, 2, torch.where(apart < rows * self.width, 3, STAY))
+        offsets = torch.arange(-self.last, self.last + 1)
+        rows = (offsets + size - 1).div(self.width, rounding_mode="floor")
+        across = torch.where(offsets > rows * self.width, 2, torch.where(offsets < rows * self.width, 3, STAY))
         toward = torch.where(rows > 0, 0, torch.where(rows < 0, 1, across))
         self.cells = cells.to(device)
         self.moves = self.encode(moved).flatten().to(device)
         self.toward = torch.cat([toward, torch.full((self.last + 1,), STAY)]).to(device)
 
     def encode(self, cells: Tensor) -> Tensor:
-        """Codes (...) of cells (..., 2)."""
+        """Return codes (...) of cells (..., 2)."""
         return cells[..., 0] * self.width + cells[..., 1]
 
-    def first_moves(self, places: Tensor, goals: Tensor) -> Tensor:
-        """Moves (B,) that begin the way from one code (B,) to another: first rows, then columns, then stay."""
-        return self.toward.index_select(0, goals - places + self.last)
+    def first_moves(self, codes: Tensor, goals: Tensor) -> Tensor:
+        """Return moves (B,) from codes (B,) towards goals (B,): first rows, then columns, then stay."""
+        return self.toward.index_select(0, goals - codes + self.last)
 
 
-class BatchedEnv:
-    """Environments in lock-step, all at the same step of an episode. Made by `Env.start`.
-
-    Attributes:
-        env: the family of tasks.
-        tasks: (B, F) int64.
-        states: (B, 2) int64, where the agents stand now.
-        time: step in the episode, 0 to horizon - 1.
-    """
+class BatchedGrids:
+    """Grids of B tasks (B, F), all at the same step `time` of an episode; `states` are (B, 2) int64."""
 
     def __init__(self, env: GridEnv, tasks: Tensor, seeds: Sequence[int] | None = None) -> None:
         rows = env.check_tasks(tasks)
@@ -106,8 +77,10 @@ class BatchedEnv:
         self._permuted = permutations is not None
         if permutations is not None:
             self._first_action = index * len(MOVES)
-            self._meanings = permutations.flatten()
-            self._names = permutations.argsort(dim=1).flatten()
+            self._moves_of_actions = permutations.flatten()
+            self._actions_of_moves = permutations.argsort(dim=1).flatten()
+        self._never = torch.zeros(len(tasks), dtype=torch.bool, device=tasks.device)
+        self._always = ~self._never
         self._begin_episode()
 
     def _begin_episode(self) -> None:
@@ -122,54 +95,34 @@ class BatchedEnv:
         self.states = self._starts.clone()
         self._code = self._grid.encode(self._starts)
         self._cursor = self._first_target
-        self._wanted = self._targets.index_select(0, self._cursor)
+        self._target = self._targets.index_select(0, self._cursor)
 
-    def reset(self) -> Tensor:
-        """Leave the episode, if it has begun, for a new one; returns states (B, 2) int64."""
-        if self.time:
-            self._begin_episode()
-        return self.states
-
-    def step(self, actions: Tensor) -> Step:
-        """Act in every environment; after the last step of an episode all stand at the start of the next one.
-
-        Args:
-            actions: (B,) integers, 0 to 4.
-
-        Raises:
-            ValueError: when there is another number of actions, or (seen on the CPU only) no such action.
-        """
+    def step(self, actions: Tensor) -> Transition:
+        """Act in every environment, by integers (B,), 0 to 4; the range is checked on the CPU alone."""
         if actions.shape != self._code.shape:
             raise ValueError(f"{len(self._code)} environments take as many actions, found {tuple(actions.shape)}")
-        if actions.is_cpu and len(actions):  # elsewhere the look would wait for the device
+        if actions.is_cpu and len(actions):  # elsewhere the check would wait for the device
             low, high = (int(bound) for bound in actions.aminmax())
             if low < 0 or high > STAY:
                 raise ValueError(f"actions are 0 to {STAY}, found {low} to {high}")
         if self._permuted:
-            actions = self._meanings.index_select(0, self._first_action + actions)
+            actions = self._moves_of_actions.index_select(0, self._first_action + actions)
         self._code = self._grid.moves.index_select(0, torch.add(actions, self._code, alpha=len(MOVES)))
-        rewards = (self._code == self._wanted).long()
+        rewards = self._code == self._target
         if not self.env.repeats:
             self._cursor = self._cursor + rewards
-            self._wanted = self._targets.index_select(0, self._cursor)
+            self._target = self._targets.index_select(0, self._cursor)
         self.states = next_states = self._grid.cells.index_select(0, self._code)
         self.time += 1
-        done = self.time == self.env.horizon
-        if done:
-            self._begin_episode()
-        return Step(next_states, rewards, done)
+        if self.time < self.env.horizon:
+            return Transition(next_states, rewards.float(), self._never, self._never)
+        self._begin_episode()
+        return Transition(next_states, rewards.float(), self._never, self._always)
 
     def optimal_actions(self) -> Tensor:
-        """Actions (B,) int64 of who knows the task: first the row, then the column, then stay."""
-        actions = self._grid.first_moves(self._code, self._wanted)
-        return self._names.index_select(0, self._first_action + actions) if self._permuted else actions
-
-    def best_return(self) -> Tensor:
-        """The largest return (B,) int64 of the present episode from its start."""
-        return self.env.best_return(self.tasks, self._starts)
-
-
-PERMUTATIONS = tuple(itertools.permutations(range(len(MOVES))))  # in lexicographic order
+        """Return the best actions (B,) int64: first the row, then the column, then stay."""
+        actions = self._grid.first_moves(self._code, self._target)
+        return self._actions_of_moves.index_select(0, self._first_action + actions) if self._permuted else actions
 
 
 class GridEnv(Env):
@@ -177,10 +130,9 @@ class GridEnv(Env):
 
     Args:
         grid_size: rooms have so many rows and columns.
-        horizon: steps of an episode.
         start: row and column where episodes begin.
         repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
-        random_start: every episode begins in a cell drawn anew, instead of `start`.
+        random_start: sample the cell in which an episode begins, instead of `start`.
     """
 
     num_actions: ClassVar[int] = len(MOVES)
@@ -190,49 +142,43 @@ class GridEnv(Env):
     ) -> None:
         check_at_least(2, grid_size=grid_size)
         check_at_least(1, horizon=horizon)
-        if len(start) != 2 or not all(0 <= place < grid_size for place in start):
+        if len(start) != 2 or not all(0 <= each < grid_size for each in start):
             raise ValueError(f"start is a row and a column from 0 to {grid_size - 1}, not {list(start)}")
         self.grid_size = grid_size
         self.horizon = horizon
         self.start_cell = (int(start[0]), int(start[1]))
         self.repeats = repeats
         self.random_start = random_start
-        places = Box((2,), "int64", (0,), (grid_size - 1,))
-        self.schema = Schema(places, Discrete(self.num_actions), horizon, fixed=True, reward=(0, 1))
+        cells = Box(0, grid_size - 1, (2,), np.int64)
+        self.schema = Schema(cells, Discrete(self.num_actions), horizon, fixed=True, reward=(0, 1))
 
-    def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> BatchedEnv:
-        """Environments of these tasks, each at the start of an episode, on the tasks' device.
-
-        Args:
-            tasks: (B, F) integers, rows of `tasks()`; a task may repeat.
-            seeds: (B,), 0 to 2**64 - 1, for `random_start` alone: where the episodes of an environment begin depends on
-                its seed and the number of the episode, not on the other environments.
-        """
-        return BatchedEnv(self, tasks, seeds)
+    def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> BatchedGrids:
+        """Build environments of these tasks; seeds (B,) are needed for `random_start` alone."""
+        return BatchedGrids(self, tasks, seeds)
 
     @abstractmethod
     def goals(self, tasks: Tensor) -> Tensor:
-        """Cells (B, P, 2) to be visited, one after the other."""
+        """Return cells (B, P, 2) to be visited, one after the other."""
 
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON values."""
+        """Return the constructor's arguments as JSON values."""
         return {"grid_size": self.grid_size, "horizon": self.horizon}
 
     def permutations(self, tasks: Tensor) -> Tensor | None:
-        """What each action really does (B, 5), or None where it does what its number says."""
+        """Return the move of each action (B, 5), or None where actions are moves."""
         return None
 
     def task_names(self) -> list[str]:
-        """A word for each number of a task."""
+        """Return a label for each feature of a task."""
         if len(self.task_sizes) == 1:
             return ["Permutation of the actions"]
-        what = ("Goal",) if len(self.task_sizes) == 2 else ("Key", "Door")
-        return [f"{each} {place}" for each in what for place in ("row", "column")]
+        objects = ("Goal",) if len(self.task_sizes) == 2 else ("Key", "Door")
+        return [f"{each} {axis}" for each in objects for axis in ("row", "column")]
 
     def best_return(self, tasks: Tensor, starts: Tensor) -> Tensor:
-        """The largest return (B,) of episodes of tasks (B, F) that begin at `starts` (B, 2)."""
+        """Return the largest return (B,) int64 of episodes of tasks (B, F) that begin at `starts` (B, 2)."""
         stops = torch.cat([starts[:, None], self.goals(tasks)], dim=1)
-        # A goal under the agent's feet still takes a step.
+        # A goal in the present cell still takes a step.
         arrivals = stops.diff(dim=1).abs().sum(dim=2).clamp(min=1).cumsum(dim=1)
         if self.repeats:
             return (self.horizon + 1 - arrivals[:, 0]).clamp(min=0)
@@ -243,11 +189,9 @@ class Darkroom(GridEnv):
     """An unseen goal on a grid; a task is (row, column) of the goal.
 
     Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
         start: row and column where every episode begins; None for the centre.
         hard: pay the goal once an episode, not in every step (then usual: a grid of 17).
-        random_start: begin every episode in a cell drawn anew; `start` is then without effect.
+        random_start: sample the cell in which an episode begins; `start` is then without effect.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), section 4.1.
     """
@@ -267,22 +211,17 @@ class Darkroom(GridEnv):
         self.task_sizes = (grid_size, grid_size)
 
     def goals(self, tasks: Tensor) -> Tensor:
-        """The goal (B, 1, 2)."""
+        """Return the goal (B, 1, 2)."""
         return tasks[:, None]
 
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON values."""
+        """Return the constructor's arguments as JSON values."""
         start, hard = list(self.start_cell), not self.repeats
         return {**super().arguments(), "start": start, "hard": hard, "random_start": self.random_start}
 
 
 class DarkroomPermuted(GridEnv):
-    """A known goal, the far corner, and actions that do something else; a task is the number of their permutation.
-
-    Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
-    """
+    """A goal in the far corner and permuted actions; a task is the number of the permutation."""
 
     name = "darkroom_permuted"
 
@@ -291,22 +230,18 @@ class DarkroomPermuted(GridEnv):
         self.task_sizes = (len(PERMUTATIONS),)
 
     def goals(self, tasks: Tensor) -> Tensor:
-        """The far corner (B, 1, 2)."""
+        """Return the far corner (B, 1, 2)."""
         return tasks.new_full((len(tasks), 1, 2), self.grid_size - 1)
 
     def permutations(self, tasks: Tensor) -> Tensor:
-        """What each action really does (B, 5)."""
+        """Return the move of each action (B, 5)."""
         return torch.tensor(PERMUTATIONS, device=tasks.device)[tasks[:, 0]]
 
 
 class DarkKeyToDoor(GridEnv):
     """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
 
-    The state does not show whether the agent has the key. A door in the key's cell takes a step of its own.
-
-    Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
+    The state does not show whether the agent has the key. A door in the cell of the key takes another step.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), section 4.1.
     """
@@ -318,8 +253,5 @@ class DarkKeyToDoor(GridEnv):
         self.task_sizes = (grid_size,) * 4
 
     def goals(self, tasks: Tensor) -> Tensor:
-        """Key and door (B, 2, 2)."""
+        """Return key and door (B, 2, 2)."""
         return tasks.unflatten(1, (2, 2))
-
-
-ENVS: dict[str, type[GridEnv]] = {family.name: family for family in (Darkroom, DarkroomPermuted, DarkKeyToDoor)}

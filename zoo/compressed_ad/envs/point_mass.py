@@ -1,4 +1,4 @@
-"""A point in the plane that looks for a goal it cannot see: continuous observations, actions and rewards."""
+"""A point in the plane with an unseen goal: continuous observations, actions and rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_positive
 from zoo.compressed_ad.envs.base import Env, Transition
-from zoo.compressed_ad.envs.schema import Schema, box
+from zoo.compressed_ad.envs.spaces import Box, Schema
 
 
 class PointMass(Env):
@@ -22,7 +22,6 @@ class PointMass(Env):
 
     Args:
         goals: evenly spaced on the circle, at least 2.
-        horizon: steps of an episode, at least 1.
         speed: the longest displacement of a step.
     """
 
@@ -36,35 +35,33 @@ class PointMass(Env):
         self.speed = speed
         self.task_sizes = (goals,)
         reach = speed * horizon
-        self.schema = Schema(
-            box((2,), "float32", -reach, reach), box((2,), "float32", -1, 1), horizon, True, (-1 - reach, 0)
-        )
+        self.schema = Schema(Box(-reach, reach, (2,)), Box(-1, 1, (2,)), horizon, True, (-1 - reach, 0))
 
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON values."""
+        """Return the constructor's arguments as JSON values."""
         return {"goals": self.task_sizes[0], "horizon": self.horizon, "speed": self.speed}
 
     def task_names(self) -> list[str]:
-        """A word for each feature of a task."""
+        """Return a label for each feature of a task."""
         return ["Goal"]
 
     def goals(self, tasks: Tensor) -> Tensor:
-        """Places (B, 2) float32 of the goals of tasks (B, 1)."""
+        """Return positions (B, 2) float32 of the goals of tasks (B, 1)."""
         angles = tasks[:, 0].double() * (2 * math.pi / self.task_sizes[0])
         return torch.stack([angles.cos(), angles.sin()], 1).float()
 
-    def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> Points:
-        """Points at the start of an episode; nothing about them is random."""
-        return Points(self, self.check_tasks(tasks))
+    def start(self, tasks: Tensor, seeds: Sequence[int] | None = None) -> BatchedPoints:
+        """Build points at the start of an episode; nothing about them is random."""
+        return BatchedPoints(self, self.check_tasks(tasks))
 
     def oracle_returns(self, tasks: Tensor) -> Tensor:
-        """Return (B,) float64 of the straight line at top speed."""
+        """Return what the straight line at top speed earns, (B,) float64."""
         times = torch.arange(1, self.horizon + 1, dtype=torch.float64)
         return -(1 - self.speed * times).clamp(min=0).sum().expand(len(tasks))
 
 
-class Points:
-    """Points in lock-step, made by `PointMass.start`."""
+class BatchedPoints:
+    """Points of many tasks; see `BatchedEnvs`."""
 
     def __init__(self, env: PointMass, tasks: Tensor) -> None:
         self.env = env
@@ -78,15 +75,15 @@ class Points:
         if actions.shape != self.states.shape:
             raise ValueError(f"{len(self.states)} points take actions {tuple(self.states.shape)}, not {actions.shape}")
         shortened = actions / actions.norm(dim=1, keepdim=True).clamp(min=1)
-        places = self.states + self.env.speed * shortened
+        positions = self.states + self.env.speed * shortened
         self._time += 1
-        over = torch.full((len(places),), self._time == self.env.horizon, device=places.device)
-        self.states = places
+        truncated = torch.full((len(positions),), self._time == self.env.horizon, device=positions.device)
+        self.states = positions
         if self._time == self.env.horizon:
-            self.states, self._time = torch.zeros_like(places), 0
-        return Transition(places, -(places - self._goals).norm(dim=1), torch.zeros_like(over), over)
+            self.states, self._time = torch.zeros_like(positions), 0
+        return Transition(positions, -(positions - self._goals).norm(dim=1), torch.zeros_like(truncated), truncated)
 
     def optimal_actions(self) -> Tensor:
-        """Displacements (B, 2) straight to the goals."""
+        """Return displacements (B, 2) straight to the goals."""
         way = (self._goals - self.states) / self.env.speed
         return way / way.norm(dim=1, keepdim=True).clamp(min=1)

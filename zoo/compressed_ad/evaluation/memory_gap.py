@@ -1,4 +1,4 @@
-"""The memory gap: does an agent still know a goal after a time in which nothing reminded it?"""
+"""The memory gap: an agent's return after a time without reward."""
 
 from __future__ import annotations
 
@@ -8,55 +8,47 @@ import torch
 from torch import Tensor
 
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
-from zoo.compressed_ad.envs.grids import BatchedEnv, GridEnv
-from zoo.compressed_ad.rollout import Player
+from zoo.compressed_ad.envs.grids import BatchedGrids, GridEnv
+from zoo.compressed_ad.rollout import ContextPlayer
 
 
-def probe(player: Player, before: Tensor, gap_steps: int) -> Tensor:
-    """Keep an agent that has learned from the goal for a while, and score one more episode.
+def probe_memory(player: ContextPlayer, before: Tensor, gap_steps: int) -> Tensor:
+    """Let agents avoid the goals for a while, and score one more episode.
 
-    In the gap its actions are random among those that lead to no goal, so that there is no reward to see. It is at
-    least a window long: what the agent then knows of the goal it has from its latents, not from a transition in view.
+    The gap is at least a window long: what the agents then know of the goal is in their latents.
 
     Args:
-        before: returns (B, episodes) of what it played.
+        before: returns (B, episodes) so far.
         gap_steps: at least so many steps, rounded up to whole episodes.
 
     Returns:
         (B, 3) float32 on the CPU: whether the agent reached all goals of its task in some episode before the gap, and
         the returns of the last episode before and of the one after it.
-
-    Raises:
-        ValueError: when the gap is shorter than the window, or the environment is no grid.
     """
     envs, window = player.envs, player.policy.window
-    if not isinstance(envs, BatchedEnv):
+    if not isinstance(envs, BatchedGrids):
         raise ValueError("the memory gap is for grids, whose goals are known")
     env = envs.env
-    if window is not None and gap_steps < window:
+    if gap_steps < window:
         raise ValueError(f"a gap of {gap_steps} steps does not empty the window of {window}: raise gap_steps")
-    player.play(-(-gap_steps // env.horizon), aimless=True)
+    player.run_episodes(-(-gap_steps // env.horizon), avoid_goals=True)
     goals = 1 if env.repeats else env.goals(envs.tasks).shape[1]
-    return torch.stack([(before.amax(1) >= goals).float(), before[:, -1], player.play(1)[:, 0]], 1)
+    return torch.stack([(before.amax(1) >= goals).float(), before[:, -1], player.run_episodes(1)[:, 0]], 1)
 
 
-def summarise_gap(probed: Tensor, env: GridEnv, tasks: Tensor) -> dict[str, Any]:
-    """Means over the pairs that had found the goal; the others have nothing to remember.
+def summarise_gap(probes: Tensor, env: GridEnv, tasks: Tensor) -> dict[str, Any]:
+    """Return means over the pairs that had found the goal, None where there are none.
 
     Args:
-        probed: (B, 3), see `probe`.
+        probes: (B, 3), see `probe_memory`.
         tasks: (B, F) of the pairs.
-
-    Returns:
-        `pairs`, `count` (that had found it), `before`, `after`, `random` and `oracle`: mean returns of these; None
-        where there are none.
     """
-    found = probed[:, 0] > 0
+    informed = probes[:, 0] > 0
     figures = {
-        "before": probed[found, 1],
-        "after": probed[found, 2],
-        "random": random_return(env, tasks[found]),
-        "oracle": oracle_return(env, tasks[found]),
+        "before": probes[informed, 1],
+        "after": probes[informed, 2],
+        "random": random_return(env, tasks[informed]),
+        "oracle": oracle_return(env, tasks[informed]),
     }
     means = {name: float(values.double().mean()) if len(values) else None for name, values in figures.items()}
-    return {"pairs": len(found), "count": int(found.sum()), **means}
+    return {"pairs": len(informed), "count": int(informed.sum()), **means}

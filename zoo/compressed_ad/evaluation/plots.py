@@ -1,4 +1,4 @@
-"""Pictures of evaluations: curves beside their baselines, regret, tasks, sweeps, training."""
+"""Figures of evaluations: learning curves, tasks, sweeps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.common.reports import new_figure, subplot_grid
+from zoo.common.reports import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Facts = Mapping[str, Any]  # what an evaluation.json holds
-BARS = 40  # tasks; more are drawn as a sorted line
+Facts = Mapping[str, Any]  # of an evaluation.json
+BARS = 40  # tasks; more are shown as a sorted line
 PANELS = {
     "latents": "latents K",
     "window": "window T",
@@ -23,12 +23,12 @@ PANELS = {
 }
 
 
-def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[float]] | None = None) -> Figure:
-    """Draw the mean return of each episode beside random, oracle and explorer.
+def learning_curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[float]] | None = None) -> Figure:
+    """Plot the mean return of each episode, with the baselines of the first evaluation.
 
     Args:
-        evaluations: facts by label; baselines are those of the first.
-        sources: further curves by label, such as the histories that were learned from.
+        evaluations: facts by label.
+        sources: further curves by label, such as that of the histories.
     """
     figure = new_figure(8.5, 4.2)
     axes = figure.subplots()
@@ -51,33 +51,12 @@ def curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequence[floa
         axes.plot(range(1, len(values) + 1), values, label=name, linewidth=0.8, linestyle="--")
     axes.axhline(baselines["random"], color="0.3", linestyle=":", linewidth=1, label="random")
     axes.set(xlabel="episode", ylabel="return", title=f"{first['env']['name']}, {_tasks(first)}")
-    legend_beside(axes)
-    return figure
-
-
-def legend_beside(axes: Axes) -> None:
-    """Put the legend where it hides no curve."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def running(evaluations: Mapping[str, Facts]) -> Figure:
-    """Draw the cumulative mean of the return, and the cumulative regret against the oracle."""
-    figure = new_figure(10.0, 4.0)
-    left, right = figure.subplots(1, 2)
-    for label, facts in evaluations.items():
-        mean = np.array(facts["summary"]["curve"]["mean"])
-        episodes = np.arange(1, len(mean) + 1)
-        left.plot(episodes, facts["summary"]["curve"]["cumulative"], label=label)
-        if facts["baselines"]["oracle"] is not None:
-            right.plot(episodes, (facts["baselines"]["oracle"] - mean).cumsum(), label=label)
-    left.set(xlabel="episode", ylabel="return", title="mean over all episodes so far")
-    right.set(xlabel="episode", ylabel="return", title="sum of the regret against the oracle")
-    left.legend()
     return figure
 
 
-def tasks(evaluations: Mapping[str, Facts]) -> Figure:
-    """Draw the mean of the last episodes of each task: bars, or where there are many a sorted line."""
+def task_curves(evaluations: Mapping[str, Facts]) -> Figure:
+    """Plot the mean of the last episodes of each task: bars, or where there are many a sorted line."""
     figure = new_figure(9.0, 4.0)
     axes = figure.subplots()
     first = next(iter(evaluations.values()))["tasks"]
@@ -85,9 +64,9 @@ def tasks(evaluations: Mapping[str, Facts]) -> Figure:
     alike = all([row["task"] for row in facts["tasks"]] == names for facts in evaluations.values())
     if alike and len(names) <= BARS:
         width = 0.8 / len(evaluations)
-        places = np.arange(len(names)) - 0.4 + width / 2
+        positions = np.arange(len(names)) - 0.4 + width / 2
         for number, (label, facts) in enumerate(evaluations.items()):
-            axes.bar(places + number * width, [row["last"] for row in facts["tasks"]], width, label=label)
+            axes.bar(positions + number * width, [row["last"] for row in facts["tasks"]], width, label=label)
         best = [np.nan if row["oracle"] is None else row["oracle"] for row in first]
         axes.plot(range(len(names)), best, "_", color="0.2", markersize=14, label="oracle")
         axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 12 else 0)
@@ -102,9 +81,9 @@ def tasks(evaluations: Mapping[str, Facts]) -> Figure:
     return figure
 
 
-def sweep(evaluations: Mapping[str, Facts]) -> Figure | None:
-    """Draw the return over latents, window, their ratio and the free space; None where nothing of it differs."""
-    settings = {label: setting(facts) for label, facts in evaluations.items()}
+def sweep_plot(evaluations: Mapping[str, Facts]) -> Figure | None:
+    """Plot the return over latents, window, their ratio and the free space; None where they are equal."""
+    settings = {label: policy_sizes(facts) for label, facts in evaluations.items()}
     names = [
         name for name in PANELS if len({values[name] for values in settings.values() if values[name] is not None}) > 1
     ]
@@ -113,47 +92,28 @@ def sweep(evaluations: Mapping[str, Facts]) -> Figure | None:
     figure = new_figure(4.0 * len(names), 3.6)
     row: Sequence[Axes] = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for name, axes in zip(names, row, strict=True):
-        shown = {label: value for label, values in settings.items() if (value := values[name]) is not None}
-        places = sorted(set(shown.values()))
+        points = {label: value for label, values in settings.items() if (value := values[name]) is not None}
+        positions = sorted(set(points.values()))
         for key, colour, title in (("last", "C0", "last episodes"), ("mean", "C1", "all episodes")):
-            rows = [evaluations[label]["summary"][key] for label in shown]
+            rows = [evaluations[label]["summary"][key] for label in points]
             values = [row["mean"] for row in rows]
-            axes.errorbar(list(shown.values()), values, _errors(rows), fmt="o", color=colour, capsize=3, label=title)
-            points = list(zip(shown.values(), values, strict=True))
-            means = [np.mean([value for at, value in points if at == place]) for place in places]
-            axes.plot(places, means, color=colour)
+            axes.errorbar(list(points.values()), values, _errors(rows), fmt="o", color=colour, capsize=3, label=title)
+            pairs = list(zip(points.values(), values, strict=True))
+            means = [np.mean([value for at, value in pairs if at == position]) for position in positions]
+            axes.plot(positions, means, color=colour)
         axes.set(xlabel=PANELS[name])
     row[0].set(ylabel="return")
     row[0].legend()
     return figure
 
 
-def setting(facts: Facts) -> dict[str, float | None]:
-    """Latents, window, ratio and free space of an evaluated policy; None where it has no such thing."""
+def policy_sizes(facts: Facts) -> dict[str, float | None]:
+    """Return latents, window, ratio and free space of an evaluated policy; None without a compressor."""
     window, latents = facts["policy"]["window"], facts["policy"]["num_latents"]
     if facts["policy"]["compressor"] is None:
         return {"latents": None, "window": window, "ratio": None, "free": None}
     ratio = window / latents if latents else None
     return {"latents": latents, "window": window, "ratio": ratio, "free": window - latents - 1}
-
-
-def training(runs: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float]]]]) -> Figure | None:
-    """Draw how metrics went over training, a panel for each; None where there are none.
-
-    Args:
-        runs: by label, and in them by metric: steps and values.
-    """
-    metrics = list(dict.fromkeys(metric for run in runs.values() for metric in run))
-    if not metrics:
-        return None
-    figure, grid = subplot_grid(len(metrics), 4.5, 3.2)
-    for metric, axes in zip(metrics, grid, strict=True):
-        for label, run in runs.items():
-            if metric in run:
-                axes.plot(*run[metric], label=label, linewidth=1)
-        axes.set(title=metric, xlabel="batches")
-    grid[0].legend()
-    return figure
 
 
 def _errors(rows: Sequence[Mapping[str, float | None]]) -> list[list[float]]:

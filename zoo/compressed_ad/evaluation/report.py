@@ -1,4 +1,4 @@
-"""The report on several evaluations: curves beside each other, regret, tasks, sweeps and training, as one page."""
+"""The report on several evaluations: curves, tasks and sweeps, as one page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
 from zoo.compressed_ad.evaluation.summary import bootstrap_groups, last_episodes, speed
-from zoo.runs.metrics_csv import read_metrics
-from zoo.runs.run_folder import CSV_NAME
 
 NAME = "report"
-METRICS = 9  # panels of training curves
 ARGUMENT_WIDTH = 120  # characters of an argument of the environment
 
 
@@ -34,56 +31,50 @@ def report(
     """Compare evaluations: curves with intervals, regret, bars per task, sweeps; figures, Markdown and JSON.
 
     The first evaluation is the reference: gains over it are paired where tasks, seeds and episodes are the same, and
-    the episodes that the others need are told up to shares of its final level. Where latents K or window T differ,
-    the return is drawn over them, over the compression ratio T / K and over the free space T - K - 1.
+    `episodes_to_reach` counts to shares of its final level. Where latents K or window T differ, the return is plotted
+    over them, over the compression ratio T / K and over the free space T - K - 1.
 
     Args:
         evaluations: folders that `zoo evaluate compressed_ad` wrote; the first is the reference.
         output: folder to write.
         labels: of the evaluations, one for each; the folders' names by default.
-        source: a folder of histories (`zoo collect`), whose own curve is drawn besides: what was learned from.
-
-    Returns:
-        What report.json holds.
+        source: a folder of histories (`zoo collect`), whose curve is added.
 
     Raises:
-        FileNotFoundError: when a folder holds no finished evaluation, or there is no store.
+        FileNotFoundError: when a folder holds no finished evaluation.
         ValueError: when labels are not one for each or the same, or evaluations are of different environments.
     """
-    found = _read(evaluations, labels)
+    facts_by_label = _read(evaluations, labels)
     output = Path(output)
-    first = next(iter(found.values()))
+    first = next(iter(facts_by_label.values()))
     sources = {} if source is None else {"source": source_curve(source, first)}
     returns = {
         label: np.load(Path(folder) / RETURNS_NAME, allow_pickle=False)
-        for label, folder in zip(found, evaluations, strict=True)
+        for label, folder in zip(facts_by_label, evaluations, strict=True)
     }
-    runs = {label: training_curves(Path(facts["run"])) for label, facts in found.items()}
-    drawn = {
-        "curves.png": plots.curves(found, sources),
-        "running.png": plots.running(found),
-        "tasks.png": plots.tasks(found),
-        "sweep.png": plots.sweep(found),
-        "training.png": plots.training(runs),
+    figures = {
+        "curves.png": plots.learning_curves(facts_by_label, sources),
+        "tasks.png": plots.task_curves(facts_by_label),
+        "sweep.png": plots.sweep_plot(facts_by_label),
     }
-    pictures = {name: figure for name, figure in drawn.items() if figure is not None}
-    rows = [_row(label, facts, found, returns) for label, facts in found.items()]
+    figures = {name: figure for name, figure in figures.items() if figure is not None}
+    rows = [_row(label, facts, facts_by_label, returns) for label, facts in facts_by_label.items()]
     result = {
         "version": zoo.__version__,
         "env": first["env"],
         "evaluations": rows,
         "baselines": first["baselines"],
         "sources": sources,
-        "notes": _notes(found),
-        "pictures": list(pictures),
+        "notes": _notes(facts_by_label),
+        "pictures": list(figures),
     }
-    write_report(output, {**pictures, f"{NAME}.md": markdown(result), f"{NAME}.json": result})
+    write_report(output, {**figures, f"{NAME}.md": markdown(result), f"{NAME}.json": result})
     print(output / f"{NAME}.md")
     return result
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The page: tables of results, speed, memory and settings, then the pictures."""
+    """Render the page: tables of results, speed, memory and settings, then the figures."""
     rows, first = result["evaluations"], result["evaluations"][0]
     heads = ("first episode", "last episodes", "all episodes", "regret", "gain over the first", "random to oracle")
     intervals = ("first", "last", "mean", "regret", "over_first")
@@ -112,11 +103,11 @@ def markdown(result: Mapping[str, Any]) -> str:
             f"They see the same history and nothing else, in the tasks of {first['label']}.",
             markdown_table(["learner", "first episode", "last episode"], cells),
         ]
-    if probed := [row for row in rows if row["gap"]]:
+    if probes := [row for row in rows if row["gap"]]:
         parts += [
             "## Memory gap",
             "Mean return before and after a time without reward, of the pairs that had found the goal.",
-            table(gap, lambda row: [_number(row["gap"][key]) for key in gap], probed),
+            table(gap, lambda row: [_number(row["gap"][key]) for key in gap], probes),
         ]
     parts += ["## Policies", table(settings, lambda row: [_number(row[key]) for key in settings])]
     parts += ["\n".join(f"- {note}" for note in result["notes"])] if result["notes"] else []
@@ -125,37 +116,21 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
-    """Mean return of each episode of stored histories, over those tasks of an evaluation that the store has.
+    """Return the mean of each episode of stored histories, over the tasks of an evaluation that the store has.
 
     Raises:
-        FileNotFoundError: when the folder is no store.
         ValueError: when it is of another environment, or has none of the tasks.
     """
     store = HistoryStore(folder)
     if store.env.describe() != build_env(facts["env"]).describe():
         raise ValueError(f"{folder} holds histories of {store.env.describe()}, the evaluation is of {facts['env']}")
-    wanted = {row["task"] for row in facts["tasks"]}
-    positions = [at for at, task in enumerate(store.tasks.tolist()) if " ".join(map(str, task)) in wanted]
+    names = {row["task"] for row in facts["tasks"]}
+    positions = [at for at, task in enumerate(store.tasks.tolist()) if " ".join(map(str, task)) in names]
     if not positions:
         raise ValueError(f"{folder} has no history of a task of the evaluation")
     means = [store.mean_returns(at) for at in positions]
     shortest = min(map(len, means))
     return np.mean([each[:shortest] for each in means], axis=0).tolist()
-
-
-def training_curves(run: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Curves of metrics.csv in a run folder: losses of training and all of validation; none where there is no file."""
-    folder = run if run.is_dir() else run.parent
-    if not (folder / CSV_NAME).is_file():
-        return {}
-    rows = read_metrics(folder)
-    keys = [key for key in rows[0] if key.startswith("val/") or key.startswith("train/loss")] if rows else []
-    curves = {}
-    for key in keys[:METRICS]:
-        points = [(int(row["step"]), float(row[key])) for row in rows if row[key] and row["step"]]
-        if len(points) > 1:
-            curves[key] = ([step for step, _ in points], [value for _, value in points])
-    return curves
 
 
 def _read(evaluations: Sequence[Path], labels: Sequence[str] | None) -> dict[str, dict[str, Any]]:
@@ -165,27 +140,27 @@ def _read(evaluations: Sequence[Path], labels: Sequence[str] | None) -> dict[str
     names = [Path(folder).resolve().name for folder in evaluations] if labels is None else list(labels)
     if len(names) != len(evaluations) or len(set(names)) < len(names):
         raise ValueError(f"expected {len(evaluations)} different labels, one for each evaluation, found {names}")
-    found: dict[str, dict[str, Any]] = {}
+    facts_by_label: dict[str, dict[str, Any]] = {}
     for name, folder in zip(names, evaluations, strict=True):
         path = Path(folder) / f"{EVALUATION}.json"
         if not path.is_file():
             raise FileNotFoundError(
                 f"{path} is missing: {folder} holds no finished evaluation; run zoo evaluate compressed_ad"
             )
-        found[name] = json.loads(path.read_text(encoding="utf-8"))
-        if "summary" not in found[name] or "env" not in found[name]:
+        facts = facts_by_label[name] = json.loads(path.read_text(encoding="utf-8"))
+        if "summary" not in facts or "env" not in facts:
             raise ValueError(f"{path} is not of `zoo evaluate compressed_ad`")
-    others = {json.dumps(facts["env"], sort_keys=True) for facts in found.values()}
-    if len(others) > 1:
-        raise ValueError(f"the evaluations are of different environments: {'; '.join(sorted(others))}")
-    return found
+    envs = {json.dumps(facts["env"], sort_keys=True) for facts in facts_by_label.values()}
+    if len(envs) > 1:
+        raise ValueError(f"the evaluations are of different environments: {'; '.join(sorted(envs))}")
+    return facts_by_label
 
 
 def _row(
-    label: str, facts: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], returns: Mapping[str, np.ndarray]
+    label: str, facts: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], returns: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """What the tables tell of an evaluation; speed is against the first one's final level."""
-    reference_label, reference = next(iter(found.items()))
+    """Row of the tables; speed is against the first evaluation's final level."""
+    reference_label, reference = next(iter(others.items()))
     summary = facts["summary"]
     return {
         "label": label,
@@ -200,7 +175,7 @@ def _row(
         "episodes_to_reach": speed(np.array(summary["curve"]["mean"]), reference["summary"]["last"]["mean"]),
         "compressor": facts["policy"]["compressor"],
         "parameters": facts["policy"]["parameters"],
-        **plots.setting(facts),
+        **plots.policy_sizes(facts),
     }
 
 
@@ -208,8 +183,8 @@ def _paired(
     facts: Mapping[str, Any], returns: np.ndarray, reference: Mapping[str, Any], others: np.ndarray
 ) -> dict[str, float | None] | None:
     """Mean difference of the last episodes, pair by pair; None where tasks, seeds or episodes differ."""
-    names, wanted = ([row["task"] for row in each["tasks"]] for each in (facts, reference))
-    if returns.shape != others.shape or names != wanted:
+    names, expected = ([row["task"] for row in each["tasks"]] for each in (facts, reference))
+    if returns.shape != others.shape or names != expected:
         return None
     tail = returns.shape[2] - last_episodes(returns.shape[2])
     gains = (returns[:, :, tail:].astype(np.float64) - others[:, :, tail:]).mean(2, keepdims=True)
@@ -217,14 +192,14 @@ def _paired(
     return replace_non_finite({"mean": float(gains.mean()), "low": float(low[0]), "high": float(high[0])})
 
 
-def _notes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What to know beside the figures."""
+def _notes(facts_by_label: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Differences of the evaluations that limit the comparison."""
     notes = []
-    for key, what in (("episodes", "numbers of episodes"), ("seeds", "numbers of seeds"), ("greedy", "ways to choose")):
-        if len({facts[key] for facts in found.values()}) > 1:
-            said = ", ".join(f"{label} {facts[key]}" for label, facts in found.items())
-            notes.append(f"The evaluations have different {what} ({key}): {said}.")
-    if len({tuple(row["task"] for row in facts["tasks"]) for facts in found.values()}) > 1:
+    for key, name in (("episodes", "numbers of episodes"), ("seeds", "numbers of seeds"), ("greedy", "ways to choose")):
+        if len({facts[key] for facts in facts_by_label.values()}) > 1:
+            values = ", ".join(f"{label} {facts[key]}" for label, facts in facts_by_label.items())
+            notes.append(f"The evaluations have different {name} ({key}): {values}.")
+    if len({tuple(row["task"] for row in facts["tasks"]) for facts in facts_by_label.values()}) > 1:
         notes.append("The evaluations are of different tasks; the baselines are those of the first.")
     return notes
 
@@ -233,10 +208,10 @@ def _env_line(result: Mapping[str, Any]) -> str:
     described = {key: textwrap.shorten(str(value), ARGUMENT_WIDTH) for key, value in result["env"].items()}
     arguments = ", ".join(f"{key} {value}" for key, value in described.items() if key != "name")
     baselines = result["baselines"]
-    best = _number(baselines["oracle"], "nobody knows what")
+    best = _number(baselines["oracle"], "is unknown")
     return (
-        f"{result['env']['name']} ({arguments}). An episode of random actions returns {baselines['random']:.2f}, one "
-        f"of who knows the task {best}."
+        f"{result['env']['name']} ({arguments}). An episode of random actions returns {baselines['random']:.2f}, the "
+        f"best possible {best}."
     )
 
 

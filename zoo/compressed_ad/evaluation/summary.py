@@ -1,4 +1,4 @@
-"""What returns say: means with intervals over tasks and seeds, regret, and how soon a level is reached."""
+"""Summaries of returns: means with intervals over tasks and seeds, regret, and episodes to reach a level."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ import numpy as np
 from zoo.common.reports import replace_non_finite
 from zoo.common.statistics import LEVEL, RESAMPLES
 
-SMOOTHED = 20  # episodes of a moving average
-LAST = 50  # episodes that tell the final level
+AVERAGED = 20  # episodes of a moving average
+LAST = 50  # episodes of the final level
 SHARES = (0.5, 0.75, 0.9)  # of the final level
-LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is told
+LENGTHS = (10, 20, 50, 100, 200, 500, 1000)  # episodes after which the level is reported
 
 MAX_WEIGHTS = 4_000_000  # sampled at once, which bounds the memory of large sets
 
 
 def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Compute percentile intervals of a mean by resampling groups, and in each its members.
-
-    Args:
-        values: (groups, members, N) float, finite.
+    """Compute 95 % intervals of the mean of values (groups, members, N) by resampling groups, and in each its members.
 
     Returns:
-        Lower and upper ends (N,) of the 95 % intervals; NaN for a single value.
+        Lower and upper ends (N,); NaN for a single value.
 
     Source: Davison and Hinkley, "Bootstrap methods and their application" (1997), section 3.8.
     """
@@ -43,8 +40,8 @@ def bootstrap_groups(values: np.ndarray, resamples: int = RESAMPLES, seed: int =
     return low, high
 
 
-def interval(values: np.ndarray) -> dict[str, float | None]:
-    """Mean and interval of values (tasks, seeds); ends are None for a single pair."""
+def confidence_interval(values: np.ndarray) -> dict[str, float | None]:
+    """Return mean and interval of values (tasks, seeds); ends are None for a single pair."""
     low, high = bootstrap_groups(values[..., None])
     return replace_non_finite(
         {"mean": float(values.mean(dtype=np.float64)), "low": float(low[0]), "high": float(high[0])}
@@ -52,43 +49,34 @@ def interval(values: np.ndarray) -> dict[str, float | None]:
 
 
 def last_episodes(episodes: int) -> int:
-    """How many episodes at the end tell the final level: 50, but at most half of all."""
+    """Return the number of episodes of the final level: the last 50, but at most half of all."""
     return min(LAST, (episodes + 1) // 2)
 
 
-def smoothed(curve: np.ndarray) -> np.ndarray:
-    """Mean (N - n + 1,) over n episodes up to each; n is 20, but at most a fifth of all."""
-    width = min(SMOOTHED, max(1, len(curve) // 5))
+def moving_average(curve: np.ndarray) -> np.ndarray:
+    """Return the mean (N - n + 1,) over n episodes up to each; n is 20, but at most a fifth of all."""
+    width = min(AVERAGED, max(1, len(curve) // 5))
     return np.convolve(curve, np.full(width, 1 / width), mode="valid")
 
 
 def episodes_to_reach(curve: np.ndarray, level: float) -> int | None:
-    """Episodes played until the moving average is at a level; None when it never is.
-
-    Args:
-        curve: mean return of each episode (N,).
-    """
-    means = smoothed(curve)
+    """Return the episodes until the moving average of a curve (N,) is at a level; None when it never is."""
+    means = moving_average(curve)
     reached = np.flatnonzero(means >= level)
     return None if not len(reached) else int(reached[0]) + len(curve) - len(means) + 1
 
 
 def speed(curve: np.ndarray, final: float) -> dict[str, int | None]:
-    """Episodes until shares of a final level are reached, by share in percent; see `episodes_to_reach`."""
+    """Return `episodes_to_reach` of shares of a final level, by share in percent."""
     return {f"{share:.0%}": episodes_to_reach(curve, share * final) for share in SHARES}
 
 
 def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
-    """Sum up an evaluation.
-
-    Args:
-        returns: (tasks, seeds, episodes) float.
-        random: expected return of random actions (tasks,).
-        oracle: return of who knows the task (tasks,).
+    """Summarise the returns (tasks, seeds, episodes) of an evaluation, with random and oracle returns (tasks,).
 
     Returns:
-        Values for JSON: `mean` of all episodes, `first` and `last` (of the last `last_episodes`), `regret` against the
-        oracle (mean of an episode) and `gain` (`last` between random, 0, and oracle, 1), each with `low` and `high`;
+        Values for JSON: `mean` of all episodes, `first` and `last` (of the last `last_episodes`) and `regret` against
+        the oracle (mean of an episode), each with `low` and `high`; `gain`, `last` between random (0) and oracle (1);
         `std` of the mean over seeds, over tasks and episodes, `std_tasks` of the tasks' means; `episodes_to_reach`
         shares of `last`; `after_episodes`, the moving average after so many; `curve`: `mean`, `low`, `high` and
         `cumulative` mean of each episode.
@@ -101,17 +89,17 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
     by_task = returns.mean(1, dtype=np.float64)
     reach = float(oracle.mean() - random.mean())
     level_mean = float(last.mean())
-    averages = smoothed(means)
+    averages = moving_average(means)
     return {
-        "mean": interval(returns.mean(2, dtype=np.float64)),
-        "first": interval(returns[:, :, 0]),
-        "last": interval(last),
+        "mean": confidence_interval(returns.mean(2, dtype=np.float64)),
+        "first": confidence_interval(returns[:, :, 0]),
+        "last": confidence_interval(last),
         "last_episodes": tail,
         "std": float(by_task.std()),
         "std_tasks": float(by_task.mean(1).std()),
         "random": float(random.mean()),
         "oracle": replace_non_finite(float(oracle.mean())),
-        "regret": interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
+        "regret": confidence_interval(oracle[:, None] - returns.mean(2, dtype=np.float64)),
         "gain": replace_non_finite((level_mean - float(random.mean())) / reach) if reach else None,
         "episodes_to_reach": speed(means, level_mean),
         "after_episodes": {

@@ -16,11 +16,7 @@ STD = 0.02
 
 
 class Compressor(nn.Module, ABC):
-    """Turns a sequence of tokens, old latents first, into a fixed number of latents.
-
-    Args:
-        num_latents: latents that are left, 0 or more.
-    """
+    """Turns a sequence of tokens, old latents first, into `num_latents` latents, 0 or more."""
 
     def __init__(self, num_latents: int) -> None:
         super().__init__()
@@ -61,9 +57,7 @@ class CrossAttention(nn.Module):
             linear(values).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, values in ((self.q_proj, x), (self.k_proj, context), (self.v_proj, context))
         )
-        y = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout if self.training else 0.0
-        )  # (B, heads, N, D)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # (B, N, dim)
 
 
@@ -93,12 +87,8 @@ class QueryCompressor(Compressor):
     """Learned queries that attend to the tokens, as in a Q-Former: the original's last compressor.
 
     Args:
-        dim: width of the tokens, that of the policy's transformer.
         num_latents: queries, hence latents.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: most tokens that are compressed at once.
     """
 
@@ -132,12 +122,8 @@ class EncoderCompressor(Compressor):
     """A transformer encoder over the tokens and K query tokens after them: the original's earlier compressor.
 
     Args:
-        dim: width of the tokens, that of the policy's transformer.
         num_latents: query tokens, hence latents.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: most tokens of a call, query tokens included.
     """
 
@@ -170,14 +156,10 @@ class EncoderCompressor(Compressor):
 
 
 class ReconstructionDecoder(nn.Module):
-    """Learned position queries attend to the latents and give back the tokens that went into them.
+    """Learned position queries attend to the latents and reconstruct the tokens of the compression.
 
     Args:
-        dim: width of the tokens, that of the compressor.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 
@@ -197,10 +179,10 @@ class ReconstructionDecoder(nn.Module):
         self.final_norm = nn.LayerNorm(dim)
 
     def check_tokens(self, count: int) -> None:
-        """See that there is a query for each of so many positions."""
+        """Refuse more positions than there are queries."""
         if count > self.position_queries.shape[1]:
             raise ValueError(
-                f"the reconstruction decoder knows {self.position_queries.shape[1]} positions; "
+                f"the reconstruction decoder has {self.position_queries.shape[1]} positions; "
                 f"position {count - 1} needs a larger max_tokens"
             )
 
@@ -219,20 +201,14 @@ def _positions(table: Tensor, tokens: Tensor) -> Tensor:
 
 
 class FieldDecoder(ReconstructionDecoder):
-    """Latents back to the fields of transitions: state, action, reward and successor, each as classes.
+    """Reconstructs the fields of transitions: state, action, reward and next state, each as classes.
 
-    Tokens are a moving target, which the embedding may make small; fields are not. A few positions of a segment, drawn
-    anew in every training step, cost less than all.
+    Tokens are a moving target, which the embedding may make small; fields are not. A few positions of a segment,
+    sampled in every training step, cost less than all.
 
     Args:
-        dim: width of the tokens.
-        grid_size: rows and columns of a room.
-        num_actions: that there are to tell apart.
         positions: transitions of a segment that a training step reconstructs; all by default.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 
@@ -254,12 +230,10 @@ class FieldDecoder(ReconstructionDecoder):
         self.sizes = (grid_size, grid_size, num_actions, REWARDS, grid_size, grid_size)
         self.fields = nn.Linear(dim, sum(self.sizes))
 
-    def chosen(self, count: int, seed: int | None, device: torch.device) -> Tensor:
-        """Numbers (n,) of the transitions to reconstruct, out of `count`; all of them without a seed."""
-        if seed is None or self.positions is None or self.positions >= count:
-            return torch.arange(count, device=device)
-        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: self.positions]
-        return drawn.sort().values.to(device)
+    def sample_positions(self, count: int, seed: int) -> Tensor:
+        """Sample positions (n,) to reconstruct, out of `count`, on the CPU."""
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        return order[: self.positions].sort().values
 
     def field_logits(self, latents: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         """Logits (B, N, classes) of row, column, action, reward, next row, next column, at positions (N,) int64."""
@@ -267,5 +241,5 @@ class FieldDecoder(ReconstructionDecoder):
 
     @staticmethod
     def field_values(steps: Steps) -> tuple[Tensor, ...]:
-        """The classes that these logits should predict, each (B, L) int64."""
+        """Targets of these logits, each (B, L) int64."""
         return (*steps.states.unbind(-1), steps.actions, steps.rewards.long(), *steps.next_states.unbind(-1))

@@ -6,42 +6,32 @@ import json
 import math
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.schema import Box, Discrete, Space
+from zoo.compressed_ad.envs.spaces import Box, Discrete, Space, describe_space
 from zoo.compressed_ad.nets.steps import Statistics, Steps
 
 REWARDS = 2  # values of a reward: none, or one
 
 
-def check_spaces(spaces: tuple[Space, Space], env: Env) -> None:
-    """Refuse an environment whose observations or actions are not those of a policy, and print both."""
-    for what, mine, theirs in zip(
-        ("observation", "action"), spaces, (env.schema.observation, env.schema.action), strict=True
-    ):
-        if mine != theirs:
-            raise ValueError(
-                f"the policy's {what} is {json.dumps(mine.describe())}, that of {env.name} is "
-                f"{json.dumps(theirs.describe())}"
-            )
+def check_space(name: str, expected: Space, found: Space, env: Env) -> None:
+    """Refuse an environment whose observation or action space is not that of a policy."""
+    if expected != found:
+        expected_text, found_text = (json.dumps(describe_space(each)) for each in (expected, found))
+        raise ValueError(f"the policy's {name} is {expected_text}, that of {env.name} is {found_text}")
 
 
 class StepEmbedding(nn.Module, ABC):
-    """Turns transitions and query states into tokens.
+    """Turns transitions and query states into tokens of width `dim`."""
 
-    Args:
-        dim: width of the tokens.
-        num_actions: that the agent chooses from; None where actions are no choice of a few.
-    """
-
-    def __init__(self, dim: int, num_actions: int | None) -> None:
+    def __init__(self, dim: int, observation: Space, action: Space) -> None:
         super().__init__()
-        self.dim = dim
-        self.num_actions = num_actions
+        self.dim, self.observation_space, self.action_space = dim, observation, action
+        self.num_actions = int(action.n) if isinstance(action, Discrete) else None
 
     @abstractmethod
     def transitions(self, steps: Steps) -> Tensor:
@@ -49,50 +39,29 @@ class StepEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def queries(self, states: Tensor) -> Tensor:
-        """Tokens (B, ..., dim) of the states (B, ..., *observation) in which an action is wanted."""
+        """Tokens (B, ..., dim) of the states (B, ..., *observation) in which to act."""
 
-    @abstractmethod
     def check(self, env: Env) -> None:
-        """Refuse an environment that this was not made for."""
+        """Refuse an environment of other spaces."""
+        check_space("observation", self.observation_space, env.schema.observation, env)
+        check_space("action", self.action_space, env.schema.action, env)
 
     def fit(self, statistics: Statistics) -> None:
-        """Take over how the values of training histories are spread, where that is used."""
+        """Use statistics of training histories, where the embedding has a use for them."""
 
 
 class GridEmbedding(StepEmbedding):
-    """Base of the embeddings of grids.
-
-    Args:
-        dim: width of the tokens.
-        grid_size: rows and columns of a room.
-        num_actions: that the agent chooses from.
-    """
-
-    num_actions: int
+    """Base of the embeddings of grids."""
 
     def __init__(self, dim: int, grid_size: int, num_actions: int) -> None:
-        super().__init__(dim, num_actions)
+        super().__init__(dim, Box(0, grid_size - 1, (2,), np.int64), Discrete(num_actions))
         self.grid_size = grid_size
-
-    def check(self, env: Env) -> None:
-        """Refuse another grid, and what is none."""
-        space, action = env.schema.observation, env.schema.action
-        known = Box((2,), "int64", (0,), (self.grid_size - 1,))
-        if space != known or action != Discrete(self.num_actions):
-            raise ValueError(
-                f"the policy knows a grid of {self.grid_size} rows and {self.num_actions} actions, {env.name} has "
-                f"{json.dumps(env.schema.describe())}: give the embedding the environment's grid_size and num_actions, "
-                "or take SpaceEmbedding"
-            )
 
 
 class LinearEmbedding(GridEmbedding):
     """One linear layer on the raw numbers of a transition and a table of query states: the original's.
 
     Args:
-        dim: width of the tokens.
-        grid_size: rows and columns of a room.
-        num_actions: that the agent chooses from.
         norm: normalise tokens of transitions, as the earlier encoder's model does.
     """
 
@@ -104,10 +73,8 @@ class LinearEmbedding(GridEmbedding):
 
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""
-        one_hot = F.one_hot(steps.actions, self.num_actions)
-        values = torch.cat(
-            [steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1
-        )  # (B, L, 5 + actions)
+        one_hot = F.one_hot(steps.actions, self.num_actions or 0)
+        values = torch.cat([steps.states, one_hot, steps.rewards.unsqueeze(-1), steps.next_states], -1)
         return self.norm(self.context(values.to(self.context.weight.dtype)))
 
     def queries(self, states: Tensor) -> Tensor:
@@ -119,11 +86,6 @@ class FactoredEmbedding(GridEmbedding):
     """A sum of learned tables: row and column of state and successor, action, reward, end of the episode.
 
     A net learns far faster from it than from raw coordinates.
-
-    Args:
-        dim: width of the tokens.
-        grid_size: rows and columns of a room: the size of the tables.
-        num_actions: that the agent chooses from.
     """
 
     def __init__(self, dim: int = 64, grid_size: int = 9, num_actions: int = 5) -> None:
@@ -150,116 +112,77 @@ class FactoredEmbedding(GridEmbedding):
 
 
 class SpaceEmbedding(StepEmbedding):
-    """Transitions of any environment whose spaces are Discrete or Box, by its schema.
+    """Transitions of any environment whose spaces are Discrete or Box.
 
-    Numbers of a Box are normalised by mean and deviation over the training histories, which the checkpoint keeps, and
-    so are rewards. A Discrete value is one-hot, which makes a table of the layer behind it; a picture passes a small
-    convolutional net, the same for state, successor and query.
+    Numbers of a Box and rewards are normalised by mean and standard deviation over the training histories, which the
+    checkpoint contains. A Discrete value is one-hot.
 
     Args:
-        env: whose schema it is for.
-        dim: width of the tokens.
-        hidden: channels of a layer before the tokens; 0 for none.
+        env: whose spaces it is for.
     """
 
-    def __init__(self, env: Env, dim: int = 64, hidden: int = 0) -> None:
-        super().__init__(dim, env.schema.action.n if isinstance(env.schema.action, Discrete) else None)
-        check_at_least(0, hidden=hidden)
-        self.spaces = (env.schema.observation, env.schema.action)
-        self.state = _features(env.schema.observation, dim)
-        self.action = _features(env.schema.action, dim)
-        self.reward = Normalised(1)
-        state, action = self.state.width, self.action.width
-        self.context = _layers(2 * state + action + 2, hidden, dim)
-        self.query = _layers(state, hidden, dim)
+    def __init__(self, env: Env, dim: int = 64) -> None:
+        super().__init__(dim, env.schema.observation, env.schema.action)
+        self.state, self.action = _features(self.observation_space), _features(self.action_space)
+        self.reward = Normalised((1,))
+        states, actions = self.state.width, self.action.width
+        self.context = nn.Linear(2 * states + actions + 2, dim)
+        self.query = nn.Linear(states, dim)
 
     def transitions(self, steps: Steps) -> Tensor:
         """Tokens (B, L, dim) of transitions."""
         states, next_states = self.state(steps.states), self.state(steps.next_states)
-        reward = self.reward(steps.rewards[..., None])
-        values = [states, self.action(steps.actions), reward, next_states, steps.dones[..., None].float()]
-        return self.context(torch.cat(values, -1))  # (B, L, dim)
+        rewards, dones = self.reward(steps.rewards[..., None]), steps.dones[..., None].float()
+        return self.context(torch.cat([states, self.action(steps.actions), rewards, next_states, dones], -1))
 
     def queries(self, states: Tensor) -> Tensor:
         """Tokens (B, ..., dim) of query states (B, ..., *observation)."""
         return self.query(self.state(states))
 
-    def check(self, env: Env) -> None:
-        """Refuse other spaces, and print both."""
-        check_spaces(self.spaces, env)
-
     def fit(self, statistics: Statistics) -> None:
-        """Take over means and deviations."""
-        for part, moments in ((self.state, statistics.states), (self.action, statistics.actions)):
-            if isinstance(part, Normalised):
-                part.set(*moments)
-        self.reward.set(*statistics.rewards)
+        """Set means and standard deviations."""
+        for features, moments in (
+            (self.state, statistics.states), (self.action, statistics.actions),
+            (self.reward, statistics.rewards),
+        ):  # fmt: skip
+            if isinstance(features, Normalised):
+                features.set(*moments)
 
 
 class OneHot(nn.Module):
-    """Numbers below `width` as one-hot vectors."""
+    """Numbers (...) int64 below `width` as one-hot vectors (..., width) float32."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
     def forward(self, values: Tensor) -> Tensor:
-        """(...) int64 to (..., width) float32."""
+        """(...) to (..., width)."""
         return F.one_hot(values, self.width).float()
 
 
 class Normalised(nn.Module):
-    """Arrays of `width` numbers, flattened, less their mean and divided by their deviation."""
+    """Arrays (..., *shape), flattened and normalised: (..., width) float32."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, width: int, axes: int = 1) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.width = width
-        self.axes = axes
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("std", torch.ones(width))
+        self.width, self.axes = math.prod(shape), len(shape)
+        self.register_buffer("mean", torch.zeros(self.width))
+        self.register_buffer("std", torch.ones(self.width))
 
     def set(self, mean: Tensor, std: Tensor) -> None:
-        """Take over mean and deviation (width,); numbers that never change are left as they are but for the mean."""
+        """Set mean and standard deviation (width,); of numbers that never change the mean alone."""
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 0, std, torch.ones_like(std)))
 
     def forward(self, values: Tensor) -> Tensor:
-        """(..., *shape) to (..., width) float32."""
+        """(..., *shape) to (..., width)."""
         flat = values.reshape(*values.shape[: values.ndim - self.axes], self.width)
         return (flat.float() - self.mean) / self.std
 
 
-class Pictures(nn.Module):
-    """A small convolutional net on pictures (H, W, C) or (C, H, W) of bytes."""
-
-    def __init__(self, shape: tuple[int, ...], width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.shape = shape
-        self.last = shape[2] <= shape[0]  # channels last
-        channels = shape[2] if self.last else shape[0]
-        self.net = nn.Sequential(
-            nn.Conv2d(channels, 16, 3, 2, 1), nn.GELU(), nn.Conv2d(16, 32, 3, 2, 1), nn.GELU(),
-            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * 16, width),
-        )  # fmt: skip
-
-    def forward(self, values: Tensor) -> Tensor:
-        """(..., *shape) uint8 to (..., width)."""
-        flat = values.reshape(-1, *self.shape).float() / 255 - 0.5
-        x = self.net(flat.permute(0, 3, 1, 2) if self.last else flat)  # (N, width)
-        return x.reshape(*values.shape[:-3], self.width)
-
-
-def _features(space: Space, dim: int) -> OneHot | Normalised | Pictures:
-    if isinstance(space, Discrete):
-        return OneHot(space.n)
-    return Pictures(space.shape, dim) if space.is_image else Normalised(math.prod(space.shape), len(space.shape))
-
-
-def _layers(inputs: int, hidden: int, dim: int) -> nn.Module:
-    if not hidden:
-        return nn.Linear(inputs, dim)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, dim))
+def _features(space: Space) -> OneHot | Normalised:
+    return OneHot(int(space.n)) if isinstance(space, Discrete) else Normalised(space.shape)

@@ -1,4 +1,4 @@
-"""Heads: what a policy says of the next action, as the parameters of a distribution."""
+"""Heads: the parameters of a distribution of the next action."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 from abc import abstractmethod
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.common.checks import check_at_least
 from zoo.compressed_ad.envs.base import Env
-from zoo.compressed_ad.envs.schema import Box
+from zoo.compressed_ad.envs.spaces import Box, describe_space, size
+from zoo.compressed_ad.nets.embedding import check_space
 from zoo.compressed_ad.nets.steps import Statistics
 
 
@@ -20,15 +22,14 @@ class ActionHead(nn.Linear):
     """Base: one linear layer to the parameters of a distribution over actions.
 
     Args:
-        dim: width of the tokens.
         outputs: parameters of the distribution.
 
     Attributes:
-        numbers: random numbers that a draw takes.
+        numbers: random numbers that a sample takes.
     """
 
     error: ClassVar[str]
-    """What `errors` are called in the log."""
+    """Name of `errors` in the log."""
     numbers: int = 1
 
     def __init__(self, dim: int, outputs: int) -> None:
@@ -39,31 +40,26 @@ class ActionHead(nn.Linear):
         """Negative log-likelihoods (B, L), in nats, of actions (B, L, *action) by parameters (B, L, P)."""
 
     @abstractmethod
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Actions (B, *action) by parameters (B, P) and random numbers (numbers, B), float64, in (0, 1)."""
 
     @abstractmethod
-    def best(self, parameters: Tensor) -> Tensor:
+    def most_likely(self, parameters: Tensor) -> Tensor:
         """The likeliest actions (..., *action) by parameters (..., P)."""
 
     @abstractmethod
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """How right (categorical) or how far off (else) the likeliest actions are, (B, L)."""
+        """Accuracy (categorical) or distance (else) of the likeliest actions, (B, L)."""
 
     def check(self, env: Env) -> None:
         """Refuse an environment that takes other actions."""
 
     def fit(self, statistics: Statistics) -> None:
-        """Take over how the actions of training histories are spread, where that is used."""
+        """Use statistics of training histories, where the head has a use for them."""
 
 
 class CategoricalHead(ActionHead):
-    """Logits of a few actions.
-
-    Args:
-        dim: width of the tokens.
-        num_actions: that there are to choose from.
-    """
+    """Logits of `num_actions` actions."""
 
     error = "acc_action"
 
@@ -75,106 +71,60 @@ class CategoricalHead(ActionHead):
         logits = parameters.float().transpose(1, 2)
         return F.cross_entropy(logits, actions, reduction="none", label_smoothing=label_smoothing)
 
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
         """Actions (B,) by the inverse of the distribution function."""
-        return choose(parameters.double().softmax(1), uniforms[0])
+        return sample_categorical(parameters.double().softmax(1), uniforms[0])
 
-    def best(self, parameters: Tensor) -> Tensor:
+    def most_likely(self, parameters: Tensor) -> Tensor:
         """The likeliest (...), int64."""
         return parameters.argmax(-1)
 
     def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """Whether the likeliest action is the right one (B, L), float32."""
-        return (self.best(parameters) == actions).float()
+        """Accuracy (B, L) of the likeliest action, 0 or 1."""
+        return (self.most_likely(parameters) == actions).float()
 
 
-def choose(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Draw (B,) by inverse distribution function: weights (B, N) float64, numbers (B,) in (0, 1); none of weight 0."""
+def sample_categorical(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Sample (B,) by weights (B, N) float64 and random numbers (B,) in (0, 1); none of weight 0."""
     sums = weights.cumsum(1)
     return (sums[:, :-1] <= (numbers[:, None] * sums[:, -1:])).sum(1)
 
 
-class BoxHead(ActionHead):
-    """Base of the heads of actions in a bounded Box.
+class BinsHead(ActionHead):
+    """A bounded Box cut into bins, each number of an action separately; uniform inside a bin.
 
     Args:
-        env: whose actions they are.
-        dim: width of the tokens.
-        outputs: parameters of the distribution.
+        bins: of each number, at least 2.
+        quantiles: cut at quantiles of the training actions, not evenly between the bounds. Bins are never narrower
+            than a hundredth of an even one.
     """
 
     error = "mae_action"
     low: Tensor
     high: Tensor
-
-    def __init__(self, env: Env, dim: int, outputs: int) -> None:
-        space = bounded(env)
-        super().__init__(dim, outputs)
-        self.space = space
-        low, high = (torch.tensor(bounds, dtype=torch.float32) for bounds in space.limits())
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("high", high, persistent=False)
-
-    def check(self, env: Env) -> None:
-        """Refuse an environment that takes other actions, and print both."""
-        if env.schema.action != self.space:
-            found = json.dumps(env.schema.action.describe())
-            raise ValueError(
-                f"the policy's action is {json.dumps(self.space.describe())}, that of {env.name} is {found}"
-            )
-
-    def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """Mean distance (B, L) of the likeliest action, over the numbers of an action."""
-        return (self._flat(self.best(parameters)) - self._flat(actions)).abs().mean(-1)
-
-    def _flat(self, actions: Tensor) -> Tensor:
-        """Actions (..., *action) as (..., A) float32."""
-        return actions.reshape(*actions.shape[: actions.ndim - len(self.space.shape)], -1).float()
-
-    def _action(self, values: Tensor) -> Tensor:
-        """Numbers (..., A) as actions (..., *action) within bounds."""
-        inside = torch.minimum(torch.maximum(values.float(), self.low), self.high)
-        return inside.reshape(*values.shape[:-1], *self.space.shape)
-
-
-def bounded(env: Env) -> Box:
-    """The space of an environment's actions.
-
-    Raises:
-        ValueError: when it is no Box with bounds.
-    """
-    space = env.schema.action
-    if not isinstance(space, Box) or not space.bounded:
-        raise ValueError(
-            f"actions of {env.name} are {json.dumps(space.describe())}: this head is for a Box with finite bounds"
-        )
-    return space
-
-
-class BinsHead(BoxHead):
-    """A Box cut into bins, each number of an action on its own; uniform inside a bin.
-
-    Args:
-        env: whose actions they are.
-        dim: width of the tokens.
-        bins: of each number, at least 2.
-        quantiles: cut where training actions are as many on both sides, not evenly between the bounds. Bins are never
-            narrower than a hundredth of an even one.
-    """
-
     edges: Tensor
 
     def __init__(self, env: Env, dim: int = 64, bins: int = 21, quantiles: bool = False) -> None:
         check_at_least(2, bins=bins)
-        super().__init__(env, dim, bounded(env).size * bins)
-        self.bins = bins
-        self.quantiles = quantiles
-        self.numbers = 2 * self.space.size
+        space = env.schema.action
+        if not isinstance(space, Box) or not space.is_bounded():
+            text = json.dumps(describe_space(space))
+            raise ValueError(f"actions of {env.name} are {text}: this head is for a Box with finite bounds")
+        super().__init__(dim, size(space) * bins)
+        self.space, self.bins, self.quantiles = space, bins, quantiles
+        self.numbers = 2 * size(space)
+        low, high = (torch.from_numpy(each.astype(np.float32).reshape(-1)) for each in (space.low, space.high))
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
         shares = torch.linspace(0, 1, bins + 1)
-        self.register_buffer("edges", self.low[:, None] + shares * (self.high - self.low)[:, None])  # (A, bins + 1)
+        self.register_buffer("edges", low[:, None] + shares * (high - low)[:, None])  # (A, bins + 1)
+
+    def check(self, env: Env) -> None:
+        """Refuse an environment of other actions."""
+        check_space("action", self.space, env.schema.action, env)
 
     def fit(self, statistics: Statistics) -> None:
-        """Cut at the quantiles of training actions, where that is wanted."""
+        """Set the edges to quantiles of training actions, with `quantiles`."""
         if not self.quantiles:
             return
         span = (self.high - self.low)[:, None]
@@ -190,32 +140,42 @@ class BinsHead(BoxHead):
         """Negative logarithm of the density (B, L): cross-entropy of the bins and logarithm of their widths, summed."""
         flat = self._flat(actions)  # (B, L, A)
         inner = self.edges[:, 1:-1]
-        places = (flat[..., None] >= inner).sum(-1)  # (B, L, A)
+        bins = (flat[..., None] >= inner).sum(-1)  # (B, L, A)
         logits = self._logits(parameters)
         crosses = F.cross_entropy(
-            logits.flatten(0, -2), places.flatten(), reduction="none", label_smoothing=label_smoothing
+            logits.flatten(0, -2), bins.flatten(), reduction="none", label_smoothing=label_smoothing
         ).view_as(flat)
-        widths = self.edges.diff(dim=1).expand(*flat.shape, -1).gather(-1, places[..., None])[..., 0]
+        widths = self.edges.diff(dim=1).expand(*flat.shape, -1).gather(-1, bins[..., None])[..., 0]
         return (crosses + widths.log()).sum(-1)
 
-    def draw(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
-        """Draw a bin and a place in it, for each number."""
+    def sample(self, parameters: Tensor, uniforms: Tensor) -> Tensor:
+        """Sample a bin and a number inside it, for each number of an action."""
         logits = self._logits(parameters).double()  # (B, A, bins)
-        count = self.space.size
-        places = choose(logits.softmax(-1).flatten(0, 1), uniforms[:count].T.flatten()).view(logits.shape[:-1])
-        return self._action(self._inside(places, uniforms[count:].T))
+        count = size(self.space)
+        shares = logits.softmax(-1).flatten(0, 1)
+        bins = sample_categorical(shares, uniforms[:count].T.flatten()).view(logits.shape[:-1])
+        return self._actions(bins, uniforms[count:].T)
 
-    def best(self, parameters: Tensor) -> Tensor:
+    def most_likely(self, parameters: Tensor) -> Tensor:
         """Centres of the likeliest bins."""
-        places = self._logits(parameters).argmax(-1)
-        return self._action(self._inside(places, torch.full_like(places, 0.5, dtype=torch.float64)))
+        bins = self._logits(parameters).argmax(-1)
+        return self._actions(bins, torch.full_like(bins, 0.5, dtype=torch.float64))
+
+    def errors(self, parameters: Tensor, actions: Tensor) -> Tensor:
+        """Mean distance (B, L) of the likeliest action, over the numbers of an action."""
+        return (self._flat(self.most_likely(parameters)) - self._flat(actions)).abs().mean(-1)
 
     def _logits(self, parameters: Tensor) -> Tensor:
         """(..., A, bins) float32."""
-        return parameters.float().unflatten(-1, (self.space.size, self.bins))
+        return parameters.float().unflatten(-1, (size(self.space), self.bins))
 
-    def _inside(self, places: Tensor, shares: Tensor) -> Tensor:
-        """Numbers (..., A) at a share of bins (..., A)."""
-        edges = self.edges.expand(*places.shape, -1)
-        low, high = (edges.gather(-1, (places + step)[..., None])[..., 0].double() for step in (0, 1))
-        return low + shares * (high - low)
+    def _flat(self, actions: Tensor) -> Tensor:
+        """Actions (..., *action) as (..., A) float32."""
+        return actions.reshape(*actions.shape[: actions.ndim - len(self.space.shape)], -1).float()
+
+    def _actions(self, bins: Tensor, shares: Tensor) -> Tensor:
+        """Actions (..., *action) at a share of bins (..., A)."""
+        edges = self.edges.expand(*bins.shape, -1)
+        low, high = (edges.gather(-1, (bins + step)[..., None])[..., 0].double() for step in (0, 1))
+        values = (low + shares * (high - low)).float()
+        return values.maximum(self.low).minimum(self.high).reshape(*bins.shape[:-1], *self.space.shape)

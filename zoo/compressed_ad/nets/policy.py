@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +13,7 @@ from zoo.compressed_ad.nets.compression import STD, Compressor, ReconstructionDe
 from zoo.compressed_ad.nets.embedding import StepEmbedding
 from zoo.compressed_ad.nets.heads import ActionHead, CategoricalHead
 from zoo.compressed_ad.nets.steps import Statistics, Steps
-from zoo.compressed_ad.nets.transformer import Cache, Transformer
+from zoo.compressed_ad.nets.transformer import KVCache, Transformer
 
 
 def fuse(before: Tensor, queries: Tensor) -> Tensor:
@@ -24,11 +23,11 @@ def fuse(before: Tensor, queries: Tensor) -> Tensor:
 
 def separate_mask(latents: int, count: int, device: torch.device) -> Tensor:
     """Latents and transitions see what is not later; each query sees what was before it, and itself."""
-    kept = latents + count - 1
-    mask = torch.zeros(kept + count, kept + count, dtype=torch.bool, device=device)
-    mask[:kept, :kept] = torch.ones(kept, kept, dtype=torch.bool, device=device).tril()
-    mask[kept:, :kept] = torch.ones(count, kept, dtype=torch.bool, device=device).tril(latents - 1)
-    mask[kept:, kept:] = torch.eye(count, dtype=torch.bool, device=device)
+    context = latents + count - 1
+    mask = torch.zeros(context + count, context + count, dtype=torch.bool, device=device)
+    mask[:context, :context] = torch.ones(context, context, dtype=torch.bool, device=device).tril()
+    mask[context:, :context] = torch.ones(count, context, dtype=torch.bool, device=device).tril(latents - 1)
+    mask[context:, context:] = torch.eye(count, dtype=torch.bool, device=device)
     return mask
 
 
@@ -46,8 +45,8 @@ LatentMask = Literal["causal", "full"]
 class Compression(NamedTuple):
     """One call of the compressor.
 
-    `tokens` (B, N, dim) are what it was given: the old latents, then the embedded transitions `steps`; `latents`
-    (B, K, dim) are what it made of them.
+    tokens: (B, N, dim), its input: the old latents, then the embedded transitions `steps`.
+    latents: (B, K, dim), its output.
     """
 
     tokens: Tensor
@@ -56,25 +55,25 @@ class Compression(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What the head says of the actions (logits, of a few actions) and the compressions on the way to it."""
+    """The head's parameters of the actions, logits or of another distribution, and the compressions before them."""
 
     logits: Tensor
     compressions: list[Compression]
 
 
 @dataclass
-class State:
-    """What an agent knows while it acts: latents, and the transitions since.
+class ContextState:
+    """The context of agents while they act.
 
     Args:
         latents: (B, K, dim), None before the first compression.
         steps: transitions since then, None when there is none.
-        cache: keys and values of what the transformer has seen since; None where they cannot be kept.
+        cache: keys and values of the transformer's tokens since then; None where they cannot be cached.
     """
 
     latents: Tensor | None = None
     steps: Steps | None = None
-    cache: Cache | None = None
+    cache: KVCache | None = None
     compressions: int = 0
 
     @property
@@ -83,54 +82,7 @@ class State:
         return 0 if self.steps is None else self.steps.length
 
 
-class ActingPolicy(nn.Module, ABC):
-    """A policy that learns a task while it acts in it, its weights unchanged.
-
-    Attributes:
-        head: what it says of the next action.
-        compressor: of its old context, if it has one.
-    """
-
-    head: ActionHead
-    compressor: Compressor | None
-
-    @abstractmethod
-    def check(self, env: Env) -> None:
-        """Refuse an environment that this was not made for."""
-
-    @abstractmethod
-    def begin(self, cached: bool = True) -> Any:
-        """The state of agents that know nothing yet; its `compressions` counts those of the context."""
-
-    @abstractmethod
-    def act(self, state: Any, queries: Tensor) -> Tensor:
-        """What the head says in states (B, *observation), (B, P); to be called once before each `observe`."""
-
-    @abstractmethod
-    def observe(self, state: Any, step: Steps) -> None:
-        """Take in the last transitions, L = 1, changing the state in place."""
-
-    @property
-    def window(self) -> int | None:
-        """Tokens that it sees at most; None where it has no window."""
-        return None
-
-    @property
-    def num_latents(self) -> int:
-        """Latents that old context is compressed to."""
-        return 0
-
-    def describe(self) -> dict[str, Any]:
-        """What kind it is, as JSON values."""
-        return {
-            "window": self.window,
-            "num_latents": self.num_latents,
-            "compressor": None if self.compressor is None else type(self.compressor).__name__,
-            "parameters": sum(weight.numel() for weight in self.parameters()),
-        }
-
-
-class InContextPolicy(ActingPolicy):
+class InContextPolicy(nn.Module):
     """Predicts the next action from the history so far; its weights stay fixed while it learns a task in its context.
 
     Without a compressor it sees the last T - 1 transitions (algorithm distillation). With one, the transitions since
@@ -141,13 +93,13 @@ class InContextPolicy(ActingPolicy):
         embedding: of transitions and query states.
         transformer: its context is the window T: latents, transitions and query.
         compressor: turns what leaves the window into latents; null for none.
-        arrangement: "separate" gives each transition and each query a token of its own, as the original does; "fused"
+        arrangement: "separate" gives each transition and each query a token, as the original does; "fused"
             adds a query to the transition before it, which halves the tokens.
         latent_mask: "causal" lets latents see nothing later, so that all steps train at once and keys and values can
-            be kept; "full" lets them see recent transitions and the query, as the original does.
-        decoder: gives compressed tokens back, for the reconstruction loss.
+            be cached; "full" lets them see recent transitions and the query, as the original does.
+        decoder: reconstructs compressed tokens, for the reconstruction loss.
         type_embedding: add a learned vector to latents where the transformer sees them.
-        head: what it says of the next action; logits of the embedding's actions by default.
+        head: distribution of the next action; logits of the embedding's actions by default.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), for the model without
     compressor.
@@ -198,19 +150,25 @@ class InContextPolicy(ActingPolicy):
         self.head.check(env)
 
     def fit_statistics(self, statistics: Statistics) -> None:
-        """Take over how the values of training histories are spread, where a part uses it."""
+        """Pass statistics of training histories to embedding and head."""
         self.embedding.fit(statistics)
         self.head.fit(statistics)
 
     @property
     def uses_statistics(self) -> bool:
-        """Whether a part does."""
-        parts = (type(self.embedding).fit is not StepEmbedding.fit, type(self.head).fit is not ActionHead.fit)
-        return any(parts)
+        """Whether embedding or head use them."""
+        return type(self.embedding).fit is not StepEmbedding.fit or type(self.head).fit is not ActionHead.fit
 
     def describe(self) -> dict[str, Any]:
-        """What kind it is, as JSON values."""
-        return {**super().describe(), "arrangement": self.arrangement, "latent_mask": self.latent_mask}
+        """Return its kind and sizes as JSON values."""
+        return {
+            "window": self.window,
+            "num_latents": self.num_latents,
+            "compressor": None if self.compressor is None else type(self.compressor).__name__,
+            "parameters": sum(weight.numel() for weight in self.parameters()),
+            "arrangement": self.arrangement,
+            "latent_mask": self.latent_mask,
+        }
 
     @property
     def window(self) -> int:
@@ -227,7 +185,7 @@ class InContextPolicy(ActingPolicy):
         return self.window - 1 - (self.num_latents if compressed else 0)
 
     def segments(self, length: int) -> list[int]:
-        """Cut a history of `length` steps where it is compressed."""
+        """Return the lengths of the parts between compressions of a history of `length` steps."""
         cuts: list[int] = []
         while length > 0:
             room = self.capacity(len(cuts) > 0) if self.compressor is not None else self.window
@@ -235,25 +193,16 @@ class InContextPolicy(ActingPolicy):
             length -= cuts[-1]
         return cuts
 
-    def forward(
-        self,
-        steps: Steps,
-        gradient_rounds: int | None = None,
-        last_only: bool = False,
-    ) -> Output:
-        """Predict the action of every step from what was before it.
+    def forward(self, steps: Steps, gradient_rounds: int | None = None, last_only: bool = False) -> Output:
+        """Predict the action of every step from what was before it: logits (B, L, actions).
 
         Args:
             steps: B histories of L steps; without a compressor L is at most the window.
             gradient_rounds: gradients flow through at most so many compressions in a row; all by default, 0 none.
-            last_only: predict the last step's action alone, as the original trains.
-
-        Returns:
-            Logits (B, L, actions), or (B, 1, actions) for the last only; of another head its parameters.
+            last_only: predict the last step's action alone, logits (B, 1, actions), as the original trains.
 
         Raises:
-            ValueError: when the history is too long without a compressor, or all steps are wanted with the full
-                mask.
+            ValueError: for too long a history without a compressor, or all steps with the full mask.
         """
         if not last_only and self.latent_mask == "full":
             raise ValueError(
@@ -274,7 +223,7 @@ class InContextPolicy(ActingPolicy):
             if not last_only:
                 logits.append(self._all_logits(latents, part))
             elif last:
-                logits.append(self._last_logits(latents, part.slice(0, length - 1), part.states[:, -1])[:, None])
+                logits.append(self.last_logits(latents, part.slice(0, length - 1), part.states[:, -1])[:, None])
             if not last:
                 if latents is not None and gradient_rounds and number % gradient_rounds == 0:
                     latents = latents.detach()
@@ -284,35 +233,35 @@ class InContextPolicy(ActingPolicy):
                     latents = latents.detach()
         return Output(torch.cat(logits, 1), compressions)
 
-    def begin(self, cached: bool = True) -> State:
-        """The state of agents that know nothing yet; `cached` keeps keys and values where that is exact."""
-        return State(cache=self._new_cache() if cached else None)
+    def begin(self, cached: bool = True) -> ContextState:
+        """Return an empty context; `cached` caches keys and values where that is exact."""
+        return ContextState(cache=self._new_cache() if cached else None)
 
-    def act(self, state: State, queries: Tensor) -> Tensor:
+    def act(self, state: ContextState, queries: Tensor) -> Tensor:
         """Predict the next action, logits (B, actions), in states (B, ...); to be called once before each `observe`."""
         if state.cache is None:
-            return self._last_logits(state.latents, state.steps, queries)
+            return self.last_logits(state.latents, state.steps, queries)
         last = None if state.steps is None else state.steps.slice(state.length - 1, state.length)
         tokens = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
-        place = (0 if state.latents is None else self.num_latents) + state.length
-        first = place
+        position = (0 if state.latents is None else self.num_latents) + state.length
+        first = position
         mask = None
         if last is None:
             if state.latents is not None:
-                tokens, first = torch.cat([self._shown(state.latents), tokens], 1), 0
+                tokens, first = torch.cat([self._typed(state.latents), tokens], 1), 0
         elif self.arrangement == "fused":
             tokens = tokens + self.embedding.transitions(last)
         else:
-            tokens, first = torch.cat([self.embedding.transitions(last), tokens], 1), place - 1
-            mask = torch.ones(2, place + 1, dtype=torch.bool, device=tokens.device).tril(place - 1)
-        positions = torch.arange(first, place + 1, device=tokens.device)
+            tokens, first = torch.cat([self.embedding.transitions(last), tokens], 1), position - 1
+            mask = torch.ones(2, position + 1, dtype=torch.bool, device=tokens.device).tril(position - 1)
+        positions = torch.arange(first, position + 1, device=tokens.device)
         output = self.transformer(tokens, positions, mask, state.cache)
         if self.arrangement == "separate":
             state.cache.drop_last()
         return self.head(output[:, -1])
 
-    def observe(self, state: State, step: Steps) -> None:
-        """Take in the last transitions, L = 1, changing the state in place; compresses when the window is full."""
+    def observe(self, state: ContextState, step: Steps) -> None:
+        """Append the last transitions, L = 1, to the state in place; compress when the window is full."""
         state.steps = step if state.steps is None else Steps.cat([state.steps, step])
         room = self.capacity(state.latents is not None)
         if self.compressor is None:
@@ -325,51 +274,11 @@ class InContextPolicy(ActingPolicy):
             state.cache = None if state.cache is None else self._new_cache()
             state.compressions += 1
 
-    def logits(
-        self,
-        states: Tensor,
-        actions: Tensor,
-        rewards: Tensor,
-        next_states: Tensor,
-        query_states: Tensor,
-        *,
-        segment_lengths: list[int] | None = None,
-        max_compressions: int | None = None,
-    ) -> Tensor:
-        """Predict the next action after a context of any length, as the originals do while they train.
+    def _new_cache(self) -> KVCache | None:
+        return KVCache(len(self.transformer.blocks)) if self.latent_mask == "causal" else None
 
-        Args:
-            states: (B, L, 2).
-            actions: (B, L, actions), one-hot.
-            rewards: (B, L).
-            next_states: (B, L, 2).
-            query_states: (B, 2).
-            segment_lengths: compress so many transitions each, one after the other (the earlier original). Otherwise
-                the oldest that are too many for the window are compressed at once (the last original).
-            max_compressions: 0 leaves out what is too old.
-
-        Returns:
-            Logits (B, actions).
-        """
-        dones = torch.zeros(rewards.shape, dtype=torch.bool, device=rewards.device)
-        steps = Steps(states.long(), actions.argmax(-1), rewards, next_states.long(), dones)
-        latents: Tensor | None = None
-        if self.compressor is None or max_compressions == 0:
-            segment_lengths = []
-            steps = steps.slice(max(0, steps.length - self.window + 1), steps.length)
-        elif segment_lengths is None:
-            over = steps.length - self.capacity(False)
-            segment_lengths = [over + self.num_latents] if over > 0 else []
-        for length in segment_lengths:
-            latents = self.compress(latents, steps.slice(0, length)).latents
-            steps = steps.slice(length, steps.length)
-        return self._last_logits(latents, steps, query_states.long())
-
-    def _new_cache(self) -> Cache | None:
-        return Cache(len(self.transformer.blocks)) if self.latent_mask == "causal" else None
-
-    def _shown(self, latents: Tensor) -> Tensor:
-        """Latents as the transformer sees them."""
+    def _typed(self, latents: Tensor) -> Tensor:
+        """Add the type vector to latents, where there is one."""
         return latents if self.latent_type is None else latents + self.latent_type
 
     def compress(self, latents: Tensor | None, steps: Steps) -> Compression:
@@ -384,23 +293,23 @@ class InContextPolicy(ActingPolicy):
         """Logits (B, L, actions) of all steps of a segment."""
         before = self.embedding.transitions(steps.slice(0, steps.length - 1))  # (B, L - 1, dim)
         queries = self.embedding.queries(steps.states)  # (B, L, dim)
-        prefix = before[:, :0] if latents is None else self._shown(latents)
+        prefix = before[:, :0] if latents is None else self._typed(latents)
         if self.arrangement == "fused":
             output = self.transformer(torch.cat([prefix, fuse(before, queries)], 1))
         else:
-            shown, count = prefix.shape[1], steps.length
-            index = torch.arange(shown + count, device=queries.device)
-            positions = torch.cat([index[:-1], index[shown:]])
+            latent_count, count = prefix.shape[1], steps.length
+            index = torch.arange(latent_count + count, device=queries.device)
+            positions = torch.cat([index[:-1], index[latent_count:]])
             output = self.transformer(
-                torch.cat([prefix, before, queries], 1), positions, separate_mask(shown, count, queries.device)
+                torch.cat([prefix, before, queries], 1), positions, separate_mask(latent_count, count, queries.device)
             )
         return self.head(output[:, -steps.length :])
 
-    def _last_logits(self, latents: Tensor | None, steps: Steps | None, queries: Tensor) -> Tensor:
-        """Logits (B, actions) of one more step after those of a segment."""
+    def last_logits(self, latents: Tensor | None, steps: Steps | None, queries: Tensor) -> Tensor:
+        """Predict the action in states (B, ...) after the latents and steps of a segment, logits (B, actions)."""
         query = self.embedding.queries(queries)[:, None]  # (B, 1, dim)
         before = query[:, :0] if steps is None else self.embedding.transitions(steps)
-        prefix = query[:, :0] if latents is None else self._shown(latents)
+        prefix = query[:, :0] if latents is None else self._typed(latents)
         mask = None
         if self.arrangement == "fused":
             earlier = query[:, :0] if steps is None else self.embedding.queries(steps.states)

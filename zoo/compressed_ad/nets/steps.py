@@ -1,4 +1,4 @@
-"""Histories: what an agent saw and did, step after step."""
+"""Histories of transitions as tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from torch import Tensor
 
 
 class Statistics(NamedTuple):
-    """How the values of histories are spread.
+    """Moments of the values of training histories.
 
-    states: mean and deviation (N,) float32 of the numbers of an observation; of nothing (0,) where they are classes
-        or bytes of pictures.
+    states: mean and standard deviation (N,) float32 of an observation; (0,) for classes.
     actions: likewise.
-    rewards: mean and deviation (1,).
-    sample: (n, A) float32 of actions, for quantiles; (0, 0) where they are classes.
+    rewards: mean and standard deviation (1,).
+    sample: (n, A) float32 of actions, for quantiles; (0, 0) for classes.
     """
 
     states: tuple[Tensor, Tensor]
@@ -30,7 +29,7 @@ class Steps(NamedTuple):
 
     states: (B, L, *observation) before the action; of grids (B, L, 2) int64, (row, column).
     actions: (B, L, *action); of grids (B, L) int64, 0 to 4.
-    rewards: (B, L) float32, or int64 of grids.
+    rewards: (B, L) float32.
     next_states: (B, L, *observation) after the action.
     dones: (B, L) bool, whether the transition ended an episode.
     """

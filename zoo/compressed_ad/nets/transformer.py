@@ -14,22 +14,22 @@ Activation = Literal["gelu", "relu"]
 INIT_STD = 0.02
 
 
-class Cache:
+class KVCache:
     """Keys and values of all layers for the tokens seen so far."""
 
     def __init__(self, depth: int) -> None:
         self.layers: list[tuple[Tensor, Tensor] | None] = [None] * depth
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, heads, N, head size) to a layer; returns all of it."""
-        if (held := self.layers[layer]) is not None:
-            keys, values = torch.cat([held[0], keys], 2), torch.cat([held[1], values], 2)
+        """Append (B, heads, N, head size) to a layer; return all of its keys and values."""
+        if (cached := self.layers[layer]) is not None:
+            keys, values = torch.cat([cached[0], keys], 2), torch.cat([cached[1], values], 2)
         self.layers[layer] = (keys, values)
         return keys, values
 
     def drop_last(self) -> None:
-        """Forget the newest token."""
-        self.layers = [None if held is None else (held[0][:, :, :-1], held[1][:, :, :-1]) for held in self.layers]
+        """Remove the newest token."""
+        self.layers = [None if each is None else (each[0][:, :, :-1], each[1][:, :, :-1]) for each in self.layers]
 
 
 class Attention(nn.Module):
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # (B, heads, N, D) each
         return q, k, v
 
-    def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, cache: KVCache | None = None, layer: int = 0) -> Tensor:
         """Attend; see `Transformer.forward`."""
         q, k, v = self.split(x)
         if cache is not None:
@@ -87,7 +87,7 @@ class Block(nn.Module):
         self.ln2 = nn.LayerNorm(dim)
         self.mlp = Feedforward(dim, hidden, dropout, activation)
 
-    def forward(self, x: Tensor, mask: Tensor | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, cache: KVCache | None = None, layer: int = 0) -> Tensor:
         """See `Transformer.forward`."""
         x = x + self.attn(self.ln1(x), mask, cache, layer)
         return x + self.mlp(self.ln2(x))
@@ -97,9 +97,6 @@ class Transformer(nn.Module):
     """Pre-norm transformer with learned positions.
 
     Args:
-        dim: width of the tokens.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         context: positions: the most tokens of a sequence, its last query included.
         feedforward: channels between the linear layers of a block; four times `dim` by default.
         dropout: of attention and of the blocks' outputs in training, 0 to below 1.
@@ -139,26 +136,22 @@ class Transformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: Cache | None = None
+        self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        """Transform a sequence.
+        """Transform tokens (B, N, dim).
 
         Args:
-            tokens: (B, N, dim).
             positions: of the tokens (N,), int64; 0 to N - 1 by default.
             mask: (N, M), true where token n may see key m; causal by default. A single token sees all by default.
             cache: of earlier tokens, which all these tokens see besides; it is extended. Give a mask, or one token.
-
-        Returns:
-            (B, N, dim).
         """
         if positions is None:
             if tokens.shape[1] > self.context:
                 raise ValueError(f"{tokens.shape[1]} tokens exceed the transformer's context of {self.context}")
-            place = self.pos_embedding[:, : tokens.shape[1]]
+            encoding = self.pos_embedding[:, : tokens.shape[1]]
         else:
-            place = self.pos_embedding[:, positions]
-        x = F.dropout(self.ln_in(tokens) + place, self.dropout, self.training)
+            encoding = self.pos_embedding[:, positions]
+        x = F.dropout(self.ln_in(tokens) + encoding, self.dropout, self.training)
         for number, block in enumerate(self.blocks):
             x = block(x, mask, cache, number)
         return self.ln_f(x)

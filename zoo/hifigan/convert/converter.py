@@ -77,7 +77,7 @@ class HifiganConverter(Converter[HifiganFile]):
         first, last = originals[0], originals[-1]
         return replace(first, state={**first.state, **last.state}, training=last.training)
 
-    def parse_content(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> HifiganFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> HifiganFile:
         """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         if "prenet" in content or "generator_modules" in content:
             raise ValueError(f"{path} is a vocoder of Miipher-2 with a prenet: convert it with `zoo convert miipher`")
@@ -113,9 +113,7 @@ class HifiganConverter(Converter[HifiganFile]):
         check_finite(original.state, path)
         return with_weight_norm_state(original.state)
 
-    def to_zoo(
-        self, original: HifiganFile, source: Path, is_checkpoint: bool, *args: Any, **options: Any
-    ) -> ConvertedModel:
+    def to_zoo(self, original: HifiganFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         check_finite(original.state, source)
         settings = read_settings(source)
@@ -147,7 +145,7 @@ class HifiganConverter(Converter[HifiganFile]):
             model.nets = {"generator": generator.remove_weight_norm_(), "mel": build(arguments["mel"])}
         return model
 
-    def from_zoo(self, source: Path, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
+    def from_zoo(self, source: Path, target: Path) -> dict[str, Any]:
         """Write a checkpoint of ours as `g_%08d`, `do_%08d` and config.json into a folder, or as its own project's."""
         source = find_checkpoint(source)
         zoo_checkpoint = read_zoo_checkpoint(source, self.inference)
@@ -190,7 +188,7 @@ class HifiganConverter(Converter[HifiganFile]):
         self.to_original(generator, written[0])
         return {"target": written, "tensors": len(zoo_checkpoint.state), "steps": steps, "notes": notes}
 
-    def to_original(self, module: nn.Module, path: Path | str, *args: Any, **kwargs: Any) -> None:
+    def to_original(self, module: nn.Module, path: Path | str) -> None:
         """Write a generator as an original `g_*` file, and its settings as config.json if none is there.
 
         ValueError when the format cannot hold it, or a config.json there describes another generator.
@@ -210,7 +208,7 @@ class HifiganConverter(Converter[HifiganFile]):
         content = {"generator": bigvgan.to_original_names(state, module) if isinstance(module, BigVGAN) else state}
         write_atomic(path, lambda file: torch.save(content, file))
 
-    def _from_module(self, module: nn.Module, target: Path, *args: Any, **options: Any) -> dict[str, Any]:
+    def _from_module(self, module: nn.Module, target: Path) -> dict[str, Any]:
         return super()._from_module(module, target if FILE_NAME.fullmatch(target.name) else target / "g_00000000")
 
 

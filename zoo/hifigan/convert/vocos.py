@@ -59,7 +59,7 @@ class VocosConverter(Converter[OriginalFile]):
         """Read weights and the settings next to them; see `Converter.read`."""
         return super().read(path / WEIGHTS if path.is_dir() else path, content=content)
 
-    def parse_content(self, content: Mapping[str, Any], path: Path, *args: Any, **options: Any) -> OriginalFile:
+    def parse_content(self, content: Mapping[str, Any], path: Path) -> OriginalFile:
         """Recognise the layout of a loaded file; see `Converter.parse_content`."""
         content = strip_all_wrappers(content)
         is_training = is_state_dict(content.get("state_dict"))
@@ -83,9 +83,7 @@ class VocosConverter(Converter[OriginalFile]):
         check_finite(original.state, path)
         return original.state
 
-    def to_zoo(
-        self, original: OriginalFile, source: Path, is_checkpoint: bool, *args: Any, **options: Any
-    ) -> ConvertedModel:
+    def to_zoo(self, original: OriginalFile, source: Path, is_checkpoint: bool) -> ConvertedModel:
         """Build what a checkpoint or an export holds; see `Converter.to_zoo`."""
         check_finite(original.state, source)
         arguments = task_arguments(original.settings, source)
@@ -122,10 +120,8 @@ class VocosConverter(Converter[OriginalFile]):
         self,
         module: nn.Module,
         path: Path | str,
-        *args: Any,
         mel: LogMel | EncodecFeatures | None = None,
         arguments: Mapping[str, Any] | None = None,
-        **kwargs: Any,
     ) -> None:
         """Write a Vocos, its front end, and the arguments that it was made with, as a folder of the hub.
 

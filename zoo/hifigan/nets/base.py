@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from zoo.audio.analysis.mel import LogMel
 from zoo.common.checks import check_one_of, check_within
 from zoo.hifigan.nets.conditioners import Conditioner
 
@@ -56,6 +57,19 @@ class WaveformGenerator(nn.Module):
                 del module.parametrizations
                 module.weight = nn.Parameter(weight)
         return self
+
+
+def check_front_end(generator: WaveformGenerator, mel: LogMel | BandwidthFeatures) -> None:
+    """Refuse a front end whose frames are not those of a generator with a ValueError."""
+    bandwidths = len(mel.bandwidths) if isinstance(mel, BandwidthFeatures) else 0
+    sizes = {"hop_length": mel.hop_length, "n_mels": mel.n_mels, "bandwidths": bandwidths}
+    needs = (generator.hop_length, generator.in_channels, generator.conditions or 0)
+    expected = dict(zip(sizes, needs, strict=True))
+    if sizes != expected:
+        raise ValueError(
+            f"the front end has {sizes}, the generator needs {expected}: its samples per frame (the product of "
+            "upsample_rates), in_channels and conditions"
+        )
 
 
 class Conditioned(WaveformGenerator):

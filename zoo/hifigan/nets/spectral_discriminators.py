@@ -83,14 +83,7 @@ class BandDiscriminator(nn.Module):
 
     window: Tensor
 
-    def __init__(
-        self,
-        window: int,
-        bands: Sequence[float],
-        channels: int,
-        match_stride: bool,
-        every_map: bool,
-    ) -> None:
+    def __init__(self, window: int, bands: Sequence[float], channels: int) -> None:
         super().__init__()
         bins = window // 2 + 1
         self.edges = [int(share * bins) for share in bands]
@@ -98,7 +91,7 @@ class BandDiscriminator(nn.Module):
             raise ValueError(
                 f"a transform of {window} samples has bands {self.edges}, one without bins: take a larger one"
             )
-        self.n_fft, self.match_stride, self.every_map = window, match_stride, every_map
+        self.n_fft = window
 
         def stack() -> nn.ModuleList:
             return nn.ModuleList(map(parametrizations.weight_norm, spectral_convolutions(2, channels)))
@@ -112,11 +105,7 @@ class BandDiscriminator(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             hop = self.n_fft // 4
             x = normalize_peak(promote_to_float32(x))[:, 0]
-            if self.match_stride:
-                padding = (self.n_fft - hop) // 2
-                x = F.pad(x[:, None], (padding, padding - x.shape[-1] % -hop), mode="reflect")[:, 0]
             spectrum = torch.stft(x, self.n_fft, hop, window=self.window, return_complex=True)
-            spectrum = spectrum[..., 2:-2] if self.match_stride else spectrum
             return torch.view_as_real(spectrum).permute(0, 3, 2, 1)
 
     def forward(self, x: Tensor) -> Output:
@@ -126,7 +115,7 @@ class BandDiscriminator(nn.Module):
             band = spectrum[..., low:high]
             for index, conv in enumerate(convs.children()):
                 band = F.leaky_relu(conv(band), SLOPE)  # (B, C, F, bins)
-                if index or self.every_map:
+                if index:
                     maps.append(band)
             ends.append(band)
         scores = self.conv_post(torch.cat(ends, -1))
@@ -140,8 +129,6 @@ class MultiBandDiscriminator(DiscriminatorList):
         fft_sizes: size of each transform in samples; a quarter of it is the hop.
         bands: edges as shares of the bins.
         channels: of all layers.
-        match_stride: frames as DAC takes them, without those at the ends.
-        every_map: return each band's first map too (DAC).
 
     Source: DAC, section 3.4 (Kumar et al., 2023); Vocos, section 3.4 (Siuzdak, 2023).
     """
@@ -151,14 +138,10 @@ class MultiBandDiscriminator(DiscriminatorList):
         fft_sizes: Sequence[int] = (2048, 1024, 512),
         bands: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0),
         channels: int = 32,
-        match_stride: bool = False,
-        every_map: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(1, channels=channels)
-        self.discriminators = nn.ModuleList(
-            BandDiscriminator(size, bands, channels, match_stride, every_map) for size in fft_sizes
-        )
+        self.discriminators = nn.ModuleList(BandDiscriminator(size, bands, channels) for size in fft_sizes)
 
 
 class OctaveDiscriminator(nn.Module):

@@ -1,7 +1,7 @@
 """Converters between our checkpoints and the files of the Miipher-2 reproductions."""
 
+from zoo.miipher.convert.config import convert_config
 from zoo.miipher.convert.converter import MiipherConverter
-from zoo.miipher.convert.recipe import convert_config
 
 __all__ = [
     "convert",

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from zoo.common.build import build, check_state_dict
 from zoo.common.registry import public_name
 from zoo.convert.network_description import component
-from zoo.miipher.convert.rules import LAST_NORM, CleanerState, MiipherFile, block_of
+from zoo.miipher.convert.layouts import LAST_NORM, CleanerState, MiipherFile, parse_block_index
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Built(NamedTuple):
-    """A cleaner with the original's weights, the description that builds it anew, and what was decided or differs."""
+    """A cleaner with the original's weights, the description that builds it, and notes on decisions and differences."""
 
     cleaner: Cleaner
     spec: dict[str, Any]
@@ -43,27 +42,34 @@ def build_cleaner(
     attachment: Attachment = "auto",
 ) -> Built:
     """Build the cleaner of an original, see `MiipherConverter.from_original`; `source` is the backbone's."""
-    where = original.files[0]
+    path = original.files[0]
     name = str(source if source is not None else original.settings.get("hubert_model_name") or "")
     if not name:
-        raise ValueError(f"{where} does not say its backbone: give the transformers folder (or hub id) as backbone=")
+        raise ValueError(f"{path} does not say its backbone: give the transformers folder (or hub id) as backbone=")
     if original.cleaner is None:
-        raise ValueError(f"{where} holds no adapters (it is a vocoder: vocoder_from_original reads it)")
+        raise ValueError(f"{path} holds no adapters (it is a vocoder: vocoder_from_original reads it)")
     state = original.cleaner
     if state.inside:
         raise ValueError(
-            f"{where}: adapters inside the blocks (…layers.0.adapter.ff) are Miipher-2's first era: they follow the "
+            f"{path}: adapters inside the blocks (…layers.0.adapter.ff) are Miipher-2's first era: they follow the "
             "whole block, h + ff(h), which our adapters parallel to the feed-forward cannot represent; train anew"
         )
-    count, era = _block_count(state, original.settings, layer, where)
+    count, era = _block_count(state, original.settings, layer, path)
     backbone = {"source": name, "layer": count, "family": _family(name, state), "pad": pad}
-    cleaner, spec = _cleaner(backbone, ParallelAdapters, hidden_dim=state.hidden_dim)
+    spec = component_spec(
+        Cleaner,
+        backbone=component_spec(Backbone, **backbone),
+        adapters=component_spec(ParallelAdapters, hidden_dim=state.hidden_dim),
+    )
+    cleaner: Cleaner = build(spec, Cleaner)
     notes = [f"layers counted {era}: the feature is the output of block {count}"]
-    notes += _take_backbone(cleaner.backbone, state, where)
-    _check_attachment(cleaner.backbone, state, era, attachment, where)
-    _load(cleaner.adapters, {**state.adapters, **state.norms()}, where)
+    notes += _take_backbone(cleaner.backbone, state, path)
+    _check_attachment(cleaner.backbone, state, era, attachment, path)
+    adapters = {**state.adapters, **state.norms()}
+    check_state_dict(cleaner.adapters, adapters, str(path), "the adapters")
+    cleaner.adapters.load_state_dict(adapters)
     for note in notes[1:]:
-        log.warning("%s: %s", where, note)
+        log.warning("%s: %s", path, note)
     return Built(cleaner, spec, notes)
 
 
@@ -92,9 +98,9 @@ def _check_attachment(backbone: Backbone, state: CleanerState, era: str, attachm
     """Refuse adapters that may follow the whole block: that era trained no norms, the later one does."""
     if era == "from 1" or attachment == "parallel":
         return
-    own = backbone.model.state_dict()
-    norms = {key: value for key, value in state.backbone.items() if key in own and f".{LAST_NORM}." in key}
-    if all(torch.equal(value.float(), own[key].float()) for key, value in norms.items()):
+    state_dict = backbone.model.state_dict()
+    norms = {key: value for key, value in state.backbone.items() if key in state_dict and f".{LAST_NORM}." in key}
+    if all(torch.equal(value.float(), state_dict[key].float()) for key, value in norms.items()):
         raise ValueError(
             f"{source}: the blocks' {LAST_NORM} are the backbone's own, so the adapters may be of the era before "
             "2025-06-19, when they followed the whole block, h + ff(h), which ours cannot represent. Give "
@@ -110,39 +116,29 @@ def _family(source: str, state: CleanerState) -> str:
 
 
 def _take_backbone(backbone: Backbone, state: CleanerState, source: Path) -> list[str]:
-    """Give the backbone the file's frozen tensors, without the norms that it trained; notes on those that differ."""
-    own, given = backbone.model.state_dict(), state.backbone
+    """Give the backbone the file's frozen tensors, without the trained norms; note those that differ."""
+    current = backbone.model.state_dict()
     stable = isinstance(backbone.model.encoder.layer_norm, torch.nn.Identity)
 
-    def is_beyond(key: str) -> bool:
-        block = block_of(key)
-        return (block is not None and block >= state.count) or (stable and key.startswith("encoder.layer_norm."))
+    def is_unused(key: str) -> bool:
+        block = parse_block_index(key)
+        is_later = block is not None and block >= state.count
+        return key == UNUSED or is_later or (stable and key.startswith("encoder.layer_norm."))
 
-    expected = {key: value for key, value in given.items() if key in own or not (key == UNUSED or is_beyond(key))}
-    if UNUSED in own:
-        expected.setdefault(UNUSED, own[UNUSED])
+    expected = {key: value for key, value in state.backbone.items() if key in current or not is_unused(key)}
+    if UNUSED in current:
+        expected.setdefault(UNUSED, current[UNUSED])
     check_state_dict(backbone.model, expected, str(source), "the backbone")
-    frozen = {key: value for key, value in state.frozen().items() if key in own}
-    differing = [key for key, value in frozen.items() if not torch.equal(value.to(own[key]), own[key])]
+    frozen = {key: value for key, value in state.frozen().items() if key in current}
+    differing = [key for key, value in frozen.items() if not torch.equal(value.to(current[key]), current[key])]
     backbone.load_state_dict({f"model.{key}": value for key, value in frozen.items()}, strict=False)
     if not differing:
         return []
     return [f"{len(differing)} frozen tensors differ from the backbone's and are the file's, among them {differing[0]}"]
 
 
-def _cleaner(backbone: dict[str, Any], adapters: type, **arguments: Any) -> tuple[Cleaner, dict[str, Any]]:
-    """Build a cleaner, and describe it with every argument written out."""
-    spec = spec_of(Cleaner, backbone=spec_of(Backbone, **backbone), adapters=spec_of(adapters, **arguments))
-    return build(spec, Cleaner), spec
-
-
-def spec_of(cls: type, **given: Any) -> dict[str, Any]:
-    """`class_path` and `init_args` of a class, every argument that has a default written out."""
+def component_spec(cls: type, **arguments: Any) -> dict[str, Any]:
+    """Describe a class by `class_path` and `init_args`, with every argument that has a default."""
     parameters = inspect.signature(cls).parameters.values()
     defaults = {entry.name: entry.default for entry in parameters if entry.default is not entry.empty}
-    return component(public_name(cls), **{**defaults, **given})
-
-
-def _load(adapters: torch.nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    check_state_dict(adapters, state, str(source), "the adapters")
-    adapters.load_state_dict(dict(state))
+    return component(public_name(cls), **{**defaults, **arguments})

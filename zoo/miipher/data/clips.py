@@ -22,19 +22,19 @@ Versions = tuple[Corpus, Sequence[Sequence[int]] | np.ndarray]  # degraded clips
 
 @dataclass(eq=False)
 class Degradation:
-    """What makes the degraded version of a clip: made on the spot, or read from a corpus of degraded versions."""
+    """Makes the degraded version of a clip on the spot, or reads it from a corpus of degraded versions."""
 
     degrader: Degrader | None  # for versions made on the spot
     noises: Corpus | None = None
     rirs: Sequence[np.ndarray] = ()  # room impulse responses (T,) at 16 kHz
     versions: Versions | None = None
 
-    def degraded(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
-        """The degraded version (T,) of a piece of clip `index` that starts at sample `start`."""
+    def degraded_input(self, clean: np.ndarray, index: int, start: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the degraded version (T,) of a piece of clip `index` that starts at sample `start`."""
         if self.versions is not None:
             corpus, numbers = self.versions
-            found = corpus.read(int(rng.choice(numbers[index])), start, len(clean))
-            return np.pad(found, (0, len(clean) - len(found)))
+            version = corpus.read(int(rng.choice(numbers[index])), start, len(clean))
+            return np.pad(version, (0, len(clean) - len(version)))
         if self.degrader is None:
             return clean
         return self.degrader.degrade(clean, SAMPLE_RATE, rng, self.noises, self.rirs).audio
@@ -60,7 +60,7 @@ class Clips(Dataset[Item]):
         room = max(int(self.corpus.lengths[index]) - self.max_samples, 0)
         start = int(rng.integers(room + 1)) if epoch >= 0 else 0
         clean = read_normalized(self.corpus, index, True, start, self.max_samples)
-        degraded = self.degradation.degraded(clean.numpy(), index, start, rng)
+        degraded = self.degradation.degraded_input(clean.numpy(), index, start, rng)
         return {"clean": clean, "input": torch.from_numpy(degraded), "lengths": torch.tensor(len(clean))}
 
 
@@ -91,14 +91,14 @@ class Segments(Dataset[Item]):
         first = int(np.clip(start - self.context, 0, max(available - window, 0)))
         clean = read_normalized(speech, index, True, first * hop, window * hop)
         is_clean = bool(rng.random() < self.clean_share)
-        degraded = (
-            clean if is_clean else torch.from_numpy(self.degradation.degraded(clean.numpy(), index, first * hop, rng))
-        )
+        degraded = clean
+        if not is_clean:
+            degraded = torch.from_numpy(self.degradation.degraded_input(clean.numpy(), index, first * hop, rng))
         target = read_normalized(audio, index, True, start * audio_hop, self.frames * audio_hop)
         return {
-            "input": _padded(degraded, window * hop),
+            "input": _pad(degraded, window * hop),
             "lengths": torch.tensor(len(degraded)),
-            "audio": _padded(target, self.frames * audio_hop),
+            "audio": _pad(target, self.frames * audio_hop),
             "first": torch.tensor(start - first),
             "frames": self.frames,
             "is_clean": is_clean,
@@ -124,5 +124,5 @@ class Pairs(Dataset[Item]):
         return {"input": clip["input"][: frames * self.hops[0]], "audio": audio}
 
 
-def _padded(audio: Tensor, samples: int) -> Tensor:
+def _pad(audio: Tensor, samples: int) -> Tensor:
     return torch.nn.functional.pad(audio, (0, samples - len(audio)))

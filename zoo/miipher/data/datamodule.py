@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ from zoo.audio.augment.degrade import Degrader
 from zoo.audio.augment.rooms import load_noises, load_rirs
 from zoo.audio.corpora.cache import CorpusCache, build_cache, relative_names
 from zoo.audio.corpora.corpus import (
-    CACHES,
     MAX_EXAMPLES,
     Corpus,
+    CorpusOptions,
     MemoryCorpus,
     cache_dir,
     corpus_files,
@@ -37,14 +37,47 @@ from zoo.training.datamodule import ZooDataModule
 
 FRAME_SAMPLES = SAMPLE_RATE // 50  # of the encoders, 20 ms: shorter clips have no features
 
-log = logging.getLogger(__name__)
+Indices = Sequence[int] | np.ndarray
 
 
-class Part(NamedTuple):
-    """What training or validation reads: corpora at the rates asked for, which clips, and what degrades them."""
+@dataclass(frozen=True)
+class SpeakerSplit:
+    """Which clips are for validation.
+
+    Args:
+        speakers: whose clips they are; none takes the last `items` of the sorted corpus.
+        items: number of validation clips when no speakers are named.
+        seconds: longest excerpt of a validation clip.
+    """
+
+    speakers: tuple[str, ...] = ()
+    items: int = 8
+    seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class DegradationOptions:
+    """Degradation on the spot.
+
+    Args:
+        degrader: how to degrade; null leaves the input clean.
+        noise: folder of noise; null for noise made in code.
+        rir: folder of room impulse responses; null for some made in code.
+    """
+
+    degrader: Degrader | None = None
+    noise: str | None = None
+    rir: str | None = None
+
+
+DEFAULT_SPLIT, DEFAULT_DEGRADATION, DEFAULT_CORPUS = SpeakerSplit(), DegradationOptions(), CorpusOptions()
+
+
+class CorpusPart(NamedTuple):
+    """The clips of training or validation: corpora at the rates of the data, which clips, and their degradation."""
 
     corpora: list[Corpus]
-    indices: Sequence[int] | np.ndarray
+    indices: Indices
     degradation: Degradation
 
 
@@ -57,23 +90,16 @@ class SpeechData(ZooDataModule):
 
     Args:
         root: folder of clean speech; null for the embedded corpus.
-        kind: its layout; auto looks.
+        kind: its layout; auto detects it.
         degraded: folder of degraded versions, the tree mirrored, as `zoo degrade` writes it, or flat where stems are
             unique; of the clean clip's length within 20 ms. Null degrades on the spot.
-        degrader: how to degrade on the spot; null leaves the input clean.
-        noise: folder of noise; null for noise made in code.
-        rir: folder of room impulse responses; null for some made in code.
+        degradation: on the spot.
         val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
             training alone.
         val_degraded: folder of its degraded versions.
         max_seconds: longest training crop.
-        val_speakers: their clips are for validation; none takes the last `val_items` of the sorted corpus.
-        val_items: number of validation clips when no speakers are named.
-        val_seconds: longest excerpt of a validation clip.
-        cache: folder of the corpus caches.
-        max_bad_share: share of unreadable files above which the run stops; below it they are named and left out.
-        embedded_if_missing: use the embedded corpus, with a message, when `root` does not exist.
-        embedded_utterances: size of the embedded corpus.
+        split: clips for validation.
+        corpus: caches, unreadable files and the embedded corpus.
         batch_size: clips per batch and process, of similar length.
         num_workers: loader processes.
         seed: of order, crops and degradation.
@@ -87,47 +113,37 @@ class SpeechData(ZooDataModule):
         root: str | None = None,
         kind: CorpusKind = "auto",
         degraded: str | None = None,
-        degrader: Degrader | None = None,
-        noise: str | None = None,
-        rir: str | None = None,
+        degradation: DegradationOptions = DEFAULT_DEGRADATION,
         val_root: str | None = None,
         val_degraded: str | None = None,
         max_seconds: float = 10.0,
-        val_speakers: list[str] | None = None,
-        val_items: int = 8,
-        val_seconds: float = 10.0,
-        cache: str = CACHES,
-        max_bad_share: float = 0.1,
-        embedded_if_missing: bool = False,
-        embedded_utterances: int = 24,
+        split: SpeakerSplit = DEFAULT_SPLIT,
+        corpus: CorpusOptions = DEFAULT_CORPUS,
         batch_size: int = 8,
         num_workers: int = 0,
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if degraded is not None and degrader is not None:
+        if degraded is not None and degradation.degrader is not None:
             raise ValueError(
-                "data: give either degraded (versions made before) or degrader (made on the spot), not both"
+                "data: give either degraded (versions made before) or degradation.degrader (on the spot), not both"
             )
-        self.rates = [SAMPLE_RATE]  # at which the clean corpus is needed, in Hz
-        self.root = find_data_folder("root", root, embedded_if_missing)
-        missing = self.root is None
+        self.rates = [SAMPLE_RATE]  # of the clean corpus, in Hz
+        optional = corpus.embedded_if_missing
+        self.root = find_data_folder("root", root, optional)
+        is_embedded = self.root is None
         self.kind: CorpusKind = kind
-        self.degraded = None if missing else find_data_folder("degraded", degraded, False)
-        self.degrader = degrader
-        self.noise = find_data_folder("noise", noise, embedded_if_missing)
-        self.rir = find_data_folder("rir", rir, embedded_if_missing)
-        self.val_root = None if missing else find_data_folder("val_root", val_root, False)
-        self.val_degraded = None if missing else find_data_folder("val_degraded", val_degraded, False)
+        self.degraded = None if is_embedded else find_data_folder("degraded", degraded, False)
+        self.degrader = degradation.degrader
+        self.noise = find_data_folder("degradation.noise", degradation.noise, optional)
+        self.rir = find_data_folder("degradation.rir", degradation.rir, optional)
+        self.val_root = None if is_embedded else find_data_folder("val_root", val_root, False)
+        self.val_degraded = None if is_embedded else find_data_folder("val_degraded", val_degraded, False)
         if self.val_root is not None and (self.degraded is None) != (self.val_degraded is None):
             raise ValueError("data: val_root needs val_degraded where degraded is given, and only there")
         self.max_samples = int(max_seconds * SAMPLE_RATE)
-        self.val_speakers = list(val_speakers or [])
-        self.val_items = val_items
-        self.val_samples = int(val_seconds * SAMPLE_RATE)
-        self.cache = Path(cache)
-        self.max_bad_share = max_bad_share
-        self.embedded_utterances = embedded_utterances
+        self.split, self.val_samples = split, int(split.seconds * SAMPLE_RATE)
+        self.corpus = corpus
 
     def prepare_data(self) -> None:
         """Write the corpus caches, once per machine."""
@@ -149,49 +165,48 @@ class SpeechData(ZooDataModule):
         self.lengths = np.minimum(select(speech.lengths, train.indices), self.max_samples)
         self.file_facts = (select(speech.lengths, train.indices),)
 
-    def parts(self) -> tuple[Part, Part]:
-        """What training and validation read."""
+    def parts(self) -> tuple[CorpusPart, CorpusPart]:
+        """Open the corpora of training and of validation."""
         corpora = self._open(self.root)
-        versions = self._versions(corpora[0], self.root, self.degraded)
+        versions = self._match_versions(corpora[0], self.root, self.degraded)
         if self.val_root is None:
-            train, val = self.split(corpora[0])
-            held_out, held_out_versions = corpora, versions
+            train, val = self._split(corpora[0])
+            val_corpora, val_versions = corpora, versions
         else:
-            held_out = self._open(self.val_root)
-            held_out_versions = self._versions(held_out[0], self.val_root, self.val_degraded)
-            train, val = (range(len(each[0].lengths)) for each in (corpora, held_out))
+            val_corpora = self._open(self.val_root)
+            val_versions = self._match_versions(val_corpora[0], self.val_root, self.val_degraded)
+            train, val = (range(len(each[0].lengths)) for each in (corpora, val_corpora))
         train, val = (
             drop_short_clips(speech.lengths, speech.names, indices, FRAME_SAMPLES)
-            for speech, indices in ((corpora[0], train), (held_out[0], val))
+            for speech, indices in ((corpora[0], train), (val_corpora[0], val))
         )
         return (
-            Part(corpora, train, self.degradation(True, versions)),
-            Part(held_out, val, self.degradation(False, held_out_versions)),
+            CorpusPart(corpora, train, self._degradation(True, versions)),
+            CorpusPart(val_corpora, val, self._degradation(False, val_versions)),
         )
 
-    def degradation(self, training: bool, versions: Versions | None) -> Degradation:
-        """What degrades the clips of training or of validation, whose noises differ."""
+    def _degradation(self, training: bool, versions: Versions | None) -> Degradation:
+        """Make the degradation of training or of validation, whose noises differ."""
         if versions is not None or self.degrader is None:
             return Degradation(None, versions=versions)
-        noises = load_noises(self.noise, self.cache, SAMPLE_RATE, training)
+        noises = load_noises(self.noise, Path(self.corpus.cache), SAMPLE_RATE, training)
         return Degradation(self.degrader, noises, load_rirs(self.rir, SAMPLE_RATE))
 
-    def split(self, corpus: Corpus) -> tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]:
-        """Numbers of the clips for training and for validation."""
-        if not self.val_speakers or self.root is None:
-            return split_last_items(len(corpus.lengths), self.val_items)
+    def _split(self, corpus: Corpus) -> tuple[Indices, Indices]:
+        """Number the clips for training and for validation."""
+        if not self.split.speakers or self.root is None:
+            return split_last_items(len(corpus.lengths), self.split.items)
         assert isinstance(corpus, CorpusCache)
         utterances = list_utterances(self.root, self.kind, with_text=False)
         names = relative_names([utterance.path for utterance in utterances], self.root)
         speakers = dict(zip(names, (utterance.speaker for utterance in utterances), strict=True))
-        unknown = set(self.val_speakers) - set(speakers.values())
-        if unknown:
-            raise ValueError(f"data.init_args.val_speakers: no {', '.join(sorted(unknown))} in {self.root}")
-        return corpus.split(lambda name: speakers[name] in self.val_speakers)
+        if unknown := set(self.split.speakers) - set(speakers.values()):
+            raise ValueError(f"data.init_args.split.speakers: no {', '.join(sorted(unknown))} in {self.root}")
+        return corpus.split(lambda name: speakers[name] in self.split.speakers)
 
     def collate(self, items: Sequence[Item]) -> Item:
         """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
-        return {key: _joined([item[key] for item in items]) for key in items[0]}
+        return {key: _join([item[key] for item in items]) for key in items[0]}
 
     def _files(self, root: Path) -> Sequence[Path]:
         return [utterance.path for utterance in list_utterances(root, self.kind, with_text=False)]
@@ -199,34 +214,34 @@ class SpeechData(ZooDataModule):
     def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:
             raise ValueError(f"no audio file below {root}")
-        folder = cache_dir(self.cache, root, sample_rate)
-        build_cache(paths, folder, sample_rate, max_bad_share=self.max_bad_share, root=root)
+        folder = cache_dir(self.corpus.cache, root, sample_rate)
+        build_cache(paths, folder, sample_rate, max_bad_share=self.corpus.max_bad_share, root=root)
 
     def _open(self, root: Path | None) -> list[Corpus]:
-        """A clean corpus at each of the rates."""
+        """Open a clean corpus at each of the rates."""
         rates = self.rates
         if root is None:
-            embedded = EmbeddedCorpus(self.embedded_utterances, rates[-1])
-            clips = [embedded.read(index) for index in range(self.embedded_utterances)]
+            embedded = EmbeddedCorpus(self.corpus.embedded_utterances, rates[-1])
+            clips = [embedded.read(index) for index in range(self.corpus.embedded_utterances)]
             return [
                 MemoryCorpus(embedded.names, [resample_array(clip, rates[-1], rate) for clip in clips])
                 for rate in rates
             ]
-        caches = [CorpusCache(cache_dir(self.cache, root, rate)) for rate in rates]
+        caches = [CorpusCache(cache_dir(self.corpus.cache, root, rate)) for rate in rates]
         if any(cache.names != caches[0].names for cache in caches[1:]):
-            raise ValueError(f"the caches of {root} at {rates} Hz differ: delete them below {self.cache}")
+            raise ValueError(f"the caches of {root} at {rates} Hz differ: delete them below {self.corpus.cache}")
         return [*caches]
 
-    def _versions(self, corpus: Corpus, root: Path | None, folder: Path | None) -> Versions | None:
-        """The degraded corpus, and for each clean clip the numbers of its versions."""
+    def _match_versions(self, corpus: Corpus, root: Path | None, folder: Path | None) -> Versions | None:
+        """Open the degraded corpus, and number the versions of each clean clip."""
         if folder is None:
             return None
-        degraded = CorpusCache(cache_dir(self.cache, folder, SAMPLE_RATE))
+        degraded = CorpusCache(cache_dir(self.corpus.cache, folder, SAMPLE_RATE))
         versions = match_companions(corpus.names, degraded.names)
-        if lacking := [name for name, numbers in zip(corpus.names, versions, strict=True) if not numbers]:
+        if missing := [name for name, numbers in zip(corpus.names, versions, strict=True) if not numbers]:
             raise ValueError(
-                f"data.init_args.degraded: {len(lacking)} clips of {root} have no degraded version of their path "
-                f"in {folder}: {', '.join(lacking[:MAX_EXAMPLES])}"
+                f"data.init_args.degraded: {len(missing)} clips of {root} have no degraded version of their path "
+                f"in {folder}: {', '.join(missing[:MAX_EXAMPLES])}"
             )
         uneven = [
             f"{degraded.names[number]} ({degraded.lengths[number]} samples, expected {length})"
@@ -287,7 +302,7 @@ class VocoderSegments(SpeechData):
         self.val_set = Pairs(Clips(speech, val.indices, val.degradation, self.val_samples, self.seed), audio, self.hops)
 
 
-def _joined(values: Sequence[Any]) -> Any:
+def _join(values: Sequence[Any]) -> Any:
     if not isinstance(values[0], Tensor):
         return list(values)
     return pad_sequence(list(values), batch_first=True) if values[0].ndim else torch.stack(list(values))

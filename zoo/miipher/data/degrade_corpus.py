@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from zoo.audio.corpora.cache import build_cache
 from zoo.audio.corpora.corpus import Corpus, cache_dir
 from zoo.audio.corpora.layouts import CorpusKind, Utterance, list_utterances
 from zoo.audio.io import files
-from zoo.common.atomic_files import replace_atomically
 from zoo.common.checks import check_at_least
 from zoo.common.journal import Journal, begin_output
 from zoo.common.locks import writes_into
@@ -35,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Job:
+class DegradationJob:
     """The copies to make of one utterance."""
 
     utterance: Utterance
@@ -44,8 +42,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """All that a process needs to carry out jobs."""
+class DegradationWorker:
+    """Carries out jobs, in any process."""
 
     degrader: Degrader
     noises: Corpus | None
@@ -54,7 +52,7 @@ class Workbench:
     root: Path  # of the corpus, to which the manifest's sources are relative
     output: Path  # folder of the mirrored trees
 
-    def work(self, job: Job) -> list[Row]:
+    def work(self, job: DegradationJob) -> list[Row]:
         """Write the copies of an utterance; returns a row of the manifest for each.
 
         A result that cannot be written is an OSError: the next ones would fare no better.
@@ -66,7 +64,7 @@ class Workbench:
         try:
             clean = files.read_mono(utterance.path, self.sample_rate)
             clean = clean / max(1.0, float(np.abs(clean).max()))
-            made = [
+            copies = [
                 self.degrader.degrade(clean, self.sample_rate, np.random.default_rng(seed), self.noises, self.rirs)
                 for _, seed in job.copies
             ]
@@ -76,9 +74,9 @@ class Workbench:
         facts |= {"samples": len(clean)}
         rows = [
             {"key": key, "status": "done", "error": None, **facts, "degradation": copy.details}
-            for (key, _), copy in zip(job.copies, made, strict=True)
+            for (key, _), copy in zip(job.copies, copies, strict=True)
         ]
-        self._write(self.output / job.split, [row["key"] for row in rows], clean, [copy.audio for copy in made])
+        self._write(self.output / job.split, [row["key"] for row in rows], clean, [copy.audio for copy in copies])
         return rows
 
     def _write(self, folder: Path, keys: Sequence[str], clean: np.ndarray, degraded: Sequence[np.ndarray]) -> None:
@@ -92,8 +90,7 @@ class Workbench:
                 try:
                     os.link(first, target)
                 except OSError:
-                    with replace_atomically(target) as temporary:
-                        shutil.copyfile(first, temporary)
+                    files.write(target, clean, self.sample_rate, _subtype(clean))
             files.write(folder / "degraded" / f"{key}.wav", copy, self.sample_rate, _subtype(copy))
 
 
@@ -102,10 +99,10 @@ def _subtype(audio: np.ndarray) -> str:
     return "PCM_16" if np.abs(audio).max() >= QUIET_PEAK else "PCM_32"
 
 
-def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int) -> list[Job]:
-    """The jobs of a corpus, shuffled; the first `val_items` are for validation.
+def assign_copies(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int) -> list[DegradationJob]:
+    """Make the jobs of a corpus, shuffled; the first `val_items` are for validation.
 
-    The seed of a copy follows from `seed`, the place of its utterance among the given ones, and its own number.
+    The seed of a copy follows from `seed`, its utterance's place in the corpus, and its number.
     """
     from zoo.training.resume import item_seed  # imports Lightning, which the workers do not need
 
@@ -114,8 +111,8 @@ def plan(utterances: Sequence[Utterance], copies: int, seed: int, val_items: int
     jobs = []
     for place, index in enumerate(np.random.default_rng(seed).permutation(len(utterances)).tolist()):
         name = utterances[index].name
-        made = tuple((f"{name}_{copy}", item_seed(seed, copy, index)) for copy in range(copies))
-        jobs.append(Job(utterances[index], "val" if place < val_items else "train", made))
+        seeds = tuple((f"{name}_{copy}", item_seed(seed, copy, index)) for copy in range(copies))
+        jobs.append(DegradationJob(utterances[index], "val" if place < val_items else "train", seeds))
     return jobs
 
 
@@ -133,26 +130,10 @@ def degrade_corpus(
     workers: int = 0,
     progress: bool = True,
 ) -> dict[str, int]:
-    """Write degraded copies of a corpus as mirrored trees.
+    """Write degraded copies of a corpus, with noises and room responses (T,) at `sample_rate`; see `degrade`.
 
-    `OUTPUT/{train,val}/clean/<key>.wav` and `.../degraded/<key>.wav` are both mono and of equal length, of 16 bits or,
-    where quiet, 32. A key is the utterance's name, `_` and the number of the copy. The randomness of a copy follows
-    from the seed, the utterance's place in the sorted corpus and the copy's number alone. A killed call is resumed by
-    the same call.
-
-    The other arguments are those of `degrade`.
-
-    Args:
-        noises: at `sample_rate`, or None.
-        rirs: room impulse responses (T,) float32 at `sample_rate`, or None.
-
-    Returns:
-        Counts: `done` and `failed` copies, `skipped` ones that earlier calls made, `bad_files` that failed.
-
-    Raises:
-        FileNotFoundError: there is no corpus.
-        ValueError: an option out of range, no training utterance left, or `output` was begun with other settings.
-        OSError: the disk is full or a worker died; the same call goes on.
+    `OUTPUT/{train,val}/{clean,degraded}/<utterance>_<copy>.wav` are mono and of equal length, of 16 bits or, if quiet,
+    32. Returns counts: `done`, `failed`, `skipped`, `bad_files`. ValueError for an output begun with other settings.
     """
     clean, output = Path(clean), Path(output)
     check_at_least(1, copies=copies, sample_rate=sample_rate)
@@ -160,7 +141,7 @@ def degrade_corpus(
     if output.resolve().is_relative_to(clean.resolve()):
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = list_utterances(clean, kind)
-    jobs = plan(utterances, copies, seed, val_items)
+    jobs = assign_copies(utterances, copies, seed, val_items)
     degrader_settings = {**vars(degrader), **asdict(degrader.ranges), "codecs": degrader.ranges.codec_settings}
     del degrader_settings["ranges"]
     settings: Row = {
@@ -171,26 +152,31 @@ def degrade_corpus(
         "rirs": _digest(rirs),
     }
     begin_output(output, settings, sweep=True)
-    bench = Workbench(degrader, noises, rirs, sample_rate, clean, output)
+    worker = DegradationWorker(degrader, noises, rirs, sample_rate, clean, output)
     manifest = Journal(output / "manifest.jsonl")
     manifest.open()
-    made = sum(
-        _make_copies([job for job in jobs if job.split == split], split, bench, manifest, workers, progress)
+    written = sum(
+        _write_copies(worker, [job for job in jobs if job.split == split], split, manifest, workers, progress)
         for split in SPLITS
     )
     keys = [key for job in jobs for key, _ in job.copies]
     rows = manifest.close(keys)
     failed = [row for row in rows if row["status"] == "failed"]
-    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - made}
+    counts = {"done": len(rows) - len(failed), "failed": len(failed), "skipped": len(keys) - written}
     return {**counts, "bad_files": len({row["source"] for row in failed})}
 
 
-def _make_copies(
-    jobs: Sequence[Job], split: str, bench: Workbench, manifest: Journal, workers: int, progress: bool
+def _write_copies(
+    worker: DegradationWorker,
+    jobs: Sequence[DegradationJob],
+    split: str,
+    manifest: Journal,
+    workers: int,
+    progress: bool,
 ) -> int:
-    """Make the copies of a split that are missing, with a row of the manifest each; returns their number."""
-    todo = _remaining(jobs, manifest.rows, bench.output)
-    for rows in track(map_in_processes(bench.work, todo, workers), split, len(todo), disable=not (progress and todo)):
+    """Write the copies of a split that are missing, with a row of the manifest each; return their number."""
+    todo = _remaining(jobs, manifest.rows, worker.output)
+    for rows in track(map_in_processes(worker.work, todo, workers), split, len(todo), disable=not (progress and todo)):
         for row in rows:
             manifest.add(row)
         if rows[0]["status"] == "failed":
@@ -198,22 +184,22 @@ def _make_copies(
     return sum(len(job.copies) for job in todo)
 
 
-def _remaining(jobs: Sequence[Job], rows: Mapping[str, Row], output: Path) -> list[Job]:
-    """The copies of a split without row or file."""
-    left = []
+def _remaining(jobs: Sequence[DegradationJob], rows: Mapping[str, Row], output: Path) -> list[DegradationJob]:
+    """Select the copies of a split without row or file."""
+    remaining = []
     for job in jobs:
-        todo = []
+        copies = []
         for key, seed in job.copies:
             pair = (output / job.split / part / f"{key}.wav" for part in ("clean", "degraded"))
             if rows.get(key, {}).get("status") != "done" or not all(path.is_file() for path in pair):
-                todo.append((key, seed))
-        if todo:
-            left.append(Job(job.utterance, job.split, tuple(todo)))
-    return left
+                copies.append((key, seed))
+        if copies:
+            remaining.append(DegradationJob(job.utterance, job.split, tuple(copies)))
+    return remaining
 
 
 def _digest(content: Any) -> str | None:
-    """Tells two materials apart; None for no material."""
+    """Hash noises or room responses; None for none."""
     if content is None:
         return None
     digest = hashlib.sha256()
@@ -240,14 +226,14 @@ def degrade(
 ) -> dict[str, int]:
     """Write degraded copies of a corpus as mirrored trees clean/ and degraded/, split into train and val.
 
-    The same call again goes on after a kill and repeats failed files. The result does not depend on --workers.
+    The same call again resumes after a kill and repeats failed files. The result does not depend on --workers.
 
     Args:
         clean: folder of clean speech.
         output: folder to write: train/ and val/, and manifest.jsonl with the facts of every copy.
         noise: folder of noise; noise made in code when not given.
         rir: folder of room impulse responses; made in code when not given.
-        kind: layout of the corpus; auto looks.
+        kind: layout of the corpus; auto detects it.
         copies: degraded copies of each utterance.
         sample_rate: of the degraded audio in Hz.
         seed: of the split and of all randomness.

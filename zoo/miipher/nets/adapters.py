@@ -15,10 +15,9 @@ from zoo.miipher.nets.backbone import Backbone
 
 
 class AdapterStyle(nn.Module):
-    """Base of the ways to adapt a backbone.
+    """Base of the ways to adapt a backbone: `install` makes the weights and hooks them into its blocks.
 
-    `install` makes the weights for a backbone and hooks them into its blocks. The backbone's own tensors stay as they
-    are.
+    The backbone's tensors stay as they are.
     """
 
     def __init__(self) -> None:

@@ -61,9 +61,9 @@ class Family(ABC):
     def prepare(self, waveform: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Normalise and pad waveforms (B, T); samples from `lengths` on become zero."""
         if lengths is not None:
-            waveform = waveform * valid(lengths, waveform.shape[1])
+            waveform = waveform * valid_mask(lengths, waveform.shape[1])
         if self.normalize:
-            waveform = standardise(waveform, lengths)
+            waveform = normalize_clips(waveform, lengths)
         if not self.pad:
             if waveform.shape[1] < self.hop_samples + self.context_samples:
                 raise ValueError(
@@ -109,7 +109,7 @@ class WaveformFamily(Family):
         x = model.feature_projection(x.transpose(1, 2))  # (B, F, dim)
         if isinstance(x, tuple):  # wav2vec 2.0 and WavLM also return what they projected
             x = x[0]
-        mask = None if lengths is None else valid(lengths, x.shape[1])
+        mask = None if lengths is None else valid_mask(lengths, x.shape[1])
         return model.encoder(x, attention_mask=mask).last_hidden_state
 
 
@@ -132,18 +132,15 @@ class BertFamily(Family):
         inputs = extractor(clips, sampling_rate=SAMPLE_RATE, return_tensors="pt", padding=True)
         x = inputs["input_features"].to(waveform)
         x = model.feature_projection(x)[0]  # (B, F, dim)
-        mask = None if lengths is None else valid((lengths - self.context_samples) // self.hop_samples, x.shape[1])
+        mask = None if lengths is None else valid_mask((lengths - self.context_samples) // self.hop_samples, x.shape[1])
         return model.encoder(x, attention_mask=mask).last_hidden_state
 
 
 class MelFamily(Family):
-    """HuBERT's Transformer on log-mels (MelHuBERT): pairs of frames take the place of the convolutions' output.
+    """HuBERT's Transformer on log-mels: pairs of frames take the place of the convolutions' output.
 
     The configuration is HuBERT's, with `conv_dim` of one number, twice the bands. With `do_stable_layer_norm` and
-    without `feat_proj_layer_norm` nothing but sums lies between the log-mels and the features, which keep them.
-
-    Source: Lin et al., "MelHuBERT: A simplified HuBERT on Mel spectrograms" (2022), with the pre-LN blocks of
-    HuBERT's large configuration and bands up to 8 kHz.
+    without `feat_proj_layer_norm` features keep the log-mels. Source: Lin et al., "MelHuBERT" (2022).
     """
 
     feed_forward = "feed_forward"
@@ -166,7 +163,7 @@ class MelFamily(Family):
         mels = self.mel(waveform).transpose(1, 2)[:, _MEL_EDGE : _MEL_EDGE + _PAIR * count]
         x = ((mels - _MEL_MEAN) / _MEL_DEVIATION).to(waveform.dtype)
         x = model.feature_projection(x.unflatten(1, (-1, _PAIR)).flatten(2))  # (B, F, dim)
-        mask = None if lengths is None else valid((lengths - self.context_samples) // self.hop_samples, x.shape[1])
+        mask = None if lengths is None else valid_mask((lengths - self.context_samples) // self.hop_samples, x.shape[1])
         return model.encoder(x, attention_mask=mask).last_hidden_state
 
 
@@ -200,13 +197,13 @@ class UniversalSpeechFamily(Family):
             inputs = extractor([clip], truncation=False, pad_to_multiple_of=None, return_tensors="pt")
             frames.append(model.subsample_conv_projection(inputs["input_features"].to(waveform))[0])
         x = pad_sequence(frames, batch_first=True)  # (B, F, dim)
-        padded = ~valid(torch.tensor([len(each) for each in frames], device=x.device), x.shape[1])
+        padded = ~valid_mask(torch.tensor([len(each) for each in frames], device=x.device), x.shape[1])
         for block in model.conformer:
             x = block(x, padded)
         return x
 
 
-# and the class in transformers
+# a family by name, and its class in transformers
 FAMILIES: dict[str, tuple[type[Family], str]] = {
     "hubert": (WaveformFamily, "HubertModel"),
     "mel_hubert": (MelFamily, "HubertModel"),
@@ -217,8 +214,8 @@ FAMILIES: dict[str, tuple[type[Family], str]] = {
 }
 
 
-def valid(lengths: Tensor, size: int) -> Tensor:
-    """Mask (B, size), True before each length (B,)."""
+def valid_mask(lengths: Tensor, size: int) -> Tensor:
+    """Make a mask (B, size), True before each length (B,)."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
@@ -227,12 +224,12 @@ def _clips(waveform: Tensor, lengths: Tensor | None) -> list[Any]:
     return [clip[:end].float().cpu().numpy() for clip, end in zip(waveform, ends, strict=True)]
 
 
-def standardise(waveform: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero mean, unit variance over the valid samples, as transformers' extractors do (their epsilon)."""
+def normalize_clips(waveform: Tensor, lengths: Tensor | None) -> Tensor:
+    """Scale clips to zero mean and unit variance over the valid samples, with transformers' epsilon."""
     if lengths is None:
         mean, variance = waveform.mean(1, keepdim=True), waveform.var(1, keepdim=True, correction=0)
         return (waveform - mean) / (variance + 1e-7).sqrt()
-    mask = valid(lengths, waveform.shape[1])
+    mask = valid_mask(lengths, waveform.shape[1])
     mean = waveform.sum(1, keepdim=True) / lengths[:, None]
     centred = (waveform - mean) * mask
     return centred / (centred.square().sum(1, keepdim=True) / lengths[:, None] + 1e-7).sqrt()
@@ -240,7 +237,7 @@ def standardise(waveform: Tensor, lengths: Tensor | None) -> Tensor:
 
 def _masked_group_norm(x: Tensor, norm: nn.GroupNorm, lengths: Tensor) -> Tensor:
     """Group norm over the valid frames of (B, C, F) alone, zero elsewhere; no length has to be known on the host."""
-    mask = valid(lengths, x.shape[2])[:, None]
+    mask = valid_mask(lengths, x.shape[2])[:, None]
     values = lengths[:, None, None] * (norm.num_channels // norm.num_groups)
 
     def mean(channels: Tensor) -> Tensor:

@@ -85,12 +85,10 @@ def explain_hub_errors(subject: str) -> Iterator[None]:
         raise
     except (errors.HTTPError, OSError) as error:
         hub, status = endpoint(), getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(error, errors.GatedRepoError):
-            reason = f"accept its conditions on its page at {hub}, then {LOG_IN}"
-        elif isinstance(error, errors.RevisionNotFoundError):
+        if isinstance(error, errors.RevisionNotFoundError):
             reason = f"{hub} has no such branch, tag or commit of it"
         elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
-            reason = f"{hub} refused it ({status}), or has no such model: {LOG_IN}, with the right to do that"
+            reason = f"{hub} refused it ({status}), or has no such model: {LOG_IN}, accept its conditions on its page"
         elif constants.HF_HUB_OFFLINE:
             reason = "not in the cache or not complete, and HF_HUB_OFFLINE is set"
         else:

@@ -42,11 +42,8 @@ class Inference(ABC):
     """A system ready to use on arrays and files, without state between calls.
 
     A subclass takes its modules (nets, front ends) as constructor arguments and keeps each under the argument's name.
-
-    Attributes:
-        input_suffixes: of the files that it reads, lower case with the dot.
-        output_suffix: of the files that it writes, with the dot.
-        with_figures: whether `answer` adds the input and figures to the results.
+    It names the suffixes of the files that it reads and writes, lower case with the dot. `with_figures` is whether
+    `answer` adds the input and figures to the results.
     """
 
     input_suffixes: ClassVar[tuple[str, ...]]

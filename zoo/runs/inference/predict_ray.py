@@ -36,10 +36,8 @@ CHUNK_FILES = 16
 class PredictWorker:
     """An actor, which loads the model once and computes chunks of files.
 
-    Args:
-        model: arguments of `zoo.load`.
-        output: absolute path of the folder for results; all nodes share it.
-        folder, version: working directory, which options may name files in, and version of zoo of the driver.
+    `model` are arguments of `zoo.load`, `output` the absolute path of the folder for results, `folder` the driver's
+    working directory, which options may name files in, `version` its version of zoo.
     """
 
     def __init__(self, model: Mapping[str, Any], precision: str, output: Path, folder: Path, version: str) -> None:

@@ -96,10 +96,7 @@ def _count_items(data: ZooDataModule, world_size: int) -> str:
 
 @contextlib.contextmanager
 def print_summary(trainer: L.Trainer, start: int, metrics: Sequence[str] | None = None) -> Iterator[None]:
-    """Log a fit's results when it ends, whatever ends it; of an error before the first step its message is enough.
-
-    `start` is the number of steps done before; `metrics` are keys of the values to show.
-    """
+    """Log a fit's results when it ends, whatever ends it, but an error before the first step, which follows `start`."""
     started = time.monotonic()
     error: BaseException | None = None
     try:

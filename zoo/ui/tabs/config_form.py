@@ -62,10 +62,10 @@ CONTROLS = (
     Control("Performance", "Loader processes", "D.num_workers"),
     Control("Performance", "Precision", "trainer.precision", choices=_PRECISIONS),
     Control("Performance", "Compile", "M.compile *.compile"),
-    Control("Performance", "Compile mode", "*.compile_mode", choices=_MODES),
+    Control("Performance", "Compile mode", "*.compile_options.mode", choices=_MODES),
     Control("Performance", "Compile the full graph", "*fullgraph *.full_graph"),
     Control("Performance", "Gradient checkpointing", "*.checkpointing *.gradient_checkpointing"),
-    Control("Performance", "Cache of the data", "D.cache_mode", choices=("none", "ram", "memmap")),
+    Control("Performance", "Cache of the data", "D.cache_mode", choices=("ram", "memmap")),
     Control("Performance", "Devices", "trainer.devices", "a number, or auto"),
     Control("Performance", "Parallel", "M.parallel", choices=("none", "dp")),
     Control(

@@ -1,0 +1,386 @@
+"""Train every demo over fresh seeds and check the claims on them: python scripts/evidence/run.py --help.
+
+The same command resumes: finished trainings are not repeated, a killed one resumes from its last checkpoint. The page
+docs/evidence.md has the results so far, docs/evidence.json all figures. Seeds of that file whose recipes have not
+changed since are not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # when called by its path
+
+import torch
+
+import zoo
+from scripts.bench.tools import cost_of, train_once
+from scripts.evidence.claims import CLAIMS, DEMOS, EACH, Claim, Demo, EvidenceStep, Figures
+from zoo.common.atomic_files import write_atomic
+from zoo.common.configs import load_recipe
+from zoo.common.environment import describe_machine
+from zoo.common.locks import lock_folder
+from zoo.common.reports import markdown_table, replace_non_finite
+from zoo.common.systems import recipe_root
+from zoo.tuning.study import die_with_parent
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROOT = Path("runs/evidence")
+DOCUMENT = REPOSITORY / "docs" / "evidence.md"
+SEEDS = 3
+STEPS, RESULT, REPORT = "steps.json", "seed.json", "evidence.json"
+FAILED, PASSED, NOT_RUN = "failed", "passed", "not run"
+
+
+def seeds_of(date: str, count: int, redrawn: int = 0) -> list[int]:
+    """Return the seeds of a date: the k-th is 1000 + sha256("<date> <k>") mod 999,000.
+
+    Args:
+        date: YYYY-MM-DD.
+        count: number of them.
+        redrawn: other seeds of the date: "<date>" is "<date>+<redrawn>" where this is not 0.
+    """
+    key = f"{date}+{redrawn}" if redrawn else date
+    digests = (hashlib.sha256(f"{key} {number}".encode()).hexdigest() for number in range(count))
+    return [1000 + int(digest, 16) % 999_000 for digest in digests]
+
+
+def select_demos(systems: Sequence[str] = ()) -> list[Demo]:
+    """Return demos by the names of systems or their own; all without any.
+
+    Raises:
+        ValueError: for a name that is neither.
+    """
+    names = {*DEMOS, *(demo.system for demo in DEMOS.values())}
+    if unknown := [name for name in systems if name not in names]:
+        raise ValueError(f"--systems {' '.join(unknown)}: expected some of {', '.join(sorted(names))}")
+    return [demo for demo in DEMOS.values() if not systems or {demo.name, demo.system} & set(systems)]
+
+
+def check_data(demos: Iterable[Demo]) -> None:
+    """Refuse claims on real recordings where only the embedded corpora are there.
+
+    Raises:
+        FileNotFoundError: when a folder is missing.
+    """
+    data = Path(os.environ.get("ZOO_DATA", "data"))
+    for demo in demos:
+        if missing := [str(data / name) for name in demo.data if not (data / name).is_dir()]:
+            raise FileNotFoundError(f"no {', '.join(missing)}, which {demo.name} needs: set ZOO_DATA")
+
+
+def run_seed(name: str, root: Path, seed: int, quick: bool = False) -> None:
+    """Train what is missing of a demo for one seed, then write its figures into `seed.json`.
+
+    Args:
+        name: of the demo.
+        root: folder of the seed; another process that works there is waited for.
+        quick: two steps of each training.
+
+    Raises:
+        ValueError: when the folder holds runs of another recipe.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    demo = DEMOS[name]
+    with lock_folder(root, f"evidence {name}", timeout_seconds=30 * 86400):
+        plan = list(demo.plan(root, seed, quick))
+        digests = {step.name: _digest(step, root, quick) for step in plan}
+        previous = _read_result(root, quick)
+        if previous.get("figures") and previous["digests"] == digests:
+            return
+        result: dict[str, Any] = {"demo": name, "seed": seed, "quick": quick, "digests": digests}
+        result |= {"figures": {}, "error": None}
+        measuring = 0.0
+        try:
+            for step in plan:
+                _run_step(step, root, quick)
+            measuring = cost_of(lambda: result.update(figures=demo.figures(root, quick))).cpu
+        except subprocess.CalledProcessError as error:
+            result["error"] = f"{step.name}: `zoo {error.cmd[3]}` ended with {error.returncode}"
+        except (ValueError, OSError) as error:
+            result["error"] = str(error)
+        steps = _read_json(root / STEPS)
+        result["cpu_seconds"] = measuring + sum(each.get("cpu_seconds", 0.0) for each in steps.values())
+        result["resumed"] = any(each["attempts"] > 1 for each in steps.values())  # its time is a lower bound
+        _write_json(root / RESULT, {**result, "date": time.strftime("%Y-%m-%d"), "machine": describe_machine()})
+
+
+def _run_step(step: EvidenceStep, root: Path, quick: bool) -> None:
+    """Run a step unless it was finished before; record its processor time."""
+    steps, digest = _read_json(root / STEPS), _digest(step, root, quick)
+    record = steps.get(step.name, {"attempts": 0, "digest": digest})
+    if record["digest"] != digest:
+        raise ValueError(f"{root / step.name} was trained by another recipe: delete {root}, or choose another --output")
+    if "cpu_seconds" in record:
+        return
+    record["attempts"] += 1
+    _write_json(root / STEPS, {**steps, step.name: record})
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {root / step.name}", flush=True)
+    if step.arguments[0] == "fit":
+        record["cpu_seconds"] = cost_of(lambda: train_once(root / step.name, step.arguments, quick)).cpu
+    else:
+        command = [sys.executable, "-m", "zoo", *step.arguments]
+        record["cpu_seconds"] = cost_of(lambda: subprocess.run(command, check=True)).cpu
+    _write_json(root / STEPS, {**steps, step.name: record})
+
+
+def _digest(step: EvidenceStep, root: Path, quick: bool) -> str:
+    """Hash all that decides a step: its arguments without folders, and the recipes' contents."""
+    arguments = [each.replace(str(root), "").replace(str(recipe_root()), "") for each in step.arguments]
+    configs = [Path(each.removeprefix("--config=")) for each in step.arguments if each.startswith("--config=")]
+    recipes = [load_recipe(path) for path in configs]
+    return hashlib.sha256(json.dumps([arguments, quick, recipes]).encode()).hexdigest()
+
+
+def reproduce(
+    date: str,
+    output: Path | None = None,
+    systems: Sequence[str] = (),
+    seeds: int = SEEDS,
+    jobs: int = 1,
+    document: Path | None = DOCUMENT,
+    quick: bool = False,
+    only_report: bool = False,
+) -> dict[str, Any]:
+    """Train and measure all that is not done yet, and write the report after each seed of each demo.
+
+    Args:
+        date: of which the seeds are made, YYYY-MM-DD.
+        output: folder of the runs.
+        systems: names of systems or demos; all without any.
+        seeds: number of them.
+        jobs: processes.
+        document: page to write, and a .json of its name beside it; None for none.
+        quick: two steps of each training; the figures are no evidence.
+        only_report: train and measure nothing.
+
+    Returns:
+        The report, of all demos.
+
+    Raises:
+        ValueError: for an unknown system or date.
+        FileNotFoundError: when recordings are missing.
+    """
+    time.strptime(date, "%Y-%m-%d")
+    output = Path(output or ROOT / date).absolute()
+    demos = select_demos(systems)
+    if document is not None and not quick:
+        _copy_published_seeds(document.with_suffix(".json"), output, date, seeds)
+    if not only_report:
+        if not quick:
+            check_data(demos)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=die_with_parent) as pool:
+            seeds_by_demo = [(demo.name, seed) for demo in demos for seed in seeds_of(date, seeds, demo.redrawn)]
+            roots = [(name, _seed_folder(output, name, seed), seed) for name, seed in seeds_by_demo]
+            for done in as_completed([pool.submit(run_seed, *each, quick) for each in roots]):
+                done.result()
+                write_report(date, output, seeds, document, quick)
+    return write_report(date, output, seeds, document, quick)
+
+
+def write_report(date: str, output: Path, count: int, document: Path | None, quick: bool = False) -> dict[str, Any]:
+    """Check the claims on a date's finished seeds; write `evidence.json`, the page, and the same file beside it."""
+    seeds = {name: seeds_of(date, count, demo.redrawn) for name, demo in DEMOS.items()}
+    results = {
+        name: {seed: _read_result(_seed_folder(output, name, seed), quick) for seed in seeds[name]} for name in DEMOS
+    }
+    content = {
+        "date": date,
+        "seeds": seeds_of(date, count),
+        "quick": quick,
+        "zoo": zoo.__version__,
+        "commit": _commit(),
+        "claims": [check_claim(claim, results[claim.demo]) for claim in CLAIMS],
+        "results": {name: {str(seed): result for seed, result in each.items()} for name, each in results.items()},
+    }
+    _write_json(output / REPORT, content)
+    if document is not None:
+        if not quick:
+            _write_json(document.with_suffix(".json"), content)
+        text = page(content)
+        write_atomic(document, lambda file: file.write(text.encode()))
+    return content
+
+
+def _copy_published_seeds(published: Path, output: Path, date: str, count: int) -> None:
+    """Copy seeds of the published file that today's recipes made and that the folder lacks."""
+    results = _read_json(published).get("results", {})
+    for demo in DEMOS.values():
+        for seed in seeds_of(date, count, demo.redrawn):
+            result, root = results.get(demo.name, {}).get(str(seed), {}), _seed_folder(output, demo.name, seed)
+            if result.get("figures") and not result["quick"] and not (root / RESULT).exists():
+                plan = demo.plan(root, seed, False)
+                if result["digests"] == {step.name: _digest(step, root, False) for step in plan}:
+                    _write_json(root / RESULT, result)
+
+
+def check_claim(claim: Claim, results: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare a claim with the finished seeds; a seed that ended with an error fails it."""
+    figures: list[Figures] = [
+        {name: math.nan if value is None else value for name, value in each["figures"].items()}
+        for each in results.values()
+        if each.get("figures")
+    ]
+    errors = [each["error"] for each in results.values() if each.get("error")]
+    row = {"demo": claim.demo, "title": claim.title, "limit": claim.limit, "value": None, "seeds": []}
+    verdict = FAILED if errors else NOT_RUN
+    if figures:
+        row |= {"value": claim.value(figures), "seeds": claim.values(figures)}
+        passed = claim.passes(figures) and not errors
+        may_change = len(figures) < len(results) and not errors and (passed or claim.statistic != EACH)
+        verdict = (PASSED if passed else FAILED) + (" so far" if may_change else "")
+    return {**row, "verdict": verdict, "errors": errors}
+
+
+def page(content: Mapping[str, Any]) -> str:
+    """Format the report as markdown: what failed first, then one table."""
+    claims = content["claims"]
+    results = [each for seeds in content["results"].values() for each in seeds.values() if each]
+    counts = {verdict: sum(each["verdict"].startswith(verdict) for each in claims)
+              for verdict in (PASSED, FAILED, NOT_RUN)}  # fmt: skip
+    done, total = sum(bool(each["figures"]) for each in results), sum(map(len, content["results"].values()))
+    minutes = sum(each["cpu_seconds"] for each in results) / 60
+    redrawn = [f"{demo.name} those of `{content['date']}+{demo.redrawn}`" for demo in DEMOS.values() if demo.redrawn]
+    failed = [each for each in claims if each["verdict"].startswith(FAILED)]
+    lines = [
+        "# Evidence",
+        "",
+        "Written by `scripts/evidence/run.py`; do not edit. Each demo is trained with "
+        f"{len(content['seeds'])} seeds that were fixed before the first run: "
+        f'1000 + sha256("{content["date"]} <k>") mod 999,000 for k = 0, 1, ..., here '
+        f"{', '.join(map(str, content['seeds']))}. Recipes that were changed after their figures were known take other "
+        f"seeds: {', '.join(redrawn) or 'none'}. All figures of all seeds are in `docs/evidence.json`.",
+        "",
+        f"{counts[PASSED]} claims passed, {counts[FAILED]} failed, {counts[NOT_RUN]} not run; {done} of {total} "
+        f"seeds finished, {minutes:.0f} CPU-minutes."
+        + (" **Quick: two steps of each training, no evidence.**" if content["quick"] else ""),
+        "",
+        f"zoo {content['zoo']}{', commit ' + content['commit'] if content['commit'] else ''}; {_versions(results)}",
+        "",
+        "<!-- not run: hours -->",
+        "```bash",
+        f"python scripts/evidence/run.py --date {content['date']} # the same command resumes; --systems flow for some",
+        f"ZOO_EVIDENCE=runs/evidence/{content['date']} python -m pytest -m evidence # checks the claims alone",
+        "```",
+        "",
+        "## Failed",
+        "",
+        *(f"- **{each['demo']}**: {each['title']}: {_describe(each)}, threshold {each['limit']}" for each in failed),
+    ]
+    lines += [] if failed else ["None."]
+    unfinished = [(name, seeds) for name, seeds in content["results"].items()
+                  if any(not each.get("figures") for each in seeds.values())]  # fmt: skip
+    if unfinished:
+        lines += ["", "## Not finished", "", *(f"- {name}: {_progress(seeds)}" for name, seeds in unfinished)]
+    rows = [
+        [each["demo"], each["title"], each["limit"], _value(each), ", ".join(map(_number, each["seeds"])),
+         f"**{each['verdict']}**" if each["verdict"].startswith(FAILED) else each["verdict"]]
+        for each in claims
+    ]  # fmt: skip
+    columns = ["demo", "claim", "threshold", "value", "seeds", "result"]
+    return "\n".join([*lines, "", "## All claims", "", markdown_table(columns, rows)]) + "\n"
+
+
+def _progress(seeds: Mapping[str, Mapping[str, Any]]) -> str:
+    done = sum(bool(each.get("figures")) for each in seeds.values())
+    errors = [f"seed {seed}: {each['error']}" for seed, each in seeds.items() if each.get("error")]
+    return "; ".join([f"{done} of {len(seeds)} seeds", *errors])
+
+
+def _versions(results: Sequence[Mapping[str, Any]]) -> str:
+    """Describe machines and versions of the results."""
+    machines = [each["machine"] for each in results]
+    lines = [f"Python {each['python']}, torch {each['torch']}, lightning {each['lightning']}, one thread of "
+             f"{each['processor']}" for each in machines]  # fmt: skip
+    return "; ".join(dict.fromkeys(lines)) or "nothing was run."
+
+
+def _describe(claim: Mapping[str, Any]) -> str:
+    if claim["value"] is None:
+        return "; ".join(claim["errors"])
+    seeds = ", ".join(map(_number, claim["seeds"]))
+    return "; ".join([f"{_value(claim)} (seeds {seeds})", *claim["errors"]])
+
+
+def _value(claim: Mapping[str, Any]) -> str:
+    """Format a claim's value, with more digits where it would look like the threshold that it failed."""
+    text, threshold = _number(claim["value"]), claim["limit"].split()[-1]
+    failed = claim["verdict"].startswith(FAILED)
+    return f"{claim['value']:.4g}" if failed and text == threshold else text
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _seed_folder(output: Path, demo: str, seed: int) -> Path:
+    return output / demo / str(seed)
+
+
+def _read_result(root: Path, quick: bool) -> dict[str, Any]:
+    """Read the result of a seed; empty while it is not finished, or was made with another `quick`."""
+    result = _read_json(root / RESULT)
+    return result if result.get("quick") is quick else {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    data = json.dumps(replace_non_finite(content), indent=1).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, lambda file: file.write(data))
+
+
+def _commit() -> str:
+    """Return the checkout's commit, "" where there is none."""
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def main() -> None:
+    """Run the command line; it ends with 1 when a claim failed."""
+    parser = argparse.ArgumentParser(description="Train every demo over fresh seeds and check the claims on them")
+    parser.add_argument("--systems", nargs="+", default=[], help="or demos, such as flow/digits; all when not given")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, made of the date")
+    parser.add_argument(
+        "--date", default=time.strftime("%Y-%m-%d"), help="YYYY-MM-DD; to resume, the date of the start"
+    )
+    parser.add_argument("--output", type=Path, help=f"folder of the runs; {ROOT}/DATE when not given")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="page to write, and its .json")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; each of one thread")
+    parser.add_argument("--quick", action="store_true", help="check that it runs; the figures are no evidence")
+    parser.add_argument("--report", action="store_true", help="train nothing; write the page from finished seeds")
+    options = vars(parser.parse_args())
+    options["only_report"] = options.pop("report")
+    try:
+        content = reproduce(**options)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    failed = [each for each in content["claims"] if each["verdict"].startswith(FAILED)]
+    for each in failed:
+        print(f"failed: {each['demo']}: {each['title']}: {_describe(each)}, threshold {each['limit']}")
+    print(f"{len(failed)} of {len(content['claims'])} claims failed; see {options['document']}")
+    raise SystemExit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The autoencoder's task with and without a discriminator."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.audiosr.task_parts import AUTOENCODER, Data, features, trainer
+from zoo.audiosr.losses import KL, Reconstruction
+from zoo.audiosr.nets.discriminator import PatchDiscriminator
+from zoo.audiosr.task_autoencoder import AdversarialAutoencoderTask, AutoencoderTask
+from zoo.blocks.autoencoder import AutoencoderKL
+from zoo.training.gan import GANStep
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-3)
+
+
+def plain(**settings: Any) -> AutoencoderTask:
+    torch.manual_seed(0)
+    losses = {"recon": Reconstruction(), "kl": KL(0.01)}
+    return AutoencoderTask(AutoencoderKL(**AUTOENCODER), features(), losses, adam, media_items=0, **settings)
+
+
+def adversarial(**settings: Any) -> AdversarialAutoencoderTask:
+    torch.manual_seed(0)
+    return AdversarialAutoencoderTask(
+        AutoencoderKL(**{**AUTOENCODER, "dropout": 0.0}), features(), {"recon": Reconstruction(), "kl": KL(0.01)},
+        {"patch": PatchDiscriminator(2, 2)}, adam, adam, {"d/patch": 1.0, "g/adv_patch": 0.1, "g/fm_patch": 0.0},
+        media_items=0, **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [plain, adversarial])
+def test_learns_and_reports(build: Any, tmp_path: Path) -> None:
+    model, errors = build(), []
+    for _ in range(2):
+        run = trainer(tmp_path, max_steps=10, limit_val_batches=2)
+        run.validate(model, datamodule=Data(), verbose=False)
+        values = {key: float(value) for key, value in run.callback_metrics.items()}
+        errors.append(values["val/l1"])
+        assert {"val/l1", "val/l2", "val/kl", "val/recon", "val/loss", "val/latent_std"} <= set(values)
+        assert values["val/loss"] == pytest.approx(values["val/recon"] + 0.01 * values["val/kl"], rel=1e-5)
+        run.fit(model, datamodule=Data())
+        assert run.global_step == 10
+    assert errors[1] < 0.8 * errors[0]
+
+
+def test_discriminator_joins_after_the_warm_up(tmp_path: Path) -> None:
+    model = adversarial(step=GANStep(discriminator_start=2))
+    before = {name: value.clone() for name, value in model.patch.state_dict().items()}
+    trainer(tmp_path, max_steps=2).fit(model, datamodule=Data())
+    assert all(torch.equal(value, before[name]) for name, value in model.patch.state_dict().items())
+    later = adversarial(step=GANStep(discriminator_start=2))
+    trainer(tmp_path, max_steps=3).fit(later, datamodule=Data())
+    assert any(not torch.equal(value, before[name]) for name, value in later.patch.state_dict().items())
+
+
+def test_a_batch_in_chunks_gives_the_gradient_of_the_whole(tmp_path: Path) -> None:
+    weights = []
+    for accumulate in (1, 2):
+        model = adversarial(step=GANStep(accumulate=accumulate))
+        model.optimizer_g = lambda parameters: torch.optim.SGD(parameters, lr=1.0)  # so that the step is the gradient
+        model.autoencoder.quant_conv.bias.data[2:] = -25.0  # hardly any noise in the latents: it falls otherwise
+        trainer(tmp_path, max_steps=1).fit(model, datamodule=Data(batch_size=4))
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.autoencoder.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-4)
+
+
+def test_bands_that_do_not_fit() -> None:
+    losses = {"recon": Reconstruction()}
+    with pytest.raises(ValueError, match="n_mels is 32, no multiple of the autoencoder's factor 64"):
+        AutoencoderTask(AutoencoderKL(1, 1, [4] * 7, 1, 2, norm_num_groups=2), features(), losses, adam)

@@ -1,0 +1,146 @@
+"""Prompts in, texts out: batches, votes, files, exports."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.ci_llm.crowd_parts import CONFIGS
+from tests.ci_llm.task_parts import byte_task, loader, texts, trainer
+from zoo.ci_llm.aggregation import Vote
+from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
+from zoo.ci_llm.inference.generate import generate
+from zoo.ci_llm.inference.text_generator import TextGenerator
+from zoo.ci_llm.nets.backbone import LearningBackbone
+from zoo.ci_llm.nets.sampling import Sampling
+from zoo.ci_llm.pretrain_task import save_backbone
+from zoo.cli.main import main
+from zoo.runs.load import load
+
+PROMPTS = ["2 + 3", "Ada has 12 apples. How many?", "x", "nine minus four"]
+
+
+def text_generator(count: int = 2, **arguments) -> TextGenerator:
+    return byte_task(count, **arguments).inference().eval()
+
+
+def test_answers_do_not_depend_on_the_batch():
+    alone, together = text_generator(prompt_batch=1)(PROMPTS), text_generator(prompt_batch=3)(PROMPTS)
+    assert alone == together and len(alone) == len(PROMPTS)
+    sampled = {"sampling": Sampling(temperature=2.0)}
+    assert text_generator(prompt_batch=1, **sampled)(PROMPTS) == text_generator(prompt_batch=4, **sampled)(PROMPTS)
+    assert alone != text_generator(**sampled)(PROMPTS) != text_generator(answer_seed=1, **sampled)(PROMPTS)
+
+
+def test_answer_is_the_continuation_of_the_prompt_in_its_template():
+    made = text_generator(template="Q: {prompt} A:")
+    tokenizer = ByteTokenizer()
+    ids = torch.tensor([[*tokenizer.prefix, *tokenizer.encode("Q: 2 + 3 A:")]])
+    new = generate(made.crowd, ids, torch.ones_like(ids), made.aggregator, 8, [tokenizer.eos_id])[0, ids.shape[1] :]
+    assert made(["2 + 3"]) == [tokenizer.decode(new.tolist()).strip()]
+
+
+def test_vote_takes_the_text_of_the_majority(monkeypatch):
+    made = text_generator(3, aggregator=Vote())
+    rows = [[*ByteTokenizer().encode(text), 2] for text in (" 5\n#### 5", " 4\n#### 4", " 6 - 1\n#### 5")]
+    longest = max(map(len, rows))
+    monkeypatch.setattr(
+        "zoo.ci_llm.inference.generate.generate",
+        lambda crowd, ids, *args: torch.tensor([[[*ids[0], *row, *[0] * (longest - len(row))]] for row in rows]),
+    )
+    assert made(["2 + 3"]) == ["5\n#### 5"]
+
+
+def test_file_of_prompts(tmp_path):
+    made = text_generator()
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('"2 + 3"\n\n"' + "x" * 60 + '"\n{"question": "x", "id": 7}\n')
+    facts = made.process_file(source, target)
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    answers = made(["2 + 3", "x"])
+    assert rows[0] == {"prompt": "2 + 3", "text": answers[0]}
+    assert "do not fit into the backbone's context of 64" in rows[1]["error"] and "text" not in rows[1]
+    assert rows[2] == {"question": "x", "id": 7, "text": answers[1]}
+    assert facts.pop("first_error").startswith("line 3: a prompt of 61 tokens")
+    assert facts == {"prompts": 3, "failed": 1, "characters": sum(map(len, answers))}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no input", "line 1: not JSON"),
+        ('{"text": "a"}', r"line 1: no field 'prompt' \(found text\)"),
+        ('"a"\n" "', "line 2: 'prompt' is empty"),
+        ('{"question": 3}', "line 1: 'question' is 3, expected a text"),
+        ("", "holds no prompts"),
+        (json.dumps("x" * 60), "line 1: .* do not fit into the backbone's context of 64"),
+    ],
+)
+def test_invalid_files_are_named_and_leave_nothing(content, message, tmp_path):
+    (tmp_path / "in.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        text_generator().process_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("2 + 3", "put it into a list"),
+        (["a", " "], r"prompts\[1\] is ' ', expected a text"),
+        ([3], r"prompts\[0\] is 3, expected a text"),
+        (["a", "x" * 60], r"prompts\[1\]: a prompt of 61 tokens"),
+    ],
+    ids=("text", "empty", "number", "long"),
+)
+def test_invalid_prompts_are_refused(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        text_generator()(prompts)
+
+
+def test_dry_run_and_example(tmp_path):
+    made = text_generator()
+    assert "by 2 agents, whose KL is" in made.dry_run() and made([]) == []
+    assert made.divergence([made.encode("2 + 2")]) > 0
+    assert text_generator(1).divergence([made.encode("2 + 2")]) == 0
+    assert made.process_file(made.write_example(tmp_path / "a"), tmp_path / "b.jsonl")["prompts"] == 2
+
+
+def test_generation_leaves_training_as_it_was(tmp_path):
+    made = byte_task(2)
+    trainer(tmp_path, max_steps=1).fit(made, loader([texts()]))
+    made.inference()(PROMPTS[:1])
+    assert made.crowd.agents.training and not made.crowd.backbone.training
+
+
+def test_runs_and_exports_need_no_other_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    lines = [json.dumps({"question": f"How much is {n} + 1?", "answer": f"{n + 1}"}) for n in range(40)]
+    (tmp_path / "data/train.jsonl").write_text("\n".join(lines))
+    tokenizer = BpeTokenizer(300, root="data")
+    backbone = LearningBackbone({**CONFIGS["llama"], "vocab_size": 300, "max_position_embeddings": 128})
+    save_backbone(backbone, tokenizer, tmp_path / "backbone")
+    for name, settings in {
+        "copied": {"class_path": "zoo.ci_llm.PretrainedTokenizer", "init_args": {"source": "backbone"}},
+        "learned": {"class_path": "zoo.ci_llm.BpeTokenizer", "init_args": {"vocab_size": 300, "root": "data"}},
+    }.items():
+        options = {
+            "trainer.default_root_dir": name, "trainer.max_steps": 2, "trainer.val_check_interval": 2,
+            "model.init_args.crowd.init_args.backbone.init_args.source": "backbone",
+            "data.init_args.root": "data", "data.init_args.val_items": 4, "data.init_args.cache": "null",
+            "data.init_args.tokenizer": json.dumps(settings),
+        }  # fmt: skip
+        assert main(["fit", "ci_llm/smoke", *(f"--{key}={value}" for key, value in options.items())]) in (0, None)
+        expected = load(name)(PROMPTS[:2])
+        assert main(["export", name, f"export_{name}"]) in (0, None)
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        for path in (name, f"export_{name}"):
+            shutil.move(path, tmp_path / "elsewhere" / path)
+        for folder in ("data", "backbone"):
+            (tmp_path / folder).rename(tmp_path / f"hidden_{folder}")
+        for path in (name, f"export_{name}"):
+            assert load(tmp_path / "elsewhere" / path)(PROMPTS[:2]) == expected
+        for folder in ("data", "backbone"):
+            (tmp_path / f"hidden_{folder}").rename(tmp_path / folder)

@@ -1,0 +1,156 @@
+"""The original's hdf5 layout, there and back, and XLand-MiniGrid's; wrong orders and corrupt files are refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect
+from zoo.compressed_ad.convert.history_files import export_histories, import_histories, import_xland, task_order
+from zoo.compressed_ad.data.datamodule import EvaluationOptions, HistoryData
+from zoo.compressed_ad.data.history import HistoryStore
+from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, DarkroomPermuted
+from zoo.compressed_ad.envs.spaces import Discrete
+
+h5py = pytest.importorskip("h5py")
+ROOM = Darkroom(3, 5)
+
+
+@pytest.fixture
+def store(tmp_path):
+    collect(ROOM, tmp_path / "store", EpsilonAlgorithm(), episodes=3, streams=2, progress=False)
+    return HistoryStore(tmp_path / "store")
+
+
+@pytest.fixture
+def file(tmp_path, store):
+    export_histories(store.folder, tmp_path / "out.hdf5")
+    return tmp_path / "out.hdf5"
+
+
+def same(first, second):
+    position = second.task_indices.tolist()
+    return sorted(position) == sorted(first.task_indices.tolist()) and all(
+        np.array_equal(first.read(i, slice(None)), second.read(position.index(task), slice(None)))
+        for i, task in enumerate(first.task_indices.tolist())
+    )
+
+
+@pytest.mark.parametrize("order", ["row_major", "shuffled", [8, 7, 6, 5, 4, 3, 2, 1, 0]])
+def test_there_and_back(tmp_path, store, order):
+    export_histories(store.folder, tmp_path / "out.hdf5", order)
+    import_histories(tmp_path / "out.hdf5", tmp_path / "again", order, ROOM, shard_size=2)
+    again = HistoryStore(tmp_path / "again")
+    assert same(store, again) and again.task_indices.tolist() == task_order(ROOM, order)
+
+
+@pytest.mark.parametrize("env", [DarkKeyToDoor(2, 6), DarkroomPermuted(3, 6)])
+def test_other_environments(tmp_path, env):
+    collect(env, tmp_path / "store", EpsilonAlgorithm(), episodes=2, streams=2, progress=False)
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
+    import_histories(tmp_path / "out.hdf5", tmp_path / "again", "row_major", env)
+    assert same(HistoryStore(tmp_path / "store"), HistoryStore(tmp_path / "again"))
+
+
+def test_layout_of_the_original(file):
+    with h5py.File(file) as groups:
+        assert {name: (data.shape, data.dtype.str) for name, data in groups["4"].items()} == {
+            "states": ((15, 2, 2), "<i4"),
+            "actions": ((15, 2), "<i4"),
+            "rewards": ((15, 2), "<i4"),
+            "next_states": ((15, 2, 2), "<i4"),
+            "dones": ((15, 2), "|b1"),
+        }
+        # The reset cell follows an episode, not the cell where its last step led.
+        assert np.array_equal(groups["0/next_states"][:-1], groups["0/states"][1:])
+        assert groups["0/dones"][:, 0].nonzero()[0].tolist() == [4, 9, 14]
+
+
+@pytest.mark.parametrize(
+    ("env", "order", "message"),
+    [
+        (ROOM, "shuffled", "rewards differ.*another order"),
+        (ROOM, [0, 1, 2], "group 8 has no task"),
+        (ROOM, "sorted", "order is row_major"),
+        (Darkroom(3, 4), "row_major", "another length than 4"),
+        (Darkroom(3, 5, start=(0, 0)), "row_major", "states differ"),
+        (Darkroom(3, 5, random_start=True), "row_major", "random_start"),
+    ],
+)
+def test_wrong_environment_or_order_is_refused(tmp_path, file, env, order, message):
+    with pytest.raises(ValueError, match=message):
+        import_histories(file, tmp_path / "again", order, env)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.hdf5", "store"]
+
+
+def test_corrupt_file_is_named(tmp_path, file):
+    def refused(message, output="again"):
+        with pytest.raises(ValueError, match=message):
+            import_histories(file, tmp_path / output, "row_major", ROOM)
+
+    refused("holds something else", "store")
+    with h5py.File(file, "a") as groups:
+        del groups["3/rewards"]
+    refused("group 3: no rewards")
+    with h5py.File(file, "a") as groups:
+        groups["3/rewards"] = np.zeros((15, 2), dtype=np.int32)
+        groups["3/actions"][0] = 7
+    refused("group 3: expected actions 0 to 4")
+    file.write_bytes(file.read_bytes()[:2000])
+    refused(r"out\.hdf5: cut, corrupt")
+    with pytest.raises(FileNotFoundError, match=r"none\.hdf5"):
+        import_histories(tmp_path / "none.hdf5", tmp_path / "again", "row_major", ROOM)
+
+
+def test_group_without_reward_is_reported(tmp_path, caplog):
+    env = Darkroom(5, 2)  # the corners are too far away
+    collect(env, tmp_path / "store", EpsilonAlgorithm(), tasks=[0, 12], episodes=2, streams=1, progress=False)
+    export_histories(tmp_path / "store", tmp_path / "out.hdf5")
+    assert "23 of 25 tasks" in caplog.text
+    import_histories(tmp_path / "out.hdf5", tmp_path / "again", "row_major", env)
+    assert "group 0: no history has a reward" in caplog.text
+    assert HistoryStore(tmp_path / "again").task_indices.tolist() == [0, 12]
+
+
+def write_xland(path: Path, streams: int = 3, steps: int = 9) -> dict[int, dict[str, np.ndarray]]:
+    rng, groups = np.random.default_rng(0), {}
+    with h5py.File(path, "w") as file:
+        for group in range(11):
+            groups[group] = {
+                "states": rng.integers(0, 13 * 12, (streams, steps, 5, 5)).astype(np.uint8),
+                "actions": rng.integers(0, 6, (streams, steps)).astype(np.uint8),
+                "rewards": rng.random((streams, steps)).astype(np.float16),
+                "dones": np.arange(steps)[None] % 4 == np.full((streams, 1), 3),
+                "expert_actions": rng.integers(0, 6, (streams, steps)).astype(np.uint8),
+            }
+            for name, values in groups[group].items():
+                file.create_dataset(f"{group}/{name}", data=values, compression="gzip")
+            file[str(group)].attrs["ruleset-id"] = 100 + group
+    return groups
+
+
+def test_xland_becomes_histories(tmp_path: Path) -> None:
+    groups = write_xland(tmp_path / "trivial.hdf5")
+    import_xland(tmp_path / "trivial.hdf5", tmp_path / "store", train_share=0.5)
+    store = HistoryStore(tmp_path / "store")
+    assert (len(store), store.streams, store.steps) == (11, 3, 8)
+    assert store.index["source"]["rulesets"][10] == "110"  # sorted as numbers, not as text
+    assert store.env.schema.action == Discrete(6) and store.env.schema.limit == 4
+    for task in (2, 10):
+        rows, group = store.read(task, slice(None)), groups[task]
+        expected = np.stack(np.divmod(group["states"], 12), axis=-1)
+        assert np.array_equal(rows["state"], expected[:, :-1])
+        assert np.array_equal(rows["next_state"][:, :-1], rows["state"][:, 1:])
+        assert np.array_equal(rows["reward"], group["rewards"][:, :-1].astype(np.float32))
+        assert np.array_equal(rows["truncated"], group["dones"][:, :-1]) and not rows["terminated"].any()
+    options = EvaluationOptions(seeds=0)
+    data = HistoryData(store.env, str(tmp_path / "store"), length=6, batch_size=2, evaluation=options)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    assert batch["steps"].states.shape == (2, 6, 5, 5, 2) and batch["steps"].actions.dtype == torch.int64
+    with pytest.raises(ValueError, match="no environment to act in"):
+        store.env.start(store.tasks[:1])
+    (tmp_path / "cut.hdf5").write_bytes((tmp_path / "trivial.hdf5").read_bytes()[:500])
+    with pytest.raises(ValueError, match="cut, corrupt"):
+        import_xland(tmp_path / "cut.hdf5", tmp_path / "other")

@@ -1,0 +1,353 @@
+"""AudioSR's and ProjectLily's files from our runs, checkpoints and exports."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
+from zoo.audiosr.convert.from_original import CONDITION, FEATURES, PREDICTIONS
+from zoo.audiosr.convert.layouts import (
+    CONDITIONER,
+    CONFIG_NAME,
+    LAYOUTS,
+    PREFIXES,
+    SCALE,
+    State,
+    companion_config,
+    ema_buffer_name,
+    parse_content,
+    transformers_per_down_block,
+    transpose_images,
+)
+from zoo.audiosr.convert.net_sizes import (
+    ENCODER_KEYS,
+    NORM_GROUPS,
+    UNET_KEYS,
+    autoencoder_settings,
+    describe_nets,
+    original_settings,
+)
+from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.nets.features import MelFeatures
+from zoo.audiosr.nets.frozen import FrozenVocoder
+from zoo.blocks.autoencoder import AutoencoderKL
+from zoo.common.atomic_files import write_atomic
+from zoo.convert.engine import read_zoo_checkpoint
+from zoo.convert.tensor_names import add_prefix, select_prefix
+from zoo.hifigan.nets.base import WaveformGenerator
+from zoo.hifigan.nets.generator import Generator
+from zoo.runs.checkpoints import find_checkpoint, find_checkpoints, parse_step
+from zoo.runs.components import WEIGHTS_NAME, is_export, read_export_config
+from zoo.runs.load import build_components
+
+INFERENCE = "zoo.audiosr.Restorer"
+FINAL = "final_ema.pt"
+MODELV1_ENCODER = (128, 2, 1024)  # channels, layers and positions of its class
+PREFIX = {component: prefix for prefix, component in PREFIXES.items()}
+_BEST = re.compile(r"best-step_(\d+)-")
+# A first stage's and a UNet's configuration in their order; None stands for a value of the nets.
+FIRST_STAGE: dict[str, Any] = {
+    "double_z": True, "z_channels": None, "resolution": 256, "in_channels": 1, "out_ch": 1, "ch": None, "ch_mult": None,
+    "num_res_blocks": None, "attn_resolutions": [], "dropout": None,
+}  # fmt: skip
+TRANSFORMER = {"use_spatial_transformer": True, "transformer_depth": 1, "context_dim": None}
+
+
+@dataclass
+class Nets:
+    """The nets of a file, time first."""
+
+    autoencoder: AutoencoderKL
+    net: Denoiser
+    vocoder: WaveformGenerator | None = None
+    averaged: State = field(default_factory=dict)  # parameters of the denoiser by name; empty without
+    diffusion: CosineDiffusion = field(default_factory=CosineDiffusion)
+    features: MelFeatures | None = None  # None where they are not known
+    condition_autoencoder: AutoencoderKL | None = None  # None where the first serves both
+
+
+def choose_layout(net: Denoiser, autoencoder: AutoencoderKL, suffix: str) -> str:
+    """Choose the layout that can hold the nets, or ValueError; the suffix ".bin" asks for AudioSR's."""
+    unet, encoder = net.unet, net.global_encoder
+    norms = next(module.num_groups for module in autoencoder.modules() if isinstance(module, nn.GroupNorm))
+    for name, groups in (("UNet", unet.norm_groups), ("autoencoder", norms)):
+        if groups != NORM_GROUPS:
+            raise ValueError(
+                f"norm_groups of the {name} is {groups}; the originals' norms have {NORM_GROUPS}: use `zoo export`"
+            )
+    down = transformers_per_down_block(unet.state_dict()) or 2
+    layout = "modelV1" if down == 2 else "model.py"
+    if encoder is None and suffix == ".bin" and down == 2:
+        return "audiosr"
+    if (scale := float(net.latent_scale)) != 1.0:
+        raise ValueError(
+            f"latent_scale is {scale:g}; ProjectLily does not apply it to the condition: train with latent_scale: 1.0, "
+            "or use `zoo export` (a net without a global encoder and 2 transformers per down block fits AudioSR's .bin)"
+        )
+    if encoder is None:
+        return layout
+    if unet.fusion != LAYOUTS[layout].fusion or suffix == ".bin":
+        raise ValueError(
+            f"fusion is {unet.fusion!r} with {down} transformers per down block and suffix {suffix!r}; expected "
+            "replace with 2 (modelV1) or residual with 1 (model.py), both in a .pt file"
+        )
+    sizes = (encoder.pos_encoding.shape[2], len(encoder.transformer.layers), encoder.pos_encoding.shape[1])
+    if layout == "modelV1" and sizes != MODELV1_ENCODER:
+        raise ValueError(
+            f"channels, layers and positions of the global encoder are {sizes}; modelV1's are {MODELV1_ENCODER}"
+        )
+    return layout
+
+
+def find_incompatibility(vocoder: WaveformGenerator, layout: str) -> str:
+    """Return why a layout cannot hold a vocoder; empty where it can."""
+    if not isinstance(vocoder, Generator):
+        return f"{layout}'s is HiFi-GAN's generator, this one is a {type(vocoder).__name__}"
+    slope, padding = LAYOUTS[layout].last_slope, LAYOUTS[layout].output_padding
+    if vocoder.last_slope != slope or vocoder.output_padding not in (None, padding):
+        return (
+            f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
+            f"{vocoder.last_slope} and {vocoder.output_padding}"
+        )
+    if vocoder.conditioner is not None or vocoder.padding_mode != "zeros":
+        return f"{layout}'s has no conditioner and pads with zeros, this one with {vocoder.padding_mode}"
+    return ""
+
+
+def diffusion_buffers(steps: int, scale: Tensor, layout: str) -> State:
+    """Compute the buffers of the original's diffusion, bit by bit, and the scale of the latents.
+
+    ProjectLily took a flag for the weight of the posterior's variance, so that it is 0.
+    """
+    times = torch.arange(steps + 1, dtype=torch.float64)
+    raw = torch.cos((times / steps + 0.008) / (1 + 0.008) * math.pi * 0.5) ** 2
+    raw = raw / raw[0]
+    betas = 1 - raw[1:] / raw[:-1]
+    alphas = 1 - betas
+    product = torch.cumprod(alphas, 0)
+    before = torch.cat([torch.ones(1, dtype=torch.float64), product[:-1]])
+    rest = 1 - product
+    variance = betas * (1 - before) / rest if layout == "audiosr" else torch.zeros_like(betas)
+    tables = {
+        "betas": betas,
+        "alphas_cumprod": product,
+        "alphas_cumprod_prev": before,
+        "sqrt_alphas_cumprod": product.sqrt(),
+        "sqrt_one_minus_alphas_cumprod": rest.sqrt(),
+        "log_one_minus_alphas_cumprod": rest.log(),
+        "sqrt_recip_alphas_cumprod": (1 / product).sqrt(),
+        "sqrt_recipm1_alphas_cumprod": (1 / product - 1).sqrt(),
+        "posterior_variance": variance,
+        "posterior_log_variance_clipped": variance.clamp(min=1e-20).log(),
+        "posterior_mean_coef1": betas * before.sqrt() / rest,
+        "posterior_mean_coef2": (1 - before) * alphas.sqrt() / rest,
+        "logvar": torch.zeros_like(betas),
+    }
+    return {SCALE: scale.detach().cpu().float(), **{name: table.float() for name, table in tables.items()}}
+
+
+def to_original_state(nets: Nets, layout: str) -> dict[str, Any]:
+    """Return what a file holds, float32 on the CPU: `state_dict` and, for ProjectLily's, `ema`."""
+    net = nets.net
+    modules = {
+        "global_encoder": (PREFIX["global_encoder"], net.global_encoder),
+        "unet": (PREFIX["unet"], net.unet),
+        "vae": (PREFIX["vae"], nets.autoencoder),
+        "vocoder": (PREFIX["vocoder"], nets.vocoder),
+        CONDITIONER: (LAYOUTS[layout].conditioner, nets.condition_autoencoder or nets.autoencoder),
+    }
+    states = {name: _copy_state(module.state_dict()) for name, (_, module) in modules.items() if module is not None}
+    parameters = {
+        name: dict(module.named_parameters()).keys() for name, (_, module) in modules.items() if module is not None
+    }
+    averaged = {name: _copy_state(select_prefix(nets.averaged, f"{name}.")) for name in ("unet", "global_encoder")}
+    if layout == "audiosr":
+        buffers = {PREFIX["average"] + ema_buffer_name(name): value for name, value in averaged["unet"].items()}
+        return {"state_dict": {**diffusion_buffers(nets.diffusion.steps, net.latent_scale, layout),
+                               **_join(states, modules), **buffers}}  # fmt: skip
+    ema = {
+        name: {key: value for key, value in state.items() if key in parameters[name]} | averaged.get(name, {})
+        for name, state in states.items()
+    }
+    return {
+        "state_dict": {
+            **diffusion_buffers(nets.diffusion.steps, net.latent_scale, layout),
+            **_join(transpose_images(states), modules),
+        },
+        "ema": _join(transpose_images(ema), modules) if nets.averaged else {},
+    }
+
+
+def _copy_state(state: Mapping[str, Tensor]) -> State:
+    return {
+        name: (value.detach().cpu().float() if value.is_floating_point() else value.cpu()).clone()
+        for name, value in state.items()
+    }
+
+
+def _join(states: Mapping[str, State], modules: Mapping[str, tuple[str, Any]]) -> State:
+    """Join the states of the nets under the original's names."""
+    joined: State = {}
+    for name, state in states.items():
+        named = to_original_autoencoder(state) if name in ("vae", CONDITIONER) else state
+        joined |= add_prefix(named, modules[name][0])
+    return joined
+
+
+def hidden_settings(nets: Nets) -> dict[str, dict[str, Any]]:
+    """Return arguments of each net that the shapes of its weights do not show."""
+    hidden: dict[str, dict[str, Any]] = {"unet": {"head_channels": nets.net.unet.head_channels}}
+    if nets.net.global_encoder is not None:
+        hidden["global_encoder"] = {"heads": nets.net.global_encoder.heads}
+    for name, autoencoder in (("vae", nets.autoencoder), (CONDITIONER, nets.condition_autoencoder)):
+        if autoencoder is not None:
+            dropout = next(module.p for module in autoencoder.modules() if isinstance(module, nn.Dropout))
+            hidden[name] = {"dropout": dropout}
+    if isinstance(nets.vocoder, Generator):
+        hidden["vocoder"] = {
+            "upsample_rates": list(nets.vocoder.upsample_rates),
+            "resblock_dilation_sizes": [list(dilations) for dilations in nets.vocoder.resblock_dilation_sizes],
+        }
+    return hidden
+
+
+def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the configuration from which the original builds nets with these arguments, by component."""
+    module, features = LAYOUTS[layout].module, nets.features
+    mel_bins = {"mel_bins": features.n_mels} if features else {}
+
+    def first_stage(autoencoder: Mapping[str, Any]) -> dict[str, Any]:
+        sizes = {**FIRST_STAGE, **autoencoder_settings(autoencoder), "dropout": autoencoder["dropout"], **mel_bins}
+        params = {"ddconfig": sizes, "embed_dim": autoencoder["latent_channels"]}
+        # copied: YAML writes a list that occurs twice as a reference
+        return {"target": f"{module}.AudioSRAutoEncoderKL", "params": copy.deepcopy(params)}
+
+    keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
+    inner = {"first_stage_config": first_stage(arguments.get(CONDITIONER, arguments["vae"]))}
+    # modelV1's class refuses the two keys as arguments
+    condition = {**keys, "params": inner} if layout == "modelV1" else {"params": {**keys, **inner}}
+    encoder = arguments.get("global_encoder")
+    unet = {
+        "image_size": 64,
+        **original_settings(arguments["unet"], UNET_KEYS),
+        **TRANSFORMER,
+        "use_global_encoder": encoder is not None,
+        **(original_settings(encoder, ENCODER_KEYS) if encoder is not None else {}),
+    }
+    params = {
+        "first_stage_config": first_stage(arguments["vae"]),
+        "beta_schedule": "cosine",
+        "timesteps": nets.diffusion.steps,
+        "parameterization": {name: key for key, name in PREDICTIONS.items()}[nets.diffusion.prediction],
+        "scale_factor": float(nets.net.latent_scale),
+        "cond_stage_config": {"concat_lowpass_cond": {"target": f"{module}.VAEFeatureExtract", **condition}},
+        "unet_config": {"target": f"{module}.UNetModel", "params": unet},
+    }
+    config: dict[str, Any] = {"model": {"target": f"{module}.LatentDiffusion", "params": params}}
+    if features is not None:
+        values = {**vars(features), "f_min": features.mel.f_min, "f_max": features.mel.f_max}
+        config["data"] = {key: values[name] for name, (key, _) in FEATURES.items()}
+    return config
+
+
+def write_original(nets: Nets, layout: str, path: Path, config: dict[str, Any] | None = None) -> list[str]:
+    """Write a file and, next to it, its configuration, made of the nets where None; returns notes.
+
+    ValueError where the configuration of other nets is there already.
+    """
+    notes = []
+    if nets.vocoder is not None and (reason := find_incompatibility(nets.vocoder, layout)):
+        notes.append(f"vocoder left out: {reason}")
+        nets.vocoder = None
+    content, hidden = to_original_state(nets, layout), hidden_settings(nets)
+    descriptions = describe_nets(parse_content(content, path, {}))
+    arguments = {name: {**spec["init_args"], **hidden.get(name, {})} for name, spec in descriptions.items()}
+    settings = config or original_config(nets, layout, arguments)
+    if "vocoder" in hidden:
+        settings = {**settings, "vocoder": hidden["vocoder"]}
+    companion = path.with_name(CONFIG_NAME)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if companion.exists():
+        described = describe_nets(parse_content(content, path, companion_config(path, None)))
+        if {name: spec["init_args"] for name, spec in described.items()} != arguments:
+            raise ValueError(f"{companion} is the configuration of other nets: name a target in another folder")
+    else:
+        text = yaml.safe_dump(settings, sort_keys=False)
+        write_atomic(companion, lambda file: file.write(text.encode()))
+    write_atomic(path, lambda file: torch.save(content, file))
+    return notes
+
+
+def from_zoo(source: Path, target: Path) -> dict[str, Any]:
+    """Write a run, checkpoint or export of ours; see `zoo.audiosr.convert.convert`."""
+    targets = _list_targets(source, target)
+    notes: list[str] = []
+    layout = ""
+    for file, origin in targets.items():
+        nets, config = _read_zoo(origin)
+        layout = choose_layout(nets.net, nets.autoencoder, file.suffix)
+        notes += write_original(nets, layout, file, config)
+        if not nets.averaged:
+            notes.append(f"{origin.name} has no averaged weights: {file.name} holds the live ones alone")
+    return {"target": list(targets), "layout": layout, "notes": list(dict.fromkeys(notes))}
+
+
+def _list_targets(source: Path, target: Path) -> dict[Path, Path]:
+    """List the files to write, each with the checkpoint or export that it is made of."""
+    newest = source if is_export(source) else find_checkpoint(source)
+    if target.suffix in (".pt", ".bin"):
+        return {target: newest}
+    if target.suffix:
+        raise ValueError(f"{target}: the originals' files end in .pt (ProjectLily) or .bin (AudioSR); or name a folder")
+    if is_export(source):
+        return {target / FINAL: source}
+    if source.is_file():
+        return {target / original_name(source): source}
+    best = find_checkpoints(source, "best-step_*.ckpt")[:1]
+    steps = find_checkpoints(source, "step_*.ckpt")[:1]
+    return {**{target / original_name(path): path for path in (*best, *steps)}, target / FINAL: newest}
+
+
+def original_name(checkpoint: Path) -> str:
+    """Return the original's name of a checkpoint of ours."""
+    best = _BEST.match(checkpoint.name)
+    return f"best_step_{int(best[1])}.pt" if best else f"step_{parse_step(checkpoint)}.pt"
+
+
+def _read_zoo(source: Path) -> tuple[Nets, dict[str, Any]]:
+    """Read the nets of a checkpoint or export, and the original's configuration that it remembers."""
+    averaged: State = {}
+    if is_export(source):
+        specs, folder = read_export_config(source), source
+        state = load_file(source / WEIGHTS_NAME)
+        if specs["inference"] != INFERENCE:
+            raise ValueError(f"{source}: expected an export for {INFERENCE}, found {specs['inference']}")
+    else:
+        saved = read_zoo_checkpoint(source, INFERENCE)
+        specs = {**saved.specs, "frozen": saved.checkpoint.get("frozen", {})}
+        state, folder = saved.checkpoint["state_dict"], source.parent
+        averaged = select_prefix((saved.checkpoint.get("ema") or {}).get("shadow", {}), "net.")
+    components = build_components(specs, folder)
+    net = components["net"]
+    net.load_state_dict(select_prefix(state, "net."))
+    parameters = dict(net.named_parameters())
+    vocoder = components["vocoder"].net if isinstance(components.get("vocoder"), FrozenVocoder) else None
+    averaged = {name: value for name, value in averaged.items() if name in parameters}
+    condition = components[CONDITION].net if components.get(CONDITION) is not None else None
+    nets = Nets(
+        components["autoencoder"].net, net, vocoder, averaged, components["diffusion"], components["features"],
+        condition,
+    )  # fmt: skip
+    return nets, dict(specs.get("original_config") or {})

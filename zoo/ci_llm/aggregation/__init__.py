@@ -1,1 +1,0 @@
-"""From the distributions of the agents to one."""

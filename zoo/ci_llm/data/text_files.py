@@ -1,0 +1,159 @@
+"""Prompts with answers: the files of a data set, and the format that turns a record into text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from zoo.common.journal import load_json, read_lines
+
+TABLES = (".parquet", ".arrow", ".feather")
+PARTS = (".jsonl", *TABLES)  # in a folder of one split; the .json files of Hugging Face there are metadata
+SUFFIXES = (".json", *PARTS)
+SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
+
+
+class Example(NamedTuple):
+    """A prompt with its answer, and its origin: name of the file, line (or row) from 1."""
+
+    prompt: str
+    answer: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How a record becomes text. Prompt and answer are tokenised apart, so a space between them is the answer's.
+
+    Attributes:
+        prompt_field: of a record, holds the prompt.
+        answer_field: of a record, holds the answer.
+        template: of the model's input, with `{prompt}`.
+        answer_template: of the text to generate, with `{answer}`; EOS follows.
+        too_long: "truncate" cuts the end of an answer that is too long, "drop" leaves the text out.
+    """
+
+    prompt_field: str = "question"
+    answer_field: str = "answer"
+    template: str = "Question: {prompt}\nAnswer:"
+    answer_template: str = " {answer}"
+    too_long: Literal["truncate", "drop"] = "truncate"
+
+    def __post_init__(self) -> None:
+        for key, field in (("template", "{prompt}"), ("answer_template", "{answer}")):
+            if field not in getattr(self, key):
+                raise ValueError(f"{key} must contain {field}, found {getattr(self, key)!r}")
+
+    def format_prompt(self, prompt: str) -> str:
+        """The model's input."""
+        return self.template.replace("{prompt}", prompt)
+
+    def format_answer(self, answer: str) -> str:
+        """The text that the model is to generate."""
+        return self.answer_template.replace("{answer}", answer)
+
+
+def split_files(root: Path, split: str) -> list[Path]:
+    """Find the files of a split.
+
+    Args:
+        root: a file (all of it is for training), or a folder with `train.jsonl` (or .parquet, .arrow), parts
+            `train-00000-of-00002.parquet`, or a folder `train`; `test` and `val` (validation, dev) likewise.
+
+    Returns:
+        The files in the order of their names; none where there is no such split, unless it is "train".
+
+    Raises:
+        FileNotFoundError: when there is no such folder, or nothing to train on.
+        ValueError: when the split has another name.
+    """
+    if root.is_file():
+        return [root] if split == "train" else []
+    if not root.is_dir():
+        raise FileNotFoundError(f"no file or folder of texts at {root}; put train.jsonl there, or set ZOO_DATA")
+    if split not in SPLIT_NAMES:
+        raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLIT_NAMES)}")
+    names = SPLIT_NAMES[split]
+    files = sorted(path for path in root.iterdir() if path.suffix in SUFFIXES and path.stem.partition("-")[0] in names)
+    for name in names:
+        files += sorted(path for path in (root / name).glob("*") if path.suffix in PARTS)
+    if not files and split == "train":
+        content = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
+        raise FileNotFoundError(
+            f"{root} has no train.jsonl, train.parquet, train.arrow or folder train; it holds {content}"
+        )
+    return files
+
+
+def read_examples(files: Sequence[Path], prompt_field: str, answer_field: str) -> list[Example]:
+    """Read prompts and answers from JSON lines, Parquet or Arrow.
+
+    Raises:
+        ValueError: when a line is no JSON, a field is missing or no text, or a prompt or answer is empty; names file
+            and line.
+    """
+    examples = []
+    for path in files:
+        if not path.is_file():
+            raise FileNotFoundError(f"no file of texts at {path}")
+        rows = read_table(path, (prompt_field, answer_field)) if path.suffix in TABLES else read_json_lines(path)
+        for line, row in rows:
+            where = f"{path}, line {line}"
+            prompt, answer = (read_text(row, field, where) for field in (prompt_field, answer_field))
+            examples.append(Example(prompt, answer, str(path), line))
+    return examples
+
+
+def read_text(record: Any, field: str, where: str) -> str:
+    """The text of a record's field; ValueError at `where`: the field is missing, no text, or empty."""
+    if not isinstance(record, dict) or field not in record:
+        content = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+        raise ValueError(
+            f"{where}: no field {field!r} (found {content}); set prompt_field and answer_field of "
+            "data.init_args.text_format"
+        )
+    text = record[field]
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: {field!r} is {text!r:.40}, expected a text; put it into quotes")
+    if not text.strip():
+        raise ValueError(f"{where}: {field!r} is empty; remove the line or complete it")
+    return text
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Line numbers, from 1, and contents of a file of JSON lines; ValueError names a line that is no JSON."""
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            if line.strip():
+                yield number, load_json(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error}); expected one object per line") from error
+
+
+def read_table(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """Row numbers, from 1, and these columns of a Parquet or Arrow file."""
+    try:
+        import pyarrow as pa
+        from pyarrow import ipc, parquet
+    except ImportError as error:
+        raise ValueError(f"{path}: reading it needs pyarrow; pip install 'zoo[llm]'") from error
+    try:
+        if path.suffix == ".parquet":
+            table = parquet.read_table(path)
+        else:
+            with pa.memory_map(str(path)) as source:
+                try:
+                    table = ipc.open_file(source).read_all()
+                except pa.ArrowInvalid:  # Hugging Face's datasets write streams
+                    source.seek(0)
+                    table = ipc.open_stream(source).read_all()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path}: no readable {path.suffix[1:]} file ({error})") from error
+    columns = [name for name in fields if name in table.column_names]
+    if len(columns) < len(fields):
+        raise ValueError(f"{path}: its columns are {', '.join(table.column_names)}; expected {', '.join(fields)}")
+    yield from enumerate(table.select(columns).to_pylist(), 1)

@@ -1,0 +1,100 @@
+"""The adapter configurations of the Miipher-2 reproduction as our recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zoo.convert.network_description import component
+from zoo.convert.settings import PRECISIONS, SettingsReader, read_settings_file
+
+DATA = "${oc.env:ZOO_DATA,data}"
+# read by the original's script alone, or the same here without being said
+IMPLIED = ("loader.pin_memory", "training.dataloader_drop_last", "checkpoint.save_wandb_metadata")
+
+
+def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
+    """Turn an adapter's YAML into a recipe for `zoo fit`; `hubert_layer` is counted from 1, as since 2025-06-27.
+
+    Returns the recipe, and the keys without a counterpart: the original's shards, logger and process settings.
+    ValueError when it is no configuration of the adapter's training.
+    """
+    settings = SettingsReader(read_settings_file(Path(path)), Path(path), IMPLIED)
+    if "upsample_rates" in settings.values:
+        raise ValueError(
+            f"{settings.path} configures the vocoder with a prenet, which is not trained here: begin with "
+            "configs/miipher/hifigan_pretrain_layer_6.yaml or hifigan_finetune_layer_6.yaml"
+        )
+    recipe = {
+        "seed_everything": settings.get("seed", 1234),
+        "trainer": _trainer(settings),
+        "checkpoints": {
+            "every_n_steps": settings.get("checkpoint.save_interval", 1000),
+            "keep_last": settings.get("checkpoint.keep_last_n", 2),
+            "monitor": "val/loss",
+        },
+        "model": component("zoo.miipher.AdapterTask", **_model(settings)),
+        "data": component(
+            "zoo.miipher.SpeechData",
+            root=f"{DATA}/libritts_r",
+            degradation={
+                "degrader": component("zoo.audio.Degrader"),
+                "noise": f"{DATA}/noise",
+                "rir": f"{DATA}/rir",
+            },
+            batch_size=settings.require("batch_size"),
+            num_workers=settings.get("loader.num_workers", 0),
+        ),
+    }
+    return recipe, settings.unused()
+
+
+def _trainer(settings: SettingsReader) -> dict[str, Any]:
+    accumulate = int(settings.get("training.gradient_accumulation_steps", 1))
+    trainer = {
+        "max_steps": settings.require("steps"),
+        "val_check_interval": settings.require("validation_interval") * accumulate,  # Lightning counts batches there
+        "check_val_every_n_epoch": None,
+        "limit_val_batches": settings.get("validation_batches", 25),
+        "gradient_clip_val": float(settings.get("optim.max_grad_norm", 1.0)),
+        "accumulate_grad_batches": accumulate,
+        "log_every_n_steps": settings.get("log_interval", 100),
+        "precision": settings.choice("training.mixed_precision", "no", PRECISIONS),
+    }
+    return trainer | ({"accelerator": "cpu"} if settings.get("training.force_cpu", False) else {})
+
+
+def _model(settings: SettingsReader) -> dict[str, Any]:
+    kind = str(settings.get("model.model_type", "auto"))
+    backbone = {"layer": settings.require("model.hubert_layer"), "source": settings.require("model.hubert_model_name")}
+    if kind == "hubert" and "wavlm" in backbone["source"].lower():
+        backbone["family"] = "wavlm_as_hubert"
+    adapters = component("zoo.miipher.ParallelAdapters", hidden_dim=settings.require("model.adapter_hidden_dim"))
+    return {
+        "encoder": component(
+            "zoo.miipher.Cleaner", backbone=component("zoo.miipher.Backbone", **backbone), adapters=adapters
+        ),
+        "loss_weights": {"mae": 1.0, "mse": 1.0, "sc": 1.0},
+        "optimizer": component(
+            "torch.optim.AdamW",
+            lr=float(settings.require("optim.lr")),
+            betas=settings.get("optim.betas", [0.9, 0.95]),
+            weight_decay=float(settings.get("optim.weight_decay", 0.01)),
+        ),
+        "scheduler": _schedule(settings),
+    }
+
+
+def _schedule(settings: SettingsReader) -> dict[str, Any]:
+    """The schedule as the original ran it: with restarts it never applied the warm-up."""
+    name = settings.get("optim.scheduler.name", "constant_with_warmup")
+    if name == "constant_with_warmup":
+        return component("zoo.training.WarmupConstant", warmup_steps=settings.get("optim.scheduler.warmup_steps", 0))
+    if name == "cosine_with_restarts":
+        return component(
+            "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts",
+            T_0=settings.require("optim.scheduler.first_cycle_steps"),
+            T_mult=int(settings.get("optim.scheduler.cycle_mult", 1)),
+            eta_min=float(settings.get("optim.scheduler.min_lr", 0.0)),
+        )
+    raise ValueError(f"{settings.path}: no schedule for optim.scheduler.name {name!r}")

@@ -1,0 +1,176 @@
+"""Features of files: an encoder on chunks of long audio, and a cache on disk for training the vocoder without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zoo.audio.analysis.features import write_features
+from zoo.audio.inference import AudioInference, as_audio
+from zoo.audio.io import files
+from zoo.audio.io.chunking import Chunker, check_finite, match_length, mix_to_mono, resample_blocks
+from zoo.common.build import build
+from zoo.common.configs import load_run_config
+from zoo.common.environment import local_device
+from zoo.common.registry import public_name
+from zoo.common.reports import Row
+from zoo.common.tensors import state_digest
+from zoo.miipher.nets.cleaner import Encoder
+from zoo.runs.checkpoints import find_checkpoint
+from zoo.runs.components import is_export
+from zoo.runs.inference.predict import content_digest, list_input_files, predict_files
+from zoo.runs.load import load
+
+BLOCK_SECONDS = 4  # read and written at once
+MIN_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs some samples for its statistics
+
+
+class ChunkedEncoder(AudioInference):
+    """Base of an encoder on chunks, which lie on its frame grid and are cross-faded (`zoo.audio.io.chunking`)."""
+
+    def __init__(self, encoder: Encoder, chunk_seconds: float, overlap_seconds: float, batch_size: int) -> None:
+        if encoder.frames(encoder.hop_samples) != 1:
+            raise ValueError(
+                "the encoder's backbone does not pad, so files would lose their ends: build it with pad: true"
+            )
+        frames, overlap = (
+            round(seconds * encoder.sample_rate / encoder.hop_samples) for seconds in (chunk_seconds, overlap_seconds)
+        )
+        if frames < MIN_FRAMES:
+            raise ValueError(f"chunk_seconds {chunk_seconds} is {frames} frames, expected at least {MIN_FRAMES}")
+        self.encoder = encoder
+        self.chunker = Chunker(frames, overlap, encoder.hop_samples, batch_size)
+
+    def computed_samples(self, samples: int, sample_rate: int) -> int:
+        """Count the samples that a clip is computed as, at the encoder's rate."""
+        encoder = self.encoder
+        return max(math.ceil(samples * encoder.sample_rate / sample_rate), MIN_FRAMES * encoder.hop_samples)
+
+    def features(self, chunks: np.ndarray, valid: Sequence[int]) -> Tensor:
+        """Compute features (N, C, F) of chunks (N, T) whose first `valid` samples count."""
+        waveforms = torch.from_numpy(np.ascontiguousarray(chunks)).to(self.device)
+        lengths = None if min(valid) == chunks.shape[1] else torch.tensor(valid, device=self.device)
+        return self.encoder(waveforms, lengths).transpose(1, 2)
+
+
+class FeatureExtractor(ChunkedEncoder):
+    """An encoder alone: audio files to feature files, cut and cross-faded like a restorer's chunks.
+
+    Files are `.npy`, (C, F) float16, frame after frame (Fortran order): a crop of a mapped file is one read.
+
+    Args:
+        encoder: waveforms (B, T) at 16 kHz to features (B, ceil(T / hop), C).
+        chunk_seconds: length of a chunk, > 0.
+        overlap_seconds: shared by neighbouring chunks, at most half a chunk.
+        batch_size: chunks computed together, >= 1.
+    """
+
+    output_suffix: ClassVar[str] = ".npy"
+
+    def __init__(
+        self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, batch_size: int = 4
+    ) -> None:
+        super().__init__(encoder, chunk_seconds, overlap_seconds, batch_size)
+
+    def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
+        """Encode an array (T,) or (C, T), its channels mixed, as features (C, F) float32; see `as_audio`."""
+        audio = np.atleast_2d(as_audio(audio, sample_rate))
+        return np.concatenate(list(self._pieces([audio], audio.shape[1], sample_rate)), axis=1)
+
+    def process_file(self, source: Path, target: Path) -> dict[str, Any]:
+        """Encode an audio file; ValueError when it is not valid audio, or a feature exceeds float16.
+
+        Returns `audio_seconds` of the input, `sample_rate` of it, `frames`, `dim` and `chunks`.
+        """
+        header = files.info(source)
+        frames = self._frames(header.samples, header.sample_rate)
+        blocks = files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
+        pieces = self._pieces(blocks, header.samples, header.sample_rate)
+        write_features(target, (self.encoder.dim, frames), "<f2", pieces)
+        return {
+            "audio_seconds": header.samples / header.sample_rate,
+            "sample_rate": header.sample_rate,
+            "frames": frames,
+            "dim": self.encoder.dim,
+            "chunks": len(self.chunker.spans(self.computed_samples(header.samples, header.sample_rate))),
+        }
+
+    def _frames(self, samples: int, sample_rate: int) -> int:
+        return -(-math.ceil(samples * self.encoder.sample_rate / sample_rate) // self.encoder.hop_samples)
+
+    def _pieces(self, blocks: Iterable[np.ndarray], samples: int, sample_rate: int) -> Iterator[np.ndarray]:
+        """Features (C, n)."""
+        length = self.computed_samples(samples, sample_rate)
+        stream = match_length(resample_blocks(mix_to_mono(blocks), sample_rate, self.encoder.sample_rate), length)
+        features = self.chunker.process(stream, length, self._compute)
+        yield from match_length((piece[0] for piece in features), self._frames(samples, sample_rate))
+
+    @torch.inference_mode()
+    def _compute(self, chunks: np.ndarray, valid: Sequence[int]) -> np.ndarray:
+        return check_finite(self.features(chunks, valid).float().cpu().numpy())
+
+
+def read_encoder(path: Path) -> Encoder:
+    """Build the encoder of a recipe (`.yaml`), a run, a checkpoint or an export, in evaluation mode.
+
+    ValueError when no encoder is described there, or one whose adapters a recipe leaves untrained.
+    """
+    if path.suffix not in (".yaml", ".yml"):
+        inference = load(path)
+        encoder = inference.modules().get("encoder")
+        if encoder is None:
+            raise ValueError(f"{path}: {type(inference).__name__} has no encoder")
+        return encoder  # type: ignore[return-value]
+    encoder = build(read_encoder_spec(path), nn.Module)
+    if hasattr(encoder, "adapters"):
+        raise ValueError(f"{path}: its encoder has adapters, which only a training gives weights: name its run instead")
+    return encoder.eval()
+
+
+def read_encoder_spec(recipe: Path) -> dict[str, Any]:
+    """Read the description of a recipe's encoder; ValueError when the recipe has none."""
+    spec = ((load_run_config(recipe).get("model") or {}).get("init_args") or {}).get("encoder")
+    if spec is None:
+        raise ValueError(f"{recipe}: no model.init_args.encoder; name a recipe of Miipher")
+    return spec
+
+
+def cache_features(
+    input: Path,
+    output: Path,
+    encoder: Path,
+    overwrite: bool = False,
+    device: str = "cpu",
+    rank: int = 0,
+    world_size: int = 1,
+) -> Row:
+    """Write the features of audio as memory-mappable .npy files, for training the vocoder without the encoder.
+
+    The same call again computes only missing ones; manifest.jsonl has the status of every file.
+
+    Args:
+        input: audio file, or folder of them.
+        output: folder to write: the same tree of (C, F) float16 files.
+        encoder: a recipe (its model.encoder), or a run, checkpoint or export (its trained encoder).
+        overwrite: compute also finished ones.
+        device: torch device.
+        rank: of this process.
+        world_size: processes that share the files.
+    """
+    net = read_encoder(encoder)
+    options: dict[str, Any] = {}
+    if encoder.suffix in (".yaml", ".yml"):
+        options["encoder"] = read_encoder_spec(encoder)
+        digest = state_digest(net.state_dict())
+    else:
+        digest = content_digest(encoder if is_export(encoder) else find_checkpoint(encoder))
+    extractor = FeatureExtractor(net).to(local_device(device)).eval()
+    paths = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
+    settings = {"checkpoint": digest, "inference": public_name(FeatureExtractor), "options": options}
+    return predict_files(extractor, paths, output, settings, overwrite, rank, world_size)

@@ -1,0 +1,42 @@
+"""Options that the vocoder's task hands to the restorer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from zoo.common.checks import check_at_least, check_one_of
+
+Stereo = Literal["channels", "mix"]
+Loudness = Literal["input", "keep"]
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """Options of restoring.
+
+    Args:
+        output_sample_rate: of results in Hz; null keeps the vocoder's.
+        stereo: "channels" restores each channel alone, "mix" mixes to mono first.
+        loudness: "input" brings each channel to the gated loudness (ITU-R BS.1770) of its input, by at most +20 dB;
+            "keep" leaves the vocoder's level. Either way the gain is lowered until no sample exceeds 1.
+        chunk_seconds: length of the chunks of a long file.
+        overlap_seconds: shared by neighbouring chunks, at most half a chunk.
+        batch_size: chunks computed together.
+    """
+
+    output_sample_rate: int | None = None
+    stereo: Stereo = "channels"
+    loudness: Loudness = "input"
+    chunk_seconds: float = 20.0
+    overlap_seconds: float = 2.0
+    batch_size: int = 4
+
+    def __post_init__(self) -> None:
+        check_one_of(get_args(Stereo), stereo=self.stereo)
+        check_one_of(get_args(Loudness), loudness=self.loudness)
+        if self.output_sample_rate is not None:
+            check_at_least(1, output_sample_rate=self.output_sample_rate)
+
+
+DEFAULT_RESTORE = RestoreOptions()
