@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from zoo.flow.losses import MinSnr
 from zoo.flow.process.paths import AffinePath, ConditionalOT, Cosine
-from zoo.flow.process.weights import MinSnr
 
 T = torch.linspace(0.02, 0.98, 49, dtype=torch.float64)
 

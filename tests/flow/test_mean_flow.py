@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from tests.harness import REPOSITORY
 from zoo.common.configs import load_recipe
 from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
+from zoo.flow.losses import average_field, mean_flow_target, sample_intervals
 from zoo.flow.nets.dit import DiT
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
-from zoo.flow.process.mean_flow import average_field, mean_flow_target, sample_intervals
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import UniformTimes

@@ -1,4 +1,4 @@
-"""Average velocities over intervals of time, by which a flow is followed in one step or a few."""
+"""Losses of flow matching, and the targets of average velocities (MeanFlow)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,67 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from zoo.common.checks import check_positive
 from zoo.common.tensors import sample_uniforms
 from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import ConditionBatch
 from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.paths import TIME_MARGIN, AffinePath, Prediction
 from zoo.flow.process.time_samplers import TimeSampler
 
-Average = Callable[[Tensor, Tensor, Tensor], Tensor]
+AverageVelocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Average velocities (B, ...) over [t, t + span] of points (B, ...), times (B,) and spans (B,)."""
 
 
-def mean_flow_target(average: Average, x: Tensor, t: Tensor, span: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+def flow_matching_loss(output: Tensor, target: Tensor, huber: float = 0.0, weight: Tensor | None = None) -> Tensor:
+    """Mean squared error of outputs (B, ...), float32.
+
+    Args:
+        huber: h of sqrt(e + h^2) - h in place of an item's mean squared error e; 0 for e.
+        weight: of each item (B,).
+    """
+    squares = (output - target).float().square()
+    if not huber and weight is None:
+        return squares.mean()
+    error = squares.flatten(1).mean(dim=1)
+    if huber:
+        error = (error + huber**2).sqrt() - huber
+    return (error if weight is None else error * weight).mean()
+
+
+class MinSnr:
+    """Weights of the squared error: of the data the signal-to-noise ratio, at most gamma.
+
+    On straight paths min(t^2, gamma (1 - t)^2) of a velocity's error; for other predictions it is converted, as their
+    errors are multiples of one another at a time.
+
+    Source: Hang et al., "Efficient Diffusion Training via Min-SNR Weighting Strategy" (2023), section 3.4.
+    """
+
+    def __init__(self, gamma: float = 5.0) -> None:
+        check_positive(gamma=gamma)
+        self.gamma = gamma
+
+    def __call__(self, t: Tensor, path: AffinePath, prediction: Prediction) -> Tensor:
+        """Weights (B,) at times (B,), which are kept 1e-4 away from both ends."""
+        alpha, sigma, d_alpha, d_sigma = path.coefficients(t.clamp(TIME_MARGIN, 1 - TIME_MARGIN))
+        determinant = d_alpha * sigma - alpha * d_sigma
+        weight = (alpha**2).minimum(self.gamma * sigma**2) / determinant**2
+        if prediction == "velocity":
+            return weight
+        return weight * (determinant / (sigma if prediction == "x1" else alpha)) ** 2
+
+
+def mean_flow_target(
+    average: AverageVelocity, x: Tensor, t: Tensor, span: Tensor, velocity: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the target of an average velocity, from its derivative along the path, and its value; without gradients.
 
-    u(x, t, r) = v + (r - t) du/dt, where du/dt follows x and t with r held: the directional derivative along (v, 1, 0).
+    u(x, t, r) = v + (r - t) du/dt, where du/dt keeps r: the directional derivative along (v, 1, 0).
     The fused kernels of attention have no forward derivative, so the plain one is used.
 
     Args:
-        average: of points, times and spans r - t.
+        span: r - t (B,).
         velocity: v (B, ...): x_1 - x_0 of the pair in training, or the exact one.
 
     Source: Geng et al., "Mean Flows for One-step Generative Modeling" (2025), equation 6, in our direction of time.
