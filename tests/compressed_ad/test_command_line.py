@@ -143,21 +143,6 @@ def test_a_killed_collection_goes_on_and_processes_share_it(tmp_path: Path) -> N
     assert shards(tmp_path / "shared" / "rooms") == whole
 
 
-def test_a_damaged_shard_is_named_and_left_out_only_when_asked(tmp_path: Path) -> None:
-    good(forked(*COLLECT, *SPLIT, cwd=tmp_path))
-    shard = tmp_path / "rooms" / "shard_00002.npy"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1])
-    arguments = [*FIT, *SOURCES["stored"], "--data.init_args.root=rooms", "--trainer.default_root_dir=run"]
-    refused = forked(*arguments, cwd=tmp_path)
-    assert refused.returncode == 1 and "shard_00002.npy" in refused.stderr and "allow_missing" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    gone_on = good(forked(*arguments, "--data.init_args.store.allow_missing=true", cwd=tmp_path))
-    assert "shard_00002.npy" in gone_on.stderr
-    assert "made 5, skipped 20" in good(forked(*COLLECT, *SPLIT, cwd=tmp_path)).stdout
-    assert shard.read_bytes() == whole
-
-
 COUNTERS = {
     "class_path": "zoo.compressed_ad.GymnasiumEnv",
     "init_args": {

@@ -60,20 +60,6 @@ def test_neither_cache_nor_company_nor_blocks_change_a_pair(monkeypatch: pytest.
     assert torch.equal(whole.returns, rollout(net, ENV, TASKS, SEEDS, 5).returns)
 
 
-def test_random_starts_follow_the_seed() -> None:
-    env = Darkroom(5, 6, random_start=True)
-    found = rollout(policy(), env, TASKS[:1].expand(3, -1), [1, 1, 2], 3, record=True)
-    assert found.steps is not None
-    assert torch.equal(found.steps.states[0], found.steps.states[1])
-    assert not torch.equal(found.steps.states[0], found.steps.states[2])
-
-
-def test_greedy_takes_the_most_likely_action() -> None:
-    found = rollout(policy(), ENV, TASKS, SEEDS, 2, greedy=True, record=True)
-    assert found.steps is not None and found.logits is not None
-    assert torch.equal(found.steps.actions, found.logits.argmax(-1))
-
-
 def test_the_mode_of_the_policy_is_kept() -> None:
     net = policy().train()
     rollout(net, ENV, TASKS, SEEDS, 1)
