@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -100,18 +99,6 @@ def test_two_processes_evaluate_as_one(trained: Path) -> None:
     assert {"eval_result.npy", "returns.npy", "gap.npy", "evaluation.json", "evaluation.csv"} <= names
     for name in names - {"evaluation.png"}:
         assert (trained / "alone" / name).read_bytes() == (trained / "shared" / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("trained", ["stored"], indirect=True)
-def test_report(trained: Path, rooms: Path) -> None:
-    for name, options in (("sampled", ()), ("greedy", ("--greedy", "true"))):
-        good(forked(*EVALUATE, "--output", name, *options, cwd=trained))
-    assert np.load(trained / "sampled" / "eval_result.npy").shape == (5, 6)
-    given = ("--evaluations", "[sampled, greedy]", "--output", "report", "--source", rooms)
-    assert "report.md" in good(forked("report", *given, cwd=trained)).stdout
-    assert "| sampled |" in (trained / "report" / "report.md").read_text()
-    assert len(json.loads((trained / "report" / "report.json").read_text())["sources"]["source"]) == 6
-    assert (trained / "report" / "curves.png").is_file()
 
 
 def shards(folder: Path) -> dict[str, bytes]:

@@ -91,15 +91,3 @@ def test_a_request_of_a_split_takes_the_agents_episodes(tmp_path: Path) -> None:
 def test_what_is_wrong_in_a_request_is_named(tmp_path: Path, request_: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"request\.json: .*" + message):
         ask(tmp_path, request_)
-
-
-def test_the_example_works_and_options_are_checked(tmp_path: Path) -> None:
-    agent = build()
-    path = agent.write_example(tmp_path / "example")
-    agent.process_file(path, tmp_path / "out.npy")
-    assert np.load(tmp_path / "out.npy").shape == (2, 2)
-    assert "one episode" in agent.dry_run()
-    with pytest.raises(ValueError, match="episodes is at least 1"):
-        build(episodes=0)
-    with pytest.raises(ValueError, match="the policy's observation is"):
-        Agent(agent.policy, Darkroom(9))

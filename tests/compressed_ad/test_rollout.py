@@ -91,16 +91,6 @@ def test_aimless_episodes_bring_no_reward(env: Env) -> None:
     assert player.run_episodes(1).shape == (len(tasks), 1)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    net = policy()
-    with pytest.raises(ValueError, match="episodes is at least 1"):
-        rollout(net, ENV, TASKS, SEEDS, 0)
-    with pytest.raises(ValueError, match="4 tasks and 2 seeds"):
-        rollout(net, ENV, TASKS, SEEDS[:2], 1)
-    with pytest.raises(ValueError, match="the policy's observation is"):
-        rollout(net, Darkroom(9), TASKS, SEEDS, 1)
-
-
 def test_returns_go_by_each_pairs_own_episodes() -> None:
     env = GymnasiumEnv("Counter-v0", [{"length": 2}, {"length": 5}, {"length": 3}], limit=4)
     torch.manual_seed(0)

@@ -58,12 +58,6 @@ def test_a_demonstrator_that_knows_nothing_walks_at_random():
         assert episode.mean().item() == pytest.approx(random_return(env).mean().item(), abs=0.06)
 
 
-@pytest.mark.parametrize("arguments", [{"episodes": 0}, {"best": 1.1}, {"greedy_after": 0.0}])
-def test_wrong_arguments_are_refused(arguments):
-    with pytest.raises(ValueError, match=f"{next(iter(arguments))} is"):
-        EpsilonCurriculum(Darkroom(), **{"episodes": 2, **arguments})
-
-
 def test_who_explores_knows_nothing_before_the_goal_is_found():
     env = Darkroom(5, 10)
     tasks, seeds = env.tasks(), [7] * 25  # the same random numbers in every room

@@ -72,14 +72,6 @@ def test_a_report_on_arms_and_a_sweep(tmp_path: Path) -> None:
     assert "| many | " in page and "## Memory gap" in page and "![sweep](sweep.png)" in page
 
 
-def test_one_plain_evaluation_has_no_sweep_and_no_training(tmp_path: Path) -> None:
-    folder = make(tmp_path / "plain", 3.0, compressor=None, episodes=60)
-    result = report([folder], tmp_path / "out", ["mine"])
-    assert result["pictures"] == ["curves.png", "tasks.png"]
-    assert result["evaluations"][0]["free"] is None
-    assert "Memory gap" not in (tmp_path / "out" / "report.md").read_text()
-
-
 def test_unlike_evaluations_are_told_apart(tmp_path: Path) -> None:
     folders = [make(tmp_path / "a", 3.0), make(tmp_path / "b", 3.5, episodes=12)]
     result = report(folders, tmp_path / "out")
