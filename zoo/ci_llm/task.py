@@ -17,7 +17,7 @@ from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import label_positions
 from zoo.ci_llm.losses.metrics import token_scores
-from zoo.ci_llm.losses.objective import Batch, CrowdObjective, count_labels, label_targets, mean_over_ranks
+from zoo.ci_llm.losses.objective import Batch, CrowdObjective, count_labels, label_targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.ci_llm.validation_texts import list_questions, max_new_tokens, to_one_line
@@ -194,7 +194,8 @@ class CrowdTask(SingleOptimizerTask):
         if self.normalise == "batch":
             return None, 1.0
         count = count_labels(labels, self.crowd.count, self.loss_shift).clamp(min=1)
-        self._label_counts.append(mean_over_ranks(count))
+        mean = count if self._trainer is None else self.trainer.strategy.reduce(count.clone(), reduce_op="mean")
+        self._label_counts.append(mean)
         return self._label_counts[0], count / self._label_counts[0]
 
     def _grad_scale(self) -> float:

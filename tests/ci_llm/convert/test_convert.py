@@ -19,7 +19,6 @@ from zoo.ci_llm.convert import (
     is_original,
     original_state,
     to_original,
-    to_peft,
 )  # fmt: skip
 from zoo.ci_llm.convert.checkpoints import adapters_of
 from zoo.ci_llm.convert.read import META, read_original, read_peft
@@ -107,7 +106,7 @@ def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):
 
 def test_top_layers(backbone, tmp_path):
     crowd = made(backbone, 2, top_layers=1)
-    to_peft(crowd, tmp_path / "peft")
+    convert(crowd, tmp_path / "peft")
     again = from_original(tmp_path / "peft", backbone)
     assert again.agents.top_layers == 1 and torch.equal(logits(again), logits(crowd))
 
@@ -125,7 +124,7 @@ def test_wrong_backbone(backbone, tmp_path):
     wide = tmp_path / "wide"
     wide.mkdir()
     Backbone(config={**CONFIG, "hidden_size": 32}).save_source(wide)
-    to_peft(made(backbone, 2), tmp_path / "peft")
+    convert(made(backbone, 2), tmp_path / "peft")
     with pytest.raises(ValueError, match="does not fit the backbone"):
         from_original(tmp_path / "peft", wide)
 
@@ -134,7 +133,7 @@ def test_no_backbone(backbone, tmp_path):
     to_original(made(backbone, 1), tmp_path / "original")
     with pytest.raises(FileNotFoundError, match="names no backbone"):
         from_original(tmp_path / "original")
-    to_peft(made(backbone, 1), tmp_path / "peft")
+    convert(made(backbone, 1), tmp_path / "peft")
     change(tmp_path / "peft/agent0/adapter_config.json", base_model_name_or_path="elsewhere")
     with pytest.raises(FileNotFoundError, match="names the backbone 'elsewhere'"):
         from_original(tmp_path / "peft")

@@ -161,7 +161,7 @@ def test_names_of_other_adapters():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"r": 3}, "agent 0 has rank"),
+        ({"r": 3}, "of agent 0 is .* expected rank 3"),
         ({"r": "2"}, "r is missing"),
         ({"K_agents": 0}, "K_agents is missing"),
         ({"K_agents": 1}, r"K_agents 1, but there is agent1_weights\.pth"),

@@ -45,9 +45,6 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     Missing values are the defaults of the original's code. The recipe trains with next-token loss, answers with EOS and
     all agents, as the original describes, not as its code does.
 
-    Args:
-        path: the original's YAML file.
-
     Returns:
         The recipe, and the keys without a counterpart, with a hint on what to do instead.
 

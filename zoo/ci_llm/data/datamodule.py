@@ -166,11 +166,6 @@ class TextData(ZooDataModule):
         """Tokens of a split; None where the files have none."""
         if self.root is None:
             return tokenise(self.examples(split), self.tokenizer, self.text_format)
-        if not self.root.exists():
-            raise FileNotFoundError(
-                f"data.init_args.root: nothing at {self.root}; put train.jsonl and test.jsonl there, set ZOO_DATA, or "
-                "use root: null for synthetic arithmetic"
-            )
         files = split_files(self.root, split)
         return tokenise_files(files, self.tokenizer, self.text_format, self.cache) if files else None
 

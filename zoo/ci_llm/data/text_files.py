@@ -74,7 +74,7 @@ def split_files(root: Path, split: str) -> list[Path]:
     if root.is_file():
         return [root] if split == "train" else []
     if not root.is_dir():
-        raise FileNotFoundError(f"no file or folder of texts at {root}")
+        raise FileNotFoundError(f"no file or folder of texts at {root}; put train.jsonl there, or set ZOO_DATA")
     if split not in SPLIT_NAMES:
         raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLIT_NAMES)}")
     names = SPLIT_NAMES[split]

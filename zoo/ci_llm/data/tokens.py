@@ -115,7 +115,7 @@ def tokenise_files(
 ) -> TokenTable:
     """Read and tokenise files, or open the cache of the same files, tokenizer and format.
 
-    Several processes may write a cache at once; each of its files appears complete, the index last.
+    Several processes may write a cache at once; each of its files appears complete.
 
     Args:
         cache: folder of the caches, created if missing; None for memory only.
@@ -124,22 +124,15 @@ def tokenise_files(
     if cache is None:
         return tokenise(read_examples(files, *fields), tokenizer, text_format)
     key = _cache_key(files, tokenizer, text_format)
-    index = cache / f"{files[0].parent.name}-{files[0].stem}-{key[:16]}.json"
-    arrays = _open_cache(index, key)
+    paths = [cache / f"{files[0].parent.name}-{files[0].stem}-{key[:16]}.{name}.npy" for name in ("ids", "items")]
+    arrays = _open_cache(paths)
     if arrays is None:
         table = tokenise(read_examples(files, *fields), tokenizer, text_format)
-        for name, array in (("ids", table.ids), ("items", table.items)):
-            write_atomic(_array_path(index, name), lambda file, array=array: np.save(file, array))  # type: ignore[misc]
-        text = json.dumps({"key": key, "shapes": [table.ids.shape, table.items.shape]})
-        write_atomic(index, lambda file: file.write(text.encode()))
-        arrays = _open_cache(index, key)
-        if arrays is None:
-            raise OSError(f"{index}: the token cache that was just written cannot be read; is the disk intact?")
-    return TokenTable(*arrays, [str(path) for path in files])
-
-
-def _array_path(index: Path, name: str) -> Path:
-    return index.with_name(f"{index.stem}.{name}.npy")
+        for path, array in zip(paths, (table.ids, table.items), strict=True):
+            write_atomic(path, lambda file, array=array: np.save(file, array))  # type: ignore[misc]
+        arrays = [_map_array(path) for path in paths]
+    ids, items = arrays
+    return TokenTable(ids, items, [str(path) for path in files])
 
 
 def _map_array(path: Path) -> np.ndarray:
@@ -157,18 +150,15 @@ def _cache_key(files: Sequence[Path], tokenizer: Tokenizer, text_format: TextFor
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _open_cache(index: Path, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """The arrays of a cache; None where it is missing, damaged or of other texts."""
+def _open_cache(paths: Sequence[Path]) -> list[np.ndarray] | None:
+    """The arrays of a cache; None where one is missing or damaged."""
     try:
-        facts = json.loads(index.read_text(encoding="utf-8"))
-        ids, items = (_map_array(_array_path(index, name)) for name in ("ids", "items"))
+        return [_map_array(path) for path in paths]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, EOFError) as error:
         log.info("tokenising again: %s", error)
         return None
-    is_complete = facts.get("key") == key and facts.get("shapes") == [list(ids.shape), list(items.shape)]
-    return (ids, items) if is_complete else None
 
 
 class TextRows(Dataset[dict[str, Tensor]]):

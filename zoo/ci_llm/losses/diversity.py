@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -95,17 +94,17 @@ def gather_ranks(values: Tensor) -> Tensor:
     return torch.stack(list(all_gather(values.contiguous())))
 
 
-def gather_points(points: Tensor, gather: Callable[[Tensor], Tensor] = gather_ranks) -> Tensor:
+def gather_points(points: Tensor) -> Tensor:
     """Join the point sets (K, B, D) of all ranks; B may differ between ranks.
 
     Gradients sum over ranks on the way back; the mean that data-parallel training takes of them then is the gradient
     of one process with the full batch.
     """
-    sizes = gather(torch.tensor([points.shape[1]], device=points.device)).flatten().tolist()
+    sizes = gather_ranks(torch.tensor([points.shape[1]], device=points.device)).flatten().tolist()
     if len(sizes) == 1:
         return points
     padded = F.pad(points, (0, 0, 0, max(sizes) - points.shape[1]))
-    return torch.cat([part[:, :size] for part, size in zip(gather(padded), sizes, strict=True)], dim=1)
+    return torch.cat([part[:, :size] for part, size in zip(gather_ranks(padded), sizes, strict=True)], dim=1)
 
 
 class Diversity:
@@ -167,11 +166,6 @@ class Diversity:
     def needs_hidden(self) -> bool:
         """Whether hidden states of `layer` are compared."""
         return self.enabled and self.kind == "swd" and self.space == "hidden"
-
-    @property
-    def needs_logits(self) -> bool:
-        """Whether predictions are compared."""
-        return self.enabled and not self.needs_hidden
 
     def positions(self, attention_mask: Tensor, label_positions: Tensor) -> Tensor:
         """Positions b * T + t, (M,) or (K, M), where predictions are compared, for `represent`.

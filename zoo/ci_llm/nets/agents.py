@@ -192,19 +192,18 @@ class Agents(nn.Module):
             ValueError: when there is no such agent, or when names or shapes differ.
         """
         current = self.adapter(agent)
-        missing, unexpected = sorted(current.keys() - weights.keys()), sorted(weights.keys() - current.keys())
-        if missing or unexpected:
+        faults = [f"missing {key}" for key in current if key not in weights]
+        faults += [f"unexpected {key}" for key in weights if key not in current]
+        faults += [
+            f"{key} is {tuple(weights[key].shape)}, expected {tuple(value.shape)}"
+            for key, value in current.items()
+            if key in weights and weights[key].shape != value.shape
+        ]
+        if faults:
             raise ValueError(
-                f"agent {agent}: adapter and targets differ: missing {_shorten(missing)}, unexpected "
-                f"{_shorten(unexpected)}; give agents.targets and top_layers as the adapter was trained, and keys "
-                "without an adapter's name"
+                f"agent {agent}: {len(faults)} tensors do not fit ({'; '.join(faults[:3])}); rank, targets, top_layers "
+                "and backbone must be those of the adapter"
             )
-        for key, value in current.items():
-            if weights[key].shape != value.shape:
-                raise ValueError(
-                    f"agent {agent}: {key} has shape {tuple(weights[key].shape)}, expected {tuple(value.shape)}; "
-                    "rank and backbone must be those of the adapter"
-                )
         for key, value in current.items():
             value.copy_(weights[key])
 
@@ -228,8 +227,3 @@ def _add_module(tree: nn.Module, name: str, module: nn.Module) -> None:
             tree.add_module(node, nn.Module())
         tree = tree.get_submodule(node)
     tree.add_module(last, module)
-
-
-def _shorten(names: list[str]) -> str:
-    """The number of names and at most three of them."""
-    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else "none"
