@@ -66,10 +66,3 @@ def test_frozen_parts_rest_through_changes_of_mode() -> None:
 def test_wrong_modes(trains: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train_only(denoiser(), trains)
-
-
-def test_counts_of_weights() -> None:
-    net = denoiser("residual")
-    counts = train_only(net, ["out"])
-    assert counts == {"out": sum(parameter.numel() for parameter in net.unet.out.parameters())}
-    assert [name for name, each in net.named_parameters() if each.requires_grad] == net.groups()["out"]

@@ -33,10 +33,6 @@ def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:
     assert float(resumed.net.latent_scale) == scale
 
 
-def test_scale_given_as_a_number() -> None:
-    assert float(task(latent_scale=0.5).net.latent_scale) == 0.5
-
-
 class Spy(nn.Module):
     """Stands for the UNet and notes what it is given."""
 
@@ -129,12 +125,6 @@ def test_dp_falls_back_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureF
         trainer(tmp_path, max_steps=1).fit(model, datamodule=Data())
     assert "needs two GPUs and there are 0" in caplog.text
     assert not any("module." in key for key in model.state_dict())
-
-
-def test_remainder_of_an_accumulation_is_stepped_at_the_epochs_end(tmp_path: Path) -> None:
-    run = trainer(tmp_path, max_epochs=2, max_steps=-1, accumulate_grad_batches=2)
-    run.fit(task(), datamodule=Data())  # 3 batches an epoch
-    assert run.global_step == 4
 
 
 def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: Path) -> None:

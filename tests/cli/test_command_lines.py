@@ -73,7 +73,6 @@ WRONG = [
     ("find-lr flow/smoke --stepps 5", "find-lr has no option --stepps (options: --min_lr"),
     ("runs --lsat 5", "runs has no option --lsat: did you mean --last?"),
     ("inspect x --pth y", "inspect has no option --pth"),
-    ("collect x --env PointMas", "env"),
     ("evaluate compressed_ad --run x --output y --episodes many", "expected int, got many"),
 ]
 
@@ -224,8 +223,8 @@ def test_configs_merge(before, after, merged):
 def test_recipe_extends_others(tmp_path):
     write(tmp_path / "base.yaml", trainer={"max_steps": 1, "precision": "32-true"}, seed_everything=1)
     write(tmp_path / "middle.yaml", extends="base", trainer={"max_steps": 2})
-    top = write(tmp_path / "top.yaml", extends=["middle", "trainer/ddp_2"], seed_everything=3)
-    extended = load_run_config(find_recipe("trainer/ddp_2"))["trainer"]
+    top = write(tmp_path / "top.yaml", extends=["middle", "trainer/ddp"], seed_everything=3)
+    extended = load_run_config(find_recipe("trainer/ddp"))["trainer"]
     expected = {"trainer": {"max_steps": 2, "precision": "32-true", **extended}, "seed_everything": 3}
     assert load_recipe(top) == expected
     config, *options = compose_arguments([f"--config={top}", "--seed_everything=4"])

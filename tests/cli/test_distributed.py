@@ -13,7 +13,7 @@ from zoo.flow.data.datamodule import ImageData
 from zoo.flow.process.time_samplers import UniformTimes, sample_times
 from zoo.runs.checkpoints import load_checkpoint
 
-DDP = REPOSITORY / "configs" / "trainer" / "ddp_2.yaml"
+DDP = REPOSITORY / "configs" / "trainer" / "ddp.yaml"
 SGD = [f"--model.init_args.optimizer_{side}={{class_path: torch.optim.SGD, init_args: {{lr: 0.001}}}}" for side in "gd"]
 # in float64 the halves of a batch sum up to the batch on every processor; with SSE4 weights differ by 3e-15
 EXACT = "--trainer.precision=64-true"
@@ -57,7 +57,7 @@ def good_ranks(results: list[subprocess.CompletedProcess[str]]) -> None:
 def test_two_processes_equal_one_with_the_joined_batch(recipe: str, tmp_path: Path) -> None:
     args = [SMOKE.with_stem(recipe) if each == SMOKE else each for each in ARGS]
     good(forked("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
-    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
+    both = ["--config", DDP, "--trainer.devices=2", "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
     good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
     found, expected = (validation(tmp_path / run) for run in ("two", "one"))
@@ -91,7 +91,7 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
         f"--model.init_args.{o}={{class_path: torch.optim.SGD, init_args: {{lr: {lr}}}}}" for o, lr in rates.items()
     ]
     good(forked("fit", *args, "--data.init_args.batch_size=4", "--trainer.default_root_dir=one", cwd=tmp_path))
-    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
+    both = ["--config", DDP, "--trainer.devices=2", "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
     good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
     found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
@@ -133,7 +133,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launcher: str) -> None:
     words = LAUNCHERS[launcher] and ["-m", *LAUNCHERS[launcher]]
-    args = [sys.executable, *words, "-m", "zoo", "fit", *map(str, FLOW), "--config", str(DDP)]
+    args = [sys.executable, *words, "-m", "zoo", "fit", *map(str, FLOW), "--config", str(DDP), "--trainer.devices=2"]
     args += ["--trainer.accelerator=cpu", "--data.init_args.batch_size=4", "--trainer.default_root_dir=run"]
     result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     good(result)
@@ -161,7 +161,7 @@ def test_two_processes_equal_one_for_the_transformer(recipe: str, images: str, t
     args = [each.with_stem(recipe) if isinstance(each, Path) else each for each in FLOW]
     args = [str(each).replace("data.init_args", images) for each in args]
     good(forked("fit", *args, "--data.init_args.batch_size=8", "--trainer.default_root_dir=one", cwd=tmp_path))
-    both = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
+    both = ["--config", DDP, "--trainer.devices=2", "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
     good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
     assert validation(tmp_path / "two", "val/loss") == pytest.approx(validation(tmp_path / "one", "val/loss"), rel=1e-5)
@@ -250,7 +250,7 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     (tmp_path / "witness" / "__init__.py").write_text(WITNESS)
     path = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{tmp_path}")["PYTHONPATH"]
     one = ["--trainer.devices=1", "--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
-    two = ["--config", DDP, "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
+    two = ["--config", DDP, "--trainer.devices=2", "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
     args = [*stage, *COMPRESSED_AD, EXACT]
     good(forked("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
     good_ranks(forked_ranks("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))

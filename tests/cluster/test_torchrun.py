@@ -36,7 +36,7 @@ def test_training_resumes_after_a_killed_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["kill", "error"])
 def test_first_process_reports_lost_contact(kind: str, tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "zoo", "fit", TOY_RECIPE, "trainer/ddp_2", *TOY_ARGS, *FLAGS)
+    command = (sys.executable, "-m", "zoo", "fit", TOY_RECIPE, "trainer/ddp", "--trainer.devices=2", *TOY_ARGS, *FLAGS)
     result = run(tmp_path / "run", *command, *callback("Misfortune", rank=1, step=12, kind=kind))
     assert result.returncode == ConnectionLostError.exit_code, result.stderr
     assert "Traceback" not in result.stderr

@@ -19,7 +19,7 @@ def golden():
 def replay(env: Env, task: np.ndarray, golden, name: str) -> None:
     """The original's sequence of actions leads to the original's states, rewards and ends."""
     worlds = env.start(torch.from_numpy(task.astype(np.int64))[None])
-    assert worlds.reset()[0].tolist() == golden[f"{name}_reset"].tolist()
+    assert worlds.states[0].tolist() == golden[f"{name}_reset"].tolist()
     steps = [worlds.step(torch.tensor([int(action)])) for action in golden[f"{name}_actions"]]
     assert [step.next_states[0].tolist() for step in steps] == golden[f"{name}_next_states"].tolist()
     assert [int(step.rewards) for step in steps] == golden[f"{name}_rewards"].tolist()
@@ -33,8 +33,9 @@ def test_darkroom(golden, number):
     name = f"dr{number}"
     goal = golden[f"{name}_goal"]
     replay(Darkroom(), goal, golden, name)
-    worlds = Darkroom().start(torch.from_numpy(goal)[None])
-    assert int(worlds.best_return()) == int(golden[f"{name}_max_return"])
+    env = Darkroom()
+    worlds = env.start(torch.from_numpy(goal)[None])
+    assert int(env.best_return(worlds.tasks, worlds.states)) == int(golden[f"{name}_max_return"])
     for moment, action in enumerate(golden[f"{name}_opt_actions"]):
         assert int(worlds.optimal_actions()) == action
         step = worlds.step(worlds.optimal_actions())

@@ -6,20 +6,18 @@ import yaml
 from scripts.accelerate_to_zoo import DDP
 
 
-def test_fragments_are_trainer_sections(repository):
-    fragments = sorted((repository / "configs" / "trainer").glob("*.yaml"))
-    names = {path.stem for path in fragments}
-    assert {"cpu", "gpu", "ddp", "ddp_2", "ddp_4", "ddp_8", "fsdp", "deepspeed", "debug"} <= names
-    for path in fragments:
+def test_overrides_are_trainer_sections(repository):
+    overrides = sorted((repository / "configs" / "trainer").glob("*.yaml"))
+    names = {path.stem for path in overrides}
+    assert {"cpu", "gpu", "ddp", "fsdp", "deepspeed", "debug"} <= names
+    for path in overrides:
         assert path.read_text().startswith("# "), path
         assert list(yaml.safe_load(path.read_text())) == ["trainer"], path
 
 
-def test_ddp_fragments(repository):
-    folder = repository / "configs" / "trainer"
-    for name, devices in (("ddp", "auto"), ("ddp_2", 2), ("ddp_4", 4), ("ddp_8", 8)):
-        trainer = yaml.safe_load((folder / f"{name}.yaml").read_text())["trainer"]
-        assert trainer == {"accelerator": "auto", "devices": devices, "strategy": DDP}
+def test_ddp_override(repository):
+    trainer = yaml.safe_load((repository / "configs" / "trainer" / "ddp.yaml").read_text())["trainer"]
+    assert trainer == {"accelerator": "auto", "devices": "auto", "strategy": DDP}
 
 
 def test_launch_script_parses(repository):

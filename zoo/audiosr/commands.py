@@ -3,10 +3,10 @@
 COMMANDS = {
     "cache": (
         "zoo.audiosr.data.datamodule:cache",
-        "Decode a recipe's corpus into its memory-mapped cache before training; a killed call is taken up again.",
+        "Decode a recipe's corpus into its memory-mapped cache before training; a killed call is resumed.",
     ),
     "evaluate": (
         "zoo.audiosr.evaluation.evaluate:evaluate_run",
-        "Measure how well a run restores clips at a grid of cut-offs, beside baselines and the ceiling of its parts.",
+        "Measure how well a run restores clips at cut-offs, with baselines and the ceiling of its components.",
     ),
 }

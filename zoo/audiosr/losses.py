@@ -43,13 +43,7 @@ class StepNoise(NamedTuple):
 
 
 def sample_step_noise(seeds: Sequence[int], shape: Sequence[int], steps: int, dropout: float) -> StepNoise:
-    """Sample the random numbers of items with latents of this shape, on the CPU.
-
-    Args:
-        seeds: of the items.
-        steps: of the diffusion.
-        dropout: probability of a dropped condition.
-    """
+    """Sample random numbers on the CPU, by a seed for each item, for latents (C, H, W) of a diffusion's `steps`."""
     time, drop, position = sample_uniforms(seeds, 3)
     noises = row_noise(seeds, shape)
     return StepNoise((time * steps).long(), next(noises), next(noises), drop >= dropout, position.float())
@@ -79,10 +73,9 @@ class DiffusionStep:
         return self.diffusion.to_x0(self.noisy, self.output, self.times)
 
     def waveforms(self, max_time: float, crop_frames: int) -> tuple[Tensor, Tensor] | None:
-        """Decode crops of the items below a share of the diffusion's steps; None where there are none.
+        """Decode crops of the items below a share of the steps, as predicted and true waveforms (R, 1, T), or None.
 
-        Returns:
-            Waveforms (R, 1, T) of predicted and true latents; terms with equal arguments share them.
+        Terms with equal arguments share them.
         """
         key = (max_time, crop_frames)
         if key not in self._waveforms:
@@ -302,45 +295,31 @@ class Objective(nn.Module):
         full_audio: Tensor | None,
         host: HostValues | None = None,
     ) -> dict[str, Tensor]:
-        """Run the net and compute the terms.
+        """Sum each term over the items, (1,): sums of several devices can be concatenated and added.
 
         Args:
             latent: clean latents (B, C, H, W) in the net's scale.
             condition: latents of the low-resolution input, likewise.
             times: diffusion steps (B,) int64; like `noise` and `positions` as in `StepNoise`.
             full_audio: log-mel (B, 1, F, n_mels) for the global encoder; None without one.
-
-        Returns:
-            Sums over the items of each term, (1,): those of several devices can be concatenated and added.
         """
-        noisy = self.diffusion.add_noise(latent, noise, times)
-        output = self.net(concat(noisy, condition), times, full_audio).float()
-        target = self.diffusion.target(latent, noise, times)
-        return self.compute_losses(output, target, noisy, latent, times, positions, host)
-
-    def compute_losses(
-        self,
-        output: Tensor,
-        target: Tensor,
-        noisy: Tensor,
-        latent: Tensor,
-        times: Tensor,
-        positions: Tensor,
-        host: HostValues | None,
-    ) -> dict[str, Tensor]:
-        """Sum each term over the items, (1,); arguments as in `DiffusionStep`."""
         step = DiffusionStep(
-            output, target, noisy, latent, times, positions, self.diffusion, self.net.latent_scale,
-            self.autoencoder, self.features, self.vocoder, host,
+            *self.predict(latent, condition, times, noise, full_audio), positions, self.diffusion,
+            self.net.latent_scale, self.autoencoder, self.features, self.vocoder, host,
         )  # fmt: skip
         return {name: (term(step) * len(latent)).reshape(1) for name, term in self.losses.items()}
 
+    def predict(
+        self, latent: Tensor, condition: Tensor, times: Tensor, noise: Tensor, full_audio: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Run the net; returns output, target, noisy and clean latents (B, C, H, W), and times (B,)."""
+        noisy = self.diffusion.add_noise(latent, noise, times)
+        output = self.net(concat(noisy, condition), times, full_audio).float()
+        return output, self.diffusion.target(latent, noise, times), noisy, latent, times
+
 
 def replicate_objective(objective: Objective, device: torch.device) -> nn.Module:
-    """Replicate the objective on all GPUs of this process, the first of them `device`, by `nn.DataParallel`.
-
-    With fewer than two GPUs it is returned as it is, with a warning.
-    """
+    """Replicate the objective on all GPUs of this process by `nn.DataParallel`; with fewer than two return it."""
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     if count < 2:
         log.warning("parallel: dp needs two GPUs and there are %d of them: training on %s alone", count, device)

@@ -24,9 +24,6 @@ class RestoreOptions:
         batch_size: chunks restored at once, those of all channels counted.
         lowpass_hz: first remove what the input has above this frequency, such as what MP3 leaves there; null for none.
         pictures: write `<name>.png` next to each file: its spectrogram before and after.
-
-    Raises:
-        ValueError: a value is out of its range.
     """
 
     sampler: Sampler | None = None

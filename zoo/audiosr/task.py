@@ -10,8 +10,8 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.figures import plot_mels, plot_spectrograms
-from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, conditional_predictor, row_noise
+from zoo.audio.analysis.figures import plot_spectrograms
+from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, row_noise
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.losses import (
     DiffusionTerm,
@@ -98,10 +98,7 @@ def train_only(net: Denoiser, trains: Mode | Sequence[str]) -> dict[str, int]:
     Args:
         net: in place.
         trains: "full": all of it; "global_encoder": the encoder alone; "unet_only": all but the encoder; or a list of
-            names from `Denoiser.groups`.
-
-    Returns:
-        Number of weights in each group that trains.
+            names from `Denoiser.groups`. Numbers of weights of the groups that train are returned.
     """
     groups = net.groups()
     presets = {
@@ -167,8 +164,7 @@ class DiffusionTask(SingleOptimizerTask):
     Validation is deterministic: each item at 8 diffusion steps from 1/16 to 15/16 with noise of its own. Its `loss` is
     the weighted sum of the terms there. With a vocoder the first `validation.restore_items` clips are restored: `lsd`,
     `lsd_hf` (above the cut-off), `lsd_lf`, each also as `unprocessed_...` (the input) and `ceiling_...` (the target
-    through autoencoder and vocoder). The first `samples.items` of these are kept as sounds and spectra; where no
-    clip is restored, mels of generated latents are plotted.
+    through autoencoder and vocoder). The first `samples.items` of these are kept as sounds and spectra.
 
     Args:
         net: UNet and, if there is one, global encoder.
@@ -331,31 +327,6 @@ class DiffusionTask(SingleOptimizerTask):
             self.write_media("audio", f"{name}_{kind}", audio, rate)
         spectra = {kind: signals[kind] for kind in ("input", "restored", "target")}
         self.write_media("figure", f"{name}_spectra", plot_spectrograms(spectra, rate, cutoff_hz))
-
-    def log_samples(self, batches: list[Batch], last: bool) -> None:
-        """Plot mels of generated latents where validation restores no clip, for want of a vocoder or of its choice."""
-        if self.vocoder is not None and self.restore_items:
-            return
-        number, items = 0, self.sample_settings.items
-        for batch in batches:
-            rows = {key: value[: items - number] for key, value in batch.items() if isinstance(value, Tensor)}
-            with self.trainer.precision_plugin.val_step_context():
-                pairs = zip(*self._generate_mels(rows, number), strict=True)
-            for target, generated in pairs:
-                self.write_media("figure", f"clip{number}_mel", plot_mels(target[0].T, generated[0].T))
-                number += 1
-
-    def _generate_mels(self, batch: Batch, first: int) -> tuple[Tensor, Tensor]:
-        """Return log-mels of the targets, and those generated from the inputs by noise of their own."""
-        high, low = self._mels(batch)
-        scale, options = self.net.latent_scale, self.restore
-        condition = self._condition(low) * scale
-        context = self._context(self.net, high, low)
-        predict = conditional_predictor(self.net, condition, context, options.guidance_scale, options.guidance_rescale)
-        seeds = [item_seed(self.sample_settings.seed, _NO_EPOCH, first + row) for row in range(len(high))]
-        noises = row_noise(seeds, condition.shape[1:], condition.device)
-        latent = self.validation_sampler.sample(predict, next(noises), self.diffusion, noises)
-        return high, self.autoencoder.decode(latent / scale).float()
 
     def _compute_terms(self, latent: Tensor, *inputs: Tensor | None, host: HostValues) -> dict[str, Tensor]:
         """Compute means of the terms over the items, and their weighted sum as `loss`."""

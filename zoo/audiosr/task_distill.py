@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.audiosr.diffusion.samplers import DDIM, conditional_predictor, time_grid
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.losses import DiffusionTerm, HostValues, Objective
+from zoo.audiosr.losses import DiffusionTerm, Objective
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
@@ -59,17 +59,10 @@ class Distillation(Objective):
         self.register_buffer("times", times, persistent=False)
         self.register_buffer("rotations", rotations, persistent=False)
 
-    def forward(
-        self,
-        latent: Tensor,
-        condition: Tensor,
-        times: Tensor,
-        noise: Tensor,
-        positions: Tensor,
-        full_audio: Tensor | None,
-        host: HostValues | None = None,
-    ) -> dict[str, Tensor]:
-        """Run both nets and compute the terms; see `Objective.forward`. `times` (B,) move to the teacher's grid."""
+    def predict(
+        self, latent: Tensor, condition: Tensor, times: Tensor, noise: Tensor, full_audio: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Run both nets; see `Objective.predict`. `times` (B,) move to the teacher's grid."""
         index = len(self.rotations) - 1 - times * len(self.rotations) // self.diffusion.steps
         times, following = self.times[index], self.times[index + 1].clamp_min(0)
         noisy = self.diffusion.add_noise(latent, noise, times)
@@ -86,18 +79,14 @@ class Distillation(Objective):
             cosine, sine = (each[:, None, None, None] for each in both.unbind(1))
             target = (cosine * noisy - end) / sine
             clean = self.diffusion.to_x0(noisy, target, times)
-        return self.compute_losses(output, target, noisy, clean, times, positions, host)
+        return output, target, noisy, clean, times
 
 
 def grid_rotations(diffusion: CosineDiffusion, teacher_steps: int, steps: int) -> tuple[Tensor, Tensor]:
-    """Compute times and rotations of a teacher's grid of `steps` segments.
+    """Compute times (N + 1,) int64, the last -1, and rotations of a teacher's grid of equal segments.
 
-    Returns:
-        Times (N + 1,) int64, the last -1; cosines and sines (N, 3, 2) float32 of the angles from each time to the next,
-        from the next to its segment's end, and from each to its segment's end.
-
-    Raises:
-        ValueError: when the segments are not equal or the process has too few steps.
+    Rotations (N, 3, 2) float32 are cosines and sines of the angles from each time to the next, from the next to its
+    segment's end, and from each to its segment's end.
     """
     check_at_least(1, steps=steps)
     check_within(1, diffusion.steps, teacher_steps=teacher_steps)
@@ -123,20 +112,12 @@ def _rotate(x: Tensor, v: Tensor, rotation: Tensor) -> Tensor:
 class DistillationTask(DiffusionTask):
     """Stage 4: a student of a trained diffusion that restores in 1 to 4 steps; see `Distillation`.
 
-    The student begins with the teacher's weights and scale of the latents. It learns the teacher's guidance, so that it
-    needs one evaluation per step where the guided teacher needs two. `steps` steps of DDIM are its sampler in
-    validation and inference; it is not trained for other numbers.
-
-    Validation is that of `DiffusionTask` with the terms of this loss. For the clips that are restored, at least one,
-    `teacher_mse` is the mean squared distance of the student's latents to those of the teacher's `teacher_steps` steps
-    from the same noise, in the scale of the net.
+    The student begins with the teacher's weights and scale of the latents and learns its guidance: a step is one
+    evaluation. `steps` steps of DDIM are its sampler; it is not trained for other numbers. In validation `teacher_mse`
+    is the mean squared distance of its latents to the teacher's from the same noise, over the clips that are restored.
 
     Args:
-        net: the student, built like the teacher's net.
-        autoencoder: frozen, the teacher's.
-        features: audio to log-mels, the teacher's.
-        diffusion: the teacher's, which predicts v.
-        losses: terms by name, such as `latent`.
+        net: the student, built like the teacher's net; autoencoder, features and diffusion are the teacher's.
         teacher: frozen: a finished run of `DiffusionTask`, or of this one.
         steps: of the student.
         teacher_steps: of DDIM, whose result is learned; a multiple of `steps`. More are nearer to the teacher's path
@@ -145,9 +126,6 @@ class DistillationTask(DiffusionTask):
         teacher_rescale: its `guidance_rescale`, likewise learned.
         condition: as of `DiffusionTask`; conditions are never dropped.
         restore: options of inference; `guidance_scale` must be 1, and its sampler is `steps` steps of DDIM when null.
-
-    Raises:
-        ValueError: when teacher and student do not fit.
     """
 
     times: Tensor

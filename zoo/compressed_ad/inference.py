@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from zoo.runs.inference.base import Inference, table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
-Split = Literal["train", "test", "all"]
 SPLITS = ("train", "test", "all")
 SPLIT_SEED, TRAIN_SHARE = 0, 0.9  # the recipes'
 CHUNK = 1024  # pairs of task and seed that act together
@@ -111,14 +110,11 @@ class Agent(Inference):
             ),
         ]
         for name, value in self.env.arguments().items() if isinstance(self.env, GridEnv) else ():
-            label = name.replace("_", " ").capitalize()
-            if isinstance(value, bool):
-                fields.append(InputField(name, label, "bool", value, help="of the environment", advanced=True))
-            elif name == "horizon":
-                most = max(MAX_HORIZON, value)
-                fields.append(
-                    InputField(name, label, "int", value, (1, most), help="steps of an episode", advanced=True)
-                )
+            kind = "bool" if isinstance(value, bool) else "int" if name == "horizon" else None
+            limits = (1, max(MAX_HORIZON, value)) if kind == "int" else (None, None)
+            if kind is not None:
+                label = name.replace("_", " ").capitalize()
+                fields.append(InputField(name, label, kind, value, limits, help="of the environment", advanced=True))
         return tuple(fields)
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
@@ -236,12 +232,10 @@ def _requested_tasks(env: Env, request: Mapping[str, Any]) -> Tensor:
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in settings.values()):
             raise ValueError(f"split_seed and train_share are numbers, found {settings}")
         return select_tasks(env, str(request["split"]), **settings)
-    sizes, rows = env.task_sizes, request["tasks"]
-    for row in rows if isinstance(rows, list) and rows else [rows]:
-        whole = isinstance(row, list) and len(row) == len(sizes) and all(type(value) is int for value in row)
-        if not whole or not all(0 <= value < size for value, size in zip(row, sizes, strict=True)):
-            raise ValueError(f"tasks of {env.name} are lists of {len(sizes)} numbers below {list(sizes)}, found {row}")
-    return torch.tensor(rows, dtype=torch.int64)
+    try:
+        return env.check_tasks(torch.tensor(request["tasks"]))
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"tasks: {error}") from error
 
 
 def _read_seeds(value: Any) -> list[int]:

@@ -32,8 +32,8 @@ def attention_weights(policy: InContextPolicy, steps: Steps) -> tuple[Tensor, in
     """Return the attention of the last block when the window is full, or else at the end of the histories.
 
     Returns:
-        Weights (B, heads, N, N), float32 on the CPU: how much token n (row) attends to token m; the last token is the
-        query. And how many of the first tokens are latents.
+        Weights (B, heads, N, N), float32 on the CPU, of token n (row) for token m; the last token is the query. And how
+        many of the first tokens are latents.
     """
     if policy.compressor is None:
         steps = steps.slice(max(0, steps.length - policy.window), steps.length)
@@ -113,12 +113,7 @@ def reconstruction_figure(policy: InContextPolicy, steps: Steps) -> Figure:
 
 
 def learning_curve(env: Env, tasks: Tensor, returns: Tensor) -> Figure:
-    """Plot what a frozen policy earns in each episode, with oracle and random returns.
-
-    Args:
-        tasks: (B, F) int64, on the CPU.
-        returns: (B, episodes), on the CPU; mean and middle 80 % are shown.
-    """
+    """Plot the mean and middle 80 % of returns (B, episodes), with oracle and random returns of tasks (B, F)."""
     figure = new_figure(6.5, 4.0)
     axes = figure.subplots()
     episodes, (low, high) = range(1, returns.shape[1] + 1), np.quantile(returns, (0.1, 0.9), axis=0)
@@ -138,8 +133,7 @@ def episode_frames(env: GridEnv, tasks: Tensor, steps: Steps) -> list[np.ndarray
     Goals are orange (a second one violet); the agent is blue, and green in a step that is rewarded.
 
     Args:
-        tasks: (B, F) int64, on the CPU.
-        steps: (B, L), on the CPU: whole episodes.
+        steps: (B, L), on the CPU: whole episodes of tasks (B, F).
 
     Returns:
         A frame (H, W, 3) uint8 for the start and for each step of an episode.

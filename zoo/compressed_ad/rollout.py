@@ -43,7 +43,6 @@ class ContextPlayer:
     rounding in the net). As a context manager it sets the policy to evaluation mode.
 
     Args:
-        tasks: (B, F) int64.
         seeds: (B,), 0 to 2**64 - 1.
         greedy: take the most likely action instead of sampling.
         cached: cache keys and values where that is exact.

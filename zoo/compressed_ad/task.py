@@ -38,7 +38,6 @@ class PolicyTask(SingleOptimizerTask):
     """Base of the tasks that train an in-context policy on histories and may let it act in held-out tasks.
 
     Args:
-        policy: the net that trains.
         env: the family of tasks that it acts in.
         episodes: that a context lives for in evaluation.
         greedy: take the most likely action in evaluation instead of sampling.
@@ -90,7 +89,7 @@ class PolicyTask(SingleOptimizerTask):
         if isinstance(decoder, FieldDecoder):
             for number, length in enumerate(self.reconstructed_lengths(batch["steps"].length)):
                 seed = item_seed(SEED, self.global_step, number)
-                positions.append(decoder.sample_positions(length, seed, torch.device("cpu")))
+                positions.append(decoder.sample_positions(length, seed))
         return {**batch, "reconstructed": positions}
 
     def evaluate_returns(self, batch: dict[str, Any], stage: str) -> tuple[Mapping[str, Tensor | float], int]:
@@ -139,9 +138,7 @@ class DistillationTask(PolicyTask):
     tasks: first episode, last episode, mean.
 
     Args:
-        policy: the net that trains.
         env: the family of tasks that it acts in when it is evaluated.
-        scheduler: of the learning rate, counted in optimizer steps.
         dense: train the actions of all steps; false trains an item's last one, as the original does.
         label_smoothing: of the actions, in [0, 1).
         recon_weight: of the reconstruction loss, the mean over all compressions; needs the policy's decoder.
@@ -252,7 +249,6 @@ class PretrainTask(PolicyTask):
     Args:
         policy: with compressor and decoder.
         env: the family of tasks that the histories are of.
-        scheduler: of the learning rate, counted in optimizer steps.
         reward_weight: of a rewarded transition.
     """
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from zoo.audiosr.evaluation.evaluate import (
     EvaluationOptions,
     evaluate,
     evaluate_run,
-    level_factor,
     load_recipe_data,
     low_band_si_sdr,
-    wide_band_pesq,
 )
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.runs.export import write_export
@@ -72,7 +69,7 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
     }  # fmt: skip
     assert evaluate_run(export, output, **arguments, keep=0) == 0
     shown = capsys.readouterr().out
-    assert "## 2000 Hz" in shown and "| lsd_hf | shaped_noise |" in shown
+    assert "## 2000 Hz" in shown and "shaped_noise" in shown
     summary = json.loads((output / "summary.json").read_text())
     means = {(row["cutoff"], row["system"], row["measure"]): row["mean"] for row in summary["summary"]}
     systems = {"unprocessed", "linear", "shaped_noise", "ceiling", "restored"}
@@ -80,7 +77,6 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
     assert all(means["all", system, "lsd_hf"] > 0 for system in systems)
     assert means["all", "restored", "si_sdr_low"] > 30 and means["all", "restored", "real_time_factor"] > 0
     assert means["all", "shaped_noise", "lsd_hf"] < means["all", "unprocessed", "lsd_hf"]
-    assert {row["over"] for row in summary["margins"]} == systems - {"restored"}
     table = (output / "per_item.csv").read_text()
     whole = table.splitlines()
     rows = (output / "per_item.jsonl").read_text().splitlines()
@@ -95,7 +91,7 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
 def test_without_training_audio_a_row_is_missing_and_a_bad_file_is_named(export, tmp_path):
     files.write(tmp_path / "data" / "short.wav", np.ones(40, np.float32) / 9, RATE)
     (tmp_path / "data" / "0.wav").write_bytes((tmp_path / "data" / "0.wav").read_bytes()[:-900])
-    settings = EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(3000.0,), seconds=0.2, match_level=True, keep=0)
+    settings = EvaluationOptions(data=tmp_path / "data", cutoffs_hz=(3000.0,), seconds=0.2, keep=0)
     with pytest.raises(ValueError, match=r"0\.wav") as caught:
         evaluate(export, tmp_path / "out", settings)
     assert "max_bad_share" not in str(caught.value)  # no option of the command
@@ -127,15 +123,3 @@ def test_the_low_band_alone_is_compared():
         assert low_band_si_sdr(level * (low + 9 * high), level * low, RATE, 1000.0) > 60
     worse = low_band_si_sdr(low + 0.1 * rng.standard_normal(8000), low, RATE, 1000.0)
     assert worse == pytest.approx(10 * np.log10(0.5 / 0.01 * 8), abs=1.5)
-    assert level_factor(low + high, 3 * low) == pytest.approx(3, rel=1e-3)
-
-
-def test_pesq_where_the_band_allows() -> None:
-    pytest.importorskip("pesq")
-    high = SyntheticSpeech(16000).utterance(1)[:32000]
-    noisy = high + 0.02 * np.random.default_rng(0).standard_normal(len(high)).astype(np.float32)
-    same, worse = (wide_band_pesq(each, high, 16000, 4000.0) for each in (high, noisy))
-    assert same > 4.5 > worse > 1
-    assert math.isnan(wide_band_pesq(high, high, 16000, 8000.0))
-    assert math.isnan(wide_band_pesq(high, high, 8000, 2000.0))
-    assert math.isnan(wide_band_pesq(high * 0, high, 16000, 4000.0))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,21 +93,6 @@ def test_a_moved_grid_and_another_batch_change_nothing():
     assert np.abs(restorer(seed=1)(audio, RATE) - expected).max() > 1e-4
 
 
-def test_real_nets_have_no_seam_from_their_noise():
-    """With attention and group norm chunks differ a little; the same noise in both keeps them together."""
-    net = denoiser()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in net.parameters():
-        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
-    model = restorer(net, FrozenAutoencoder(config=AUTOENCODER), guidance_scale=1.0)
-    audio = SyntheticSpeech(sample_rate=RATE).utterance(0)[: 3 * RATE // 2]
-    expected = model(audio, RATE)
-    model.restore = replace(model.restore, seed=1)
-    others = np.abs(model(audio, RATE) - expected).mean()
-    model.restore = replace(model.restore, seed=0)
-    assert np.abs(model(audio, RATE, grid_shift=6) - expected).mean() < 0.1 * others
-
-
 def test_the_low_band_and_the_level_stay():
     speech = SyntheticSpeech(sample_rate=RATE).utterance(0)
     for level in (1.0, 0.003):
@@ -120,11 +104,6 @@ def test_the_low_band_and_the_level_stay():
             low_level, wanted_level = (np.std(lowpass(each, RATE, 1500.0)) for each in (found, wanted))
             assert low_level == pytest.approx(wanted_level, rel=1e-3)
             assert np.abs(found - wanted).max() > 0.01 * level  # and something was generated
-
-
-def test_generation_follows_the_level():
-    audio = lowpass(noise(20_000), RATE, 3000.0)
-    np.testing.assert_allclose(100 * restorer()(audio / 100, RATE), restorer()(audio, RATE), atol=1e-5)
 
 
 def test_channels_of_a_stereo_file_share_the_noise():
@@ -227,15 +206,6 @@ def test_every_chunk_has_the_context_of_the_clip():
     assert result.shape == (2, 24_000) and shapes == [(2, 1, 32, 150)]
 
 
-def test_the_ceiling_resynthesises_the_target():
-    high = noise(20_000)
-    low = lowpass(high, RATE, 3000.0)
-    net = LocalNet()
-    result = restorer(net).ceiling(low, high, RATE, 3000.0)
-    assert result.shape == high.shape and not net.calls
-    assert low_band_si_sdr(result, low, RATE, 3000) > 50
-
-
 def test_soft_filter_does_not_lower_the_ceiling(monkeypatch):
     """The target sets the level of the ceiling, not what a filter left of it below the cut-off."""
     high = noise(20_000)
@@ -245,9 +215,10 @@ def test_soft_filter_does_not_lower_the_ceiling(monkeypatch):
     monkeypatch.setattr(
         "zoo.audiosr.inference.restore.match_level", lambda reference, *rest: references.append(reference) or 1.0
     )
-    model = restorer()
+    model = restorer(LocalNet())
     for audio in (soft, low, high):
-        model.ceiling(audio, high, RATE, 3000.0)
+        result = model.ceiling(audio, high, RATE, 3000.0)
+        assert not model.net.calls and low_band_si_sdr(result, audio, RATE, 3000) > 50
     model(high, RATE, cutoff_hz=3000.0)
     for each in references[:3]:
         np.testing.assert_array_equal(each, references[3])
@@ -265,13 +236,6 @@ def test_soft_filter_does_not_lower_the_ceiling(monkeypatch):
 def test_bad_options_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         restorer(**options)
-
-
-def test_bad_input_is_refused():
-    model = restorer()
-    for audio in (np.zeros((0,)), np.zeros((1, 2, 3)), np.array([0.0, np.nan])):
-        with pytest.raises(ValueError, match="expected finite audio"):
-            model(audio, RATE)
     with pytest.raises(ValueError, match="vocoder"):
         Restorer(LocalNet(), LocalAutoencoder(), None, features(), CosineDiffusion())
 

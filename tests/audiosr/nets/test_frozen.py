@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, features
-from zoo.audio.analysis.mel import LogMel
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.blocks.autoencoder import AutoencoderKL, posterior_mean
 from zoo.common.registry import public_name
 from zoo.hifigan.nets.generator import Generator
-from zoo.hifigan.nets.stochastic import StochasticVocos
 from zoo.runs.checkpoints import save_checkpoint
 from zoo.runs.export import write_export
 
@@ -56,29 +54,6 @@ def test_vocoder_is_folded_once_whatever_its_source(tmp_path: Path) -> None:
     write_export(exported, {"inference": "mine.Z", "components": {"generator": spec}}, {"generator": net}, "test")
     for source in (copy, exported):
         assert FrozenVocoder(str(source)).fingerprint() == frozen.fingerprint()
-
-
-def test_a_vocoder_of_another_kind_is_taken_as_well(tmp_path: Path) -> None:
-    front_end = {"sample_rate": 16000, "n_fft": 256, "hop_length": 64, "win_length": 256, "n_mels": 16, "f_max": None}
-    config = {"mel": {"class_path": "zoo.audio.LogMel", "init_args": front_end}, "dim": 8, "layers": 1}
-    net = StochasticVocos(LogMel(**front_end), 8, layers=1).eval()
-    frozen = FrozenVocoder(str(checkpoint(tmp_path, "generator", net, config)))
-    mel = torch.randn(2, 1, 9, 16)
-    torch.testing.assert_close(frozen(mel), net(mel[:, 0].mT), rtol=0, atol=0)
-    assert (frozen.hop_length, frozen.n_mels) == (64, 16)
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    frozen.save_source(copy)
-    assert FrozenVocoder(str(copy)).fingerprint() == frozen.fingerprint()
-
-
-def test_random_weights_depend_on_the_seed_and_leave_the_generator_alone() -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    first = FrozenAutoencoder(config=AUTOENCODER)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert FrozenAutoencoder(config=AUTOENCODER).fingerprint() == first.fingerprint()
-    assert FrozenAutoencoder(config=AUTOENCODER, seed=1).fingerprint() != first.fingerprint()
 
 
 def test_gradients_pass_but_nothing_trains_and_modes_stay() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import distributions, nn
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
-from zoo.compressed_ad.collecting.ppo import LEARNERS, PPO, PpoRollout
+from zoo.compressed_ad.collecting.ppo import PPO, PpoRollout
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer, RewardScaler, RunningMoments
 from zoo.compressed_ad.data.history_writer import Recorder
 from zoo.compressed_ad.envs.base import Env
@@ -16,7 +16,6 @@ from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema
-from zoo.training.resume import item_seed
 
 ROOM, POINTS = Darkroom(5, 10), PointMass(8, 6)
 TABLE = Observer(ROOM, (1, 1), 1, 1000).table
@@ -145,11 +144,10 @@ def test_actions_are_sampled_and_scored_as_torch_does(action: Discrete | Box) ->
     torch.testing.assert_close(env_actions, expected.maximum(low).minimum(high))
 
 
-@pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize("env", [Darkroom(3, 4), GymnasiumEnv("Counter-v0", [{"length": 3}, {"length": 9}], limit=4)])
-def test_targets_are_rewards_and_what_follows(env: Env, bootstrap: bool) -> None:
+def test_targets_are_rewards_and_what_follows(env: Env) -> None:
     """With a trace of 0 the critic's targets are (scaled) reward + discount * value of the true next state."""
-    ppo = PPO(trace=0.0, discount=0.5, bootstrap=bootstrap, rollout_steps=10)
+    ppo = PPO(trace=0.0, discount=0.5, rollout_steps=10)
     observer = Observer(env, (2, 1), 1, 1000)
     nets, is_grid = ActorCritics(env, observer.inputs), isinstance(env, Darkroom)
     parameters = nets.initial_weights([1, 2])
@@ -168,7 +166,7 @@ def test_targets_are_rewards_and_what_follows(env: Env, bootstrap: bool) -> None
     seen = [observer.preview(states[:, time], observer.frames) for time in range(10)]
     after = torch.cat([nets.evaluate_actions(parameters, observer.table, each, torch.zeros(2, 1).long() if is_grid else
                                              torch.zeros(2, 1, 2))[1] for each in seen], 1)  # fmt: skip
-    ended = terminated | truncated if is_grid and not bootstrap else terminated
+    ended = terminated | truncated if is_grid else terminated
     targets, last = rewards + 0.5 * after * ~ended, terminated | truncated
     last[:, -1] = True  # within episodes, the next value is that of the observation when it was scaled
     rows_checked = torch.ones_like(last) if is_grid else last
@@ -200,7 +198,7 @@ def test_moments_and_reward_scales_are_those_of_all_rows() -> None:
 CASES = {
     "table": (Darkroom(3, 5), PPO(rollout_steps=10, minibatch=30, epochs=2)),
     "random_start": (Darkroom(3, 5, random_start=True), PPO(rollout_steps=7, minibatch=30, epochs=2)),
-    "frames": (DarkKeyToDoor(3, 6), PPO(rollout_steps=6, minibatch=20, epochs=2, frames=4, bootstrap=True)),
+    "frames": (DarkKeyToDoor(3, 6), PPO(rollout_steps=6, minibatch=20, epochs=2, frames=4)),
     "learners": (Darkroom(3, 5), PPO(learners=3, rollout_steps=10, minibatch=30, epochs=2)),
     "points": (POINTS, SMALL),
     "corridor": (CORRIDOR, SMALL),
@@ -229,15 +227,6 @@ def test_history_is_of_the_environment_and_depends_on_its_own_seed_alone(case: s
             assert np.array_equal(step["truncated"], transition.truncated)
 
 
-def test_learners_of_a_task_are_independent() -> None:
-    env, tasks = Darkroom(3, 5), Darkroom(3, 5).tasks()[[1, 5]]
-    settings = {"rollout_steps": 10, "minibatch": 30, "epochs": 2}
-    together = PPO(learners=2, **settings).histories(env, tasks, [7, 8], streams=7, steps=60)
-    seeds = [item_seed(seed, LEARNERS, number) for seed in (7, 8) for number in range(2)]
-    alone = PPO(**settings).histories(env, tasks.repeat_interleave(2, dim=0), seeds, streams=4, steps=60)
-    assert np.array_equal(together, alone.reshape(2, 8, 60)[:, :7])
-
-
 def test_learns() -> None:
     tasks = torch.tensor([[0, 1], [3, 4]])
     histories = PPO(rollout_steps=40, minibatch=500, epochs=10).histories(ROOM, tasks, [1, 2], streams=50, steps=400)
@@ -252,9 +241,3 @@ def test_learns() -> None:
     returns = ppo.histories(env, env.tasks()[[3]], [1], streams=20, steps=480)["reward"].reshape(20, 48, 10).sum(-1)
     best, random = float(env.oracle_returns(env.tasks()[:1])), returns[:, :4].mean()
     assert returns[:, -4:].mean() > random + 0.6 * (best - random)
-
-
-@pytest.mark.parametrize("change", [{"frames": 0}, {"minibatch": 1}, {"discount": 1.1}, {"learning_rate": 0.0}])
-def test_values_out_of_range(change: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
-        PPO(**change)  # type: ignore[arg-type]

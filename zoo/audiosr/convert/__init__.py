@@ -30,7 +30,7 @@ class AudioSRConverter(Converter[AudioSRFile]):
     def from_original(
         self, path: Path | str, config: Config = None, ema: bool = True, allow_partial: bool = False
     ) -> dict[str, nn.Module]:
-        """Build the components of a file of AudioSR or ProjectLily.
+        """Build the components of `zoo.audiosr.Restorer` of a file by name, time first, in evaluation mode.
 
         Args:
             path: ProjectLily's `.pt` or AudioSR's `.bin`.
@@ -38,35 +38,20 @@ class AudioSRConverter(Converter[AudioSRFile]):
                 not, above all the channels per attention head (32 without).
             ema: take averaged parameters where the file has them.
             allow_partial: take a global encoder without its projection, which is random then.
-
-        Returns:
-            Components of `zoo.audiosr.Restorer` by name, time first, in evaluation mode.
-
-        Raises:
-            FileNotFoundError: the file or the configuration is missing.
-            ValueError: the layout is not known, the configuration is another one's, or a net is not complete.
         """
         return build_components(self.read(Path(path), config=config), ema, allow_partial)
 
     def convert(
         self, source: Path | str | nn.Module, target: Path | str, allow_partial: bool = False
     ) -> dict[str, Any]:
-        """Convert an original to ours, or ours to an original.
+        """Convert an original to ours, or ours to an original; see `Converter.convert`.
 
         Args:
-            source: ProjectLily's `.pt` or AudioSR's `.bin`, the original's config.yaml next to it; or our run folder,
-                checkpoint or export.
-            target: for an original, a `.ckpt` file (the frozen nets go into `frozen/` next to it), or else an export
+            source: ProjectLily's `.pt` or AudioSR's `.bin`, its config.yaml next to it; or a run, checkpoint or export.
+            target: for an original, a `.ckpt` file (frozen nets go into `frozen/` next to it), or else an export
                 folder; for ours, a `.pt` or `.bin` (AudioSR's, without a global encoder) file, or else a folder for
                 `best_step_<n>.pt`, `step_<n>.pt` and `final_ema.pt`.
             allow_partial: see `from_original`.
-
-        Returns:
-            What was written: source, target, layout, step, and notes.
-
-        Raises:
-            FileNotFoundError: there is no source.
-            ValueError: the layout is not known, a component is not complete, or the target cannot hold the source.
         """
         return super().convert(source, target, allow_partial=allow_partial)
 

@@ -10,7 +10,7 @@ from typing import Any
 from zoo.audio.io import files
 from zoo.audiosr.convert.from_original import FEATURES, PREDICTIONS, STEPS, describe_features
 from zoo.audiosr.convert.layouts import LAYOUTS, TARGETS, read_config, section
-from zoo.audiosr.convert.net_sizes import ENCODER_SIZES, HEAD_CHANNELS, NORM_GROUPS, VAE_DROPOUT
+from zoo.audiosr.convert.net_sizes import ENCODER_KEYS, HEAD_CHANNELS, NORM_GROUPS, UNET_KEYS, VAE_DROPOUT
 from zoo.convert.network_description import component
 from zoo.convert.settings import SettingsReader, to_number
 
@@ -34,6 +34,10 @@ SECTIONS = ("data", "experiment", "inference", "train")
 NETS = ("first_stage_config", "cond_stage_config", "unet_config", "data_config")  # of model.params
 EMPTY: tuple[Any, ...] = (None, False, [], 0, 0.0)  # values that need no note
 MIN_FACTOR = 0.1  # the original's last factor on the rate, whatever min_lr_ratio says
+UNET_DEFAULTS: dict[str, Any] = {
+    "channels": 128, "multipliers": [1, 2, 3, 5], "blocks": 2, "attention_factors": [2, 4, 8],
+    "head_channels": HEAD_CHANNELS,
+}  # fmt: skip
 # of the denoiser, see `Denoiser.groups`
 GROUPS = (
     "global_encoder", "time_embed", "input_blocks", "middle_block", "output_blocks", "out", "global_fusion",
@@ -41,20 +45,11 @@ GROUPS = (
 
 
 def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
-    """Turn a configuration of ProjectLily, or AudioSR, into a recipe for `zoo fit`.
+    """Turn a config.yaml of ProjectLily, or AudioSR, into a recipe; returns it and notes on keys without counterpart.
 
     It trains the same nets on the same features at the same rates. Unlike the original's, its frozen autoencoder stays
     frozen, its global encoder gets what it gets in inference, and crops and filters are fresh in each epoch.
-
-    Args:
-        path: config.yaml.
-
-    Returns:
-        The recipe, and the keys without a counterpart, with a word on what to do instead.
-
-    Raises:
-        FileNotFoundError: when there is no such file.
-        ValueError: when it is none of these configurations, or a value cannot be.
+    FileNotFoundError, or ValueError for another program's configuration and values out of range.
     """
     path = Path(path)
     config = read_config(path)
@@ -129,22 +124,12 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
     data["sample_rate"] = data["sample_rate"] or SAMPLE_RATE
     steps = settings.number("model.timesteps", STEPS, int)
     latents = to_number(sizes.get("z_channels", 16), int, "z_channels")
-    width = to_number(sizes.get("ch", 128), int, "ch")
-    autoencoder = {
-        "in_channels": 1,
-        "out_channels": 1,
-        "block_out_channels": [width * multiplier for multiplier in sizes.get("ch_mult", [1, 2, 4, 8])],
-        "layers_per_block": to_number(sizes.get("num_res_blocks", 2), int, "num_res_blocks"),
-        "latent_channels": latents,
-        "dropout": to_number(sizes.get("dropout", VAE_DROPOUT), float, "dropout"),
-        "norm_num_groups": NORM_GROUPS,
-    }
     rate = settings.number("model.base_learning_rate", settings.values.get("train.lr", 1e-4))
     betas = [to_number(beta, float, "train.betas") for beta in settings.get("train.betas", (0.9, 0.99))]
     decay = settings.number("train.weight_decay", 1e-4)
     return {
         "net": _denoiser(settings, section(params, "unet_config", "params"), latents, layout),
-        "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=autoencoder),
+        "autoencoder": component("zoo.audiosr.FrozenAutoencoder", source=None, config=_autoencoder(sizes, latents)),
         "vocoder": None,
         "features": describe_features(
             {"data": data}, "audiosr" if layout == "audiosr" else "projectlily", sizes.get("mel_bins")
@@ -168,31 +153,39 @@ def _model(settings: SettingsReader, params: Mapping[str, Any], layout: str) -> 
     }
 
 
+def _autoencoder(sizes: Mapping[str, Any], latents: int) -> dict[str, Any]:
+    width = to_number(sizes.get("ch", 128), int, "ch")
+    return {
+        "in_channels": 1,
+        "out_channels": 1,
+        "block_out_channels": [width * multiplier for multiplier in sizes.get("ch_mult", [1, 2, 4, 8])],
+        "layers_per_block": to_number(sizes.get("num_res_blocks", 2), int, "num_res_blocks"),
+        "latent_channels": latents,
+        "dropout": to_number(sizes.get("dropout", VAE_DROPOUT), float, "dropout"),
+        "norm_num_groups": NORM_GROUPS,
+    }
+
+
 def _denoiser(settings: SettingsReader, unet: Mapping[str, Any], latents: int, layout: str) -> dict[str, Any]:
     encoder = None
     context = None
     if layout != "audiosr" and bool(unet.get("use_global_encoder", True)):
-        channels, heads, layers = LAYOUTS[layout].encoder
-        sizes = tuple(unet.get(key, size) for key, size in zip(ENCODER_SIZES, (channels, layers), strict=True))
-        table = unet if layout == "model.py" or sizes == (channels, layers) else {}
+        defaults = dict(zip(("channels", "heads", "layers"), LAYOUTS[layout].encoder, strict=True))
+        sizes = {name: unet.get(key, defaults[name]) for key, name in ENCODER_KEYS.items() if name in defaults}
+        is_own = layout == "model.py" or all(sizes[name] == defaults[name] for name in ("channels", "layers"))
         context = to_number(unet.get("global_context_dim", 128), int, "global_context_dim")
         encoder = component(
             "zoo.audiosr.GlobalEncoder",
             n_mels="${model.init_args.features.init_args.n_mels}",
-            channels=to_number(table.get("global_encoder_hidden_dim", channels), int, "global_encoder_hidden_dim"),
-            heads=to_number(table.get("global_encoder_heads", heads), int, "global_encoder_heads"),
-            layers=to_number(table.get("global_encoder_layers", layers), int, "global_encoder_layers"),
+            **{name: to_number(value, int, name) for name, value in (sizes if is_own else defaults).items()},
             context_channels=context,
         )
+    defaults = {**UNET_DEFAULTS, "in_channels": 2 * latents, "out_channels": latents}
+    arguments = {name: unet.get(key, defaults[name]) for key, name in UNET_KEYS.items()}
+    arguments["attention_factors"] = sorted(arguments["attention_factors"])
     net = component(
         "zoo.audiosr.UNet",
-        in_channels=to_number(unet.get("in_channels", 2 * latents), int, "in_channels"),
-        out_channels=to_number(unet.get("out_channels", latents), int, "out_channels"),
-        channels=to_number(unet.get("model_channels", 128), int, "model_channels"),
-        multipliers=list(unet.get("channel_mult", [1, 2, 3, 5])),
-        blocks=to_number(unet.get("num_res_blocks", 2), int, "num_res_blocks"),
-        attention_factors=sorted(unet.get("attention_resolutions", [2, 4, 8])),
-        head_channels=to_number(unet.get("num_head_channels", HEAD_CHANNELS), int, "num_head_channels"),
+        **arguments,
         transformers_per_down_block=LAYOUTS[layout].transformers,
         norm_groups=NORM_GROUPS,
         fusion="none" if context is None else LAYOUTS[layout].fusion,

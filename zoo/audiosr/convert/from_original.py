@@ -54,11 +54,7 @@ def describe_features(config: Mapping[str, Any], kind: str, n_mels: int | None =
 
 
 def describe_components(file: AudioSRFile) -> dict[str, Any]:
-    """Describe the components of our Inference.
-
-    Raises:
-        ValueError: the autoencoder or the UNet is missing, or the net predicts something else than v or noise.
-    """
+    """Describe the components of our Inference; ValueError without autoencoder or UNet."""
     nets = describe_nets(file)
     if missing := [name for name in ("vae", "unet") if name not in nets]:
         raise ValueError(f"{file.path} holds no {' and no '.join(missing)}; expected both")
@@ -90,14 +86,9 @@ def denoiser_state(file: AudioSRFile, parts: Mapping[str, State]) -> State:
 
 
 def build_components(file: AudioSRFile, averaged: bool = False, allow_partial: bool = False) -> dict[str, nn.Module]:
-    """Build the components of a file with their weights, in evaluation mode.
+    """Build the components of a file in evaluation mode, by averaged parameters where asked for and present.
 
-    Args:
-        averaged: take averaged parameters where the file has them.
-        allow_partial: keep a random projection of the global encoder where the file has none.
-
-    Raises:
-        ValueError: a net's tensors are not complete.
+    ValueError where a net's tensors are not complete; `allow_partial` keeps a random projection of the global encoder.
     """
     file.check_schedule()
     components = {name: build(spec) for name, spec in describe_components(file).items() if spec is not None}
@@ -117,12 +108,7 @@ def build_components(file: AudioSRFile, averaged: bool = False, allow_partial: b
 
 
 def to_zoo_model(file: AudioSRFile, is_checkpoint: bool, allow_partial: bool) -> ConvertedModel:
-    """Convert a file to the contents of a checkpoint or an export.
-
-    Raises:
-        ValueError: a component is not complete, an export would lack a vocoder, or the scale of the latents cannot be
-            kept.
-    """
+    """Convert a file to the contents of a checkpoint or an export; ValueError where a component is not complete."""
     if file.is_mel_first and float(file.scale) != 1.0:
         raise ValueError(
             f"{file.path}: scale_factor is {float(file.scale):g}; expected 1, for ProjectLily does not apply it to the "

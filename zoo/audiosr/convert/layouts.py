@@ -134,12 +134,7 @@ def section(config: Any, *keys: str) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read an original's config.yaml.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is none of AudioSR's or ProjectLily's.
-    """
+    """Read an original's config.yaml; FileNotFoundError, or ValueError where it is another program's."""
     config = read_settings_file(path)
     if "unet_config" not in section(config, "model", "params"):
         keys = ", ".join(map(str, list(config)[:6]))
@@ -203,11 +198,7 @@ def transformers_per_down_block(state: Mapping[str, Tensor]) -> int:
 
 
 def parse_content(content: Mapping[str, Any], path: Path, config: dict[str, Any]) -> AudioSRFile:
-    """Parse a loaded file.
-
-    Raises:
-        ValueError: it is none of AudioSR's or ProjectLily's, or the configuration is another layout's.
-    """
+    """Parse a loaded file; ValueError for other projects' files and another layout's configuration."""
     flat = next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), content)
     tensors = _select_tensors(flat)
     parts, left_out = split_components(tensors)

@@ -186,11 +186,7 @@ NETS = {
 
 
 def describe_nets(file: AudioSRFile) -> dict[str, dict[str, Any]]:
-    """Describe the nets that a file holds, by component.
-
-    Raises:
-        ValueError: the shapes do not determine the sizes, or the configuration says others.
-    """
+    """Describe the nets of a file by component; ValueError where shapes and configuration disagree."""
     descriptions = {}
     for name, net in NETS.items():
         if name not in file.parts or (name == CONDITIONER and not file.has_condition_autoencoder):

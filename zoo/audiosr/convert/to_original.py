@@ -79,11 +79,7 @@ class Nets:
 
 
 def choose_layout(net: Denoiser, autoencoder: AutoencoderKL, suffix: str) -> str:
-    """Choose the layout that can hold a denoiser and its autoencoder; the suffix ".bin" asks for AudioSR's.
-
-    Raises:
-        ValueError: none can.
-    """
+    """Choose the layout that can hold the nets, or ValueError; the suffix ".bin" asks for AudioSR's."""
     unet, encoder = net.unet, net.global_encoder
     norms = next(module.num_groups for module in autoencoder.modules() if isinstance(module, nn.GroupNorm))
     for name, groups in (("UNet", unet.norm_groups), ("autoencoder", norms)):
@@ -267,13 +263,9 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
 
 
 def write_original(nets: Nets, layout: str, path: Path, config: dict[str, Any] | None = None) -> list[str]:
-    """Write a file and, next to it, its configuration; returns notes.
+    """Write a file and, next to it, its configuration, made of the nets where None; returns notes.
 
-    Args:
-        config: the original's configuration; one is made of the nets without.
-
-    Raises:
-        ValueError: the configuration of other nets is there already.
+    ValueError where the configuration of other nets is there already.
     """
     notes = []
     if nets.vocoder is not None and (reason := find_incompatibility(nets.vocoder, layout)):

@@ -57,10 +57,7 @@ def choose_crop(
 ) -> Pair:
     """Take the first candidate (clip and first sample) that is not silent, or else the least silent one.
 
-    Zeros are appended to a shorter clip and do not count as silence.
-
-    Raises:
-        AudioFileError: none could be read.
+    Zeros are appended to a shorter clip and do not count as silence. AudioFileError where none could be read.
     """
     best: Pair | None = None
     least, failure = 2.0, AudioFileError("no crop to choose from")

@@ -51,18 +51,10 @@ def share_cutoff(magnitudes: np.ndarray, sample_rate: int) -> float:
 
 
 def find_edge(magnitudes: np.ndarray, sample_rate: int, limit_hz: float | None = None) -> float | None:
-    """Find the edge of a band in Hz: a steep fall from its level to a floor that nothing above exceeds.
+    """Find the edge of a band in Hz, or None: a steep fall to a floor that nothing above exceeds; 6 dB down.
 
-    A sound's own decline towards high frequencies is no edge, and neither is the end of the range: edges lie between
-    630 Hz and 90 % of the limit.
-
-    Args:
-        magnitudes: (N,) from 0 Hz to half the sample rate, as `spectrum` returns them.
-        limit_hz: end of the range in Hz, where an earlier conversion of the sample rate ended it; half the sample rate
-            when None.
-
-    Returns:
-        The frequency at which the level is 6 dB below that of the band; None where there is no edge.
+    A sound's own decline is no edge, and edges lie between 630 Hz and 90 % of the limit, where an earlier conversion of
+    the sample rate ended the range. Magnitudes (N,) reach from 0 Hz to half the sample rate, see `spectrum`.
     """
     limit_hz = sample_rate / 2 if limit_hz is None else min(limit_hz, sample_rate / 2)
     ends, levels = _band_levels(magnitudes, sample_rate, limit_hz)

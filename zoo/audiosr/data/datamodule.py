@@ -89,9 +89,7 @@ class SuperResolutionData(ZooDataModule):
 
     Crops, filters and all else are sampled for every epoch from (seed, epoch, item) alone. Validation is the same in
     every run: each clip at each cut-off, the filter type by the item's number.
-
-    In place of the original's "fastboot", the first run, or `zoo cache` before it, decodes each file once into a cache;
-    a killed build is resumed.
+    The first run, or `zoo cache` before it, decodes each file once into a cache; a killed build is resumed.
 
     Args:
         root: folder laid out `{train,valid}/{high,low}` or `{high,low}`, or any tree of audio such as LJSpeech's, which
@@ -113,9 +111,6 @@ class SuperResolutionData(ZooDataModule):
         batch_size: crops per batch and process.
         num_workers: loader processes.
         seed: of order, crops and degradations.
-
-    Raises:
-        FileNotFoundError: a folder does not exist.
     """
 
     def __init__(

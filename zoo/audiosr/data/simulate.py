@@ -56,13 +56,9 @@ def _sections(sample_rate: int, cutoff_hz: float, filter_type: FilterType, order
         raise ValueError(f"cutoff_hz lies between 0 and half the sample rate, {sample_rate / 2} Hz; found {cutoff_hz}")
     check_at_least(1, order=order)
     check_one_of(FILTER_TYPES, filter_type=filter_type)
-    if filter_type == "butter":
-        return scipy.signal.butter(order, cutoff_hz, fs=sample_rate, output="sos")
-    if filter_type == "cheby1":
-        return scipy.signal.cheby1(order, _RIPPLE_DB, cutoff_hz, fs=sample_rate, output="sos")
-    if filter_type == "ellip":
-        return scipy.signal.ellip(order, _RIPPLE_DB, _STOP_DB, cutoff_hz, fs=sample_rate, output="sos")
-    return scipy.signal.bessel(order, cutoff_hz, fs=sample_rate, output="sos")
+    return scipy.signal.iirfilter(
+        order, cutoff_hz, _RIPPLE_DB, _STOP_DB, "lowpass", ftype=filter_type, output="sos", fs=sample_rate
+    )
 
 
 def _filter_both_ways(sections: np.ndarray, audio: np.ndarray) -> np.ndarray:
@@ -95,12 +91,6 @@ class Simulation:
         codec: share of the items that go through a codec, 0 to 1.
         codecs: settings by codec, see `zoo.audio.augment.codecs.encode_decode`; null: MP3 and Opus at common rates.
 
-    Attributes:
-        settings: the arguments.
-
-    Raises:
-        ValueError: an argument outside its range, or a codec that this machine has not.
-
     Source: AudioSR (arXiv 2309.07314), section 3: cut-offs of 2 to 16 kHz and random filters.
     """
 
@@ -122,10 +112,6 @@ class Simulation:
         self.noise = noise
         self.codec = codec
         self._check()
-        self.settings = {
-            "cutoff_hz": self.cutoff_hz, "filter_types": self.filter_types, "order": self.order,
-            "resampling": resampling, "noise": noise, "snr_db": tuple(snr_db), "codec": codec, "codecs": codecs,
-        }  # fmt: skip
         noisy = DegradationRanges(snr_db=(float(snr_db[0]), float(snr_db[1])))
         coded = DegradationRanges(codecs=_CODECS if codecs is None else codecs)
         self._before = Degrader(("noise",), {"noise": noise}, ranges=noisy) if noise else None

@@ -46,10 +46,6 @@ def find_parts(
         paired: read `low` too.
         valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
         lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.corpus_files`; null for all.
-
-    Raises:
-        FileNotFoundError: a folder or a listed file is missing.
-        ValueError: no audio, or in `paired` a file without counterpart.
     """
     root = Path(os.path.abspath(root))
     train_root = root / "train" if (root / "train" / HIGH).is_dir() else root

@@ -30,11 +30,7 @@ def linear(low: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
 
 
 def mean_envelope(clips: Iterable[np.ndarray]) -> np.ndarray:
-    """Mean natural logarithm (1025,) float64 of the magnitude spectrum of full-band clips (T,) at one sample rate.
-
-    Raises:
-        ValueError: when there is no clip with sound.
-    """
+    """Mean natural logarithm (1025,) float64 of the magnitude spectrum of full-band clips (T,) at one sample rate."""
     total, count = torch.zeros(N_FFT // 2 + 1, dtype=torch.float64), 0
     for clip in clips:
         magnitudes = _stft(torch.from_numpy(np.ascontiguousarray(clip, np.float32))).abs()

@@ -53,7 +53,6 @@ from zoo.runs.run_folder import find_config, has_config_file
 log = logging.getLogger(__name__)
 
 JOURNAL_NAME = "per_item.jsonl"
-_LOWEST_SHARE = 0.1  # of the bins, whose level is matched: AudioSR's note
 _FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would leak into the low one
 _ENVELOPE_CLIPS = 200  # of the training set, evenly chosen
 _MAX_BAD_SHARE = 0.1  # of a folder's files
@@ -68,7 +67,6 @@ class EvaluationOptions:
     cutoffs_hz: tuple[float, ...] | None = None  # None for those of the recipe, or of `SuperResolutionData`
     max_items: int | None = None
     seconds: float = 5.0
-    match_level: bool = False
     keep: int = 2
     restore: Mapping[str, Any] = field(default_factory=dict)  # of `RestoreOptions`; objects by class_path and init_args
 
@@ -86,9 +84,7 @@ class EvaluationItem(NamedTuple):
 def load_recipe_data(run: Path, options: EvaluationOptions) -> SuperResolutionData | None:
     """Set up the data of the run's recipe; None where it is not needed, or only for the envelope and missing.
 
-    Raises:
-        FileNotFoundError: the evaluation needs it, and the run names none.
-        ValueError: it is another system's.
+    FileNotFoundError where the evaluation needs it and the run names none, ValueError where it is another system's.
     """
     has_recipe = not is_export(run) and has_config_file(run)
     if options.data is not None and (options.train is not None or not has_recipe):
@@ -109,8 +105,7 @@ def load_recipe_data(run: Path, options: EvaluationOptions) -> SuperResolutionDa
 def read_excerpts(folder: Path, sample_rate: int, seconds: float, max_items: int | None) -> Recordings:
     """Read the beginnings of a folder's files into memory, the peak of each file at 0.95.
 
-    Raises:
-        ValueError: more than a tenth of the files cannot be read; fewer are named and left out.
+    Unreadable files are named and left out; ValueError where they are more than a tenth.
     """
     paths = files.find_audio_files(folder)[:max_items]
     excerpts, errors = {}, []
@@ -128,12 +123,7 @@ def read_excerpts(folder: Path, sample_rate: int, seconds: float, max_items: int
 
 
 def make_grid(recipe: SuperResolutionData | None, options: EvaluationOptions, sample_rate: int) -> ValidationGrid:
-    """Make the grid of clips and cut-offs: the recipe's clips, or the folder's that the options name.
-
-    Raises:
-        FileNotFoundError: no such folder.
-        ValueError: nothing to restore in it, or cut-offs that leave nothing to restore.
-    """
+    """Make the grid of the recipe's clips, or the folder's, and cut-offs; ValueError where nothing is to restore."""
     if options.data is None:
         assert recipe is not None  # load_recipe_data has checked
         grid = recipe.val_set
@@ -185,10 +175,6 @@ def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = 
     """Restore band-limited clips and write tables and pictures; see `evaluate_run`.
 
     Rows are appended as they are computed; the same call again computes what is missing, failed, or changed.
-
-    Raises:
-        FileNotFoundError: a folder is missing, or an export is evaluated without `data`.
-        ValueError: the run restores nothing, or there is nothing to restore.
     """
     restorer = load(run, device, restore=options.restore)
     if not isinstance(restorer, Restorer):
@@ -269,8 +255,6 @@ class EvaluationRun:
     @torch.inference_mode()
     def _measure(self, audio: np.ndarray, low: np.ndarray, high: np.ndarray, cutoff_hz: float) -> dict[str, float]:
         rate = self.restorer.sample_rate
-        if self.options.match_level:
-            audio = audio * level_factor(audio, high)
         prediction, target = torch.from_numpy(np.asarray(audio, np.float32)), torch.from_numpy(high)
         mels = [self.restorer.features(each[None, None].to(self.restorer.device)) for each in (prediction, target)]
         return {
@@ -326,13 +310,6 @@ def wide_band_pesq(audio: np.ndarray, high: np.ndarray, sample_rate: int, cutoff
     return measures.compute_metrics(pair, ["pesq"], sample_rate)["pesq_wb"]
 
 
-def level_factor(audio: np.ndarray, high: np.ndarray) -> np.float32:
-    """Return the factor that brings the lowest tenth of the frequency bins to the level of the target (T,)."""
-    last = max(int(_LOWEST_SHARE * (len(high) // 2 + 1)), 1)
-    level, target_level = (float(np.linalg.norm(np.fft.rfft(each)[:last])) for each in (audio, high))
-    return np.float32(target_level / level if level > 0 else 1.0)
-
-
 def _journal_key(run: Path, options: EvaluationOptions, item: EvaluationItem, system: str) -> str:
     """Hash all that a row depends on."""
     path = run / WEIGHTS_NAME if is_export(run) else find_checkpoint(run)
@@ -351,7 +328,6 @@ def evaluate_run(
     cutoffs: list[float] | None = None,
     max_items: int | None = None,
     seconds: float = 5.0,
-    match_level: bool = False,
     keep: int = 2,
     sampler: Literal["ddim", "dpm"] | None = None,
     steps: int | None = None,
@@ -359,9 +335,9 @@ def evaluate_run(
     seed: int | None = None,
     device: str = "cpu",
 ) -> int:
-    """Measure how well a run restores clips at a grid of cut-offs, with baselines and the ceiling of its components.
+    """Measure how well a run restores clips at cut-offs, with baselines and the ceiling of its components.
 
-    Prints a report and writes per_item.csv, summary.csv, summary.json, report.md, cutoffs.png, and sound and pictures
+    Prints a report and writes per_item.csv, summary.csv, summary.json, report.md, and sound and pictures
     of the first clips. A second call computes only what is missing. Returns 0, or 1 when an item failed.
 
     Args:
@@ -372,7 +348,6 @@ def evaluate_run(
         cutoffs: cut-offs in Hz; those of the run's validation, or 2, 4, 8, 12 and 16 kHz, when not given.
         max_items: most clips.
         seconds: length of an excerpt of the files in DATA.
-        match_level: bring the lowest tenth of the bins to the target's level first, as a note of AudioSR does.
         keep: clips of which sound and pictures are kept.
         sampler: ddim or dpm (DPM-Solver++); the run's when not given.
         steps: of that sampler; 100 and 15 when not given.
@@ -387,7 +362,7 @@ def evaluate_run(
         name = {"ddim": "zoo.audiosr.DDIM", "dpm": "zoo.audiosr.DPMSolver"}[sampler]
         restore["sampler"] = {"class_path": name, "init_args": {} if steps is None else {"steps": steps}}
     options = EvaluationOptions(
-        data, train, None if cutoffs is None else tuple(cutoffs), max_items, seconds, match_level, keep,
+        data, train, None if cutoffs is None else tuple(cutoffs), max_items, seconds, keep,
         {name: value for name, value in restore.items() if value is not None},
     )  # fmt: skip
     evaluation = evaluate(run, output, options, device)

@@ -1,4 +1,4 @@
-"""The report of an evaluation: tables, margins and a chart."""
+"""The report of an evaluation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zoo
 from zoo.audio.evaluation.summary import MetricColumn, failure_lines, summarize, summary_table
-from zoo.common.reports import Row, new_figure, write_report
+from zoo.common.reports import Row, write_report
 from zoo.common.statistics import LEVEL
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
     "unprocessed", "linear", "shaped_noise", "ceiling", "restored",
@@ -36,7 +33,6 @@ ALL = "all"
 
 _TEXTS = ("name", "system", "status", "reason")
 _NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
-_CHART_MEASURES = ("lsd", "lsd_hf")
 _MAX_ROWS = 20  # failures and cut-offs in the report
 
 
@@ -66,30 +62,15 @@ class Evaluation:
         """Summaries by group, see `zoo.audio.evaluation.summary.summarize`; gains over the input."""
         return {group: summarize(rows, self.systems, MEASURES, UNPROCESSED) for group, rows in self.groups.items()}
 
-    @cached_property
-    def margins(self) -> list[Row]:
-        """Paired margins of `restored` over each other system, by measure; `share` is of their mean."""
-        margins = []
-        means = {(row["system"], row["measure"]): row["mean"] for row in self.summaries[ALL]}
-        for other in (system for system in self.systems if system != RESTORED):
-            for row in summarize(self.groups[ALL], [other, RESTORED], MEASURES, other):
-                if math.isfinite(row["gain"]) and row["better"] == "lower":
-                    mean = means[other, row["measure"]]
-                    gain = {key: row[key] for key in ("gain", "gain_low", "gain_high")}
-                    share = row["gain"] / mean if mean else math.nan
-                    margins.append({"over": other, "measure": row["measure"], "share": share, **gain})
-        return margins
-
 
 def write_evaluation(output: Path, evaluation: Evaluation, facts: Mapping[str, Any]) -> None:
-    """Write per_item.csv, summary.csv, summary.json (with these facts), report.md and cutoffs.png."""
+    """Write per_item.csv, summary.csv, summary.json (with these facts) and report.md."""
     rows = [{"cutoff": group, **row} for group, summary in evaluation.summaries.items() for row in summary]
     content = {
         "version": zoo.__version__,
         "confidence": LEVEL,
         **facts,
         "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in evaluation.failures],
-        "margins": evaluation.margins,
         "summary": rows,
     }
     items = [dict.fromkeys(_NUMBERS, math.nan) | row for row in evaluation.rows]
@@ -98,22 +79,15 @@ def write_evaluation(output: Path, evaluation: Evaluation, facts: Mapping[str, A
         "summary.csv": (list(rows[0]), rows),
         "summary.json": content,
         "report.md": _markdown(evaluation),
-        "cutoffs.png": _chart(evaluation),
     }
     write_report(output, files, indent=2)
 
 
 def _markdown(evaluation: Evaluation) -> str:
-    """Tables of means, margins, the first failures."""
+    """Tables of means, and the first failures."""
     lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]
     for group, summary in evaluation.summaries.items():
         lines += [f"## {'All cut-offs' if group == ALL else group}", "", summary_table(summary), ""]
-    if evaluation.margins:
-        lines += [f"## Margins of {RESTORED}", "", "| measure | over | margin | share |", "|---" * 4 + "|"]
-        for row in evaluation.margins:
-            interval = f"[{row['gain_low']:.3g}, {row['gain_high']:.3g}]" if math.isfinite(row["gain_low"]) else ""
-            lines += [f"| {row['measure']} | {row['over']} | {row['gain']:.4g} {interval} | {row['share']:+.1%} |"]
-        lines += [""]
     lines += [
         "lsd_hf and lsd_lf lie above and below the cut-off; si_sdr_low compares the low band with the input's; the "
         "ceiling is the target through autoencoder and vocoder, with the input's low band.",
@@ -121,24 +95,3 @@ def _markdown(evaluation: Evaluation) -> str:
         *failure_lines(evaluation.failures, len(evaluation.rows), _MAX_ROWS),
     ]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _chart(evaluation: Evaluation) -> Figure:
-    """Distances over the cut-offs, a line for each system."""
-    figure = new_figure(10.0, 4.0)
-    groups = [group for group in evaluation.summaries if group != ALL] or [ALL]
-    for axes, measure in zip(figure.subplots(1, len(_CHART_MEASURES)), _CHART_MEASURES, strict=True):
-        for system in evaluation.systems:
-            rows = [
-                next(row for row in evaluation.summaries[group] if (row["system"], row["measure"]) == (system, measure))
-                for group in groups
-            ]
-            errors = [
-                [max(row["mean"] - row["low"], 0.0) for row in rows],
-                [max(row["high"] - row["mean"], 0.0) for row in rows],
-            ]
-            axes.errorbar(groups, [row["mean"] for row in rows], yerr=errors, marker="o", capsize=3, label=system)
-        axes.set(title=f"{measure} (lower is better)", xlabel="cut-off")
-        axes.grid(alpha=0.3)
-    axes.legend()
-    return figure

@@ -266,11 +266,9 @@ class Restorer(AudioInference):
         return self._restore_array(audio, None, sample_rate, grid_shift, cutoff_hz)
 
     def compare(self, high: Tensor, low: Tensor, cutoff_hz: float) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Restore a clip, and compute what the frozen components can reach.
+        """Restore a clip; returns signals (T,) by name and their `band_distances`.
 
-        Returns:
-            Signals (T,) on the CPU: `restored`, `input`, `target`, `ceiling`; and `band_distances`, those of the input
-            as `unprocessed_...` and of the ceiling as `ceiling_...`.
+        Those of the input begin with `unprocessed_`, of the ceiling with `ceiling_`.
         """
         rate = self.sample_rate
         signals = {
@@ -291,13 +289,10 @@ class Restorer(AudioInference):
         return self._restore_array(low, high, sample_rate, 0, cutoff_hz)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
-        """Restore an audio file.
+        """Restore an audio file; returns what was done.
 
-        Returns:
-            `audio_seconds`, `sample_rate` and `channels` of the result; `cutoff_hz`, half the sample rate of a full
-            band, and whether it was given or found (`cutoff`); `restored`, False where there was nothing to do;
-            `chunks` per channel; `real_time_factor` (seconds of work per second of audio); `gain`, below 1 where the
-            result would have left full scale; `match`, the factor on the generated band; the name of the `picture`.
+        Among it `cutoff_hz`, half the sample rate of a full band; `chunks` per channel; `gain`, below 1 where the
+        result would have left full scale; `match`, the factor on the generated band.
         """
         started = time.perf_counter()
         header = files.info(source)

@@ -53,11 +53,7 @@ def zero_init(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
 
 
 class ResBlock(nn.Module):
-    """Two normed convolutions with the time between them, and a shortcut.
-
-    Args:
-        dropout: in front of the second convolution, 0 to 1.
-    """
+    """Two normed convolutions with the time between them, and a shortcut."""
 
     def __init__(
         self, in_channels: int, out_channels: int, embedding_channels: int, groups: int, dropout: float = 0.0
@@ -221,8 +217,7 @@ class UNet(nn.Module):
         checkpointing: recompute activations of blocks in the backward pass instead of storing them.
         dropout: in the residual blocks, 0 to 1; AudioSR has 0.
 
-    Source: Dhariwal and Nichol, "Diffusion Models Beat GANs" (2021); Rombach et al. (2022); Liu et al., "AudioSR"
-    (2023). Names of the weights are theirs.
+    Source: Dhariwal and Nichol (2021), Rombach et al. (2022), Liu et al., "AudioSR" (2023), whose tensor names it has.
     """
 
     def __init__(

@@ -88,24 +88,17 @@ def collect(
 ) -> dict[str, int]:
     """Write histories of tasks; a second call makes what is missing or corrupt. Arguments as of `collect_histories`.
 
-    Args:
-        rank: of this process; it makes every world_size-th shard from the rank-th on.
-
-    Returns:
-        Tasks that this process has `made`, and `skipped` because they were complete.
-
-    Raises:
-        ValueError: when an argument is out of range, or `output` holds something else or was begun with others.
+    Process `rank` makes every world_size-th shard from the rank-th on. Returns the number of tasks that it has `made`,
+    and `skipped` because they were complete.
     """
     check_at_least(1, episodes=episodes, episode_stride=episode_stride)
     check_within(0, world_size - 1, rank=rank)
-    limit = env.schema.limit
-    steps = episodes * limit if steps is None else steps
-    if env.schema.fixed and steps % limit:
-        raise ValueError(f"steps {steps}: episodes of {env.name} have {limit} steps each, so give a multiple")
+    steps = episodes * env.schema.limit if steps is None else steps
     learned = steps * episode_stride
+    if env.schema.fixed and steps % env.schema.limit:
+        raise ValueError(f"steps {steps}: episodes of {env.name} have {env.schema.limit} steps each, give a multiple")
     if episode_stride > 1 and not env.schema.fixed:
-        learned += limit  # see `keep_every_nth_episode`
+        learned += env.schema.limit  # see `keep_every_nth_episode`
     algorithm.check(env, learned)
     numbers = list(range(len(env.tasks()))) if tasks is None else list(tasks)
     writer = HistoryWriter(
@@ -168,20 +161,14 @@ def collect_histories(
 ) -> None:
     """Write the histories of an algorithm that learns tasks, to distil it.
 
-    Each history is the same for any shard size or number of processes. The same call resumes after a kill; corrupt
-    shards are made again. Under torchrun the processes share the work.
+    Each history is the same for any shard size or number of processes. The same call resumes after a kill.
 
     Args:
-        output: folder to write.
         env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50, an id of gymnasium, or
             --env GymnasiumEnv --env.id FrozenLake-v1 --env.tasks '[{"map_name": "4x4"}, {"map_name": "8x8"}]'.
-        algorithm: that learns: ppo for Discrete or Box spaces, but for pictures; q_learning for grids and Discrete
-            states and actions; epsilon is a demonstrator that knows the task and explores less and less.
-        ppo: its settings, e.g. --ppo.rollout_steps 50.
-        q_learning: its settings, e.g. --q_learning.bonus 0.1.
-        epsilon: its settings, e.g. --epsilon.best 0.8.
+        algorithm: that learns: ppo; q_learning for grids and Discrete spaces; epsilon, which is a demonstrator.
+        ppo: its settings, e.g. --ppo.rollout_steps 50, as q_learning (--q_learning.bonus 0.1) and epsilon.
         episodes: of each history; where their lengths differ, the steps are those of so many of the longest.
-        streams: histories of each task.
         tasks: numbers of the tasks in row-major order; all when not given.
         seed: of the histories; those of a task depend on it and on the task alone.
         split_seed: of the split into training and test tasks, which the index notes.
@@ -192,17 +179,11 @@ def collect_histories(
             for as many times longer. The index notes it.
         recipe: of a training on histories; its `data.init_args.env` is taken in place of `env`.
     """
-    if recipe is not None and env is not None:
-        raise ValueError("both env and recipe are given: leave one out")
-    if recipe is not None:
-        env = recipe_env(recipe)
-    elif not isinstance(env, Env):
-        env = Darkroom() if env is None else GymnasiumEnv(env)
     settings = {"ppo": ppo, "q_learning": q_learning, "epsilon": epsilon}[algorithm] or ALGORITHMS[algorithm]()
     rank, world_size = process_rank()
     counts = collect(
-        env, output, settings, episodes, streams, tasks, seed, split_seed, train_share, shard_size, rank, world_size,
-        steps=steps, episode_stride=episode_stride,
+        _choose_env(env, recipe), output, settings, episodes, streams, tasks, seed, split_seed, train_share, shard_size,
+        rank, world_size, steps=steps, episode_stride=episode_stride,
     )  # fmt: skip
     print(f"{output}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     if world_size == 1:
@@ -210,3 +191,11 @@ def collect_histories(
         last, best = last_returns(store).mean(), oracle_return(store.env, store.tasks).mean()
         oracle = "unknown" if best.isnan() else f"{best:.2f}"
         print(f"return of the last episode, mean over {len(store)} tasks: {last:.2f}, the best possible {oracle}")
+
+
+def _choose_env(env: Env | str | None, recipe: Path | None) -> Env:
+    if recipe is not None and env is not None:
+        raise ValueError("both env and recipe are given: leave one out")
+    if recipe is not None:
+        return recipe_env(recipe)
+    return Darkroom() if env is None else GymnasiumEnv(env) if isinstance(env, str) else env

@@ -45,9 +45,9 @@ class PpoRollout(NamedTuple):
 class PPO(Algorithm):
     """Learns each task with streams that share a policy, and records what they do meanwhile.
 
-    Actor and critic are two nets of 2 x 64 tanh units. Grids are seen as raw (row, column); beyond them observations in
-    a Box and rewards are scaled by what was seen so far. Minibatches are larger, and the learning rate with them, than
-    in the original (40 and 3e-4), which takes 52,000 steps of Adam per task to the same curve.
+    Actor and critic are two nets of 2 x 64 tanh units. Grids are seen as raw (row, column), and nothing is expected
+    after their last step; elsewhere observations in a Box and rewards are scaled by what was seen so far. Minibatches
+    are larger, and the learning rate with them, than in the original (40 and 3e-4).
 
     Args:
         learners: of each task, among which its streams are divided. A stream of few gets better by what it found
@@ -61,8 +61,6 @@ class PPO(Algorithm):
         max_norm: gradients of a task are scaled down to this norm.
         frames: states that nets see together, the last one and those before it; zeros stand for what lies before the
             episode. The stored histories have one.
-        bootstrap: in grids, count what the critic expects after the last step of an episode. The original's
-            environments end for good there. Elsewhere it counts where the limit of steps ended the episode.
 
     Source: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); defaults of its values from the
     `MlpPolicy` of stable-baselines3.
@@ -81,7 +79,6 @@ class PPO(Algorithm):
     value_weight: float = 0.5
     max_norm: float = 0.5
     frames: int = 1
-    bootstrap: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(
@@ -133,7 +130,14 @@ class PPO(Algorithm):
         recorder: Recorder,
     ) -> PpoRollout:
         """Act by random numbers (T, numbers, N, S), and record it."""
-        policy = Policy(weights, nets, observer.table)
+        table, tasks = observer.table, torch.arange(uniforms.shape[2])[:, None]
+        tables = None if table is None else nets.evaluate(weights, table.expand(len(weights), -1, -1))
+
+        def policy(observations: Tensor) -> tuple[Tensor, Tensor]:
+            if tables is None:
+                return nets.evaluate(weights, observations)
+            return tables[0][tasks, observations], tables[1][tasks, observations]
+
         shape, records, later = uniforms.shape[2:], [], {}
         for step, uniform in enumerate(uniforms):
             states = envs.states
@@ -145,7 +149,7 @@ class PPO(Algorithm):
             transition = envs.step(env_actions)
             recorder.add(states, env_actions, transition)
             dones = transition.dones.view(shape)
-            ended = transition.terminated.view(shape) if scaler is not None or self.bootstrap else dones
+            ended = transition.terminated.view(shape) if scaler is not None else dones
             if step == len(uniforms) - 1 or (dones & ~ended).any():
                 later[step] = (transition.next_states, observer.frames)
             if dones.any():
@@ -218,18 +222,3 @@ class PPO(Algorithm):
         clipped = ratios.clamp(1 - self.clip, 1 + self.clip)
         gains = torch.minimum(ratios * advantages, clipped * advantages)
         return self.value_weight * (values - batch.returns).square().mean(dim=1) - gains.mean(dim=1)
-
-
-class Policy:
-    """The nets of all tasks during a rollout; those of a table are evaluated once."""
-
-    def __init__(self, weights: Tensor, nets: ActorCritics, table: Tensor | None) -> None:
-        self._weights, self._nets = weights, nets
-        self._tables = None if table is None else nets.evaluate(weights, table.expand(len(weights), -1, -1))
-
-    def __call__(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return parameters of the actions (N, S, outputs) and values (N, S)."""
-        if self._tables is None:
-            return self._nets.evaluate(self._weights, observations)
-        tasks = torch.arange(len(observations))[:, None]
-        return self._tables[0][tasks, observations], self._tables[1][tasks, observations]

@@ -292,9 +292,6 @@ class PolicyConverter(Converter[PolicyCheckpoint]):
             path: AD, CAD or the earlier encoder; the tensors determine which.
             config: the original's configuration (or its YAML file) with the numbers of heads, where the checkpoint has
                 none.
-
-        Raises:
-            ValueError: when its layout is unknown, or its tensors are not a complete policy.
         """
         path = Path(path)
         original = self.read(path)
@@ -323,14 +320,11 @@ class PolicyConverter(Converter[PolicyCheckpoint]):
     def to_original(
         self, module: nn.Module, path: Path | str, settings: Mapping[str, Any] | None = None, step: int = 0
     ) -> None:
-        """Write a policy as a checkpoint of the original.
+        """Write a policy as a checkpoint of the original; ValueError when its models would compute something else.
 
         Args:
             settings: of the original's configuration (environment, split, training), besides the model's sizes.
             step: optimizer steps.
-
-        Raises:
-            ValueError: when the original's models would compute something else with these weights.
         """
         policy, kind = identify(module)
         state = {key: value.detach().cpu().contiguous() for key, value in policy.state_dict().items()}
@@ -343,11 +337,7 @@ class PolicyConverter(Converter[PolicyCheckpoint]):
 
 
 def identify(module: nn.Module) -> tuple[InContextPolicy, Kind]:
-    """Return a policy and which of the original's models it is.
-
-    Raises:
-        ValueError: when it is none of them: they would compute something else with its weights.
-    """
+    """Return a policy and which of the original's models it is; ValueError for a policy that they do not have."""
     if not isinstance(module, InContextPolicy):
         raise ValueError(f"expected an InContextPolicy, found {type(module).__name__}")
     compressor = None if module.compressor is None else type(module.compressor)

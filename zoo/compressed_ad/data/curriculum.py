@@ -104,8 +104,6 @@ class CurriculumBatches(ResumableBatchSampler):
     epoch and number of the batch alone.
 
     Args:
-        batch_size: items per batch and rank.
-        drop_last: drop an incomplete last global batch, see `ResumableBatchSampler`.
         accumulated: batches of an optimizer step; the curriculum counts those steps.
     """
 

@@ -58,7 +58,6 @@ class HistoryStore:
         split: "train" and "test", each (m,) int64: positions of the tasks on that side.
 
     Raises:
-        FileNotFoundError: when the folder is no store.
         ValueError: when the index is invalid, shards are missing or corrupt, or none is left.
     """
 
@@ -149,12 +148,7 @@ def shard_name(number: int) -> str:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read the index of a store.
-
-    Raises:
-        FileNotFoundError: when it has no index.
-        ValueError: when that is not an index of this version.
-    """
+    """Read the index of a store; ValueError when it is not of this version."""
     path = folder / INDEX_NAME
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no {INDEX_NAME}: it is no store of histories; make one with zoo collect")

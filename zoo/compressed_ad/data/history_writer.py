@@ -78,18 +78,16 @@ class HistoryWriter:
     """Writes a store shard by shard; any process may write any shard, and a killed one leaves complete shards alone.
 
     Args:
-        folder: of the store; new, empty, or begun with the same arguments.
+        folder: new, empty, or begun with the same arguments.
         tasks: indices into `env.tasks()`, in the order of the store.
         source: description of the algorithm, as JSON values.
-        split_seed: of the division of all tasks, see `Env.split`.
-        episode_stride: see `keep_every_nth_episode`.
 
     Attributes:
         shards: task indices of each shard.
 
     Raises:
-        ValueError: when an argument is out of range, `HistoryStore` could not read the environment back, or the folder
-            was begun with other arguments. Nothing is written then.
+        ValueError: when an argument is out of range, the environment cannot be built from an index, or the folder was
+            begun with other arguments. Nothing is written then.
     """
 
     def __init__(

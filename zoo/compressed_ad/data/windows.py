@@ -65,11 +65,7 @@ class HistorySource(ABC):
         """Read the steps (B, L), 0 to length - 1, of histories (B,); what is random in them depends on seeds (B,)."""
 
     def episodes(self, history: int) -> np.ndarray:
-        """Return the bounds (E, 2) of complete episodes of different lengths: first step and the one after the last.
-
-        Raises:
-            ValueError: where histories are made on demand.
-        """
+        """Return the bounds (E, 2) of complete episodes of different lengths: first step and the one after the last."""
         raise ValueError(
             "episode_stride, shuffle_episodes and mix_tasks need a folder (data.init_args.root) where episodes are of "
             "different lengths"
@@ -301,11 +297,7 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
 class EvaluationBatches(Dataset[dict[str, Any]]):
     """Complete batches of an evaluation: first items for the loss, if any, then pairs of task (n, F) and seed (n,).
 
-    Args:
-        processes: that divide the batches; each needs one, so where there are too few they are cut smaller.
-
-    Raises:
-        ValueError: when there are fewer items and pairs than processes.
+    Each of the processes that divide the batches needs one, so where there are too few they are cut smaller.
     """
 
     def __init__(

@@ -171,10 +171,6 @@ class RecordedEnv(Env):
             "and evaluate in an environment of the same spaces"
         )
 
-    def random_returns(self, tasks: Tensor) -> Tensor:
-        """Unknown: NaN (B,)."""
-        return torch.full((len(tasks),), torch.nan, dtype=torch.float64)
-
 
 def build_env(description: Mapping[str, Any]) -> Env:
     """Build the environment that `Env.describe` described; ValueError for an unknown name or other arguments."""

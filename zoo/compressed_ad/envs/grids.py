@@ -97,12 +97,6 @@ class BatchedGrids:
         self._cursor = self._first_target
         self._target = self._targets.index_select(0, self._cursor)
 
-    def reset(self) -> Tensor:
-        """Begin a new episode unless one has just begun; returns states (B, 2) int64."""
-        if self.time:
-            self._begin_episode()
-        return self.states
-
     def step(self, actions: Tensor) -> Transition:
         """Act in every environment, by integers (B,), 0 to 4; the range is checked on the CPU alone."""
         if actions.shape != self._code.shape:
@@ -130,20 +124,11 @@ class BatchedGrids:
         actions = self._grid.first_moves(self._code, self._target)
         return self._actions_of_moves.index_select(0, self._first_action + actions) if self._permuted else actions
 
-    def best_return(self) -> Tensor:
-        """Return the largest return (B,) int64 of the present episode."""
-        return self.env.best_return(self.tasks, self._starts)
-
 
 class GridEnv(Env):
-    """A family of tasks on one grid: goals to be found in order, the reward of each being 1.
+    """A family of tasks on one grid: goals to be reached in order, the reward of each being 1.
 
-    Args:
-        grid_size: rooms have so many rows and columns.
-        horizon: steps of an episode.
-        start: row and column where episodes begin.
-        repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
-        random_start: sample the cell in which an episode begins, instead of `start`.
+    With `repeats` the (single) goal pays in every step in which the agent is there, else once an episode.
     """
 
     num_actions: ClassVar[int] = len(MOVES)
@@ -200,8 +185,6 @@ class Darkroom(GridEnv):
     """An unseen goal on a grid; a task is (row, column) of the goal.
 
     Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
         start: row and column where every episode begins; None for the centre.
         hard: pay the goal once an episode, not in every step (then usual: a grid of 17).
         random_start: sample the cell in which an episode begins; `start` is then without effect.
@@ -234,12 +217,7 @@ class Darkroom(GridEnv):
 
 
 class DarkroomPermuted(GridEnv):
-    """A goal in the far corner and permuted actions; a task is the number of the permutation.
-
-    Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
-    """
+    """A goal in the far corner and permuted actions; a task is the number of the permutation."""
 
     name = "darkroom_permuted"
 
@@ -260,10 +238,6 @@ class DarkKeyToDoor(GridEnv):
     """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
 
     The state does not show whether the agent has the key. A door in the cell of the key takes another step.
-
-    Args:
-        grid_size: rows and columns, at least 2.
-        horizon: steps of an episode, at least 1.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), section 4.1.
     """

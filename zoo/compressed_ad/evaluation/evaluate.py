@@ -82,11 +82,9 @@ def write_evaluation(output: Path, facts: Mapping[str, Any], returns: np.ndarray
 
 
 def task_rows(tasks: Tensor, returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> list[dict[str, Any]]:
-    """Return a row per task, see `COLUMNS`; `last_std` is over seeds.
+    """Return a row per task, see `COLUMNS`, of tasks (n, F) and returns (n, seeds, episodes); `last_std` is over seeds.
 
     Args:
-        tasks: (n, F).
-        returns: (n, seeds, episodes).
         random: expected return of random actions (n,).
         oracle: best return (n,).
     """
@@ -128,45 +126,27 @@ def evaluate(
 ) -> dict[str, Any]:
     """Let a frozen policy learn tasks in its context, against exact random, oracle and explorer returns.
 
-    Prints a table. The same call resumes after a kill. OUTPUT then holds `eval_result.npy` (tasks, episodes), the mean
-    over seeds, `returns.npy` (tasks, seeds, episodes), `evaluation.json`, `.csv` (a row per task) and `.png`, and, with
-    `gap`, `gap.npy` (tasks, seeds, 3). Returns evaluation.json, or `{"missing": n}` while other processes have chunks.
+    The same call resumes after a kill. OUTPUT then holds `eval_result.npy` (tasks, episodes), the mean over seeds,
+    `returns.npy` (tasks, seeds, episodes), `evaluation.json`, `.csv` and `.png`, and with `gap` `gap.npy`.
 
     Args:
         run: run folder, checkpoint or export of in-context reinforcement learning.
-        output: folder to write.
         episodes: of each pair of task and seed; 500 show whether it improves beyond what it was trained on.
-        seeds: of each task.
         split: tasks; held-out ones by default.
-        split_seed: of the split; as in training when neither this nor the share is given.
-        train_share: of the split; likewise.
+        split_seed: of the split, as `train_share`; as in training when neither is given.
         greedy: take the most likely action instead of sampling one.
         gap: probe the memory after the episodes: goal found, return before and after a time without reward.
         gap_steps: of that; a window by default.
-        simple: evaluate simple learners on the same pairs, which replay their best or last successful episode, or are
-            bandits for each state or n-gram.
+        simple: evaluate simple learners on the same pairs: replays and bandits.
         chunk: pairs that act together; more need more memory.
-        device: torch device.
-        rank: of this process, 0 to world_size - 1. It takes every world_size-th chunk.
-        world_size: processes; the result is the same to the bit for any number.
-        progress: show a bar on rank 0.
     """
     check_within(0, world_size - 1, rank=rank)
     check_at_least(1, episodes=episodes, seeds=seeds, chunk=chunk)
-    agent = load_agent(run, local_device(device))
+    agent, output = load_agent(run, local_device(device)), Path(output).resolve()
     tasks, split_from = split_tasks(run, agent.env, split, split_seed, train_share)
-    settings = {
-        "weights": state_digest(agent.policy.state_dict()),
-        "env": agent.env.describe(),
-        "tasks": tasks.tolist(),
-        "seeds": seeds,
-        "episodes": episodes,
-        "greedy": greedy,
-        "gap_steps": _check_gap(agent, gap_steps) if gap else None,
-        "chunk": chunk,
-        **({"simple": True} if simple else {}),
-    }
-    output = Path(output).resolve()
+    settings = {"tasks": tasks.tolist(), "seeds": seeds, "episodes": episodes, "greedy": greedy, "chunk": chunk}
+    settings |= {"gap_steps": _check_gap(agent, gap_steps) if gap else None, **({"simple": True} if simple else {})}
+    settings |= {"env": agent.env.describe(), "weights": state_digest(agent.policy.state_dict())}
     begin_output(output, settings, sweep=world_size == 1)
     paths = _run_chunks(agent, output, tasks, settings, rank, world_size, progress)
     if missing := sum(not path.exists() for path in paths):
@@ -186,12 +166,7 @@ def _check_gap(agent: Agent, gap_steps: int | None) -> int:
 
 
 def load_agent(run: Path, device: str | torch.device = "cpu") -> Agent:
-    """Load a run to evaluate it.
-
-    Raises:
-        FileNotFoundError: when there is no such run.
-        ValueError: when it is another kind's, or its weights are not finite.
-    """
+    """Load a run to evaluate it; ValueError when it is of another kind, or its weights are not finite."""
     agent = load(run, device)
     if not isinstance(agent, Agent):
         raise ValueError(f"{run} is loaded as {type(agent).__name__}; expected a run of compressed_ad (Agent)")
@@ -205,13 +180,7 @@ def split_tasks(
 ) -> tuple[Tensor, str]:
     """Return the tasks (n, F) of a split as a run was trained, and the source of the split.
 
-    Args:
-        run: run folder or file in it; its config.yaml names the split or the histories, whose index does.
-        split: "train", "test" or "all".
-
-    Raises:
-        FileNotFoundError: when the run's histories do not exist.
-        ValueError: when there is no such split, or it is empty.
+    The run's config.yaml names the split or the histories, whose index does. FileNotFoundError when they do not exist.
     """
     check_one_of(SPLITS, split=split)
     if split == "all":
@@ -240,12 +209,7 @@ def split_tasks(
 
 
 def baseline_returns(env: Env, tasks: Tensor, episodes: int) -> dict[str, Any]:
-    """Expected return of random actions, of the oracle (each a mean over tasks), and the explorer's curve.
-
-    Args:
-        tasks: (n, F).
-        episodes: of the explorer; it has no curve (None) where there is nothing to explore.
-    """
+    """Return means over tasks of random and oracle returns, and the explorer's curve (None where goals are known)."""
     explorer = None
     if can_explore(env):
         seeds = pairs(env, tasks, [0])[1] if env.random_start else None

@@ -24,9 +24,6 @@ def probe_memory(player: ContextPlayer, before: Tensor, gap_steps: int) -> Tenso
     Returns:
         (B, 3) float32 on the CPU: whether the agent reached all goals of its task in some episode before the gap, and
         the returns of the last episode before and of the one after it.
-
-    Raises:
-        ValueError: when the gap is shorter than the window, or the environment is no grid.
     """
     envs, window = player.envs, player.policy.window
     if not isinstance(envs, BatchedGrids):

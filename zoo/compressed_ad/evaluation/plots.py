@@ -1,4 +1,4 @@
-"""Figures of evaluations: learning curves, regret, tasks, sweeps, training."""
+"""Figures of evaluations: learning curves, tasks, sweeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.common.reports import new_figure, subplot_grid
+from zoo.common.reports import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,22 +52,6 @@ def learning_curves(evaluations: Mapping[str, Facts], sources: Mapping[str, Sequ
     axes.axhline(baselines["random"], color="0.3", linestyle=":", linewidth=1, label="random")
     axes.set(xlabel="episode", ylabel="return", title=f"{first['env']['name']}, {_tasks(first)}")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
-
-
-def running_curves(evaluations: Mapping[str, Facts]) -> Figure:
-    """Plot the cumulative mean of the return, and the cumulative regret against the oracle."""
-    figure = new_figure(10.0, 4.0)
-    left, right = figure.subplots(1, 2)
-    for label, facts in evaluations.items():
-        mean = np.array(facts["summary"]["curve"]["mean"])
-        episodes = np.arange(1, len(mean) + 1)
-        left.plot(episodes, facts["summary"]["curve"]["cumulative"], label=label)
-        if facts["baselines"]["oracle"] is not None:
-            right.plot(episodes, (facts["baselines"]["oracle"] - mean).cumsum(), label=label)
-    left.set(xlabel="episode", ylabel="return", title="mean over all episodes so far")
-    right.set(xlabel="episode", ylabel="return", title="sum of the regret against the oracle")
-    left.legend()
     return figure
 
 
@@ -130,21 +114,6 @@ def policy_sizes(facts: Facts) -> dict[str, float | None]:
         return {"latents": None, "window": window, "ratio": None, "free": None}
     ratio = window / latents if latents else None
     return {"latents": latents, "window": window, "ratio": ratio, "free": window - latents - 1}
-
-
-def training_curves(runs: Mapping[str, Mapping[str, tuple[Sequence[int], Sequence[float]]]]) -> Figure | None:
-    """Plot metrics, steps and values by label and metric, a panel for each; None where there are none."""
-    metrics = list(dict.fromkeys(metric for run in runs.values() for metric in run))
-    if not metrics:
-        return None
-    figure, grid = subplot_grid(len(metrics), 4.5, 3.2)
-    for metric, axes in zip(metrics, grid, strict=True):
-        for label, run in runs.items():
-            if metric in run:
-                axes.plot(*run[metric], label=label, linewidth=1)
-        axes.set(title=metric, xlabel="batches")
-    grid[0].legend()
-    return figure
 
 
 def _errors(rows: Sequence[Mapping[str, float | None]]) -> list[list[float]]:

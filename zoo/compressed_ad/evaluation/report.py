@@ -1,4 +1,4 @@
-"""The report on several evaluations: curves, regret, tasks, sweeps and training, as one page."""
+"""The report on several evaluations: curves, tasks and sweeps, as one page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import NAME as EVALUATION
 from zoo.compressed_ad.evaluation.evaluate import RETURNS_NAME
 from zoo.compressed_ad.evaluation.summary import bootstrap_groups, last_episodes, speed
-from zoo.runs.metrics_csv import read_metrics
-from zoo.runs.run_folder import CSV_NAME
 
 NAME = "report"
-METRICS = 9  # panels of training curves
 ARGUMENT_WIDTH = 120  # characters of an argument of the environment
 
 
@@ -43,11 +40,8 @@ def report(
         labels: of the evaluations, one for each; the folders' names by default.
         source: a folder of histories (`zoo collect`), whose curve is added.
 
-    Returns:
-        The content of report.json.
-
     Raises:
-        FileNotFoundError: when a folder holds no finished evaluation, or there is no store.
+        FileNotFoundError: when a folder holds no finished evaluation.
         ValueError: when labels are not one for each or the same, or evaluations are of different environments.
     """
     facts_by_label = _read(evaluations, labels)
@@ -58,13 +52,10 @@ def report(
         label: np.load(Path(folder) / RETURNS_NAME, allow_pickle=False)
         for label, folder in zip(facts_by_label, evaluations, strict=True)
     }
-    runs = {label: training_curves(Path(facts["run"])) for label, facts in facts_by_label.items()}
     figures = {
         "curves.png": plots.learning_curves(facts_by_label, sources),
-        "running.png": plots.running_curves(facts_by_label),
         "tasks.png": plots.task_curves(facts_by_label),
         "sweep.png": plots.sweep_plot(facts_by_label),
-        "training.png": plots.training_curves(runs),
     }
     figures = {name: figure for name, figure in figures.items() if figure is not None}
     rows = [_row(label, facts, facts_by_label, returns) for label, facts in facts_by_label.items()]
@@ -140,21 +131,6 @@ def source_curve(folder: Path, facts: Mapping[str, Any]) -> list[float]:
     means = [store.mean_returns(at) for at in positions]
     shortest = min(map(len, means))
     return np.mean([each[:shortest] for each in means], axis=0).tolist()
-
-
-def training_curves(run: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Read training losses and validation metrics of a run's metrics.csv; none where there is no file."""
-    folder = run if run.is_dir() else run.parent
-    if not (folder / CSV_NAME).is_file():
-        return {}
-    rows = read_metrics(folder)
-    keys = [key for key in rows[0] if key.startswith("val/") or key.startswith("train/loss")] if rows else []
-    curves = {}
-    for key in keys[:METRICS]:
-        points = [(int(row["step"]), float(row[key])) for row in rows if row[key] and row["step"]]
-        if len(points) > 1:
-            curves[key] = ([step for step, _ in points], [value for _, value in points])
-    return curves
 
 
 def _read(evaluations: Sequence[Path], labels: Sequence[str] | None) -> dict[str, dict[str, Any]]:

@@ -129,13 +129,7 @@ def simple_learners(env: Env) -> dict[str, Callable[[], Learner]]:
 
 
 def simple_returns(env: Env, name: str, tasks: Tensor, seeds: Sequence[int], episodes: int) -> np.ndarray:
-    """Return what a simple learner earns, (B, episodes) float64.
-
-    Args:
-        name: of the learner, see `simple_learners`.
-        tasks: (B, F) int64.
-        seeds: (B,), 0 to 2**64 - 1, of the environments and of random actions.
-    """
+    """Return what a learner of `simple_learners` earns in tasks (B, F) with seeds (B,), (B, episodes) float64."""
     check_at_least(1, episodes=episodes)
     space, envs = env.schema.action, env.start(tasks.cpu(), seeds)
     learners = [simple_learners(env)[name]() for _ in seeds]

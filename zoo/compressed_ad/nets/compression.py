@@ -57,9 +57,7 @@ class CrossAttention(nn.Module):
             linear(values).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, values in ((self.q_proj, x), (self.k_proj, context), (self.v_proj, context))
         )
-        y = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout if self.training else 0.0
-        )  # (B, heads, N, D)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # (B, N, dim)
 
 
@@ -89,12 +87,8 @@ class QueryCompressor(Compressor):
     """Learned queries that attend to the tokens, as in a Q-Former: the original's last compressor.
 
     Args:
-        dim: width of the tokens, that of the policy's transformer.
         num_latents: queries, hence latents.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: most tokens that are compressed at once.
     """
 
@@ -128,12 +122,8 @@ class EncoderCompressor(Compressor):
     """A transformer encoder over the tokens and K query tokens after them: the original's earlier compressor.
 
     Args:
-        dim: width of the tokens, that of the policy's transformer.
         num_latents: query tokens, hence latents.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: most tokens of a call, query tokens included.
     """
 
@@ -169,11 +159,7 @@ class ReconstructionDecoder(nn.Module):
     """Learned position queries attend to the latents and reconstruct the tokens of the compression.
 
     Args:
-        dim: width of the tokens, that of the compressor.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 
@@ -221,14 +207,8 @@ class FieldDecoder(ReconstructionDecoder):
     sampled in every training step, cost less than all.
 
     Args:
-        dim: width of the tokens.
-        grid_size: rows and columns of a room.
-        num_actions: of the environment.
         positions: transitions of a segment that a training step reconstructs; all by default.
-        depth: number of blocks.
-        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
-        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 
@@ -250,12 +230,10 @@ class FieldDecoder(ReconstructionDecoder):
         self.sizes = (grid_size, grid_size, num_actions, REWARDS, grid_size, grid_size)
         self.fields = nn.Linear(dim, sum(self.sizes))
 
-    def sample_positions(self, count: int, seed: int | None, device: torch.device) -> Tensor:
-        """Sample positions (n,) to reconstruct, out of `count`; all of them without a seed."""
-        if seed is None or self.positions is None or self.positions >= count:
-            return torch.arange(count, device=device)
-        sampled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: self.positions]
-        return sampled.sort().values.to(device)
+    def sample_positions(self, count: int, seed: int) -> Tensor:
+        """Sample positions (n,) to reconstruct, out of `count`, on the CPU."""
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        return order[: self.positions].sort().values
 
     def field_logits(self, latents: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         """Logits (B, N, classes) of row, column, action, reward, next row, next column, at positions (N,) int64."""

@@ -26,12 +26,7 @@ def check_space(name: str, expected: Space, found: Space, env: Env) -> None:
 
 
 class StepEmbedding(nn.Module, ABC):
-    """Turns transitions and query states into tokens.
-
-    Attributes:
-        dim: width of the tokens.
-        num_actions: None where actions are in a Box.
-    """
+    """Turns transitions and query states into tokens of width `dim`."""
 
     def __init__(self, dim: int, observation: Space, action: Space) -> None:
         super().__init__()
@@ -67,9 +62,6 @@ class LinearEmbedding(GridEmbedding):
     """One linear layer on the raw numbers of a transition and a table of query states: the original's.
 
     Args:
-        dim: width of the tokens.
-        grid_size: rows and columns of a room.
-        num_actions: that the agent chooses from.
         norm: normalise tokens of transitions, as the earlier encoder's model does.
     """
 
@@ -94,11 +86,6 @@ class FactoredEmbedding(GridEmbedding):
     """A sum of learned tables: row and column of state and successor, action, reward, end of the episode.
 
     A net learns far faster from it than from raw coordinates.
-
-    Args:
-        dim: width of the tokens.
-        grid_size: rows and columns of a room: the size of the tables.
-        num_actions: that the agent chooses from.
     """
 
     def __init__(self, dim: int = 64, grid_size: int = 9, num_actions: int = 5) -> None:
@@ -132,7 +119,6 @@ class SpaceEmbedding(StepEmbedding):
 
     Args:
         env: whose spaces it is for.
-        dim: width of the tokens.
     """
 
     def __init__(self, env: Env, dim: int = 64) -> None:

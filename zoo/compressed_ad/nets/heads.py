@@ -22,7 +22,6 @@ class ActionHead(nn.Linear):
     """Base: one linear layer to the parameters of a distribution over actions.
 
     Args:
-        dim: width of the tokens.
         outputs: parameters of the distribution.
 
     Attributes:
@@ -95,8 +94,6 @@ class BinsHead(ActionHead):
     """A bounded Box cut into bins, each number of an action separately; uniform inside a bin.
 
     Args:
-        env: of the actions.
-        dim: width of the tokens.
         bins: of each number, at least 2.
         quantiles: cut at quantiles of the training actions, not evenly between the bounds. Bins are never narrower
             than a hundredth of an even one.
