@@ -25,6 +25,7 @@ class Forty(Tokenizer):
     """A tokenizer that claims the 40 tokens of the small backbones."""
 
     vocab_size = 40
+    is_frozen = False
 
 
 def texts(count: int = 4, length: int = 8, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What validations show: tables of questions and answers, from the recipes and from unusual data."""
+"""Tables of a validation: questions and answers, from the recipes and from unusual data."""
 
 import csv
 from pathlib import Path
@@ -15,8 +15,6 @@ from zoo.ci_llm.data.arithmetic import Arithmetic
 from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
-from zoo.ci_llm.nets.backbone import LearningBackbone
-from zoo.ci_llm.pretrain_task import PretrainTask
 from zoo.ci_llm.task import CrowdTask
 from zoo.ci_llm.validation_texts import Question, list_questions, max_new_tokens, to_one_line
 from zoo.cli.main import main
@@ -25,7 +23,7 @@ from zoo.training.callbacks.samples import Samples
 TEMPLATE = "Q: {prompt} A:"
 
 
-def table(folder: Path, name: str = "val_answers", step: int = 2) -> tuple[list[str], list[list[str]]]:
+def read_table(folder: Path, name: str = "val_answers", step: int = 2) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of a table of a run."""
     with (folder / "media" / f"step_{step:08d}" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         heads, *rows = csv.reader(file)
@@ -39,19 +37,14 @@ def data(val_items: int = 6) -> TextData:
 
 
 def task(count: int = 2, **arguments) -> CrowdTask:
-    made = crowd(count=count, backbone={"config": {**BYTES, "max_position_embeddings": 256}})
+    byte_crowd = crowd(count=count, backbone={"config": {**BYTES, "max_position_embeddings": 256}})
     settings = {"tokenizer": ByteTokenizer(), "template": TEMPLATE, "max_new_tokens": 6, **arguments}
-    return task_parts.task(made, **settings)
+    return task_parts.task(byte_crowd, **settings)
 
 
-def pretraining() -> PretrainTask:
-    backbone = LearningBackbone({**BYTES, "max_position_embeddings": 256})
-    return PretrainTask(backbone, ByteTokenizer(), task_parts.SGD, template=TEMPLATE, max_new_tokens=6)
-
-
-def fit(made, folder: Path, samples: Samples | None = None, source: TextData | None = None):
+def fit(made: CrowdTask, folder: Path, samples: Samples, source: TextData | None = None) -> CrowdTask:
     torch.manual_seed(0)
-    run = trainer(folder, callbacks=[samples] if samples else [], max_steps=2, val_check_interval=2)
+    run = trainer(folder, callbacks=[samples], max_steps=2, val_check_interval=2)
     run.fit(made, datamodule=source or data())
     return made
 
@@ -63,70 +56,53 @@ def fit(made, folder: Path, samples: Samples | None = None, source: TextData | N
         ("smoke_backbone", "val_continuations", ["prompt", "continuation", "right answer"]),
     ],
 )
-def test_smoke_recipes_leave_their_tables(recipe: str, name: str, heads: list[str], tmp_path: Path) -> None:
+def test_smoke_recipes_write_their_tables(recipe: str, name: str, heads: list[str], tmp_path: Path) -> None:
     config = REPOSITORY / "configs" / "ci_llm" / f"{recipe}.yaml"
     limits = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--model.init_args.max_new_tokens=4"]
     assert main(["fit", "--config", str(config), f"--trainer.default_root_dir={tmp_path}", *limits]) in (0, None)
-    found, rows = table(tmp_path, name)
-    assert found == heads and len(rows) == 4
-    assert [path.name for path in tmp_path.glob("media/*/*")] == [f"{name}.csv"]
+    columns, rows = read_table(tmp_path, name)
+    assert columns == heads and len(rows) == 4
 
 
 def test_answers_are_those_of_the_inference(tmp_path: Path) -> None:
     made = fit(task(), tmp_path, Samples(items=3))
-    heads, rows = table(tmp_path)
-    asked = [row[0] for row in rows]
-    own = {problem.question: to_one_line(problem.answer) for problem in data().corpus.problems("val")}
-    assert len(asked) == 3 and [row[-1] for row in rows] == [own[question] for question in asked]
-    writer = made.inference()
-    assert [row[heads.index("crowd")] for row in rows] == [to_one_line(text) for text in writer(asked)]
+    heads, rows = read_table(tmp_path)
+    questions = [row[0] for row in rows]
+    answers = {question: to_one_line(answer) for question, answer in data().corpus.problems("val")}
+    assert len(questions) == 3 and [row[-1] for row in rows] == [answers[question] for question in questions]
+    generator = made.inference()
+    assert [row[heads.index("crowd")] for row in rows] == [to_one_line(text) for text in generator(questions)]
     for number in range(2):
         with made.crowd.select_agents(number):
-            assert [row[1 + number] for row in rows] == [to_one_line(text) for text in writer(asked)]
+            assert [row[1 + number] for row in rows] == [to_one_line(text) for text in generator(questions)]
 
 
 @pytest.mark.parametrize(
-    ("count", "val_items", "arguments"),
-    [(1, 6, {}), (3, 1, {}), (2, 2, {"aggregator": Vote()}), (2, 6, {"max_new_tokens": 500})],
+    ("count", "val_items", "arguments"), [(1, 6, {}), (2, 2, {"aggregator": Vote(), "max_new_tokens": 500})]
 )
 def test_unusual_crowds_and_sets(count: int, val_items: int, arguments: dict, tmp_path: Path) -> None:
     fit(task(count, **arguments), tmp_path, Samples(items=4), data(val_items))
-    heads, rows = table(tmp_path)
+    heads, rows = read_table(tmp_path)
     assert len(heads) == count + 4 and len(rows) == min(4, val_items)
     assert all(0 <= float(row[-2]) <= 1 for row in rows)
 
 
 def test_questions_of_a_batch() -> None:
-    tokenizer = ByteTokenizer()
-    batch = next(iter(_prepared(data()).val_dataloader()))
-    asked = list_questions([batch, batch], 5, tokenizer, TEMPLATE)
-    assert len(asked) == 5 and asked[4] == asked[0]
-    assert tokenizer.decode(asked[0].prompt) == TEMPLATE.replace("{prompt}", asked[0].text)
-    nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
-    (found,) = list_questions([nothing], 1, tokenizer, TEMPLATE)
-    assert found.answer == "" and found.prompt[: len(asked[0].prompt)] == asked[0].prompt
-
-
-def _prepared(source: TextData) -> TextData:
+    tokenizer, source = ByteTokenizer(), data()
     source.setup("fit")
-    return source
+    batch = next(iter(source.val_dataloader()))
+    questions = list_questions([batch, batch], 5, tokenizer, TEMPLATE)
+    assert len(questions) == 5 and questions[4] == questions[0]
+    assert tokenizer.decode(questions[0].prompt) == TEMPLATE.replace("{prompt}", questions[0].text)
+    lengths = [Question([1] * 5, "", ""), Question([1] * 12, "", "")]
+    limits = [max_new_tokens(lengths, context, limit) for context, limit in ((16, 100), (16, 3), (None, 100))]
+    assert limits == [4, 3, 64]
 
 
-def test_new_tokens_fit_into_the_context() -> None:
-    asked = [Question([1] * 5, "", ""), Question([1] * 12, "", "")]
-    assert (max_new_tokens(asked, 16, 100), max_new_tokens(asked, 16, 3), max_new_tokens(asked, None, 100)) == (
-        4,
-        3,
-        64,
-    )
-
-
-@pytest.mark.parametrize("make", [task, pretraining])
-def test_samples_change_nothing_that_is_trained(make, tmp_path: Path) -> None:
-    ends = {}
-    for name, samples in (("on", Samples(every_n_validations=1)), ("off", Samples(enabled=False))):
-        made = fit(make(), tmp_path / name, samples)
-        ends[name] = made.state_dict(), torch.random.get_rng_state()
-    assert all(torch.equal(value, ends["off"][0][key]) for key, value in ends["on"][0].items())
-    assert torch.equal(ends["on"][1], ends["off"][1])
-    assert (tmp_path / "on" / "media").is_dir() and not (tmp_path / "off" / "media").exists()
+def test_samples_do_not_change_the_training(tmp_path: Path) -> None:
+    ends = []
+    for samples in (Samples(every_n_validations=1), Samples(enabled=False)):
+        made = fit(task(), tmp_path / str(samples.enabled), samples)
+        ends.append((made.state_dict(), torch.random.get_rng_state()))
+    assert all(torch.equal(value, ends[1][0][key]) for key, value in ends[0][0].items())
+    assert torch.equal(ends[0][1], ends[1][1])

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from zoo.flow.data.datamodule import ImageData
+from zoo.flow.losses import MinSnr
 from zoo.flow.nets.unet import UNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.coupling import WithinClassTransport
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.time_samplers import UniformTimes
-from zoo.flow.process.weights import MinSnr
 from zoo.flow.task import FlowTask
 
 

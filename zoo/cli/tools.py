@@ -154,9 +154,7 @@ def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
 
             values[name] = resolve_path(value)
         elif value == Path("last") and not value.exists():
-            from zoo.runs.run_folder import RUNS_ROOT, find_latest_run
+            from zoo.runs.run_folder import find_last_run
 
-            values[name] = find_latest_run(RUNS_ROOT)
-            if values[name] is None:
-                raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
+            values[name] = find_last_run()
             print(f"last is {values[name]}", file=sys.stderr)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_one_of, check_within
+from zoo.flow.losses import MinSnr, flow_matching_loss, mean_flow_target, sample_intervals
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
@@ -19,13 +19,10 @@ from zoo.flow.process.conditions import LABEL, ConditionBatch, add_nulls, sample
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import ImageCondition
-from zoo.flow.process.mean_flow import mean_flow_target, sample_intervals
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
-from zoo.flow.process.quality import SampleMetrics
 from zoo.flow.process.solvers import Solver
-from zoo.flow.process.time_samplers import TimeSampler, at_evaluation_times, sample_times
-from zoo.flow.process.weights import LossWeight
-from zoo.flow.validation_samples import conditions_of, log_validation_samples
+from zoo.flow.process.time_samplers import EVALUATION_TIMES, TimeSampler, at_evaluation_times, sample_times
+from zoo.flow.validation_samples import SampleMetrics, conditions_of, log_validation_samples
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -49,7 +46,7 @@ class FlowTask(SingleOptimizerTask):
         coupling: which noise of a batch goes with which data; null as drawn.
         chunk: samples that inference integrates at once; an option of inference, like the following.
         classes: their names; those of the data when null.
-        weight: of the training loss by its time, e.g. `zoo.flow.MinSnr`; null for 1 everywhere. Validation has none.
+        weight: of the training loss by its time (`zoo.flow.MinSnr`); null for 1 everywhere. Validation has none.
         huber: h of the training loss sqrt(e + h^2) - h instead of an item's mean squared error e, which outliers
             then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
         guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
@@ -87,7 +84,7 @@ class FlowTask(SingleOptimizerTask):
         chunk: int = 64,
         classes: list[str] | None = None,
         sample_metrics: SampleMetrics | None = None,
-        weight: LossWeight | None = None,
+        weight: MinSnr | None = None,
         huber: float = 0.0,
         guide: FrozenNet | None = None,
         latents: LatentSpace | None = None,
@@ -128,32 +125,25 @@ class FlowTask(SingleOptimizerTask):
 
     def _check_conditions(self, image: ImageCondition | None) -> None:
         """Compare what the net takes with what makes it."""
-        takes: Mapping[str, tuple[int, ...]] = self.net.condition_shapes
+        takes = self.net.condition_shapes
         width = None if self.text is None else self.text.width
-        for names, argument, net_argument, made in (
-            (("tokens",), "text", "context_dim", width),
-            (("pooled",), "text", "pooled_dim", width),
-            (
-                ("image",),
-                "image_condition",
-                "condition_channels",
-                None if image is None else image.channels(self.net.sample_shape[0]),
-            ),
+        channels = None if image is None else image.channels(self.net.sample_shape[0])
+        for name, argument, net_argument, size in (
+            ("tokens", "text", "context_dim", width),
+            ("pooled", "text", "pooled_dim", width),
+            ("image", "image_condition", "condition_channels", channels),
         ):
-            for name in names:
-                if name in takes and takes[name] != (made,):
-                    raise ValueError(
-                        f"model.net.{net_argument} is {takes[name][0]}, "
-                        f"{'model.' + argument + ' is null' if made is None else f'model.{argument} gives {made}'}"
-                    )
-        used = {"text": {"tokens", "pooled"} & takes.keys(), "image": {"image"} & takes.keys()}
-        for kind, condition in (("text", self.text), ("image", image)):
-            if condition is not None and not used[kind]:
-                raise ValueError(
-                    f"model.{'text' if kind == 'text' else 'image_condition'} is set, and the net takes none: set "
-                    f"{'context_dim or pooled_dim' if kind == 'text' else 'condition_channels'} of model.net"
-                )
-        if wrong := [kind for kind in self.condition_drop if not used.get(kind)]:
+            if name in takes and takes[name] != (size,):
+                source = f"model.{argument} {'is null' if size is None else f'gives {size}'}"
+                raise ValueError(f"model.net.{net_argument} is {takes[name][0]}, {source}")
+        if self.text is not None and not {"tokens", "pooled"} & takes.keys():
+            raise ValueError("model.text is set, and the net takes none: set model.net.context_dim or pooled_dim")
+        if image is not None and "image" not in takes:
+            raise ValueError(
+                "model.image_condition is set, and the net takes none: set condition_channels of model.net"
+            )
+        parts = {"text": self.text, "image": image}
+        if wrong := [kind for kind in self.condition_drop if parts.get(kind) is None]:
             raise ValueError(f"model.condition_drop names {wrong[0]!r}, which the net is not conditioned on")
 
     def setup(self, stage: str) -> None:
@@ -199,36 +189,32 @@ class FlowTask(SingleOptimizerTask):
                 self.specs["options"]["classes"] = self.classes
 
     def loss(
-        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
+        self,
+        x1: Tensor,
+        x0: Tensor,
+        t: Tensor,
+        label: Tensor | None,
+        conditions: Mapping[str, Tensor] | None = None,
+        training: bool = False,
     ) -> Tensor:
         """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,).
 
         Args:
             conditions: besides the class, (B, ...) by name.
+            training: robust and weighted by time where `huber` and `weight` ask for it.
         """
-        x = self.path.sample(x0, x1, t)
-        output = self.predicted(x, t, label, conditions)
-        return (output - self.path.target(x0, x1, t, self.prediction)).float().square().mean()
+        output = self.predict(self.path.sample(x0, x1, t), t, label, conditions)
+        target = self.path.target(x0, x1, t, self.prediction)
+        if not training:
+            return flow_matching_loss(output, target)
+        weight = None if self.weight is None else self.weight(t, self.path, self.prediction)
+        return flow_matching_loss(output, target, self.huber, weight)
 
-    def predicted(
+    def predict(
         self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """What the net predicts at points (B, ...)."""
         return self.net(x, t, label) if conditions is None else self.net(x, t, label, conditions)
-
-    def training_loss(
-        self, x1: Tensor, x0: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
-        """The same, robust and weighted by time where it is asked for."""
-        if self.weight is None and not self.huber:
-            return self.loss(x1, x0, t, label, conditions)
-        output = self.predicted(self.path.sample(x0, x1, t), t, label, conditions)
-        error = (output - self.path.target(x0, x1, t, self.prediction)).float().square().flatten(1).mean(dim=1)
-        if self.huber:
-            error = (error + self.huber**2).sqrt() - self.huber
-        if self.weight is not None:
-            error = error * self.weight(t, self.path, self.prediction)
-        return error.mean()
 
     def prepare_training_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Pair noise and data; add times `t` (B,) and `keep_label` (B,), 0 where the label is dropped.
@@ -252,7 +238,8 @@ class FlowTask(SingleOptimizerTask):
         batch = self.prepare_training_batch(batch)
         x1, conditions = self._data(batch), self._conditions(batch)
         remaining = None if conditions is None else conditions.drop(batch["keep"])
-        loss = self.training_loss(x1, batch["x0"], batch["t"].to(x1), batch["label"] * batch["keep_label"], remaining)
+        label = batch["label"] * batch["keep_label"]
+        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), label, remaining, training=True)
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
@@ -263,10 +250,11 @@ class FlowTask(SingleOptimizerTask):
     def evaluate(self, batch: dict[str, Any], batch_idx: int, stage: str) -> tuple[Mapping[str, Tensor | float], int]:
         """The loss at ten times from 0.05 to 0.95, of each item's own noise; nothing is random."""
         conditions = self._conditions(batch)
-        names, values = zip(*conditions.values.items(), strict=True) if conditions is not None else ((), ())
-        x1, x0, label, *repeated, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"], *values)
-        by_name = dict(zip(names, repeated, strict=True)) if conditions is not None else None
-        return {"loss": self.loss(x1, x0, t, label, by_name)}, len(batch["x1"])
+        x1, x0, label, t = at_evaluation_times(self._data(batch), batch["x0"], batch["label"])
+        values = None
+        if conditions is not None:
+            values = {name: value.repeat_interleave(EVALUATION_TIMES, 0) for name, value in conditions.values.items()}
+        return {"loss": self.loss(x1, x0, t, label, values)}, len(batch["x1"])
 
     def _conditions(self, batch: dict[str, Any]) -> ConditionBatch | None:
         """A batch's conditions besides the class, as the net takes them, and what stands for none."""
@@ -274,20 +262,7 @@ class FlowTask(SingleOptimizerTask):
             if self.text is not None or self.image_condition is not None:
                 raise ValueError("the net is conditioned on texts or images, and the data gives none of them")
             return None
-        assert self.text is not None or self.image_condition is not None
-        return add_nulls(batch["conditions"], self._null_text, self._encoder)
-
-    def _null_text(self) -> dict[str, Tensor]:
-        assert self.text is not None
-        return self.text.null()
-
-    @property
-    def _encoder(self) -> Callable[[Tensor], Tensor] | None:
-        """What brings image conditions into latents."""
-        if self.latents is None:
-            return None
-        masked = self.image_condition is not None and self.image_condition.masked
-        return partial(self.latents.condition, masked=masked)
+        return add_nulls(batch["conditions"], self.text, self.latents, self.image_condition)
 
     def on_validation_epoch_end(self) -> None:
         """Compute metrics of samples where it is time, and log the means."""
@@ -375,7 +350,7 @@ class MeanFlowTask(FlowTask):
         self.power = power
         self.inference()  # refuses a solver that takes no such steps
 
-    def predicted(
+    def predict(
         self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """The velocity itself: over a span of 0."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
+from zoo.common.checks import check_at_least
 from zoo.flow import rendering
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
@@ -24,6 +26,30 @@ REAL_ITEMS = 512  # of the training set, among which the nearest to a sample is 
 STRIP_STATES, ANIMATED_STATES = 8, 30  # of a trajectory
 EXAGGERATED = 2.0  # scale of guidance that is shown where the recipe has none
 ANIMATION_FPS = 8
+
+SampleFunction = Callable[[list[int] | None, Sequence[int]], Tensor]
+"""Samples (B, *sample_shape), float32 on the CPU, of labels (None without classes) and seeds."""
+
+
+class SampleMetrics(ABC):
+    """Figures of samples, computed at every n-th validation and in every test.
+
+    Args:
+        every: n. At the other validations the figures are not logged, and no checkpoint is saved for them.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        check_at_least(1, every=every)
+        self.every = every
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Names of the figures, `frechet` for `val/frechet`."""
+
+    @abstractmethod
+    def compute(self, draw: SampleFunction, num_classes: int, train_set: Any, val_set: Any) -> dict[str, float]:
+        """Generate samples and compare them with sets that have `examples`, as those of `FlowData` do."""
 
 
 def log_validation_samples(task: FlowTask, last: bool) -> None:

@@ -1,7 +1,6 @@
 """Texts from files and from code: boundaries, errors, cache, batches."""
 
 import json
-import pickle
 from itertools import chain
 
 import numpy as np
@@ -54,7 +53,7 @@ def test_boundary_eos_and_labels():
 
 def test_splits_of_the_embedded_corpus_share_no_sum():
     corpus = Arithmetic(train_items=600, val_items=100, test_items=100, largest=20)
-    sums = [{each.answer for each in corpus.problems(split)} for split in ("train", "val", "test")]
+    sums = [{answer for _, answer in corpus.problems(split)} for split in ("train", "val", "test")]
     assert not (sums[0] & sums[1] or sums[0] & sums[2] or sums[1] & sums[2])
     assert corpus.problems("train") == Arithmetic(600, 100, 100).problems("train") != corpus.problems("test")
     for question, answer in corpus.problems("train"):
@@ -147,16 +146,14 @@ def test_cache(tmp_path, monkeypatch):
         return tokenise_files([path], tokenizer, text_format or TextFormat(), cache)
 
     first = tokens()
-    assert isinstance(first.ids, np.memmap) and len(list(cache.iterdir())) == 3
+    assert isinstance(first.ids, np.memmap) and len(list(cache.iterdir())) == 2
     monkeypatch.setattr("zoo.ci_llm.data.tokens.read_examples", lambda *_: pytest.fail("tokenised again"))
     again = tokens()
     assert np.array_equal(first.ids, again.ids) and np.array_equal(first.items, again.items)
-    copied = pickle.loads(pickle.dumps(again))
-    assert isinstance(copied.ids, np.memmap) and np.array_equal(copied.ids, first.ids)
     monkeypatch.undo()
     tokens(text_format=TextFormat(template="{prompt}"))
     tokens(BpeTokenizer(vocab_size=300))
-    assert len(list(cache.iterdir())) == 9
+    assert len(list(cache.iterdir())) == 6
     write(path, texts(10))
     assert len(tokens()) == 10
     damaged = next(cache.glob("*.ids.npy"))
@@ -211,7 +208,7 @@ def test_workers_give_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: TextData(BYTES, str(folder / "none")), "root: nothing at"),
+        (lambda folder: TextData(BYTES, str(folder / "none")), "no file or folder of texts at"),
         (lambda folder: TextData(BYTES, str(folder), cache=None, val_items=40), r"val_items \(40\)"),
         (lambda folder: TextData(BYTES, str(folder), cache=None, max_length=18), "line 1: its prompt has .* raise"),
         (lambda folder: TextData(BYTES, batch_size=0), "batch_size"),

@@ -58,7 +58,7 @@ def test_pairs_are_tokenised_as_one_text(adapter):
 def test_chats_need_a_template(adapter, net):
     tokenizer = ByteTokenizer()
     model = adapter.CrowdLM(net, tokenizer)
-    with pytest.raises(ValueError, match="no chat template"):
+    with pytest.raises(ValueError, match="chat_template"):
         model.apply_chat_template([{"role": "user", "content": "a"}])
     tokenizer.backend.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     assert model.apply_chat_template([{"role": "user", "content": "a"}]) == "<user>a"

@@ -22,42 +22,22 @@ def generator(seed=0):
 def test_one_point_gives_the_squared_distance_over_the_dimensions():
     points = clouds(2, 1, 16)
     expected = (points[0] - points[1]).square().sum() / 16
-    found = sliced_wasserstein(points, 20_000, generator())
-    assert found.item() == pytest.approx(expected.item(), rel=0.03)
+    assert sliced_wasserstein(points, 20_000, generator()).item() == pytest.approx(expected.item(), rel=0.03)
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_equal_and_permuted_clouds_are_at_distance_zero(shared):
-    cloud = clouds(1, 6)[0]
-    together = torch.stack([cloud, cloud[torch.randperm(6, generator=generator())], cloud])
-    assert sliced_wasserstein(together, 32, generator(), shared=shared).item() < 1e-12
-
-
-def test_shifted_clouds_are_at_the_distance_of_the_shift():
+def test_permuted_clouds_are_at_distance_zero_and_shifted_ones_at_the_shift(shared):
     cloud, shift = clouds(1, 6)[0], torch.ones(8)
+    permuted = torch.stack([cloud, cloud[torch.randperm(6, generator=generator())], cloud])
+    assert sliced_wasserstein(permuted, 32, generator(), shared=shared).item() < 1e-12
     directions = random_directions(8, 64, generator())
-    found = pairwise_sliced_wasserstein(torch.stack([cloud, cloud + shift]), directions)
-    torch.testing.assert_close(found, (shift @ directions).square().mean()[None])
-
-
-def test_shared_and_own_directions_agree_where_they_are_the_same():
-    points, directions = clouds(), random_directions(8, 16, generator())
-    torch.testing.assert_close(directions.norm(dim=0), torch.ones(16))
-    shared = pairwise_sliced_wasserstein(points, directions)
-    assert shared.shape == (3,)
-    torch.testing.assert_close(pairwise_sliced_wasserstein(points, directions.expand(3, -1, -1)), shared)
-    torch.testing.assert_close(sliced_wasserstein(points, directions=directions), shared.mean())
+    distance = pairwise_sliced_wasserstein(torch.stack([cloud, cloud + shift]), directions)
+    torch.testing.assert_close(distance, (shift @ directions).square().mean()[None])
 
 
 def test_directions_of_another_space_are_refused():
     with pytest.raises(ValueError, match=r"need directions \(8, n\) or \(3, 8, n\)"):
         pairwise_sliced_wasserstein(clouds(), torch.ones(7, 4))
-
-
-def test_half_precision_is_measured_in_single():
-    points = clouds().bfloat16()
-    found = sliced_wasserstein(points, 16, generator())
-    torch.testing.assert_close(found, sliced_wasserstein(points.float(), 16, generator()))
 
 
 def test_divergences_of_two_coins():
@@ -67,5 +47,5 @@ def test_divergences_of_two_coins():
     assert pairwise_divergences(same, "kl").item() == 0
     p, q = torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.5])
     expected = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
-    found = pairwise_divergences(torch.stack([p, q]).log()[:, None], "kl")
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    divergence = pairwise_divergences(torch.stack([p, q]).log()[:, None], "kl")
+    assert divergence.item() == pytest.approx(expected.item(), rel=1e-5)

@@ -9,6 +9,7 @@ from rich.console import Console
 from torch import Tensor
 
 from zoo.flow.evaluation import solver_tables as tables
+from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
@@ -41,14 +42,9 @@ def error(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
     return {"error": float((samples - exact).abs().max()), "mean": float(samples.mean())}
 
 
-def test_solvers_get_as_many_steps_as_the_budget_allows() -> None:
-    assert [tables.steps_within(method, 10) for method in tables.METHODS[:4]] == [10, 5, 5, 2]
-    assert tables.steps_within("rk4", 3) == 0
-
-
 def test_solver_table_counts_what_was_evaluated_and_sees_the_orders() -> None:
     model = build()
-    rows = tables.solver_table(model, [1, 2, 1, 2], SEEDS, error, budgets=(1, 10, 40), tolerances=(1e-3, 1e-5))
+    rows = tables.solver_table(model, ([1, 2, 1, 2], SEEDS), error, budgets=(1, 10, 40), tolerances=(1e-3, 1e-5))
     found = {(row["method"], row["budget"]): row for row in rows}
     assert {key[0] for key in found if key[1] == 1} == {"euler"}  # one step of the others costs more
     assert (found["rk4", 10]["steps"], found["rk4", 10]["nfe"], found["rk4", 10]["passes"]) == (2, 8, 8)
@@ -64,21 +60,21 @@ def test_solver_table_counts_what_was_evaluated_and_sees_the_orders() -> None:
 
 def test_guidance_costs_passes_not_evaluations() -> None:
     model = build(guidance=Guidance(4.0, interval=(0.0, 0.5)))
-    rows = tables.guidance_table(model, [1, 2, 1, 2], SEEDS, error, scales=(1.0, 2.0), budgets=(4,))
+    rows = tables.guidance_table(model, ([1, 2, 1, 2], SEEDS), error, scales=(1.0, 2.0), budgets=(4,))
     assert [(row["scale"], row["nfe"], row["passes"]) for row in rows] == [(1.0, 4, 4), (2.0, 4, 7)]
     assert model.guidance is not None and model.guidance.scale == 4.0
-    (row,) = tables.guidance_table(build(), [1, 2, 1, 2], SEEDS, error, scales=(2.0,), budgets=(200,), method="rk4")
+    (row,) = tables.guidance_table(build(), ([1, 2, 1, 2], SEEDS), error, scales=(2.0,), budgets=(200,), method="rk4")
     assert row["passes"] == 400
     # all labels of the field doubled, for the null class stands still
     doubled = build().noise(SEEDS) * torch.tensor([1.0, 2.0, 1.0, 2.0]).exp()[:, None]
     assert row["quality"]["mean"] == pytest.approx(float(doubled.mean()), abs=1e-4)
     with pytest.raises(ValueError, match="equal NFE"):
-        tables.guidance_table(model, [1], [1], error, method="dopri5")
+        tables.guidance_table(model, ([1], [1]), error, method="dopri5")
 
 
 def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = tables.solver_table(
-        build(), [1, 2, 1, 2], SEEDS, error, ["euler", "rk4", "dopri5"], (1, 5), tolerances=[0.1]
+        build(), ([1, 2, 1, 2], SEEDS), error, ["euler", "rk4", "dopri5"], (1, 5), tolerances=[0.1]
     )
     tables.print_table(rows, "solvers", Console(width=100))
     text = capsys.readouterr().out
@@ -92,8 +88,9 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
     def quality(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
         return {"spread": float(samples.std()), "shift": float(samples.mean())}
 
+    request = GenerationRequest(4)
     found = tables.compare(
-        build(), tmp_path / "out", quality, ([1, 2, 1, 2], SEEDS), 63, ["euler", "dopri5"], (1, 4), (1.0, 3.0), (1e-2,)
+        build(), tmp_path / "out", quality, request, ["euler", "dopri5"], (1, 4), (1.0, 3.0), (1e-2,)
     )
     assert [len(found[name]) for name in ("solvers", "guidance")] == [3, 4]
     for name in ("solvers", "guidance"):
@@ -102,12 +99,10 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
         with Image.open(tmp_path / "out" / f"{name}.png") as picture:
             assert picture.size == (1100, 450)
     assert "guidance: spread" in capsys.readouterr().out
-    unconditional = tables.compare(
-        build(0), tmp_path / "free", quality, (None, SEEDS), 63, methods=["euler"], budgets=(1,)
-    )
+    unconditional = tables.compare(build(0), tmp_path / "free", quality, request, methods=["euler"], budgets=(1,))
     assert list(unconditional) == ["solvers"]
     with pytest.raises(ValueError, match="nothing to compare"):
-        tables.compare(build(0), tmp_path / "none", quality, (None, SEEDS), 63, methods=[])
+        tables.compare(build(0), tmp_path / "none", quality, request, methods=[])
 
 
 def test_log_axis_only_where_the_values_span_enough() -> None:
@@ -115,6 +110,6 @@ def test_log_axis_only_where_the_values_span_enough() -> None:
         {"series": "a", "nfe": nfe, "quality": {"wide": 10.0**-nfe, "narrow": 1.0 + nfe / 10, "signed": -1.0 * nfe}}
         for nfe in (1, 2)
     ]
-    axes = tables.draw_table(rows, "t").get_axes()
+    axes = tables.plot_table(rows, "t").get_axes()
     assert [each.get_yscale() for each in axes] == ["log", "linear", "linear"]
     assert all(each.get_xscale() == "log" for each in axes)

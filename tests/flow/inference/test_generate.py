@@ -1,6 +1,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo.common.environment import process_rank
-from zoo.flow.inference.generate import generate
+from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.pairs import make_pairs
-from zoo.flow.inference.requests import load_sampler, sample_requests
-from zoo.flow.inference.sampler import Sampler, read_requests
+from zoo.flow.inference.request_files import read_request_file
+from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
+from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.flow.nets.velocity import VelocityNet
@@ -41,6 +43,12 @@ def build(net: VelocityNet | None = None, chunk: int = 4, **kwargs: object) -> S
     )
 
 
+def generate(
+    sampler: Sampler, output: Path, count: int = 500, labels: object = None, seed: int = 63, **options: Any
+) -> Any:
+    return generate_folder(sampler, output, GenerationRequest(count, seed, labels), progress=False, **options)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -60,7 +68,7 @@ def test_requests_do_not_depend_on_the_count() -> None:
 
 def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
     model, output = build(), tmp_path / "deep" / "samples"
-    found = generate(model, output, count=10, labels=[1, 3], trajectory=True, progress=False)
+    found = generate(model, output, count=10, labels=[1, 3], trajectory=True)
     assert (found["done"], found["skipped"], found["missing"]) == (10, 0, 0)
     assert found["nfe"] > 6
     assert found["written"] == ["samples_trajectory.gif", "samples_grid.png"]
@@ -71,7 +79,7 @@ def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
     assert [row["file"] for row in rows] == [f"{index}.png" for index in range(10)]
     # a row, asked for by itself, gives the same image
     (tmp_path / "in.jsonl").write_text(json.dumps({key: int(rows[7][key]) for key in ("label", "seed")}))
-    drawn = model(*read_requests(tmp_path / "in.jsonl"))[0, ..., 0]
+    drawn = model(*read_request_file(tmp_path / "in.jsonl", model)[:2])[0, ..., 0]
     found_pixels = np.array(Image.open(output / "7.png"))
     assert abs(drawn.astype(int) - found_pixels).max() <= 1
     grid = np.array(Image.open(output.with_name("samples_grid.png")))
@@ -80,9 +88,9 @@ def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
 
 def test_ranks_share_the_work_and_the_last_one_finishes(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
-    generate(build(), whole, count=10, progress=False)
+    generate(build(), whole, count=10)
     shared = tmp_path / "shared"
-    found = [generate(build(), shared, count=10, rank=rank, world_size=2, progress=False) for rank in (1, 0)]
+    found = [generate(build(), shared, count=10, rank=rank, world_size=2) for rank in (1, 0)]
     assert [(each["done"], each["missing"]) for each in found] == [(4, 6), (6, 0)]
     assert (found[0]["written"], found[1]["written"]) == ([], ["shared_grid.png"])
     assert contents(shared) == contents(whole)
@@ -91,22 +99,22 @@ def test_ranks_share_the_work_and_the_last_one_finishes(tmp_path: Path) -> None:
 
 def test_a_killed_call_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "samples"
-    generate(build(), output, count=10, progress=False)
+    generate(build(), output, count=10)
     before = contents(output)
     for name in ("1.png", "9.png"):
         (output / name).unlink()
     (output / ".1.png.tmp-99").write_bytes(b"torn")
     kept = (output / "0.png").stat().st_mtime_ns
-    found = generate(build(), output, count=10, progress=False)
+    found = generate(build(), output, count=10)
     assert (found["done"], found["skipped"]) == (2, 8)
     assert contents(output) == before
     assert (output / "0.png").stat().st_mtime_ns == kept
-    assert generate(build(), output, count=10, progress=True)["done"] == 0
+    assert generate(build(), output, count=10)["done"] == 0
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     output = tmp_path / "samples"
-    generate(build(), output, count=2, progress=False)
+    generate(build(), output, count=2)
     other = build()
     other.net.gain.data += 1
     for model, settings, message in (
@@ -117,7 +125,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         (other, {}, "weights '[0-9a-f]+.... .now"),
     ):
         with pytest.raises(ValueError, match=f"other settings: {message}"):
-            generate(model, output, progress=False, **{"count": 2, **settings})
+            generate(model, output, **{"count": 2, **settings})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds something else \(a\.txt\)"):
@@ -150,7 +158,7 @@ def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pyt
 
 def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
     model, output = build(ToyNet()).eval(), tmp_path / "points"
-    found = generate(model, output, count=6, trajectory=True, progress=False)
+    found = generate(model, output, count=6, trajectory=True)
     assert found["written"] == ["samples.npy", "points_trajectory.gif", "points_grid.png"]
     joined = np.load(output / "samples.npy")
     torch.testing.assert_close(torch.from_numpy(joined), model.sample(*sample_requests(6, 63, 0)), atol=1e-2, rtol=0)
@@ -161,8 +169,8 @@ def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_kept_as_arrays(tmp_path: Path) -> None:
     model = build(ToyNet(dim=5)).eval()
     with pytest.raises(ValueError, match="switch off grid"):
-        generate(model, tmp_path / "vectors", count=2, progress=False)
-    generate(model, tmp_path / "vectors", count=2, grid=False, progress=False)
+        generate(model, tmp_path / "vectors", count=2)
+    generate(model, tmp_path / "vectors", count=2, grid=False)
     assert np.load(tmp_path / "vectors" / "samples.npy").shape == (2, 5)
 
 
@@ -179,9 +187,9 @@ NAMES = ["cat", "dog", "wild"]
 
 def test_class_names_are_labels_and_stand_in_results(tmp_path: Path) -> None:
     model, output = build(classes=NAMES), tmp_path / "samples"
-    generate(model, output, count=5, labels=["wild", 1], progress=False)
+    generate(model, output, count=5, labels=["wild", 1])
     numbered = build()
-    generate(numbered, tmp_path / "numbers", count=5, labels=[3, 1], progress=False)
+    generate(numbered, tmp_path / "numbers", count=5, labels=[3, 1])
     with (output / "labels.csv").open() as file:
         assert [(row["label"], row["class"]) for row in csv.DictReader(file)][:2] == [("3", "wild"), ("1", "cat")]
     settings = json.loads((output / "settings.json").read_text())
@@ -189,11 +197,11 @@ def test_class_names_are_labels_and_stand_in_results(tmp_path: Path) -> None:
     assert (output / "4.png").read_bytes() == (tmp_path / "numbers" / "4.png").read_bytes()
     named, plain = (Image.open(tmp_path / f"{name}_grid.png").size for name in ("samples", "numbers"))
     assert named[0] == plain[0] and named[1] > plain[1]  # a line of text below each row
-    generate(numbered, output, count=5, labels=[3, 1], progress=False)  # the same samples, whatever they are called
-    with pytest.raises(ValueError, match="label 'lion' is none of the classes cat, dog, wild"):
-        generate(model, tmp_path / "other", labels=["lion"], progress=False)
-    with pytest.raises(ValueError, match="label 'cat': the classes of this run have no names"):
-        generate(numbered, tmp_path / "other", labels=["cat"], progress=False)
+    generate(numbered, output, count=5, labels=[3, 1])  # the same samples, whatever they are called
+    with pytest.raises(ValueError, match="label 'lion': expected one of the classes cat, dog, wild"):
+        generate(model, tmp_path / "other", labels=["lion"])
+    with pytest.raises(ValueError, match="label 'cat': expected a number"):
+        generate(numbered, tmp_path / "other", labels=["cat"])
     with pytest.raises(ValueError, match="2 names, the net has 3 classes"):
         build(classes=NAMES[:2])
 
@@ -203,10 +211,10 @@ def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
     request.write_text('{"label": "dog", "seed": 3, "count": 2}\n{"label": 1, "seed": 1}\n')
     facts = build(classes=NAMES).process_file(request, tmp_path / "found.png")
     assert facts["classes"] == {"dog": 2, "cat": 1}
-    assert read_requests(request, classes=NAMES)[0] == [2, 2, 1]
-    with pytest.raises(ValueError, match=r"request.jsonl, line 1: label 'dog': the classes of this run have no names"):
+    assert read_request_file(request, build(classes=NAMES))[0] == [2, 2, 1]
+    with pytest.raises(ValueError, match=r"request.jsonl, line 1: label 'dog': expected a number"):
         build().process_file(request, tmp_path / "other.png")
-    make_pairs(build(classes=NAMES), tmp_path / "pairs", 4, ["wild"], progress=False)
+    make_pairs(build(classes=NAMES), tmp_path / "pairs", GenerationRequest(4, 0, ["wild"]))
     meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
     assert (meta["labels"], meta["classes"]) == ([3], NAMES)
 

@@ -1,5 +1,6 @@
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from zoo.flow.data.pair_data import PairData
 from zoo.flow.evaluation.solver_tables import compare
 from zoo.flow.inference.generate import generate
 from zoo.flow.inference.pairs import make_pairs
-from zoo.flow.inference.requests import cycle_conditions, image_files, sample_requests
+from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 from zoo.flow.nets.dit import DiT
@@ -71,10 +72,10 @@ def test_what_is_missing_or_too_much_is_named(model: Sampler) -> None:
         (lambda: model.sample(None, [1], GenerationConditions(["x"])), "images are needed"),
         (lambda: model.sample(None, [1, 2], conditions(model, ["x"])), "1 prompts and 2 seeds"),
         (lambda: plain.sample(None, [1], GenerationConditions(["x"], torch.zeros(1, 2, 8, 8))), "takes no images"),
-        (lambda: plain.read_conditions(["x"], [Path("x.png")], [], [0]), "takes no images"),
+        (lambda: plain.read_conditions([0], ["x"], [Path("x.png")], []), "takes no images"),
         (lambda: model(prompts=["x"], images=IMAGES[:1, :4]), "expected images"),
-        (lambda: model.read_conditions(["x"], [Path("nowhere.png")], [], [0]), "no image nowhere.png"),
-        (lambda: model.read_conditions(["x"], [], [], [0]), "images are needed"),
+        (lambda: model.read_conditions([0], ["x"], [Path("nowhere.png")], []), "no image nowhere.png"),
+        (lambda: model.read_conditions([0], ["x"], [], []), "images are needed"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             call()
@@ -94,35 +95,35 @@ def test_request_files(model: Sampler, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="some lines have an image, others none"):
         model.process_file(sample_requests, tmp_path / "out.png")
     sample_requests.write_text('{"seed": 1, "prompt": 3, "image": "a.png"}\n')
-    with pytest.raises(ValueError, match="line 1: prompt is a text"):
+    with pytest.raises(ValueError, match="line 1: expected"):
         model.process_file(sample_requests, tmp_path / "out.png")
     sample_requests.write_text('{"seed": 1, "picture": "a.png"}\n')
-    with pytest.raises(ValueError, match="count, 1 or more and prompt, image, mask"):
+    with pytest.raises(ValueError, match="a text prompt, a text image, a text mask"):
         model.process_file(sample_requests, tmp_path / "out.png")
 
 
 def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
     for name in ("b.png", "a.png"):
         Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
-    options = {"prompts": ["a cat", ""], "images": tmp_path, "progress": False, "grid": False}
-    found = generate(model, tmp_path / "out", 3, seed=1, trajectory=True, **options)
+    request, options = GenerationRequest(3, 1, None, ["a cat", ""], tmp_path), {"progress": False, "grid": False}
+    found = generate(model, tmp_path / "out", request, trajectory=True, **options)
     assert found["done"] == 3 and found["written"] == ["out_trajectory.gif"]
     with (tmp_path / "out/labels.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["prompt"], row["image"]) for row in rows] == [("a cat", "a.png"), ("", "b.png"), ("a cat", "a.png")]
     with pytest.raises(ValueError, match="other settings"):
-        generate(model, tmp_path / "out", 3, seed=1, **{**options, "prompts": ["a dog"]})
+        generate(model, tmp_path / "out", replace(request, prompts=["a dog"]), **options)
     with pytest.raises(ValueError, match="prompts are needed"):
-        generate(model, tmp_path / "other", 3, progress=False)
+        generate(model, tmp_path / "other", GenerationRequest(3), progress=False)
 
 
 def test_pairs_hold_what_their_samples_were_given(model: Sampler, tmp_path: Path) -> None:
     for name, image in (("a.png", IMAGES[0]), ("b.png", IMAGES[1])):
         Image.fromarray(image[..., 0]).save(tmp_path / name)
     with pytest.raises(ValueError, match="prompts are needed"):
-        make_pairs(model, tmp_path / "pairs", 2)
-    options = {"prompts": ["a cat", "", "a dog"], "images": tmp_path, "progress": False}
-    assert make_pairs(model, tmp_path / "pairs", 7, shard_size=4, **options)["made"] == 7
+        make_pairs(model, tmp_path / "pairs", GenerationRequest(2))
+    request = GenerationRequest(7, prompts=["a cat", "", "a dog"], images=tmp_path)
+    assert make_pairs(model, tmp_path / "pairs", request, shard_size=4)["made"] == 7
     student = task()
     data = PairData(str(tmp_path / "pairs"), batch_size=2, val_share=0.3, cache=str(tmp_path / "cache"))
     prepared(data, text=student.text, image_condition=student.image_condition, net=student.net)
@@ -195,15 +196,16 @@ def test_solvers_and_scales_are_compared_with_what_is_given(model: Sampler, tmp_
     def quality(samples: torch.Tensor, labels: list[int] | None) -> dict[str, float]:
         return {"mean": float(samples.mean())}
 
-    requested = sample_requests(3, 63, 0)
-    conditions = cycle_conditions(model, requested[1], ["a cat", "a dog"], image_files(tmp_path), [])
-    options = {"methods": ["euler"], "budgets": [2], "conditions": conditions}
+    request = GenerationRequest(3, prompts=["a cat", "a dog"], images=tmp_path)
+    seeds = request.labels_and_seeds(model)[1]
+    conditions = request.conditions(model, seeds)
+    options = {"methods": ["euler"], "budgets": [2]}
     with pytest.raises(ValueError, match="nested guidance has a scale for each"):
-        compare(model, tmp_path / "out", quality, requested, 63, **options)
+        compare(model, tmp_path / "out", quality, request, **options)
     plain = model.using(model.solver, None)
-    found = compare(plain, tmp_path / "out", quality, requested, 63, scales=[1.0, 2.0], **options)
+    found = compare(plain, tmp_path / "out", quality, request, scales=[1.0, 2.0], **options)
     (row,) = found["solvers"]
-    samples = plain.using(Solver("euler", 2), None).sample(None, requested[1], conditions)
+    samples = plain.using(Solver("euler", 2), None).sample(None, seeds, conditions)
     assert row["quality"]["mean"] == pytest.approx(float(samples.mean()))
     same, more = (each["quality"]["mean"] for each in found["guidance"])
     assert same == pytest.approx(row["quality"]["mean"], abs=1e-5) and abs(more - same) > 1e-4

@@ -11,7 +11,7 @@ from zoo.common.environment import process_rank
 from zoo.flow.data.pair_data import PairData, read_metadata, row_type
 from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.pairs import make_pairs
-from zoo.flow.inference.requests import load_sampler
+from zoo.flow.inference.requests import GenerationRequest, load_sampler
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
 from zoo.flow.nets.dit import DiT
@@ -44,7 +44,8 @@ def teacher(
 
 
 def make(output: Path, sampler: Sampler | None = None, count: int = 10, **kwargs: object) -> dict[str, int]:
-    return make_pairs(sampler or teacher(), output, count, progress=False, **{"shard_size": 4, **kwargs})
+    request = GenerationRequest(count, kwargs.pop("seed", 0), kwargs.pop("labels", None))
+    return make_pairs(sampler or teacher(), output, request, **{"shard_size": 4, **kwargs})
 
 
 def content(folder: Path) -> np.ndarray:
@@ -179,7 +180,7 @@ def test_processes_of_a_launcher_share_the_work(
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     sampler = load_sampler(exported, Solver("midpoint", 2))
-    counts = make_pairs(sampler, tmp_path / "pairs", 12, None, 0, 4, *process_rank())
+    counts = make_pairs(sampler, tmp_path / "pairs", GenerationRequest(12), 4, *process_rank())
     assert counts == {"made": 4, "skipped": 0}
     assert [path.name for path in (tmp_path / "pairs").glob("*.npy")] == ["pairs-00001.npy"]
     assert json.loads((tmp_path / "pairs" / "meta.json").read_text())["solver"]["method"] == "midpoint"
@@ -200,7 +201,7 @@ def test_straightness_of_a_turn_and_of_a_line() -> None:
 def test_straightness_needs_labels_of_a_net_with_classes() -> None:
     assert evaluate_straightness(teacher(), [1, 2], [5, 6]) > 0
     for labels, seeds in ((None, [1]), ([1], [1, 2]), ([], [])):
-        with pytest.raises(ValueError, match="as many labels"):
+        with pytest.raises(ValueError, match="needed"):
             evaluate_straightness(teacher(), labels, seeds)
 
 
@@ -228,7 +229,7 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     torch.testing.assert_close(mean, own.double().mean(dim=(0, 2, 3)))
     torch.testing.assert_close(deviation, own.double().std(dim=(0, 2, 3), correction=0))
     other = LatentSpace(FrozenAutoencoder(config={**config, "block_out_channels": [4, 6]}))
-    for latents, message in ((None, "holds latents"), (other, "of another")):
+    for latents, message in ((None, "hold latents"), (other, "of another")):
         data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=latents))
         with pytest.raises(ValueError, match=message):
             data.setup("fit")
@@ -236,5 +237,5 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     make(points)
     data = PairData(str(points), val_share=0.5)
     data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=space))
-    with pytest.raises(ValueError, match="holds samples, no latents"):
+    with pytest.raises(ValueError, match="hold no latents"):
         data.setup("fit")

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from zoo.flow.inference.sampler import Sampler, read_requests
+from zoo.flow.inference.request_files import read_request_file
+from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
@@ -105,8 +106,8 @@ def test_points_are_plotted_and_kept(tmp_path: Path) -> None:
 
 def test_compact_requests(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"label": 3, "seed": 7, "count": 3}\n{"label": 1, "seed": 2}\n')
-    assert read_requests(tmp_path / "in.jsonl") == ([3, 3, 3, 1], [7, 8, 9, 2])
-    assert read_requests(tmp_path / "in.jsonl", labelled=False) == (None, [7, 8, 9, 2])
+    assert read_request_file(tmp_path / "in.jsonl", build()) == ([3, 3, 3, 1], [7, 8, 9, 2], None)
+    assert read_request_file(tmp_path / "in.jsonl", build(ToyNet())) == (None, [7, 8, 9, 2], None)
 
 
 def test_example_is_read(tmp_path: Path) -> None:
@@ -123,11 +124,11 @@ def test_example_is_read(tmp_path: Path) -> None:
     [
         ("", "asks for nothing"),
         ("no json", "line 1: no JSON"),
-        ("[1]", "expected whole numbers label and seed"),
+        ("[1]", "line 1: expected whole numbers"),
         ('{"label": 1}', "expected whole numbers"),
         ('{"label": 1, "seed": true}', "expected whole numbers"),
-        ('{"label": 1, "seed": 1, "count": 0}', "count, 1 or more"),
-        ('{"label": 1, "seed": 1, "cuont": 5}', "holds only count"),
+        ('{"label": 1, "seed": 1, "count": 0}', "count from 1"),
+        ('{"label": 1, "seed": 1, "cuont": 5}', "line 1: expected whole numbers"),
         ('{"label": 9, "seed": 1}', "between 0 and 4, found 9"),
     ],
 )

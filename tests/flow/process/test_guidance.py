@@ -42,13 +42,10 @@ def test_scales():
     assert run(None, label=None) == ([0.25, 0.25], [2])
 
 
-def test_interval_and_schedules():
+def test_interval():
     inside = Guidance(3, interval=(0.2, 0.6))
     assert [inside.scale_at(t) for t in (0.1, 0.2, 0.6, 0.7)] == [1, 3, 3, 1]
     assert run(inside, 0.1) == ([10, 20], [2])
-    linear, cosine = (Guidance(3, interval=(0.2, 0.6), schedule=name) for name in ("linear", "cosine"))
-    assert [linear.scale_at(t) for t in (0.2, 0.4, 0.6)] == pytest.approx([1, 2, 3])
-    assert [cosine.scale_at(t) for t in (0.2, 0.3, 0.6)] == pytest.approx([1, 1 + 2 * (1 - 0.5**0.5) / 2, 3])
 
 
 def test_rescale_restores_the_spread():
@@ -146,6 +143,6 @@ def test_errors():
         velocity_field(Table(), Cosine(), None, Guidance())
     with pytest.raises(ValueError, match="needs labels and a net with classes"):
         velocity_field(Table(0), Cosine(), LABEL, Guidance())
-    for arguments in ({"null_mode": "zero"}, {"interval": (0.5, 0.5)}, {"rescale": 2.0}, {"schedule": "step"}):
+    for arguments in ({"null_mode": "zero"}, {"interval": (0.5, 0.5)}, {"rescale": 2.0}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             Guidance(**arguments)

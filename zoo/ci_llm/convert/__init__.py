@@ -3,8 +3,7 @@
 from zoo.ci_llm.convert.converter import AdapterConverter
 from zoo.ci_llm.convert.recipe import convert_config
 
-__all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original",
-           "to_peft"]  # fmt: skip
+__all__ = ["convert", "convert_config", "describe", "from_original", "is_original", "original_state", "to_original"]
 
 _converter = AdapterConverter()
 convert = _converter.convert
@@ -13,4 +12,3 @@ from_original = _converter.from_original
 is_original = _converter.is_original
 original_state = _converter.original_state
 to_original = _converter.to_original
-to_peft = _converter.to_peft

@@ -32,10 +32,7 @@ class AdapterConverter(Converter[Adapters]):
     def from_original(
         self, path: Path | str, backbone: Path | str | None = None, allow_partial: bool = False
     ) -> nn.Module:
-        """Build the crowd of a checkpoint folder of CI-LLM or of PEFT folders, in evaluation mode.
-
-        Options and errors are those of `convert`.
-        """
+        """Build the crowd of a folder of adapters, in evaluation mode; options and errors are those of `convert`."""
         path = Path(path)
         return build_crowd(self.read(path, allow_partial=allow_partial), path, backbone)[0]
 
@@ -66,20 +63,12 @@ class AdapterConverter(Converter[Adapters]):
         return super().convert(source, target, backbone=backbone, allow_partial=allow_partial)
 
     def to_original(self, module: nn.Module, path: Path | str, progress: Mapping[str, Any] | None = None) -> None:
-        """Write a crowd as a checkpoint folder of CI-LLM.
+        """Write a `Crowd` as a checkpoint folder of CI-LLM.
 
         Args:
-            module: a `Crowd`.
             progress: `epoch`, `global_step`, `config`, `completed`, as far as known.
-
-        Raises:
-            ValueError: when the module is no crowd, or the folder holds something else.
         """
         self._write(_adapters_of(module, progress), Path(path), as_peft=False)
-
-    def to_peft(self, module: nn.Module, path: Path | str, progress: Mapping[str, Any] | None = None) -> None:
-        """Write a crowd as PEFT folders `agent0`, `agent1`, ...; arguments as those of `to_original`."""
-        self._write(_adapters_of(module, progress), Path(path), as_peft=True)
 
     def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Adapters:
         """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`; it is no file, so there is no `content`."""

@@ -140,18 +140,13 @@ def adapter_weights(content: Mapping[str, Tensor], name: str, where: str) -> Wei
 
 
 def check_pairs(weights: Mapping[str, Tensor], where: str) -> None:
-    """Check that there are weights, and that each layer has A and B of one rank."""
+    """Check that there are weights, and that each layer has A and B."""
     if not weights:
         raise ValueError(f"{where} holds no LoRA weights")
-    for key, value in weights.items():
+    for key in weights:
         partner = key.replace(".lora_A.", ".lora_B.") if ".lora_A." in key else key.replace(".lora_B.", ".lora_A.")
         if partner not in weights:
             raise ValueError(f"{where}: {key} is present, {partner} is missing; is the file complete?")
-        if ".lora_A." in key and (value.ndim != 2 or value.shape[0] != weights[partner].shape[-1]):
-            raise ValueError(
-                f"{where}: {key} is {tuple(value.shape)} and {partner} {tuple(weights[partner].shape)}; expected "
-                "(r, in) and (out, r)"
-            )
 
 
 def check_agents(adapters: Adapters, where: Path) -> None:
@@ -162,13 +157,11 @@ def check_agents(adapters: Adapters, where: Path) -> None:
             name = sorted(different)[0]
             raise ValueError(f"{where}: agents 0 and {number} adapt different layers: {name} is in one only")
         for key, value in weights.items():
-            if ".lora_A." in key and value.shape[0] != adapters.rank:
+            rank = value.shape[0 if ".lora_A." in key else -1] if value.ndim == 2 else None
+            if rank != adapters.rank or value.shape != first[key].shape:
                 raise ValueError(
-                    f"{where}: agent {number} has rank {value.shape[0]}, the configuration says {adapters.rank}"
-                )
-            if value.shape != first[key].shape:
-                raise ValueError(
-                    f"{where}: {key} is {tuple(value.shape)} in agent {number}, {tuple(first[key].shape)} in agent 0"
+                    f"{where}: {key} of agent {number} is {tuple(value.shape)}, expected rank {adapters.rank} and the "
+                    f"shape of agent 0, {tuple(first[key].shape)}"
                 )
 
 
@@ -193,8 +186,7 @@ def read(path: Path, allow_partial: bool = False) -> Adapters:
 
     Raises:
         FileNotFoundError: when there is no such folder, or an agent is missing.
-        ValueError: when it is neither, its files are damaged or do not belong together, or an adapter is of a kind that
-            is not supported.
+        ValueError: when it is neither, its files do not belong together, or an adapter is of an unsupported kind.
     """
     if not path.exists():
         raise FileNotFoundError(f"nothing at {path}")
@@ -265,17 +257,10 @@ def _read_agents(folder: Path, count: int, allow_partial: bool) -> list[Weights]
     if lost:
         log.warning("%s: agents %s are missing; the others are numbered again", folder, ", ".join(map(str, lost)))
     return [
-        _read_agent_file(files[number], number) if number in files else from_state[number]
+        _read_weights(files[number], agent_name(number)) if number in files else from_state[number]
         for number in range(count)
         if number not in lost
     ]
-
-
-def _read_agent_file(path: Path, number: int) -> Weights:
-    content = load_foreign_checkpoint(path)
-    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
-        raise ValueError(f"{path} holds no tensors by name")
-    return adapter_weights(content, agent_name(number), str(path))
 
 
 def _read_state(path: Path, numbers: Sequence[int]) -> dict[int, Weights]:
@@ -330,7 +315,7 @@ def read_peft(folder: Path, allow_partial: bool = False) -> Adapters:
         if missing:
             raise FileNotFoundError(f"{folder}: {', '.join(missing)} is missing; allow_partial takes the others")
     configs = [_read_config(path / CONFIG) for path in folders]
-    weights = [adapter_weights(_read_weights(path), path.name, str(path)) for path in folders]
+    weights = [_read_weights(_find_weights(path), path.name) for path in folders]
     first = configs[0]
     for path, config in zip(folders, configs, strict=True):
         for key in EQUAL_KEYS:
@@ -368,11 +353,18 @@ def _agent_number(folder: Path) -> int:
     return int(folder.name.removeprefix("agent"))
 
 
-def _read_weights(folder: Path) -> dict[str, Any]:
-    for name in PEFT_WEIGHTS:
-        if (folder / name).is_file():
-            return load_foreign_checkpoint(folder / name)
-    raise FileNotFoundError(f"{folder} has {CONFIG}, but no {PEFT_WEIGHTS[0]}")
+def _find_weights(folder: Path) -> Path:
+    path = next((folder / name for name in PEFT_WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has {CONFIG}, but no {PEFT_WEIGHTS[0]}")
+    return path
+
+
+def _read_weights(path: Path, name: str) -> Weights:
+    content = load_foreign_checkpoint(path)
+    if not isinstance(content, Mapping) or not all(torch.is_tensor(value) for value in content.values()):
+        raise ValueError(f"{path} holds no tensors by name")
+    return adapter_weights(content, name, str(path))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -45,9 +45,6 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     Missing values are the defaults of the original's code. The recipe trains with next-token loss, answers with EOS and
     all agents, as the original describes, not as its code does.
 
-    Args:
-        path: the original's YAML file.
-
     Returns:
         The recipe, and the keys without a counterpart, with a hint on what to do instead.
 
@@ -57,8 +54,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """
     config = read_settings_file(path := Path(path))
     if not {"model_name", "num_agents"} <= set(config):
-        found = ", ".join(map(str, list(config)[:6]))
-        raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {found}")
+        keys = ", ".join(map(str, list(config)[:6]))
+        raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {keys}")
     settings = SettingsReader(config, path, IMPLIED, HINTS)
     steps = _steps(settings)
     recipe = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -30,13 +30,6 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "Of {a} {thing}, {name} sells {b}. How many {thing} stay?",
     ),
 }
-
-
-class Problem(NamedTuple):
-    """A question and its answer, which ends in `#### n`."""
-
-    question: str
-    answer: str
 
 
 class Arithmetic:
@@ -70,8 +63,8 @@ class Arithmetic:
         self.largest = largest
         self.seed = seed
 
-    def problems(self, split: Split) -> list[Problem]:
-        """All problems of a split, the same in every process."""
+    def problems(self, split: Split) -> list[tuple[str, str]]:
+        """All problems of a split, the same in every process: question, and answer that ends in `#### n`."""
         sums = self._sums(split)
         number = SPLITS.index(split)
         return [self._problem(sums[i % len(sums)], item_seed(self.seed, number, i)) for i in range(self.counts[split])]
@@ -85,11 +78,11 @@ class Arithmetic:
         parts = {"val": order[:count], "test": order[count : 2 * count], "train": order[2 * count :]}
         return [sums[i] for i in parts[split]]
 
-    def _problem(self, terms: tuple[str, int, int], seed: int) -> Problem:
+    def _problem(self, terms: tuple[str, int, int], seed: int) -> tuple[str, str]:
         operation, a, b = terms
         choices = (TEMPLATES[operation], NAMES, THINGS)
         shares = sample_uniforms([seed], len(choices))[:, 0].tolist()
         template, name, thing = (each[int(share * len(each))] for each, share in zip(choices, shares, strict=True))
         sign, result = ("+", a + b) if operation == "add" else ("-", a - b)
         question = template.format(name=name, thing=thing, a=a, b=b)
-        return Problem(question, f"{a} {sign} {b} = {result}\n#### {result}")
+        return question, f"{a} {sign} {b} = {result}\n#### {result}"

@@ -39,7 +39,7 @@ class TextData(ZooDataModule):
         tokenizer: the model's.
         root: a file of training texts, or a folder with `train.jsonl` (.parquet, .arrow) and, if there are any, `test`
             and `val`; null for the embedded corpus.
-        text_format: fields, templates, and what becomes of texts that are too long.
+        text_format: fields, templates, and how texts that are too long are shortened.
         max_length: most tokens of a text.
         batch_size: texts per batch, agent and process.
         token_budget: instead, most tokens of a batch with its padding, of one process and all agents together.
@@ -166,11 +166,6 @@ class TextData(ZooDataModule):
         """Tokens of a split; None where the files have none."""
         if self.root is None:
             return tokenise(self.examples(split), self.tokenizer, self.text_format)
-        if not self.root.exists():
-            raise FileNotFoundError(
-                f"data.init_args.root: nothing at {self.root}; put train.jsonl and test.jsonl there, set ZOO_DATA, or "
-                "use root: null for synthetic arithmetic"
-            )
         files = split_files(self.root, split)
         return tokenise_files(files, self.tokenizer, self.text_format, self.cache) if files else None
 

@@ -45,8 +45,8 @@ class Tokenizer(FrozenModule):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether runs and exports need a copy."""
-        return False
+        """Whether runs and exports need a copy, as its files are on this machine only."""
+        return self.is_local
 
     def save_source(self, folder: Path) -> None:
         """Write the files that `AutoTokenizer.from_pretrained(folder)` of transformers reads."""
@@ -56,11 +56,6 @@ class Tokenizer(FrozenModule):
         """The sha256 of vocabulary, prefix and EOS."""
         facts = [sorted(self.backend.get_vocab().items()), self.prefix, self.eos_id]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-    def rules(self) -> str:
-        """How text is split, as far as transformers can say."""
-        fast = getattr(self.backend, "backend_tokenizer", None)
-        return fast.to_str() if fast is not None else type(self.backend).__name__
 
     @property
     def vocab_size(self) -> int:
@@ -121,11 +116,6 @@ class PretrainedTokenizer(Tokenizer):
     def __repr__(self) -> str:
         return self.source
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether its files are on this machine only."""
-        return self.is_local
-
     def build(self) -> Any:
         """Read it."""
         try:
@@ -140,6 +130,8 @@ class PretrainedTokenizer(Tokenizer):
 
 class ByteTokenizer(Tokenizer):
     """One id per byte of UTF-8, and pad 0, BOS 1, EOS 2: 259 ids."""
+
+    is_frozen = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,11 +171,6 @@ class BpeTokenizer(Tokenizer):
         self.max_ids = vocab_size
         self.root = root
         self.fields = (prompt_field, answer_field)
-
-    @property
-    def is_frozen(self) -> bool:
-        """Always: it is learned on this machine."""
-        return True
 
     def build(self) -> Any:
         """Read or learn it."""

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,13 +44,6 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Replace mapped files by their names: each process maps them itself."""
-        return {key: Path(str(it.filename)) if isinstance(it, np.memmap) else it for key, it in vars(self).items()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({key: _map_array(it) if isinstance(it, Path) else it for key, it in state.items()})
-
     def prompt(self, index: int) -> list[int]:
         """Tokens of an example's prompt."""
         start, length = self.items[index, :LENGTH].tolist()
@@ -62,11 +54,7 @@ class TokenTable:
         return np.minimum(self.items[:, LENGTH], max_length)
 
     def select_fitting(self, max_length: int, text_format: TextFormat) -> np.ndarray:
-        """Indices of the examples to use with texts of at most `max_length` tokens, by `text_format.too_long`.
-
-        Raises:
-            ValueError: when a prompt leaves no token for an answer, or nothing fits.
-        """
+        """Indices of the examples to use with texts of at most `max_length` tokens, by `text_format.too_long`."""
         too_long = int((self.items[:, LENGTH] > max_length).sum())
         if text_format.too_long == "drop":
             if too_long == len(self):
@@ -115,7 +103,7 @@ def tokenise_files(
 ) -> TokenTable:
     """Read and tokenise files, or open the cache of the same files, tokenizer and format.
 
-    Several processes may write a cache at once; each of its files appears complete, the index last.
+    Several processes may write a cache at once; each of its files appears complete.
 
     Args:
         cache: folder of the caches, created if missing; None for memory only.
@@ -124,22 +112,15 @@ def tokenise_files(
     if cache is None:
         return tokenise(read_examples(files, *fields), tokenizer, text_format)
     key = _cache_key(files, tokenizer, text_format)
-    index = cache / f"{files[0].parent.name}-{files[0].stem}-{key[:16]}.json"
-    arrays = _open_cache(index, key)
+    paths = [cache / f"{files[0].parent.name}-{files[0].stem}-{key[:16]}.{name}.npy" for name in ("ids", "items")]
+    arrays = _open_cache(paths)
     if arrays is None:
         table = tokenise(read_examples(files, *fields), tokenizer, text_format)
-        for name, array in (("ids", table.ids), ("items", table.items)):
-            write_atomic(_array_path(index, name), lambda file, array=array: np.save(file, array))  # type: ignore[misc]
-        text = json.dumps({"key": key, "shapes": [table.ids.shape, table.items.shape]})
-        write_atomic(index, lambda file: file.write(text.encode()))
-        arrays = _open_cache(index, key)
-        if arrays is None:
-            raise OSError(f"{index}: the token cache that was just written cannot be read; is the disk intact?")
-    return TokenTable(*arrays, [str(path) for path in files])
-
-
-def _array_path(index: Path, name: str) -> Path:
-    return index.with_name(f"{index.stem}.{name}.npy")
+        for path, array in zip(paths, (table.ids, table.items), strict=True):
+            write_atomic(path, lambda file, array=array: np.save(file, array))  # type: ignore[misc]
+        arrays = [_map_array(path) for path in paths]
+    ids, items = arrays
+    return TokenTable(ids, items, [str(path) for path in files])
 
 
 def _map_array(path: Path) -> np.ndarray:
@@ -153,22 +134,19 @@ def _cache_key(files: Sequence[Path], tokenizer: Tokenizer, text_format: TextFor
             raise FileNotFoundError(f"no file of texts at {path}")
         with path.open("rb") as file:
             contents.append(hashlib.file_digest(file, "sha256").hexdigest())
-    facts = [VERSION, contents, tokenizer.fingerprint(), tokenizer.rules(), asdict(text_format)]
+    facts = [VERSION, contents, tokenizer.fingerprint(), asdict(text_format)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _open_cache(index: Path, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """The arrays of a cache; None where it is missing, damaged or of other texts."""
+def _open_cache(paths: Sequence[Path]) -> list[np.ndarray] | None:
+    """The arrays of a cache; None where one is missing or damaged."""
     try:
-        facts = json.loads(index.read_text(encoding="utf-8"))
-        ids, items = (_map_array(_array_path(index, name)) for name in ("ids", "items"))
+        return [_map_array(path) for path in paths]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, EOFError) as error:
         log.info("tokenising again: %s", error)
         return None
-    is_complete = facts.get("key") == key and facts.get("shapes") == [list(ids.shape), list(items.shape)]
-    return (ids, items) if is_complete else None
 
 
 class TextRows(Dataset[dict[str, Tensor]]):

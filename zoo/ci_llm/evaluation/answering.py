@@ -19,7 +19,7 @@ from zoo.common.checks import check_at_least, check_positive
 from zoo.training.resume import item_seed
 
 EXTRACTORS = {"strict": strict_answer, "flexible": flexible_answer}
-BACKBONE, AGENTS, SELF_CONSISTENCY, AGENTS_SAMPLED = "backbone", "agents", "self_consistency", "agents_sampled"
+BACKBONE, AGENTS, SELF_CONSISTENCY = "backbone", "agents", "self_consistency"
 VOTE, ORACLE = "vote", "oracle"
 Texts = dict[str, list[list[str]]]
 Row = dict[str, Any]
@@ -33,23 +33,18 @@ class AnswerSettings:
         max_new_tokens: most tokens of an answer; null for the run's own limit.
         samples: answers of one agent for each self-consistency vote; in all of them the first ones are the same. Null
             for as many as agents.
-        all_samples: answers of every agent for a vote over all; 0 for none.
         temperature: of sampled answers.
-        backbone: evaluate the backbone alone, too.
         seed: of sampled answers.
     """
 
     max_new_tokens: int | None = None
     samples: tuple[int, ...] | None = None
-    all_samples: int = 0
     temperature: float = 0.7
-    backbone: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_at_least(1, max_new_tokens=1 if self.max_new_tokens is None else self.max_new_tokens)
         check_at_least(1, samples=min(self.samples or (), default=1))
-        check_at_least(0, all_samples=self.all_samples)
         check_positive(temperature=self.temperature)
 
 
@@ -71,8 +66,8 @@ def generate_all_answers(
         sampled_agent: the agent of self-consistency.
 
     Returns:
-        Texts without prompt, by system: of each question one text, or one per agent (`agents`), per sample
-        (`self_consistency`), or per sample and agent (`agents_sampled`).
+        Texts without prompt, by system: of each question one text, or one per agent (`agents`) or per sample
+        (`self_consistency`).
     """
 
     def generate(rule: Aggregator, samples: int = 1, sampling: Sampling | None = None) -> list[list[str]]:
@@ -82,19 +77,14 @@ def generate_all_answers(
         by_question = (texts[first : first + samples] for first in range(0, len(texts), samples))
         return [[text for by_agent in zip(*each, strict=True) for text in by_agent] for each in by_question]
 
-    texts: Texts = {}
-    if settings.backbone:
-        with crowd.without_agents():
-            texts[BACKBONE] = generate(Mean())
+    with crowd.without_agents():
+        texts = {BACKBONE: generate(Mean())}
     texts[AGENTS] = generate(Vote())
     if crowd.count > 1:
         texts |= {name: generate(rule) for name, rule in rules.items()}
-    sampling = Sampling(settings.temperature)
     if settings.samples:
         with crowd.select_agents(sampled_agent):
-            texts[SELF_CONSISTENCY] = generate(Mean(), max(settings.samples), sampling)
-    if settings.all_samples and crowd.count > 1:
-        texts[AGENTS_SAMPLED] = generate(Vote(), settings.all_samples, sampling)
+            texts[SELF_CONSISTENCY] = generate(Mean(), max(settings.samples), Sampling(settings.temperature))
     return texts
 
 
@@ -107,23 +97,21 @@ def grade(texts: Mapping[str, Sequence[str]], gold: Decimal, samples: Sequence[i
     Returns:
         `parsed` and `correct`, each by extraction (strict, flexible) and system, and `agreement`, the share of the
         agents with the winning answer (flexible). Systems: `backbone`, `agent_<k>`, the rules, `vote` and `oracle` (any
-        agent right; it has no answer), `self_consistency_<m>`, `agents_sampled_<m>`.
+        agent right; it has no answer), `self_consistency_<m>`.
     """
     row: Row = {"parsed": {}, "correct": {}, "agreement": 0.0}
     for kind, extract in EXTRACTORS.items():
         extracted = {system: [extract(text) for text in each] for system, each in texts.items()}
         agents = extracted.pop(AGENTS, [])
-        one_sampled, all_sampled = extracted.pop(SELF_CONSISTENCY, None), extracted.pop(AGENTS_SAMPLED, None)
+        samples_of_one = extracted.pop(SELF_CONSISTENCY, None)
         answers = {f"agent_{number}": answer for number, answer in enumerate(agents)}
         answers |= {system: each[0] for system, each in extracted.items()}
         if len(agents) > 1:
             election = vote(agents)
             answers[VOTE] = election.answer
             row["agreement"] = election.agreement
-        if one_sampled is not None:
-            answers |= {f"{SELF_CONSISTENCY}_{count}": vote(one_sampled[:count]).answer for count in samples}
-        if all_sampled is not None:
-            answers[f"{AGENTS_SAMPLED}_{len(all_sampled)}"] = vote(all_sampled).answer
+        if samples_of_one is not None:
+            answers |= {f"{SELF_CONSISTENCY}_{count}": vote(samples_of_one[:count]).answer for count in samples}
         row["parsed"][kind] = {system: None if each is None else str(each) for system, each in answers.items()}
         correct = {system: same_answer(each, gold) for system, each in answers.items()}
         if len(agents) > 1:

@@ -20,13 +20,13 @@ import zoo
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example
 from zoo.ci_llm.data.tokens import PROMPT, TokenTable, tokenise
-from zoo.ci_llm.evaluation.answering import VOTE, AnswerSettings, Row, generate_all_answers, gold_answer, grade
+from zoo.ci_llm.evaluation.answering import AnswerSettings, Row, generate_all_answers, gold_answer, grade
 from zoo.ci_llm.evaluation.report import compute_accuracies, print_report, reliability_bins, write_evaluation
-from zoo.ci_llm.evaluation.scoring import Scores, fit_weights, fitting_examples, make_batch, score, token_rules
+from zoo.ci_llm.evaluation.scoring import fit_weights, fitting_examples, make_batch, score, token_rules
 from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions
 from zoo.ci_llm.inference.generate import length_error
 from zoo.ci_llm.losses.distances import sliced_wasserstein
-from zoo.ci_llm.losses.metrics import CrowdScores, risk_coverage
+from zoo.ci_llm.losses.metrics import summarise_scores
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import local_device
@@ -55,7 +55,6 @@ class CrowdEvaluation:
     examples: Sequence[Example]
     tokens: TokenTable
     settings: AnswerSettings
-    layers: Sequence[int]
     weights: dict[str, list[float]]
     folder: Path
 
@@ -67,7 +66,7 @@ class CrowdEvaluation:
 
     def path(self, number: int) -> Path:
         """File of a part."""
-        return self.folder / f"{number:05d}.npz"
+        return self.folder / f"{number:05d}.pt"
 
     def compute_part(self, number: int, questions: Sequence[int]) -> None:
         """Answer and score some questions, and write the part."""
@@ -75,7 +74,7 @@ class CrowdEvaluation:
         fitting = set(fitting_examples(self.tokens, crowd, self.new_tokens))
         indices = [index for index in questions if index in fitting]
         texts: dict[str, list[list[str]]] = {}
-        arrays: dict[str, Any] = {}
+        part: dict[str, Any] = {"tokens": {}, "representations": {}}
         if indices:
             prompts = [self.tokens.prompt(index) for index in indices]
             texts = generate_all_answers(
@@ -83,11 +82,10 @@ class CrowdEvaluation:
             )
             seeds = [item_seed(self.settings.seed, 0, index) for index in indices]
             batch = make_batch(self.tokens, indices, crowd, tokenizer)
-            arrays = _to_arrays(score(crowd, batch, self.rules, seeds, self.layers), indices)
+            part = vars(score(crowd, batch, self.rules, seeds))
         rows = [self._row(index, {key: each[at] for key, each in texts.items()}) for at, index in enumerate(indices)]
         rows += [self._row(index, {}) for index in questions if index not in fitting]
-        content = np.frombuffer(json.dumps(rows, ensure_ascii=False).encode(), np.uint8)
-        write_atomic(self.path(number), lambda file: np.savez(file, rows=content, **arrays))
+        write_atomic(self.path(number), lambda file: torch.save({"rows": rows, **part}, file))
 
     def _row(self, index: int, texts: dict[str, list[str]]) -> Row:
         example = self.examples[index]
@@ -105,29 +103,19 @@ class CrowdEvaluation:
 
     def join(self, count: int) -> tuple[dict[str, Any], list[Row]]:
         """Join the parts: the facts of the evaluation, and a row per question."""
-        rows: list[Row] = []
-        scores: dict[str, CrowdScores] = {name: CrowdScores() for name in self.rules}
-        points: dict[str, list[Tensor]] = {}
-        for number in range(count):
-            with np.load(self.path(number), allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-            rows += json.loads(arrays.pop("rows").tobytes())
-            texts = arrays.pop("texts", None)
-            for name, rule_scores in scores.items() if texts is not None else ():
-                tokens = {
-                    key.rpartition(":")[2]: torch.from_numpy(values)
-                    for key, values in arrays.items()
-                    if key.startswith(f"tokens:{name}:")
-                }
-                rule_scores.add(tokens, torch.from_numpy(texts))
-            for key in arrays:
-                if key.startswith("points:"):
-                    points.setdefault(key.partition(":")[2], []).append(torch.from_numpy(arrays[key]))
-        rows.sort(key=lambda row: row["index"])
-        scored = scores if points else {}
-        return self._facts(rows, scored, {key: torch.cat(each, 1) for key, each in points.items()}), rows
+        parts = [torch.load(self.path(number), weights_only=True) for number in range(count)]
+        rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: row["index"])
+        tokens = [part["tokens"] for part in parts if part["tokens"]]
+        points = [part["representations"] for part in parts if part["representations"]]
+        names = self.rules if tokens else {}
+        scores = {name: {key: torch.cat([each[name][key] for each in tokens], -1) for key in tokens[0][name]}
+                  for name in names}  # fmt: skip
+        joined = {key: torch.cat([each[key] for each in points], 1) for key in (points[0] if points else {})}
+        return self._facts(rows, scores, joined), rows
 
-    def _facts(self, rows: list[Row], scores: dict[str, CrowdScores], points: dict[str, Tensor]) -> dict[str, Any]:
+    def _facts(
+        self, rows: list[Row], scores: dict[str, dict[str, Tensor]], points: dict[str, Tensor]
+    ) -> dict[str, Any]:
         generator = torch.Generator()
         return {
             "version": zoo.__version__,
@@ -139,34 +127,13 @@ class CrowdEvaluation:
             "answers": asdict(self.settings) | {"sampled_agent": self.sampled_agent},
             "weights": self.weights,
             "accuracy": compute_accuracies(rows, self.trained.crowd.count),
-            "likelihood": {name: each.summary() for name, each in scores.items()},
-            "intervals": {
-                name: {key: interval._asdict() for key, interval in each.intervals().items()}
-                for name, each in scores.items()
-            },
+            "likelihood": {name: summarise_scores(each) for name, each in scores.items()},
             "sliced_wasserstein": {
                 key: float(sliced_wasserstein(each, PROJECTIONS, generator.manual_seed(self.settings.seed)))
                 for key, each in points.items()
             },
-            "reliability": {name: reliability_bins(each.state()[0]) for name, each in scores.items()},
-            "risk_coverage": _vote_risk(rows) if self.trained.crowd.count > 1 else None,
+            "reliability": {name: reliability_bins(each) for name, each in scores.items()},
         }
-
-
-def _vote_risk(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Risk over coverage of the vote, by the agreement of the agents."""
-    agreement = torch.tensor([row["agreement"] for row in rows])
-    correct = torch.tensor([row["correct"]["flexible"].get(VOTE, False) for row in rows])
-    coverage, risk = risk_coverage(agreement, correct)
-    return {"coverage": coverage.tolist(), "risk": risk.tolist()}
-
-
-def _to_arrays(scores: Scores, questions: Sequence[int]) -> dict[str, np.ndarray]:
-    """Scores as arrays of a part's file."""
-    arrays = {"texts": torch.tensor(questions)[scores.texts].numpy()}
-    for name, tokens in scores.tokens.items():
-        arrays |= {f"tokens:{name}:{key}": values.numpy() for key, values in tokens.items()}
-    return arrays | {f"points:{key}": points.numpy() for key, points in scores.representations.items()}
 
 
 @writes_into("output", positional=False)
@@ -180,7 +147,6 @@ def evaluate(
     answer_field: str | None = None,
     max_items: int | None = None,
     answers: AnswerSettings = DEFAULT_ANSWERS,
-    layers: Sequence[int] = (-1,),
     batch_size: int = 16,
     device: str = "cpu",
     rank: int = 0,
@@ -201,7 +167,6 @@ def evaluate(
         answer_field: name of the answer; likewise.
         max_items: first so many questions; all by default.
         answers: how questions are answered.
-        layers: of the hidden states whose distances between agents are measured.
         batch_size: questions computed together; fewer need less memory.
     """
     trained, data, limit = load_crowd(run, local_device(device))
@@ -214,7 +179,7 @@ def evaluate(
         held_out = read_questions(Path(validation), "val", fields)
     settings = replace(answers, max_new_tokens=answers.max_new_tokens or limit)
     return evaluate_crowd(
-        trained, examples[:max_items], held_out, output, settings, layers, batch_size, rank, world_size, progress
+        trained, examples[:max_items], held_out, output, settings, batch_size, rank, world_size, progress
     )
 
 
@@ -224,7 +189,6 @@ def evaluate_crowd(
     validation: Sequence[Example] | None,
     output: Path,
     settings: AnswerSettings,
-    layers: Sequence[int] = (-1,),
     batch_size: int = 16,
     rank: int = 0,
     world_size: int = 1,
@@ -243,8 +207,8 @@ def evaluate_crowd(
     """
     check_within(0, world_size - 1, rank=rank)
     check_at_least(1, batch_size=batch_size)
-    if not examples or not layers:
-        raise ValueError("no question to evaluate, or no layer: the file is empty, max_items is 0 or layers is []")
+    if not examples:
+        raise ValueError("no question to evaluate: the file is empty, or max_items is 0")
     for each in examples:
         gold_answer(each.answer, f"{each.file}, line {each.line}")  # refused now, not after hours
     count = trained.crowd.eval().count
@@ -252,9 +216,9 @@ def evaluate_crowd(
         settings = replace(settings, samples=(count,) if count > 1 else ())
     tokens = tokenise(examples, trained.tokenizer, trained.text_format)
     output = Path(output).resolve()
-    begin_output(output, _describe(trained, tokens, validation, settings, layers, batch_size), sweep=world_size == 1)
+    begin_output(output, _describe(trained, tokens, validation, settings, batch_size), sweep=world_size == 1)
     weights = _read_weights(trained, validation, output / WEIGHTS_NAME, batch_size)
-    evaluation = CrowdEvaluation(trained, examples, tokens, settings, layers, weights, output / PARTS_NAME)
+    evaluation = CrowdEvaluation(trained, examples, tokens, settings, weights, output / PARTS_NAME)
     order = np.argsort(tokens.items[:, PROMPT], kind="stable").tolist()
     parts = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
     numbers = range(len(parts))
@@ -275,7 +239,6 @@ def _describe(
     tokens: TokenTable,
     validation: Sequence[Example] | None,
     settings: AnswerSettings,
-    layers: Sequence[int],
     batch_size: int,
 ) -> dict[str, Any]:
     """What must be equal in all calls that write a folder."""
@@ -285,7 +248,6 @@ def _describe(
         "backbone": trained.crowd.backbone.fingerprint(),
         "questions": _digest(tokens),
         "validation": None if held_out is None else _digest(held_out),
-        "layers": list(layers),
         "batch_size": batch_size,
         "answers": asdict(settings),
     }

@@ -109,8 +109,6 @@ class CrowdLM(LM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A chat as text, by the tokenizer's template."""
-        if not getattr(self.tokenizer.backend, "chat_template", None):
-            raise ValueError(f"{type(self.tokenizer).__name__} has no chat template: use an instruct model's tokenizer")
         return str(
             self.tokenizer.backend.apply_chat_template(
                 chat_history, tokenize=False, add_generation_prompt=add_generation_prompt

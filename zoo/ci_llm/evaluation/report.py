@@ -23,7 +23,7 @@ NAME, ITEMS_NAME = "evaluation", "items.jsonl"
 KINDS = ("strict", "flexible")
 SINGLE = "agents, mean"  # the baseline: an agent at random
 _STATISTICS = ("mean", "se", "low", "high", "gain", "gain_low", "gain_high")
-_CALIBRATION = ("brier", "ece", "ece_scaled")
+_CALIBRATION = ("brier", "ece")
 COLUMNS = ("system", *(f"{kind}_{statistic}" for kind in KINDS for statistic in _STATISTICS), "nll", *_CALIBRATION)
 
 
@@ -98,7 +98,6 @@ def write_evaluation(output: Path, facts: Mapping[str, Any], rows: Sequence[Mapp
         f"{NAME}.csv": (COLUMNS, report_rows(facts)),
         f"{NAME}.png": _accuracy_figure(facts) if facts["accuracy"][KINDS[0]] else None,
         "reliability.png": _reliability_figure(facts) if facts["reliability"] else None,
-        "risk_coverage.png": _risk_figure(facts) if facts["risk_coverage"] is not None else None,
         f"{NAME}.json": facts,
     }
     write_report(output, files)
@@ -137,17 +136,6 @@ def _reliability_figure(facts: Mapping[str, Any]) -> Figure:
         axes.plot(*points, "o-", markersize=3, label=f"{name}, ECE {error:.3f}")
     axes.set(xlabel="confidence", ylabel="accuracy", title="answer tokens", xlim=(0, 1), ylim=(0, 1))
     axes.legend()
-    return figure
-
-
-def _risk_figure(facts: Mapping[str, Any]) -> Figure:
-    """Plot the error rate of the vote over its coverage."""
-    figure = new_figure(5.0, 4.0)
-    axes = figure.subplots()
-    axes.plot(facts["risk_coverage"]["coverage"], facts["risk_coverage"]["risk"], "o-", markersize=3)
-    axes.set(xlabel="coverage", ylabel="risk (share of wrong votes)", title="by agreement of the agents")
-    axes.set(xlim=(0, 1.02), ylim=(0, 1))
-    axes.grid(alpha=0.3)
     return figure
 
 

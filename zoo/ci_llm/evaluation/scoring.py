@@ -38,12 +38,10 @@ class Scores:
 
     Attributes:
         tokens: of `zoo.ci_llm.losses.metrics.token_scores` by rule.
-        texts: (N,) int64, the row of each token in the batch.
-        representations: (K, B, D) by `<strategy>/<layer>`.
+        representations: of the last hidden states (K, B, D) by strategy.
     """
 
     tokens: dict[str, dict[str, Tensor]]
-    texts: Tensor
     representations: dict[str, Tensor]
 
 
@@ -82,7 +80,6 @@ def score(
     batch: Mapping[str, Tensor],
     rules: Mapping[str, Aggregator],
     seeds: Sequence[int],
-    layers: Sequence[int] = (-1,),
 ) -> Scores:
     """Score the labelled tokens of a batch; the scores are on the CPU.
 
@@ -90,12 +87,9 @@ def score(
         batch: `input_ids`, `attention_mask` and `labels` (B, T).
         rules: by name; one that learns along a text reads its prompt too, as in generation.
         seeds: one per text, of the weights that a rule samples.
-        layers: of the hidden states that are represented; -1 after the final norm.
     """
     ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
-    if len(seeds) != len(ids):
-        raise ValueError(f"{len(seeds)} seeds for {len(ids)} texts: give one per text")
-    output = crowd.outputs(ids, mask, hidden=True, layer=layers[0])
+    output = crowd.outputs(ids, mask, hidden=True)
     targets = shifted_labels(labels)
     selected = targets != IGNORED
     log_probs = output.logits[:, selected].float().log_softmax(-1)
@@ -111,14 +105,11 @@ def score(
             path = log_weights[:, None].expand(-1, ids.shape[1], -1)
         scores = token_scores(log_probs, rule.combine(log_probs, path[selected]), targets[selected])
         tokens[name] = {key: values.cpu() for key, values in scores.items()}
-    representations = {}
-    for layer in layers:
-        hidden = output.hidden if layer == layers[0] else crowd.outputs(ids, mask, hidden=True, layer=layer).hidden
-        assert hidden is not None
-        for strategy in STRATEGIES:
-            points = text_representations(hidden, mask, labels, strategy)
-            representations[f"{strategy}/{layer}"] = points.float().cpu()
-    return Scores(tokens, selected.nonzero()[:, 0].cpu(), representations)
+    assert output.hidden is not None
+    representations: dict[str, Tensor] = {
+        strategy: text_representations(output.hidden, mask, labels, strategy).float().cpu() for strategy in STRATEGIES
+    }
+    return Scores(tokens, representations)
 
 
 def fit_weights(

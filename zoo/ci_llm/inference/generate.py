@@ -38,17 +38,12 @@ def generate(
     """Continue prompts (B, T), padded on the left; a row depends on its prompt and seed, not on other rows.
 
     Args:
-        attention_mask: (B, T), 1 for tokens.
-        aggregator: combines the agents' predictions; if it is not `joint`, every agent generates a text of its own.
+        aggregator: combines the agents' predictions; if it is not `joint`, every agent generates a text.
         eos: ids that end a text; the text keeps its EOS, `pad` follows.
-        sampling: how tokens are chosen; the likeliest by default.
         seeds: one per row, 0 to 2**64 - 1; from the global generator by default.
 
     Returns:
         Prompts and continuations (B, T + new), int64; (K, B, T + new) where each agent generates a text.
-
-    Raises:
-        ValueError: when shapes differ, a prompt is empty or padded on the right, or exceeds the backbone's context.
     """
     check_prompts(crowd, input_ids, attention_mask, max_new_tokens)
     sampling, count, joint = sampling or Sampling(), crowd.count, aggregator.joint

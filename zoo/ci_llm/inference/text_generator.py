@@ -157,10 +157,9 @@ class TextGenerator(Inference):
         """A question, the text before it, and how tokens are chosen."""
         temperature = 0.0 if self.sampling is None else self.sampling.temperature
         tokens, limit = min(self.max_new_tokens, 64), (None, MAX_CHARACTERS)
-        context = "earlier text; it precedes the question"
         return (
             InputField("question", "Question", "text", bounds=limit),
-            InputField("history", "Before it", "text", bounds=limit, optional=True, help=context, advanced=True),
+            InputField("history", "Earlier text", "text", bounds=limit, optional=True, advanced=True),
             InputField("max_new_tokens", "Tokens", "int", tokens, (1, MAX_TOKENS), help="at most"),
             InputField("temperature", "Temperature", "float", temperature, (0, 2), help="0 takes the likeliest token"),
             InputField("seed", "Seed", "int", self.answer_seed, (0, 2**31), help="of sampled tokens"),
@@ -246,8 +245,7 @@ class TextGenerator(Inference):
     def write_example(self, stem: Path) -> Path:
         """Write a file of two prompts."""
         path = stem.with_name(f"{stem.name}.jsonl")
-        lines = [json.dumps({"prompt": prompt}) for prompt in ("How much is 2 + 3?", "How much is 7 - 4?")]
-        write_atomic(path, lambda file: file.write("\n".join(lines).encode()))
+        path.write_text('{"prompt": "How much is 2 + 3?"}\n{"prompt": "How much is 7 - 4?"}\n', encoding="utf-8")
         return path
 
 

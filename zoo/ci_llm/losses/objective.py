@@ -81,11 +81,12 @@ class CrowdObjective:
         self.compared_positions: Tensor | None = None
         if self.diversity is None:
             return
-        self.request |= {"hidden": self.diversity.needs_hidden, "layer": self.diversity.layer}
-        if self.diversity.needs_logits or self.diversity.strategy == "answer_tokens":
+        needs_hidden = self.diversity.needs_hidden
+        self.request |= {"hidden": needs_hidden, "layer": self.diversity.layer}
+        if not needs_hidden or self.diversity.strategy == "answer_tokens":
             answers = positions if shift else label_targets(batch)[0]
             self.compared_positions = self.diversity.positions(batch["attention_mask"], answers)
-            if self.diversity.needs_logits and self.compared_positions is not positions:
+            if not needs_hidden and self.compared_positions is not positions:
                 self.request["logits_at"] = torch.cat([positions, self.compared_positions], -1)
 
     def compute(self, crowd: Crowd, grad_scale: float = 1.0) -> CrowdLoss:
@@ -175,12 +176,3 @@ class _PrecomputedGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         return None, None, *(grad_outputs[0] * gradient for gradient in ctx.gradients)
-
-
-def mean_over_ranks(value: Tensor) -> Tensor:
-    """Mean of a scalar over all processes; the scalar itself where there is one."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return value
-    total = value.clone()
-    torch.distributed.all_reduce(total)
-    return total / torch.distributed.get_world_size()

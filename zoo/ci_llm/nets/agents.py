@@ -93,11 +93,7 @@ class Agents(nn.Module):
         self._mask_seeds: list[int] | None = None
 
     def attach(self, backbone: Backbone) -> None:
-        """Create the weights for a backbone and hook them into its layers; its modules and names stay as they are.
-
-        Raises:
-            ValueError: when already attached, or when the backbone lacks the targets.
-        """
+        """Create the weights for a backbone and hook them into its layers; its modules and names stay as they are."""
         if self.names:
             raise ValueError("agents: already attached to a backbone; create others for another one")
         layers = backbone.targets(self.targets, self.top_layers)
@@ -171,11 +167,7 @@ class Agents(nn.Module):
         return x * (mask / (1 - probability) if rescale else mask)
 
     def adapter(self, agent: int) -> dict[str, Tensor]:
-        """One agent's weights under peft's names: A (rank, in) and B (out, rank), float32, detached.
-
-        Raises:
-            ValueError: when there is no such agent.
-        """
+        """One agent's weights under peft's names: A (rank, in) and B (out, rank), float32, detached."""
         if not 0 <= agent < self.count:
             raise ValueError(f"agent {agent} does not exist: there are agents 0 to {self.count - 1}")
         weights: dict[str, Tensor] = {}
@@ -186,25 +178,20 @@ class Agents(nn.Module):
         return weights
 
     def load_adapter(self, agent: int, weights: dict[str, Tensor]) -> None:
-        """Copy weights under peft's names, as `adapter` returns them, into one agent.
-
-        Raises:
-            ValueError: when there is no such agent, or when names or shapes differ.
-        """
+        """Copy weights, as `adapter` returns them, into one agent; ValueError when names or shapes differ."""
         current = self.adapter(agent)
-        missing, unexpected = sorted(current.keys() - weights.keys()), sorted(weights.keys() - current.keys())
-        if missing or unexpected:
+        faults = [f"missing {key}" for key in current if key not in weights]
+        faults += [f"unexpected {key}" for key in weights if key not in current]
+        faults += [
+            f"{key} is {tuple(weights[key].shape)}, expected {tuple(value.shape)}"
+            for key, value in current.items()
+            if key in weights and weights[key].shape != value.shape
+        ]
+        if faults:
             raise ValueError(
-                f"agent {agent}: adapter and targets differ: missing {_shorten(missing)}, unexpected "
-                f"{_shorten(unexpected)}; give agents.targets and top_layers as the adapter was trained, and keys "
-                "without an adapter's name"
+                f"agent {agent}: {len(faults)} tensors do not fit ({'; '.join(faults[:3])}); rank, targets, top_layers "
+                "and backbone must be those of the adapter"
             )
-        for key, value in current.items():
-            if weights[key].shape != value.shape:
-                raise ValueError(
-                    f"agent {agent}: {key} has shape {tuple(weights[key].shape)}, expected {tuple(value.shape)}; "
-                    "rank and backbone must be those of the adapter"
-                )
         for key, value in current.items():
             value.copy_(weights[key])
 
@@ -228,8 +215,3 @@ def _add_module(tree: nn.Module, name: str, module: nn.Module) -> None:
             tree.add_module(node, nn.Module())
         tree = tree.get_submodule(node)
     tree.add_module(last, module)
-
-
-def _shorten(names: list[str]) -> str:
-    """The number of names and at most three of them."""
-    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else "none"

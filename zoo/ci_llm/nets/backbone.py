@@ -72,7 +72,7 @@ class Backbone(FrozenModule):
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             for block in self.blocks:
-                block.forward = _CheckpointedBlock(self, block)
+                block.forward = partial(_checkpointed_forward, self, block)
         self.requires_grad_(False)
         self.eval()
 
@@ -106,11 +106,8 @@ class Backbone(FrozenModule):
 
         Args:
             names: last parts of their names (`q_proj`, `attn.c_proj`), a regular expression that whole names match, or
-                "all-linear".
+                "all-linear"; ValueError: one matches nothing, or something that cannot be adapted.
             top_layers: search the last so many blocks only; None for all.
-
-        Raises:
-            ValueError: when a name or the expression matches nothing, or something that cannot be adapted.
         """
         depth = len(self.blocks)
         top = depth if top_layers is None else top_layers
@@ -144,14 +141,11 @@ class Backbone(FrozenModule):
             return
         block = self.blocks[-1]
         linear = {name.rpartition(".")[2] for name, module in block.named_modules() if _is_linear(module)}
-        weights = {name.rpartition(".")[2] for name, _ in block.named_parameters()} - {"weight", "bias"}
-        stacked = sorted(weights & set(absent))
-        hint = f" ({', '.join(stacked)} is one tensor of all experts, which no agent can adapt)" if stacked else ""
-        if isinstance(names, str):
-            hint += f". A text is a regular expression that whole names match; last parts are a list: [{names}]"
+        is_text = isinstance(names, str)
+        hint = f". A text is a regular expression that whole names match; last parts are a list: [{names}]"
         raise ValueError(
             f"agents.targets: the blocks of this {self.text_config.model_type} have no {', '.join(absent)}; "
-            f"their linear layers are {', '.join(sorted(linear))}{hint}"
+            f"their linear layers are {', '.join(sorted(linear))}{hint if is_text else ''}"
         )
 
     def block_of(self, name: str) -> int:
@@ -192,27 +186,13 @@ class Backbone(FrozenModule):
         raise ValueError(f"backbone: no list of {depth} blocks in {type(self.model).__name__}; take another model")
 
 
-class _CheckpointedBlock:
-    """A block's forward under activation checkpointing.
-
-    Gradient checkpointing of transformers needs training mode, which turns on dropout; this works in evaluation mode.
-    """
-
-    def __init__(self, backbone: Backbone, block: nn.Module) -> None:
-        self.backbone = backbone
-        self.block = block
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = partial(type(self.block).forward, self.block, **kwargs)
-        if not torch.is_grad_enabled():
-            return forward(*args)
-        return checkpoint(
-            forward,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=self.backbone.recompute_contexts,
-        )
+def _checkpointed_forward(backbone: Backbone, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A block's forward under activation checkpointing; that of transformers needs training mode, which has dropout."""
+    forward = partial(type(block).forward, block, **kwargs)
+    if not torch.is_grad_enabled():
+        return forward(*args)
+    context_fn = backbone.recompute_contexts
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)
 
 
 def _is_named(name: str, targets: Sequence[str] | str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +26,14 @@ from zoo.flow.data.items import EVALUATION_EPOCH
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.sampling import PAIRS, noise
+from zoo.training.array_files import MappedArrays
 from zoo.training.resume import Key, item_seed
 
-META_NAME = "meta.json"
+META_NAME, STEM = "meta.json", "pairs"
 NEEDED_KEYS = ("count", "shard_size", "sample_shape", "num_classes", "classes")
 CHECKED_VALUES = 4
 """First values of each noise that a shard keeps, to notice a torch that draws another noise from the seed."""
 CHECK_TOLERANCE = 1e-4
-OPEN_SHARDS = 64  # each holds a file descriptor
 
 
 def row_type(shape: Sequence[int], image: Sequence[int] | None = None) -> np.dtype:
@@ -44,67 +44,30 @@ def row_type(shape: Sequence[int], image: Sequence[int] | None = None) -> np.dty
     return np.dtype(fields if image is None else [*fields, ("image", "<f4", tuple(image))])
 
 
-def shard_paths(folder: Path, count: int, shard_size: int) -> list[Path]:
-    """The shards of a folder with `count` pairs, in their order, whether they are there or not."""
-    return [folder / f"pairs-{number:05d}.npy" for number in range(-(-count // shard_size))]
+class PairShards:
+    """Reads pairs of a folder from memory-mapped shards; the noise is sampled again from its seed."""
 
-
-class ShardReader:
-    """Reads pairs from memory-mapped shards; the noise is drawn again from its seed.
-
-    Args:
-        shard_size: pairs per shard; the last one may hold fewer.
-        image: shape of an image condition; None for none.
-    """
-
-    def __init__(
-        self, paths: Sequence[Path], shape: Sequence[int], shard_size: int, image: Sequence[int] | None = None
-    ) -> None:
-        self.paths = paths
-        self.shape = tuple(shape)
-        self.image_shape = image
-        self.shard_size = shard_size
-        self._open: dict[int, np.ndarray] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the open shards behind: pickled, a memory map becomes a copy of the file."""
-        return {**self.__dict__, "_open": {}}
+    def __init__(self, folder: Path, metadata: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.shape = tuple(metadata["sample_shape"])
+        row = row_type(self.shape, metadata.get("image_shape"))
+        self.rows = MappedArrays(folder / STEM, metadata["count"], metadata["shard_size"], row)
 
     def __call__(self, index: int) -> tuple[Tensor, Tensor, int]:
         """Noise, sample and label of a pair, whose seed must still give the noise that was used."""
-        number, row = divmod(index, self.shard_size)
-        pair = self._shard(number)[row]
+        pair = self.rows.row(index)
         x0 = noise([int(pair["seed"])], self.shape)[0]
         start = pair["x0_start"]
         if np.abs(x0.flatten()[: len(start)].numpy() - start).max() > CHECK_TOLERANCE:
             raise ValueError(
-                f"{self.paths[number]}, pair {row}: torch {torch.__version__} draws another noise from seed "
-                f"{pair['seed']} than was used for the sample; make the pairs anew with this torch"
+                f"{self.folder}, pair {index}: torch {torch.__version__} gives another noise for seed {pair['seed']} "
+                "than was used for the sample; make the pairs anew with this torch"
             )
         return x0, torch.tensor(pair["x1"]), int(pair["label"])
 
     def image(self, index: int) -> Tensor:
         """The image condition of a pair (C, H, W)."""
-        number, row = divmod(index, self.shard_size)
-        return torch.tensor(self._shard(number)[row]["image"])
-
-    def _shard(self, number: int) -> np.ndarray:
-        if number not in self._open:
-            if len(self._open) == OPEN_SHARDS:
-                del self._open[next(iter(self._open))]
-            self._open[number] = open_shard(self.paths[number], self.shape, self.image_shape)
-        return self._open[number]
-
-
-def open_shard(path: Path, shape: Sequence[int], image: Sequence[int] | None = None) -> np.ndarray:
-    """Map a shard into memory: pairs (N,) of `row_type(shape, image)`, read-only; a torn one is refused."""
-    try:
-        rows = np.load(path, mmap_mode="r")
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is no whole shard ({error}): delete it and run the same make-pairs again") from error
-    if rows.dtype != row_type(shape, image):
-        raise ValueError(f"{path}: expected samples of shape {tuple(shape)}, found {rows.dtype}; make the pairs anew")
-    return rows
+        return torch.tensor(self.rows.row(index)["image"])
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
@@ -121,7 +84,6 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return meta
 
 
-# Epochs of the keys of a pair's randomness (see `item_seed`): training counts from 0, other data takes -1 and -2.
 EMBEDDED_PAIRS = 256
 
 PairReader = Callable[[int], tuple[Tensor, Tensor, int]]
@@ -199,12 +161,12 @@ class Pairs(Dataset[dict[str, Any]]):
         if self.conditions is None:
             return None
         indices = [self.indices[item] for item in items]
-        images = (
-            None if self.conditions.image is None else torch.stack([self.conditions.image(index) for index in indices])
-        )
-        return GenerationConditions(
-            None if self.conditions.prompts is None else [self.conditions.prompt(index) for index in indices], images
-        )
+        prompts = images = None
+        if self.conditions.prompts is not None:
+            prompts = [self.conditions.prompt(index) for index in indices]
+        if self.conditions.image is not None:
+            images = torch.stack([self.conditions.image(index) for index in indices])
+        return GenerationConditions(prompts, images)
 
     def examples(self, items: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Samples, decoded where they are latents, and labels of items of this set, to be shown or compared with."""
@@ -269,11 +231,23 @@ class PairData(FlowData):
         """Find the shards and split the pairs."""
         if getattr(getattr(self.trainer, "lightning_module", None), "coupling", None) is not None:
             raise ValueError("model.coupling would give the pairs' noise to other samples: set it to null")
-        read, count = self._embedded() if self.root is None else self._shards(self.root)
+        metadata = {} if self.root is None else read_metadata(self.root)
+        if self.root is None:
+            self.sample_shape, count = self.embedded_shape, EMBEDDED_PAIRS
+            self.classes = _number_names(self.embedded_classes)
+            read: PairReader = EmbeddedReader(self.sample_shape, self.embedded_classes, self.seed)
+        else:
+            self.sample_shape, count = tuple(metadata["sample_shape"]), metadata["count"]
+            self.classes = metadata["classes"] or _number_names(metadata["num_classes"])
+            read = PairShards(self.root, metadata)
         first = count - max(1, round(count * self.val_share))
         if first < 1:
             raise ValueError(f"{count} pairs leave none for training beside validation: make more, or lower val_share")
-        latents, conditions = self._latents(), self._conditions(read)
+        task: Any = getattr(self.trainer, "lightning_module", None)
+        if task is not None and self.root is not None:
+            self._check_task(task, metadata)
+        latents = None if self.root is None else getattr(task, "latents", None)
+        conditions = self._conditions(task, metadata, read)
         self.train_set = Pairs(read, range(first), self.seed, latents, conditions)
         self.val_set = Pairs(read, range(first, count), self.seed, latents, conditions)
         self.file_facts = (count, self.sample_shape)
@@ -284,60 +258,34 @@ class PairData(FlowData):
         values = torch.stack([pairs.read(index)[1] for index in pairs.indices]).double().transpose(0, 1).flatten(1)
         return values.mean(dim=1), values.std(dim=1, correction=0)
 
-    def _conditions(self, read: PairReader) -> PairConditions | None:
-        """Return the conditions of the samples, texts by the task's encoder."""
-        task: Any = getattr(self.trainer, "lightning_module", None)
-        text, image = getattr(task, "text", None), getattr(task, "image_condition", None)
-        meta = {} if self.root is None else read_metadata(self.root)
-        prompts, shape = meta.get("prompts"), meta.get("image_shape")
-        if task is not None:
-            for what, argument, value, stored in (
-                ("prompts", "text", text, prompts),
-                ("images", "image_condition", image, shape),
-            ):
-                if (value is None) != (stored is None):
-                    content = f"no {what}" if stored is None else what
-                    raise ValueError(
-                        f"the pairs of {self.root} hold {content}, model.init_args.{argument} is "
-                        f"{'null' if value is None else 'set'}: both or neither"
-                    )
-        if prompts is None and shape is None:
-            return None
-        rank, world = self._rank_and_world()
-        states = None if text is None else encode_prompts(task, prompts or [], self.cache, rank, world)
-        assert isinstance(read, ShardReader)
-        return PairConditions(prompts, states, None if shape is None else read.image)
-
-    def _latents(self) -> LatentSpace | None:
-        """The task's, which must be those of the pairs."""
-        if self.trainer is None or self.root is None:
-            return None
-        latents: LatentSpace | None = getattr(self.trainer.lightning_module, "latents", None)
-        made = read_metadata(self.root).get("autoencoder")
-        if made is None and latents is not None:
-            raise ValueError(f"{self.root} holds samples, no latents: model.init_args.latents is null for them")
-        if made is not None and latents is None:
-            raise ValueError(f"{self.root} holds latents: set model.init_args.latents to the teacher's autoencoder")
-        if latents is not None and latents.autoencoder.fingerprint() != made:
+    def _check_task(self, task: Any, metadata: Mapping[str, Any]) -> None:
+        """Refuse pairs of another kind than the task's: with or without texts, images and latents, or of others."""
+        for argument, key, content in (
+            ("text", "prompts", "prompts"),
+            ("image_condition", "image_shape", "images"),
+            ("latents", "autoencoder", "latents"),
+        ):
+            needed = getattr(task, argument, None) is not None
+            if needed != (metadata.get(key) is not None):
+                raise ValueError(
+                    f"the pairs of {self.root} hold {'no ' * needed}{content}, model.init_args.{argument} is "
+                    f"{'set' if needed else 'null'}: both or neither, as the teacher has it"
+                )
+        latents = getattr(task, "latents", None)
+        if latents is not None and latents.autoencoder.fingerprint() != metadata["autoencoder"]:
             raise ValueError(f"{self.root} holds the latents of another autoencoder than model.init_args.latents")
-        return latents
 
-    def _embedded(self) -> tuple[PairReader, int]:
-        self.sample_shape, self.classes = self.embedded_shape, _names(self.embedded_classes)
-        return EmbeddedReader(self.sample_shape, self.embedded_classes, self.seed), EMBEDDED_PAIRS
-
-    def _shards(self, root: Path) -> tuple[PairReader, int]:
-        meta = read_metadata(root)
-        self.sample_shape = tuple(meta["sample_shape"])
-        self.classes = meta["classes"] or _names(meta["num_classes"])
-        paths = shard_paths(root, meta["count"], meta["shard_size"])
-        if missing := [path.name for path in paths if not path.is_file()]:
-            raise FileNotFoundError(
-                f"{root}: {len(missing)} of {len(paths)} shards are missing, the first {missing[0]}; run the same "
-                "make-pairs again, it writes only what is missing"
-            )
-        return ShardReader(paths, self.sample_shape, meta["shard_size"], meta.get("image_shape")), meta["count"]
+    def _conditions(self, task: Any, metadata: Mapping[str, Any], read: PairReader) -> PairConditions | None:
+        """Return the conditions of the samples, texts by the task's encoder."""
+        prompts = metadata.get("prompts")
+        image = read.image if isinstance(read, PairShards) and metadata.get("image_shape") is not None else None
+        if prompts is None and image is None:
+            return None
+        states = None
+        if prompts is not None and task is not None:
+            states = encode_prompts(task, prompts, self.cache, *self._rank_and_world())
+        return PairConditions(prompts, states, image)
 
 
-def _names(num_classes: int) -> list[str]:
+def _number_names(num_classes: int) -> list[str]:
     return [str(label) for label in range(1, num_classes + 1)]

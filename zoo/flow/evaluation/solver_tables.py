@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,7 +22,7 @@ from zoo.common.locks import writes_into
 from zoo.common.reports import new_figure, terminal_table, write_report
 from zoo.flow.data import points
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
-from zoo.flow.inference.requests import SampleRequests, cycle_conditions, image_files, load_sampler, sample_requests
+from zoo.flow.inference.requests import GenerationRequest, SampleRequests, load_sampler
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
@@ -30,7 +30,6 @@ from zoo.flow.process.sampling import straightness
 from zoo.flow.process.solvers import TABLEAUS, Method, Solver
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
@@ -49,18 +48,15 @@ LOG_RANGE = 3  # figures that differ by more are drawn on a log axis
 
 
 def measure(
-    sampler: Sampler,
-    labels: list[int] | None,
-    seeds: Sequence[int],
-    quality: Quality,
-    conditions: GenerationConditions | None = None,
+    sampler: Sampler, samples: SampleRequests, quality: Quality, conditions: GenerationConditions | None = None
 ) -> Row:
-    """Draw samples and evaluate them.
+    """Generate samples and evaluate them.
 
     Returns:
         `nfe`, mean evaluations of the field per sample (dopri5's differ by chunk); `passes`, rows through the net per
         sample; `seconds` of sampling; `quality`, the figures.
     """
+    labels, seeds = samples
     passes = 0
 
     def count(net: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -74,97 +70,82 @@ def measure(
     finally:
         hook.remove()
     seconds = time.perf_counter() - started
-    evaluations = sum(solution.nfe * len(solution.x) for solution in solutions)
     figures = quality(torch.cat([solution.x for solution in solutions]), labels)
-    return {
-        "nfe": round(evaluations / len(seeds), 2),
+    row = {
+        "nfe": round(sum(solution.nfe * len(solution.x) for solution in solutions) / len(seeds), 2),
         "passes": round(passes / len(seeds), 2),
         "seconds": round(seconds, 3),
         "quality": {name: float(value) for name, value in figures.items()},
     }
-
-
-def steps_within(method: Method, budget: int) -> int:
-    """Intervals that a fixed-step method can take with so many evaluations; 0 where not even one."""
-    return budget // len(TABLEAUS[method].weights) if method in TABLEAUS else budget
+    log.info("%s: %s", sampler.solver.method, row)
+    return row
 
 
 def solver_table(
     sampler: Sampler,
-    labels: list[int] | None,
-    seeds: Sequence[int],
+    samples: SampleRequests,
     quality: Quality,
     methods: Sequence[Method] = METHODS,
     budgets: Sequence[int] = BUDGETS,
     tolerances: Sequence[float] = TOLERANCES,
     conditions: GenerationConditions | None = None,
 ) -> list[Row]:
-    """Measure solvers at budgets of evaluations, with the sampler's guidance.
-
-    Args:
-        seeds: one per sample; the same noise in all cells.
-        methods: a fixed-step one takes the most steps within the budget; a cell below one step is left out.
-        tolerances: of dopri5 (relative and absolute), which takes what evaluations it needs.
-        conditions: texts and images of the samples, where the net takes any.
+    """Measure solvers at budgets of evaluations, dopri5 at tolerances instead, with the sampler's guidance.
 
     Returns:
         Rows with `series` (the method), `method`, `budget` (None for dopri5), `steps` or `tolerance`, and those of
-        `measure`.
+        `measure`. A budget below one step is left out.
     """
-    rows = []
+    cells: list[tuple[Row, Solver]] = []
     for method in methods:
-        settings: Iterable[Row] = (
-            [{"budget": None, "tolerance": tolerance} for tolerance in tolerances]
-            if method == "dopri5"
-            else [{"budget": budget, "steps": steps_within(method, budget)} for budget in budgets]
-        )
-        for setting in settings:
-            if setting.get("steps") == 0:
-                continue
-            tolerance = setting.get("tolerance", TOLERANCES[-1])
-            solver = Solver(method, setting.get("steps", 1), rtol=tolerance, atol=tolerance)
-            measured = measure(sampler.using(solver, sampler.guidance), labels, seeds, quality, conditions)
-            rows.append({"series": method, "method": method, **setting, **measured})
-            log.info("%s %s: %s", method, setting, measured)
-    return rows
+        row = {"series": method, "method": method}
+        if method == "dopri5":
+            cells += [
+                ({**row, "budget": None, "tolerance": each}, Solver(method, 1, rtol=each, atol=each))
+                for each in tolerances
+            ]
+        else:
+            cells += [({**row, **setting}, Solver(method, setting["steps"])) for setting in _steps(method, budgets)]
+    return [
+        row | measure(sampler.using(solver, sampler.guidance), samples, quality, conditions) for row, solver in cells
+    ]
 
 
 def guidance_table(
     sampler: Sampler,
-    labels: list[int] | None,
-    seeds: Sequence[int],
+    samples: SampleRequests,
     quality: Quality,
     scales: Sequence[float] = SCALES,
     budgets: Sequence[int] = BUDGETS,
     method: Method = "euler",
     conditions: GenerationConditions | None = None,
 ) -> list[Row]:
-    """Measure guidance scales at budgets of evaluations.
+    """Measure guidance scales at budgets of evaluations; of the sampler's guidance all but the scale is kept.
 
     Args:
-        sampler: of a net with classes, texts or images; of its guidance, if any, all but the scale is kept.
-        seeds: one per sample; the same noise in all cells.
-        scales: of guidance; 1 is conditional and needs half the passes.
-        method: a fixed-step solver, as dopri5 keeps no budget.
-        conditions: texts and images of the samples, where the net takes any.
+        scales: 1 is conditional and needs half the passes.
+        method: a fixed-step solver.
 
     Returns:
         Rows with `series` (the scale in words), `scale`, `method`, `budget`, `steps`, and those of `measure`.
     """
-    if method == "dopri5":
-        raise ValueError(f"guidance is compared at equal NFE: take a fixed-step method, not {method}")
     rows = []
     for scale in scales:
         guidance = copy.copy(sampler.guidance) or Guidance()
         guidance.scale = scale
-        for budget in budgets:
-            steps = steps_within(method, budget)
-            if steps:
-                measured = measure(sampler.using(Solver(method, steps), guidance), labels, seeds, quality, conditions)
-                setting = {"series": f"scale {scale:g}", "scale": scale, "method": method, "budget": budget}
-                rows.append({**setting, "steps": steps, **measured})
-                log.info("%s: %s", setting, measured)
+        for setting in _steps(method, budgets):
+            solver = Solver(method, setting["steps"])
+            row = {"series": f"scale {scale:g}", "scale": scale, "method": method, **setting}
+            rows.append(row | measure(sampler.using(solver, guidance), samples, quality, conditions))
     return rows
+
+
+def _steps(method: Method, budgets: Sequence[int]) -> list[dict[str, int]]:
+    """The most steps of a fixed-step method within each budget of evaluations that allows one."""
+    if method not in TABLEAUS:
+        raise ValueError(f"guidance is compared at equal NFE: take a fixed-step method, not {method}")
+    cost = len(TABLEAUS[method].weights)
+    return [{"budget": budget, "steps": budget // cost} for budget in budgets if budget >= cost]
 
 
 def print_table(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
@@ -188,66 +169,55 @@ def print_table(rows: Sequence[Row], title: str, console: Console | None = None)
     console.print(CAPTION)
 
 
-def draw_table(rows: Sequence[Row], title: str) -> Figure:
-    """Draw each figure against the evaluations, a line per series, on log axes where the values span enough."""
+def plot_table(rows: Sequence[Row], title: str) -> Figure:
+    """Plot each figure against the evaluations, a line per series, on log axes where the values span enough."""
     names = list(rows[0]["quality"])
-    drawing = new_figure(5.5 * len(names), 4.5)
-    drawing.suptitle(title)
-    for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        _draw(axes, rows, name)
-    return drawing
-
-
-def _draw(axes: Axes, rows: Sequence[Row], name: str) -> None:
-    for series in dict.fromkeys(row["series"] for row in rows):
-        points = sorted((row["nfe"], row["quality"][name]) for row in rows if row["series"] == series)
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=series)
-    values = [row["quality"][name] for row in rows]
-    if min(values) > 0 and max(values) > LOG_RANGE * min(values):
-        axes.set_yscale("log")
-    axes.set(xscale="log", xlabel="evaluations per sample (NFE)", ylabel=name)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.grid(True, which="major", alpha=0.3)
-    axes.legend(fontsize="small")
+    figure = new_figure(5.5 * len(names), 4.5)
+    figure.suptitle(title)
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for series in dict.fromkeys(row["series"] for row in rows):
+            points = sorted((row["nfe"], row["quality"][name]) for row in rows if row["series"] == series)
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, label=series)
+        values = [row["quality"][name] for row in rows]
+        if min(values) > 0 and max(values) > LOG_RANGE * min(values):
+            axes.set_yscale("log")
+        axes.set(xscale="log", xlabel="evaluations per sample (NFE)", ylabel=name)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend(fontsize="small")
+    return figure
 
 
 def compare(
     sampler: Sampler,
     output: Path,
     quality: Quality,
-    requests: SampleRequests,
-    seed: int,
+    request: GenerationRequest,
     methods: Sequence[Method] = METHODS,
     budgets: Sequence[int] = BUDGETS,
     scales: Sequence[float] = SCALES,
     tolerances: Sequence[float] = TOLERANCES,
-    conditions: GenerationConditions | None = None,
 ) -> dict[str, list[Row]]:
-    """Print, write and draw solvers x NFE ("solvers") and, for a net with conditions, guidance x NFE ("guidance").
-
-    Args:
-        requests: labels and seeds of the samples.
-        seed: that they were drawn from, for the report.
+    """Print, write and plot solvers x NFE ("solvers") and, for a net with conditions, guidance x NFE ("guidance").
 
     Returns:
         The rows of `solver_table` and `guidance_table`.
     """
-    labels, seeds = requests
+    samples = labels, seeds = request.labels_and_seeds(sampler)
+    conditions = request.conditions(sampler, seeds)
     if scales and isinstance(sampler.guidance, NestedGuidance):
         raise ValueError("nested guidance has a scale for each condition, and the table one for all: --scales '[]'")
-    tables: dict[str, list[Row]] = {}
-    if methods:
-        tables["solvers"] = solver_table(sampler, labels, seeds, quality, methods, budgets, tolerances, conditions)
-    if scales and (labels is not None or conditions is not None):
-        tables["guidance"] = guidance_table(sampler, labels, seeds, quality, scales, budgets, conditions=conditions)
+    tables = {"solvers": solver_table(sampler, samples, quality, methods, budgets, tolerances, conditions)}
+    if labels is not None or conditions is not None:
+        tables["guidance"] = guidance_table(sampler, samples, quality, scales, budgets, conditions=conditions)
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         raise ValueError("nothing to compare: name methods or, for a net with classes, scales, and budgets above 0")
     for name, rows in tables.items():
         print_table(rows, name)
         content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": describe_machine(), "samples": len(seeds)}
-        content |= {"seed": seed, "rows": rows}
-        write_report(Path(output), {f"{name}.json": content, f"{name}.png": draw_table(rows, name)})
+        content |= {"seed": request.seed, "rows": rows}
+        write_report(Path(output), {f"{name}.json": content, f"{name}.png": plot_table(rows, name)})
     return tables
 
 
@@ -302,28 +272,28 @@ def compare_solvers(
     quality = build_quality(
         sampler.sample_shape, point_set, reference, train, extractor, weights, val_every, split_seed, device
     )
-    requested = sample_requests(count, seed, sampler.net.num_classes, sampler.label_numbers(labels))
-    conditions = cycle_conditions(sampler, requested[1], prompts, image_files(images), image_files(masks))
-    compare(sampler, output, quality, requested, seed, METHODS if methods is None else methods, budgets, scales,
-            conditions=conditions)  # fmt: skip
+    request = GenerationRequest(count, seed, labels, prompts, images, masks)
+    compare(sampler, output, quality, request, METHODS if methods is None else methods, budgets, scales)
 
 
-def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds: Sequence[int]) -> float:
+def evaluate_straightness(
+    sampler: Sampler,
+    labels: Sequence[int] | None,
+    seeds: Sequence[int],
+    conditions: GenerationConditions | None = None,
+) -> float:
     """Mean `straightness` of the paths of samples; the solver's grid is that of the integral.
 
     On pairs, `val/loss` of FlowTask is the same integral along the pairs' own lines (with sigma_min 0, per element).
 
     Source: Liu et al., "Flow Straight and Fast" (2023), section 2.2.
     """
-    if not seeds or (sampler.net.num_classes and len(labels or ()) != len(seeds)):
-        raise ValueError(
-            f"seeds are needed, and as many labels where the net has classes; found {len(seeds)} seeds, "
-            f"{'no' if labels is None else len(labels)} labels and a net of {sampler.net.num_classes} classes"
-        )
+    sampler.check_request(labels, seeds, conditions)
     total = 0.0
     for start in range(0, len(seeds), sampler.chunk):
         part = slice(start, start + sampler.chunk)
-        field = sampler.field(None if labels is None else labels[part])
+        rows = None if conditions is None else conditions.rows(part)
+        field = sampler.field(None if labels is None else labels[part], rows)
         total += float(straightness(field, sampler.noise(seeds[part]), sampler.solver).sum())
     return total / len(seeds)
 
@@ -335,6 +305,9 @@ def print_straightness(
     solver: Solver | None = None,
     guidance: Guidance | None = None,
     device: str = "cpu",
+    prompts: list[str] | None = None,
+    images: Path | None = None,
+    masks: Path | None = None,
 ) -> None:
     """Print how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.
 
@@ -345,7 +318,12 @@ def print_straightness(
         solver: the run's when not given; its grid is that of the integral.
         guidance: the run's when not given.
         device: torch device.
+        prompts: for a run that takes texts, images and masks: see `zoo sample`.
+        images: likewise.
+        masks: likewise.
     """
     sampler = load_sampler(run, solver, guidance, device=device)
-    labels, seeds = sample_requests(count, seed, sampler.net.num_classes)
-    print(f"straightness of {count} paths: {evaluate_straightness(sampler, labels, seeds):.4f}")
+    request = GenerationRequest(count, seed, None, prompts, images, masks)
+    labels, seeds = request.labels_and_seeds(sampler)
+    value = evaluate_straightness(sampler, labels, seeds, request.conditions(sampler, seeds))
+    print(f"straightness of {count} paths: {value:.4f}")

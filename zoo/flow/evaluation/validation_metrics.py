@@ -13,8 +13,8 @@ from zoo.flow.evaluation.comparison import Comparison
 from zoo.flow.evaluation.controls import matching_labels
 from zoo.flow.evaluation.references import build_extractor
 from zoo.flow.evaluation.samples import SampleSet, quantise_samples
-from zoo.flow.process.quality import Draw, SampleMetrics
 from zoo.flow.process.sampling import SAMPLES
+from zoo.flow.validation_samples import SampleFunction, SampleMetrics
 from zoo.training.resume import item_seed
 
 Metric = Literal["frechet", "accuracy", "spread", "nearest"]
@@ -58,7 +58,7 @@ class FeatureMetrics(SampleMetrics):
         """Names of the figures."""
         return tuple(name for metric in self.metrics for name in FIGURES.get(metric, (metric,)))
 
-    def compute(self, draw: Draw, num_classes: int, train_set: Any, val_set: Any) -> dict[str, float]:
+    def compute(self, draw: SampleFunction, num_classes: int, train_set: Any, val_set: Any) -> dict[str, float]:
         """Draw the samples and compare them with all validation images."""
         if self._comparison is None:
             with torch.inference_mode(False), torch.enable_grad():  # the classifier is trained

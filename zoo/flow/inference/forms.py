@@ -188,16 +188,21 @@ def _conditions(
     """Prompts and images of forms, one of each per sample."""
     if not sampler.request_keys:
         return None
-    prompts: list[str] = []
-    images = []
+    parts, start = [], 0
     for values in forms:
-        start, count = len(prompts), values["count"]
-        prompts += [values.get("prompt") or ""] * count
-        if sampler.image_condition is not None:
-            files, masks = ([values[key]] * count if values.get(key) else [] for key in ("image", "mask"))
-            conditions = sampler.read_conditions(None, files, masks, seeds[start : start + count])
-            images += [conditions.images] if conditions is not None and conditions.images is not None else []
-    return GenerationConditions(prompts if sampler.text is not None else None, torch.cat(images) if images else None)
+        count = values["count"]
+        prompts = [values.get("prompt") or ""] * count if sampler.text is not None else None
+        images, masks = ([values[key]] * count if values.get(key) else [] for key in ("image", "mask"))
+        part = sampler.read_conditions(seeds[start : start + count], prompts, images, masks)
+        assert part is not None
+        parts.append(part)
+        start += count
+    return GenerationConditions(
+        None if sampler.text is None else [prompt for part in parts for prompt in part.prompts or ()],
+        None
+        if sampler.image_condition is None
+        else torch.cat([part.images for part in parts if part.images is not None]),
+    )
 
 
 def _labels(sampler: Sampler, values: Mapping[str, Any]) -> list[int]:

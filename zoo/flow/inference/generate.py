@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from rich.progress import track
 
 from zoo.common.atomic_files import write_atomic
@@ -20,15 +21,9 @@ from zoo.common.locks import writes_into
 from zoo.common.reports import write_report
 from zoo.common.tensors import state_digest
 from zoo.flow import rendering
-from zoo.flow.inference.requests import (
-    SampleRequests,
-    cycle_conditions,
-    image_files,
-    load_sampler,
-    sample_requests,
-    sampler_settings,
-)
-from zoo.flow.inference.sampler import ANIMATED_IMAGES, Sampler
+from zoo.flow.inference.forms import ANIMATED_IMAGES
+from zoo.flow.inference.requests import GenerationRequest, load_sampler, sampler_settings
+from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import Inpainting
@@ -41,153 +36,138 @@ GRID_IMAGES = 100
 def generate(
     sampler: Sampler,
     output: Path,
-    count: int = 500,
-    labels: Sequence[int | str] | None = None,
-    seed: int = 63,
+    request: GenerationRequest,
     rank: int = 0,
     world_size: int = 1,
     grid: bool = True,
     trajectory: bool = False,
     progress: bool = True,
-    prompts: Sequence[str] | None = None,
-    images: Path | None = None,
-    masks: Path | None = None,
 ) -> dict[str, Any]:
-    """Write samples, one file each; the same call resumes after a kill.
-
-    OUTPUT holds `0.png`, `1.png`, ... (`0.npy`, ... where samples are no images), `labels.csv` with file, label, seed
-    (a pair that a request file of `zoo predict` takes) and class name of each, and `settings.json`. Samples that are
-    no images are joined in `samples.npy` (count, ...) besides. The grid of the first 100 images (the scatter plot of
-    all points) is `OUTPUT_grid.png`, the animation of the first 64 (of all points) `OUTPUT_trajectory.gif`:
-    beside the folder, whose every PNG is a sample.
+    """Write samples, one file each; the same call resumes after a kill. See `sample`.
 
     Processes share the work by `rank` and `world_size` and need not talk to each other: the one that ends last writes
-    grid, animation and `samples.npy`. Sample i is the same, to the bit, for any number of processes and kills; for
-    another `sampler.chunk` it is the same but for rounding, and with dopri5 but for its tolerances.
-
-    The other arguments are those of `sample`.
+    what is made of all samples. Sample i is the same, to the bit, for any number of processes and kills; for another
+    `sampler.chunk` it is the same but for rounding, and with dopri5 but for its tolerances.
 
     Returns:
-        `done` samples of this call, `skipped` ones that existed, `missing` ones that other processes owe, `nfe` of a
-        sample (with dopri5 the most that a chunk took), `seconds` of work, `written`: further files by name.
+        `done` samples of this call, `skipped` ones that existed, `missing` ones of other processes, `nfe` of a sample
+        (with dopri5 the most that a chunk took), `seconds` of work, `written`: further files by name.
     """
     started = time.perf_counter()
     check_within(0, world_size - 1, rank=rank)
-    output = Path(output).resolve()
-    chosen = sampler.label_numbers(labels)
-    requested = sample_requests(count, seed, sampler.net.num_classes, chosen)
-    shape = sampler.sample_shape
-    suffix = ".png" if rendering.is_image(shape) else ".npy"
+    folder = _SampleFolder(sampler, Path(output).resolve(), request)
     if grid or trajectory:
-        rendering.check_drawable(shape)
-    settings = {"count": count, "labels": chosen, "seed": seed, "classes": sampler.classes, **sampler_settings(sampler)}
-    files = {"image": image_files(images), "mask": image_files(masks)}
-    conditions = cycle_conditions(sampler, requested[1], prompts, files["image"], files["mask"])
-    if conditions is not None:
-        settings["prompts"] = None if prompts is None else list(prompts)
-        settings["images"] = None if conditions.images is None else state_digest({"images": conditions.images})
-    begin_output(output, settings, notes=("classes",), sweep=world_size == 1)
+        rendering.check_drawable(sampler.sample_shape)
+    begin_output(folder.path, folder.settings(), notes=("classes",), sweep=world_size == 1)
     if rank == 0:
-        more = {} if prompts is None else {"prompt": prompts}
-        more |= {key: [path.name for path in paths] for key, paths in files.items() if paths}
-        _write_labels(output, requested, suffix, sampler.class_names(requested[0]), more)
-    paths = [output / f"{index}{suffix}" for index in range(count)]
-    spans = [range(first, min(first + sampler.chunk, count)) for first in range(0, count, sampler.chunk)]
-    pending = pending_items(spans, lambda span: all(paths[index].exists() for index in span), rank, world_size)
-    done, nfe = 0, 0
-    for span in track(pending, "samples", disable=not progress or rank > 0):
-        made, evaluations = _write_span(sampler, paths, span, requested, conditions)
-        done, nfe = done + made, max(nfe, evaluations)
-    missing = sum(not path.exists() for path in paths)
-    written = [] if missing else finish(sampler, output, paths, requested, grid, trajectory, conditions)
+        folder.write_labels()
+    chunks = [
+        range(first, min(first + sampler.chunk, request.count)) for first in range(0, request.count, sampler.chunk)
+    ]
+    pending = pending_items(
+        chunks, lambda chunk: all(folder.files[index].exists() for index in chunk), rank, world_size
+    )
+    results = [folder.write_chunk(chunk) for chunk in track(pending, "samples", disable=not progress or rank > 0)]
+    done = sum(count for count, _ in results)
+    missing = sum(not path.exists() for path in folder.files)
+    written = [] if missing else folder.finish(grid, trajectory)
     return {
         "done": done,
-        "skipped": sum(map(len, spans[rank::world_size])) - done,
+        "skipped": sum(map(len, chunks[rank::world_size])) - done,
         "missing": missing,
-        "nfe": nfe,
+        "nfe": max((nfe for _, nfe in results), default=0),
         "seconds": round(time.perf_counter() - started, 3),
         "written": [path.name for path in written],
     }
 
 
-def finish(
-    sampler: Sampler,
-    output: Path,
-    paths: Sequence[Path],
-    requested: SampleRequests,
-    grid: bool,
-    trajectory: bool,
-    conditions: GenerationConditions | None = None,
-) -> list[Path]:
-    """Write what is made of all samples, once they exist; returns the files."""
-    labels, seeds = requested
-    names = sampler.class_names(labels)
-    written = []
-    if paths[0].suffix == ".png":
-        first = min(GRID_IMAGES, len(paths))
-        tiles = np.stack([read_image(path) for path in paths[:first]])
-        overview = rendering.labelled_grid(tiles, None if names is None else names[:first])
-        animated = min(ANIMATED_IMAGES, len(paths))
-    else:
-        joined = np.stack([np.load(path) for path in paths])
-        written.append(output / JOINED_NAME)
-        write_atomic(written[-1], lambda file: np.save(file, joined))
-        overview = rendering.frames(torch.from_numpy(joined)[None], labels)[0] if grid else joined
-        animated = len(paths)
-    if trajectory:
-        part_conditions = None if conditions is None else conditions.rows(slice(animated))
-        states = sampler.trajectory(None if labels is None else labels[:animated], seeds[:animated], part_conditions)
-        written.append(output.with_name(f"{output.name}_trajectory.gif"))
-        rendering.write_gif(written[-1], rendering.frames(states, labels, names))
-    if grid:
-        written.append(output.with_name(f"{output.name}_grid.png"))
-        rendering.write_png(written[-1], overview)
-    return written
+class _SampleFolder:
+    """The folder of `zoo sample`: `0.png`, `1.png`, ... (`.npy` where samples are no images), tables and pictures."""
+
+    def __init__(self, sampler: Sampler, path: Path, request: GenerationRequest) -> None:
+        self.sampler = sampler
+        self.path = path
+        self.request = request
+        self.labels, self.seeds = request.labels_and_seeds(sampler)
+        self.names = sampler.class_names(self.labels)
+        self.conditions = request.conditions(sampler, self.seeds)
+        self.suffix = ".png" if rendering.is_image(sampler.sample_shape) else ".npy"
+        self.files = [path / f"{index}{self.suffix}" for index in range(request.count)]
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the samples, for settings.json."""
+        request, sampler = self.request, self.sampler
+        labels = sampler.label_numbers(request.labels)
+        settings: dict[str, Any] = {
+            "count": request.count,
+            "labels": labels,
+            "seed": request.seed,
+            "classes": sampler.classes,
+        }
+        if self.conditions is not None:
+            images = self.conditions.images
+            settings["prompts"] = None if request.prompts is None else list(request.prompts)
+            settings["images"] = None if images is None else state_digest({"images": images})
+        return settings | sampler_settings(sampler)
+
+    def write_labels(self) -> None:
+        """Write file, label (0 without classes), seed, class and conditions of each sample."""
+        count = len(self.seeds)
+        columns: dict[str, Sequence[Any]] = {"file": [path.name for path in self.files]}
+        columns |= {"label": self.labels or [0] * count, "seed": self.seeds}
+        columns |= {} if self.names is None else {"class": self.names}
+        turns = {"prompt": list(self.request.prompts or ())}
+        turns |= {name: [path.name for path in paths] for name, paths in self.request.files().items()}
+        columns |= {key: [each[index % len(each)] for index in range(count)] for key, each in turns.items() if each}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        write_report(self.path, {LABELS_NAME: (list(columns), rows)})
+
+    def part(self, rows: slice) -> tuple[list[int] | None, list[int], GenerationConditions | None]:
+        """Labels, seeds and conditions of some samples."""
+        conditions = None if self.conditions is None else self.conditions.rows(rows)
+        return None if self.labels is None else self.labels[rows], self.seeds[rows], conditions
+
+    def write_chunk(self, chunk: range) -> tuple[int, int]:
+        """Compute a whole chunk, as an uninterrupted call would; return the number of files written, and the NFE."""
+        labels, seeds, conditions = self.part(slice(chunk.start, chunk.stop))
+        (solution,) = self.sampler.solutions(labels, seeds, conditions=conditions)
+        pending = [index for index in chunk if not self.files[index].exists()]
+        for index in pending:
+            sample = solution.x[index - chunk.start]
+            if self.suffix == ".png":
+                rendering.write_png(self.files[index], rendering.to_pixels(sample[None])[0])
+            else:
+                write_atomic(self.files[index], partial(np.save, arr=sample.numpy()))
+        return len(pending), solution.nfe
+
+    def finish(self, grid: bool, trajectory: bool) -> list[Path]:
+        """Write what is made of all samples, once they exist; return the files."""
+        written, shown, animated = [], GRID_IMAGES, ANIMATED_IMAGES
+        if self.suffix == ".npy":
+            joined = np.stack([np.load(path) for path in self.files])
+            written.append(self.path / JOINED_NAME)
+            write_atomic(written[-1], partial(np.save, arr=joined))
+            animated = len(joined)
+        if trajectory:
+            states = self.sampler.trajectory(*self.part(slice(animated)))
+            written.append(self.path.with_name(f"{self.path.name}_trajectory.gif"))
+            rendering.write_gif(written[-1], rendering.frames(states, self.labels, self.names))
+        if grid:
+            written.append(self.path.with_name(f"{self.path.name}_grid.png"))
+            if self.suffix == ".npy":
+                picture = rendering.frames(torch.from_numpy(joined)[None], self.labels)[0]
+            else:
+                tiles = np.stack([read_image(path) for path in self.files[:shown]])
+                picture = rendering.labelled_grid(tiles, None if self.names is None else self.names[:shown])
+            rendering.write_png(written[-1], picture)
+        return written
 
 
 def read_image(path: Path) -> np.ndarray:
     """Read a picture as (H, W, C), uint8, with 1 or 3 channels."""
-    from PIL import Image
-
     with Image.open(path) as image:
         pixels = np.array(image if image.mode in ("L", "RGB") else image.convert("RGB"))
     return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def _write_labels(
-    output: Path, requested: SampleRequests, suffix: str, names: Sequence[str] | None, more: Mapping[str, Sequence[str]]
-) -> None:
-    """Write file, label (0 without classes) and seed of each sample, the name of its class, and what it was given."""
-    labels, seeds = requested
-    columns = {"file": [f"{index}{suffix}" for index in range(len(seeds))], "label": labels or [0] * len(seeds)}
-    columns |= {"seed": seeds, **({"class": names} if names else {})}
-    columns |= {name: [values[index % len(values)] for index in range(len(seeds))] for name, values in more.items()}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    write_report(output, {LABELS_NAME: (list(columns), rows)})
-
-
-def _write_span(
-    sampler: Sampler,
-    paths: Sequence[Path],
-    span: range,
-    requested: SampleRequests,
-    conditions: GenerationConditions | None,
-) -> tuple[int, int]:
-    """Compute a whole chunk, as an uninterrupted call would, and write what is missing of it."""
-    labels, seeds = requested
-    part = slice(span.start, span.stop)
-    part_conditions = None if conditions is None else conditions.rows(part)
-    (solution,) = sampler.solutions(None if labels is None else labels[part], seeds[part], conditions=part_conditions)
-    done = 0
-    for index, sample in zip(span, solution.x, strict=True):
-        if paths[index].exists():
-            continue
-        if paths[index].suffix == ".png":
-            rendering.write_png(paths[index], rendering.to_pixels(sample[None])[0])
-        else:
-            write_atomic(paths[index], partial(np.save, arr=sample.numpy()))
-        done += 1
-    return done, solution.nfe
 
 
 @writes_into("output", shared=True)
@@ -211,6 +191,7 @@ def sample(
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
+    Samples that are no images are `0.npy`, ..., and together `samples.npy`; `settings.json` says how they were made.
     Sample i is the same for any chunk, device or number of processes, up to rounding. The same call resumes after a
     kill. Under torchrun the processes share the work.
 
@@ -240,6 +221,6 @@ def sample(
         if not isinstance(sampler.image_condition, Inpainting):
             raise ValueError(f"--put_back is for runs with zoo.flow.Inpainting as image_condition, which {run} has not")
         sampler.image_condition.put_back = True
-    rank, world = process_rank()
     prompts = [prompts] if isinstance(prompts, str) else prompts
-    return generate(sampler, output, count, labels, seed, rank, world, grid, trajectory, True, prompts, images, masks)
+    request = GenerationRequest(count, seed, labels, prompts, images, masks)
+    return generate(sampler, output, request, *process_rank(), grid, trajectory)

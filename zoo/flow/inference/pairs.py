@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 
-from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import process_rank
-from zoo.common.journal import begin_output, pending_items
+from zoo.common.journal import begin_output
 from zoo.common.locks import writes_into
-from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, row_type, shard_paths
-from zoo.flow.inference.requests import cycle_conditions, image_files, load_sampler, sample_requests, sampler_settings
+from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, STEM, row_type
+from zoo.flow.inference.requests import GenerationRequest, load_sampler, sampler_settings
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import PAIRS
 from zoo.flow.process.solvers import Solver
+from zoo.training.array_files import write_array_files
 
 NOT_COMPARED = ("run",)  # a matter of where it lies; the teacher's weights are compared by their hash
 
@@ -30,86 +27,79 @@ NOT_COMPARED = ("run",)  # a matter of where it lies; the teacher's weights are 
 def make_pairs(
     sampler: Sampler,
     output: Path,
-    count: int,
-    labels: Sequence[int | str] | None = None,
-    seed: int = 0,
+    request: GenerationRequest,
     shard_size: int = 1024,
     rank: int = 0,
     world_size: int = 1,
-    progress: bool = True,
     run: str = "",
     classes: list[str] | None = None,
-    prompts: Sequence[str] | None = None,
-    images: Path | None = None,
-    masks: Path | None = None,
 ) -> dict[str, int]:
-    """Write a teacher's samples in shards, each with the seed of the noise that it was made of.
+    """Write a teacher's samples in shards, each with the seed of the noise that it was made of; see `write_pairs`.
 
-    Noise and label of pair i follow from `seed` and i alone, so the pairs are the same for any chunk, shard size or
-    number of processes, as far as a sample does not depend on its chunk (see `Sampler`). `meta.json` says how they were
-    made. A second call makes missing shards only. Of a flow in latents the shards hold these, on the autoencoder's own
-    scale. Images that samples are given are stored, as the net's condition; prompts follow from the number of a pair.
-
-    The arguments are those of `write_pairs`; of `world_size` processes each makes every world_size-th shard.
+    Noise and label of a pair follow from seed and number alone. `meta.json` says how the pairs were made. A second call
+    writes missing shards only; of `world_size` processes each writes every world_size-th. A flow in latents gives
+    these, on the autoencoder's own scale. Images that samples are given are stored, as the net's condition.
 
     Returns:
         Pairs that this process `made`, and `skipped` because they were there.
 
     Source: Liu et al., "Flow Straight and Fast" (2023), algorithm 1.
     """
-    check_at_least(1, count=count, shard_size=shard_size)
+    check_at_least(1, shard_size=shard_size)
     check_within(0, world_size - 1, rank=rank)
-    files = image_files(images), image_files(masks)
-    chosen = sampler.label_numbers(labels)
-    label_list, seeds = sample_requests(count, seed, sampler.net.num_classes, chosen, PAIRS)
-    classes = sampler.classes if classes is None else classes
-    if classes is not None and len(classes) != sampler.net.num_classes:
-        raise ValueError(f"{len(classes)} names of classes for a net of {sampler.net.num_classes} classes")
-    net = sampler.net
+    labels, seeds = request.labels_and_seeds(sampler, PAIRS)
+    settings = _settings(sampler, request, seeds, sampler.classes if classes is None else classes)
+    begin_output(
+        output, {"run": run, **settings, "shard_size": shard_size}, META_NAME, NOT_COMPARED, sweep=world_size == 1
+    )
+    made = 0
+
+    def rows(part: range) -> np.ndarray:
+        nonlocal made
+        made += len(part)
+        rows = np.zeros(len(part), row_type(sampler.net.sample_shape, settings.get("image_shape")))
+        rows["seed"] = seeds[part.start : part.stop]
+        conditions = request.conditions(sampler, rows["seed"].tolist(), first=part.start)
+        if conditions is not None and conditions.images is not None:
+            rows["image"] = conditions.images.numpy()
+        if labels is not None:
+            rows["label"] = labels[part.start : part.stop]
+        _fill_samples(sampler, rows, conditions)
+        return rows
+
+    write_array_files(output / STEM, request.count, shard_size, rows, rank, world_size)
+    starts = range(0, request.count, shard_size)[rank::world_size]
+    return {"made": made, "skipped": sum(min(shard_size, request.count - start) for start in starts) - made}
+
+
+def _settings(
+    sampler: Sampler, request: GenerationRequest, seeds: list[int], classes: list[str] | None
+) -> dict[str, Any]:
+    """What decides the pairs, and what their reader has to know."""
+    net, first = sampler.net, request.conditions(sampler, seeds[:1])
+    if classes is not None and len(classes) != net.num_classes:
+        raise ValueError(f"{len(classes)} names of classes for a net of {net.num_classes} classes")
     settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
     if sampler.latents is not None:
         settings["autoencoder"] = sampler.latents.autoencoder.fingerprint()
-    settings |= {"count": count, "labels": chosen, "classes": classes, "seed": seed, "shard_size": shard_size}
-    image_shape = None
-    if sampler.request_keys:
-        first = cycle_conditions(sampler, seeds[:1], prompts, *files)
-        image_shape = None if first is None or first.images is None else list(first.images.shape[1:])
-        settings |= {"prompts": None if prompts is None else list(prompts), "image_shape": image_shape}
-        settings |= {"images": [path.name for path in files[0]], "masks": [path.name for path in files[1]]}
-    elif prompts is not None or any(files):
-        raise ValueError("the net takes no prompts and no images: leave them out")
-    begin_output(output, {"run": run, **settings}, META_NAME, NOT_COMPARED, sweep=world_size == 1)
-    indices = [range(start, min(start + shard_size, count)) for start in range(0, count, shard_size)]
-    shards = list(zip(shard_paths(output, count, shard_size), indices, strict=True))
-    pending = pending_items(shards, lambda shard: shard[0].is_file(), rank, world_size)
-    made = sum(len(part) for _, part in pending)
-    with Progress(disable=not progress) as bar:
-        task = bar.add_task(f"pairs in {output.name}", total=made)
-        for path, part in pending:
-            rows = np.zeros(len(part), row_type(net.sample_shape, image_shape))
-            rows["seed"] = seeds[part.start : part.stop]
-            conditions = cycle_conditions(sampler, rows["seed"].tolist(), prompts, *files, first=part.start)
-            if conditions is not None and conditions.images is not None:
-                rows["image"] = conditions.images.numpy()
-            if label_list is not None:
-                rows["label"] = label_list[part.start : part.stop]
-            for done in _sample(sampler, rows, conditions):
-                bar.advance(task, done)
-            write_atomic(path, partial(np.save, arr=rows))
-    return {"made": made, "skipped": sum(len(part) for _, part in shards[rank::world_size]) - made}
+    labels = sampler.label_numbers(request.labels)
+    settings |= {"count": request.count, "labels": labels, "classes": classes, "seed": request.seed}
+    if first is not None:
+        settings["prompts"] = None if request.prompts is None else list(request.prompts)
+        settings["image_shape"] = None if first.images is None else list(first.images.shape[1:])
+        settings |= {f"{name}s": [path.name for path in paths] for name, paths in request.files().items()}
+    return settings
 
 
-def _sample(sampler: Sampler, rows: np.ndarray, conditions: GenerationConditions | None) -> Iterator[int]:
-    """Fill in samples, and what their noise begins with; yields how many at a time."""
-    seeds, labels = rows["seed"].tolist(), rows["label"].tolist()
-    start = 0
+def _fill_samples(sampler: Sampler, rows: np.ndarray, conditions: GenerationConditions | None) -> None:
+    """Fill in samples, and what their noise begins with."""
+    seeds, start = rows["seed"].tolist(), 0
     to_data = torch.nn.Identity() if sampler.latents is None else sampler.latents.denormalise
-    labelled = labels if sampler.net.num_classes else None
-    for solution in sampler.solutions(labelled, seeds, conditions=conditions, decode=False):
+    labels = rows["label"].tolist() if sampler.net.num_classes else None
+    for solution in sampler.solutions(labels, seeds, conditions=conditions, decode=False):
         part = slice(start, start + len(solution.x))
         rows["x0_start"][part] = sampler.noise(seeds[part]).flatten(1)[:, :CHECKED_VALUES].cpu().numpy()
         rows["x1"][part] = to_data(solution.x.to(sampler.device)).cpu().numpy()
-        yield len(solution.x)
         start = part.stop
 
 
@@ -152,8 +142,5 @@ def write_pairs(
         masks: of them, white where they are to be generated; see `zoo sample`.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)
-    sources: dict[str, Any] = {"prompts": prompts, "images": images, "masks": masks}
-    rank, world = process_rank()
-    return make_pairs(
-        sampler, output, count, labels, seed, shard_size, rank, world, run=str(run), classes=classes, **sources
-    )
+    request = GenerationRequest(count, seed, labels, prompts, images, masks)
+    return make_pairs(sampler, output, request, shard_size, *process_rank(), run=str(run), classes=classes)

@@ -3,74 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zoo.common.journal import read_lines
+from zoo.flow.process.conditions import GenerationConditions
 
-REQUEST_KEYS = {"label", "seed", "count"}
-GIVEN_KEYS = ("prompt", "image", "mask")
+if TYPE_CHECKING:
+    from zoo.flow.inference.sampler import Sampler
 
-
-def label_index(label: int | str, classes: Sequence[str] | None) -> int:
-    """A label's number: itself, or that of the class of this name."""
-    if not isinstance(label, str):
-        return label
-    if classes is None:
-        raise ValueError(f"label {label!r}: the classes of this run have no names; give numbers from 1")
-    if label not in classes:
-        raise ValueError(f"label {label!r} is none of the classes {', '.join(classes)}")
-    return list(classes).index(label) + 1
+CONDITION_KEYS = ("prompt", "image", "mask")
 
 
-def read_requests(
-    path: Path, labelled: bool = True, classes: Sequence[str] | None = None, extra_keys: Sequence[str] = ()
-) -> tuple[list[int] | None, list[int]]:
-    """Labels (None where not needed) and seeds, one per sample, of a request file; see `Sampler`.
-
-    Args:
-        given: further keys that a line may hold.
-    """
-    labels: list[int] = []
-    seeds: list[int] = []
-    for row in request_rows(path, labelled, classes, extra_keys):
-        count = row.get("count", 1)
-        seeds += range(row["seed"], row["seed"] + count)
-        labels += [row["label"]] * count if labelled else []
-    return labels if labelled else None, seeds
-
-
-def request_rows(
-    path: Path, labelled: bool, classes: Sequence[str] | None, extra_keys: Sequence[str]
-) -> list[dict[str, Any]]:
-    """The lines of a request file, labels as numbers."""
-    keys = ("label", "seed") if labelled else ("seed",)
-    rows: list[dict[str, Any]] = []
+def read_request_file(path: Path, sampler: Sampler) -> tuple[list[int] | None, list[int], GenerationConditions | None]:
+    """Labels (None without classes), seeds and conditions of the samples of a request file; see `Sampler`."""
+    rows = []
     for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
-        if isinstance(row, dict) and labelled and isinstance(row.get("label"), str):
+        if line.strip():
             try:
-                row["label"] = label_index(row["label"], classes)
+                rows += _read_row(line, sampler)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
-        if not isinstance(row, dict) or any(type(row.get(key)) is not int for key in keys):
-            raise ValueError(f"{path}, line {number}: expected whole numbers {' and '.join(keys)}, found {line[:80]}")
-        count = row.get("count", 1)
-        if not row.keys() <= {*REQUEST_KEYS, *extra_keys} or type(count) is not int or count < 1:
-            more = f" and {', '.join(extra_keys)}" if extra_keys else ""
-            raise ValueError(
-                f"{path}, line {number}: besides {' and '.join(keys)} a line holds only count, 1 or more{more}; "
-                f"found {line[:80]}"
-            )
-        if wrong := [key for key in extra_keys if key in row and not isinstance(row[key], str)]:
-            raise ValueError(f"{path}, line {number}: {wrong[0]} is a text, found {line[:80]}")
-        rows.append(row)
     if not rows:
-        raise ValueError(f"{path} asks for nothing: it has no line with {' and '.join(keys)}")
-    return rows
+        raise ValueError(f"{path} asks for nothing: it has no line")
+    labels, seeds = [row.get("label", 0) for row in rows], [row["seed"] for row in rows]
+    files: dict[str, list[Path]] = {}
+    for key in ("image", "mask"):
+        files[key] = [path.parent / row[key] for row in rows if key in row]
+        if files[key] and len(files[key]) < len(rows):
+            raise ValueError(f"{path}: some lines have an {key}, others none: give one in each")
+    prompts = [row.get("prompt", "") for row in rows] if sampler.text is not None else None
+    conditions = sampler.read_conditions(seeds, prompts, files["image"], files["mask"])
+    return labels if sampler.net.num_classes else None, seeds, conditions
+
+
+def _read_row(line: str, sampler: Sampler) -> list[dict[str, Any]]:
+    """The samples of a line, labels as numbers."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON ({error})") from error
+    required = {"label", "seed"} if sampler.net.num_classes else {"seed"}
+    types = {"label": int, "seed": int, "count": int, **dict.fromkeys(sampler.request_keys, str)}
+    if isinstance(row, dict) and isinstance(row.get("label"), str):
+        row["label"] = (sampler.label_numbers([row["label"]]) or [0])[0]
+    valid = isinstance(row, dict) and required <= row.keys() <= types.keys()
+    if not valid or any(type(value) is not types[key] for key, value in row.items()) or row.get("count", 1) < 1:
+        raise ValueError(
+            f"expected whole numbers {' and '.join(sorted(required))}, count from 1 at will"
+            f"{''.join(f', a text {key}' for key in sampler.request_keys)}; found {line[:80]}"
+        )
+    return [{**row, "seed": row["seed"] + offset} for offset in range(row.get("count", 1))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,48 @@ def sample_requests(
     return [choice[index % len(choice)] for index in range(count)], seeds
 
 
-def image_files(path: Path | None) -> list[Path]:
+@dataclass(frozen=True)
+class GenerationRequest:
+    """Samples 0, 1, ... to generate, each with the next label, prompt, image and mask in turn.
+
+    Attributes:
+        count: of the samples.
+        seed: of their noise.
+        labels: classes by number or name; None for all.
+        prompts: for a net that takes texts; likewise
+        images: a file, or a folder of them, for a net that takes images, and
+        masks: of them, white where they are to be generated.
+    """
+
+    count: int
+    seed: int = 63
+    labels: Sequence[int | str] | None = None
+    prompts: Sequence[str] | None = None
+    images: Path | None = None
+    masks: Path | None = None
+
+    def labels_and_seeds(self, sampler: Sampler, epoch: int = SAMPLES) -> SampleRequests:
+        """Labels and seeds of all samples; see `sample_requests`."""
+        labels = sampler.label_numbers(self.labels)
+        return sample_requests(self.count, self.seed, sampler.net.num_classes, labels, epoch)
+
+    def files(self) -> dict[str, list[Path]]:
+        """Images and masks by "image" and "mask"."""
+        return {"image": _image_files(self.images), "mask": _image_files(self.masks)}
+
+    def conditions(self, sampler: Sampler, seeds: Sequence[int], first: int = 0) -> GenerationConditions | None:
+        """Conditions of the samples from number `first` on, which have these seeds; None where the net takes none."""
+
+        def turns(values: Sequence[Any]) -> list[Any]:
+            return [values[(first + index) % len(values)] for index in range(len(seeds))] if values else []
+
+        if sampler.text is not None and not self.prompts:
+            raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")
+        prompts = turns(self.prompts) if self.prompts else None
+        return sampler.read_conditions(seeds, prompts, *(turns(paths) for paths in self.files().values()))
+
+
+def _image_files(path: Path | None) -> list[Path]:
     """An image, or all of a folder by name; none for None."""
     if path is None or path.is_file():
         return [] if path is None else [path]
@@ -53,27 +95,6 @@ def image_files(path: Path | None) -> list[Path]:
     if not files:
         raise FileNotFoundError(f"{path} is neither an image nor a folder of images")
     return files
-
-
-def cycle_conditions(
-    sampler: Sampler,
-    seeds: Sequence[int],
-    prompts: Sequence[str] | None,
-    images: Sequence[Path],
-    masks: Sequence[Path],
-    first: int = 0,
-) -> GenerationConditions | None:
-    """Prompts, images and masks of samples, each in turns; masks go with the images where they are as many.
-
-    The seeds are those of the samples from number `first` on.
-    """
-
-    def turns(values: Sequence[Any]) -> list[Any]:
-        return [values[(first + index) % len(values)] for index in range(len(seeds))] if values else []
-
-    if sampler.text is not None and not prompts:
-        raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")
-    return sampler.read_conditions(turns(prompts) if prompts else None, turns(images), turns(masks), seeds)
 
 
 def load_sampler(

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,7 +19,8 @@ from zoo.common.checks import check_at_least
 from zoo.flow import rendering
 from zoo.flow.data.images import FileImages, Framing, to_values
 from zoo.flow.inference import forms
-from zoo.flow.inference.request_files import GIVEN_KEYS, label_index, read_requests, request_rows
+from zoo.flow.inference.request_files import CONDITION_KEYS, read_request_file
+from zoo.flow.losses import average_field
 from zoo.flow.nets.autoencoder import LatentSpace
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.nets.text import FrozenText
@@ -28,17 +28,12 @@ from zoo.flow.nets.velocity import VectorField, VelocityNet
 from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, add_nulls
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
 from zoo.flow.process.image_conditions import ImageCondition, Inpainting
-from zoo.flow.process.mean_flow import average_field
 from zoo.flow.process.paths import AffinePath, Prediction
 from zoo.flow.process.sampling import keep_known_region, noise
 from zoo.flow.process.solvers import Method, Projection, Solution, Solver
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
-
-MAX_IMAGES, MAX_POINTS, MAX_STEPS = 64, 5000, 100  # of one answer
-MAX_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
-ANIMATED_IMAGES = 64  # the first ones of a request; more would be too small to see
 
 
 class Sampler(Inference):
@@ -115,7 +110,7 @@ class Sampler(Inference):
         """What a request may hold besides label, seed and count."""
         image = self.image_condition
         flags = (self.text is not None, image is not None, image is not None and image.masked)
-        return tuple(key for key, needed in zip(GIVEN_KEYS, flags, strict=True) if needed)
+        return tuple(key for key, needed in zip(CONDITION_KEYS, flags, strict=True) if needed)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -138,7 +133,15 @@ class Sampler(Inference):
 
     def label_numbers(self, labels: Sequence[int | str] | None) -> list[int] | None:
         """Labels as numbers: numbers as they are, classes by their names."""
-        return None if labels is None else [label_index(label, self.classes) for label in labels]
+        if labels is None:
+            return None
+        for label in labels:
+            if isinstance(label, str) and label not in (self.classes or ()):
+                classes = (
+                    f"one of the classes {', '.join(self.classes)}" if self.classes else "a number: no class has a name"
+                )
+                raise ValueError(f"label {label!r}: expected {classes}")
+        return [1 + (self.classes or []).index(label) if isinstance(label, str) else label for label in labels]
 
     def class_names(self, labels: Sequence[int] | None) -> list[str] | None:
         """Names of labels, 0 being `none`; None where the classes have no names."""
@@ -157,28 +160,23 @@ class Sampler(Inference):
             ValueError: a condition that the net needs is missing, or there is one that it does not take.
         """
         conditions = conditions or GenerationConditions()
-        for name, value, needed in (
-            ("prompts", conditions.prompts, self.text is not None),
-            ("images", conditions.images, self.image_condition is not None),
-        ):
-            if (value is None) == needed:
-                raise ValueError(f"{name} are needed: the net takes them" if needed else f"the net takes no {name}")
+        self._check_conditions(conditions.prompts, conditions.images)
         values: dict[str, Tensor] = {}
         if self.text is not None and conditions.prompts is not None:
             numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(conditions.prompts))}
             states = self.text.encode(list(numbers))
             rows = [numbers[prompt] for prompt in conditions.prompts]
             values = {name: value[rows] for name, value in states.items() if name in self.net.condition_shapes}
-        encode = None
-        if self.image_condition is not None and conditions.images is not None:
+        if conditions.images is not None:
             values["image"] = conditions.images.to(self.device)
-            if self.latents is not None:
-                encode = partial(self.latents.condition, masked=self.image_condition.masked)
-        return add_nulls(values, self._null_text, encode) if values else None
+        return add_nulls(values, self.text, self.latents, self.image_condition) if values else None
 
-    def _null_text(self) -> dict[str, Tensor]:
-        assert self.text is not None
-        return self.text.null()
+    def _check_conditions(self, prompts: Sequence[str] | None, images: Any) -> None:
+        for name, value, part in (("prompts", prompts, self.text), ("images", images, self.image_condition)):
+            if value is None and part is not None:
+                raise ValueError(f"{name} are needed: the net takes them")
+            if value is not None and part is None:
+                raise ValueError(f"the net takes no {name}")
 
     def field(self, labels: Sequence[int] | None = None, conditions: GenerationConditions | None = None) -> VectorField:
         """The field, guided as set, for `invert`, `interpolate`, `inpaint`, `straightness` and the likelihood.
@@ -208,7 +206,7 @@ class Sampler(Inference):
         `progress` is called with the finished share, 0 to 1. Without `decode` the samples are what the net generates,
         latents where the flow runs there.
         """
-        self._check(labels, seeds, conditions)
+        self.check_request(labels, seeds, conditions)
         for start in range(0, len(seeds), self.chunk):
             part = slice(start, start + self.chunk)
             chosen = None if labels is None else labels[part]
@@ -262,7 +260,8 @@ class Sampler(Inference):
         self, labels: Sequence[int] | None, seeds: Sequence[int], conditions: GenerationConditions | None = None
     ) -> Tensor:
         """Draw samples and keep the states (N + 1, B, *sample_shape) at all times of the solver's grid, noise first."""
-        return _join_trajectories(self.solutions(labels, seeds, record=len(seeds), conditions=conditions))
+        solutions = self.solutions(labels, seeds, record=len(seeds), conditions=conditions)
+        return torch.cat([torch.stack(solution.trajectory) for solution in solutions], dim=1)
 
     def __call__(
         self,
@@ -280,65 +279,43 @@ class Sampler(Inference):
         """
         if seeds is None:
             seeds = range(max(len(each) for each in (labels, prompts, images, [0]) if each is not None))
-        conditions = None
-        if prompts is not None or images is not None:
-            encoded = None if images is None else self._encode_images(images, masks, seeds)
-            conditions = GenerationConditions(prompts, encoded)
+        conditions = self.make_conditions(seeds, prompts, images, masks)
         samples = self.sample(labels, seeds, conditions)
         return rendering.to_pixels(samples) if rendering.is_image(self.sample_shape) else samples.numpy()
 
-    def _encode_images(self, images: Any, masks: Any, seeds: Sequence[int]) -> Tensor:
-        """Image conditions of arrays."""
-        if self.image_condition is None:
-            raise ValueError("the net takes no images")
-        values = torch.as_tensor(np.asarray(images)).movedim(-1, 1).float() / 127.5 - 1
-        side = self.image_condition.side(self.sample_shape[-1])
-        if values.shape[1:] != (self.sample_shape[0], side, side):
-            raise ValueError(f"expected images (B, {side}, {side}, {self.sample_shape[0]}), found {np.shape(images)}")
-        holes = None if masks is None else torch.as_tensor(np.asarray(masks))[:, None].float()
-        return self.image_condition.from_user(values, holes, seeds)
-
-    def read_conditions(
-        self, prompts: Sequence[str] | None, images: Sequence[Path], masks: Sequence[Path], seeds: Sequence[int]
+    def make_conditions(
+        self, seeds: Sequence[int], prompts: Sequence[str] | None, images: Any = None, masks: Any = None
     ) -> GenerationConditions | None:
-        """Prompts, and images and masks (white is missing) of files, one of each per sample.
-
-        Images are turned and resized as `zoo.flow.ImageData` does, to the size that the condition asks for.
+        """Conditions of samples, as `__call__` takes them; None where the net takes none.
 
         Raises:
-            ValueError: when a file is no image, something is missing, or is not taken.
-            FileNotFoundError: when there is no such file.
+            ValueError: something is missing, not taken, or of another shape.
         """
+        self._check_conditions(prompts, images)
         encoded = None
-        if (images or masks) and self.image_condition is None:
-            raise ValueError("the net takes no images")
         if self.image_condition is not None:
-            if not images:
-                raise ValueError("images are needed: the net takes them")
-            if masks and not self.image_condition.masked:
+            side = self.image_condition.side(self.sample_shape[-1])
+            if np.shape(images)[1:] != (side, side, self.sample_shape[0]):
+                expected = f"(B, {side}, {side}, {self.sample_shape[0]})"
+                raise ValueError(f"expected images {expected}, found {np.shape(images)}")
+            if masks is not None and not self.image_condition.masked:
                 raise ValueError(f"{type(self.image_condition).__name__} takes no masks")
-            side, channels = self.image_condition.side(self.sample_shape[-1]), self.sample_shape[0]
-            holes = to_values(_read(masks, Framing(side, 1))) / 2 + 0.5 if masks else None
-            pixels = to_values(_read(images, Framing(side, channels)))
-            encoded = self.image_condition.from_user(pixels, holes, seeds)
-        if self.text is None and prompts is not None:
-            raise ValueError("the net takes no prompts")
+            holes = None if masks is None else torch.as_tensor(np.asarray(masks))[:, None].float()
+            encoded = self.image_condition.from_user(to_values(np.array(images)), holes, seeds)
         return None if prompts is None and encoded is None else GenerationConditions(prompts, encoded)
 
-    def _read_request_conditions(self, path: Path, seeds: Sequence[int]) -> GenerationConditions | None:
-        """Read the conditions of a request file."""
-        if not self.request_keys:
-            return None
-        rows: list[dict[str, Any]] = []
-        for row in request_rows(path, self.net.num_classes > 0, self.classes, self.request_keys):
-            rows += [row] * row.get("count", 1)
-        files: dict[str, list[Path]] = {}
-        for key in ("image", "mask"):
-            files[key] = [path.parent / row[key] for row in rows if key in row]
-            if files[key] and len(files[key]) < len(rows):
-                raise ValueError(f"{path}: some lines have an {key}, others none: give one in each")
-        prompts = [row.get("prompt", "") for row in rows] if self.text is not None else None
-        return self.read_conditions(prompts, files["image"], files["mask"], seeds)
+    def read_conditions(
+        self, seeds: Sequence[int], prompts: Sequence[str] | None, images: Sequence[Path], masks: Sequence[Path]
+    ) -> GenerationConditions | None:
+        """As `make_conditions`, of image files and masks (white is missing), read and resized as `ImageData` does."""
+        if not images and not masks:
+            return self.make_conditions(seeds, prompts)
+        if self.image_condition is None:
+            raise ValueError("the net takes no images")
+        side = self.image_condition.side(self.sample_shape[-1])
+        pixels = _read(images, Framing(side, self.sample_shape[0])) if images else None
+        holes = _read(masks, Framing(side, 1))[..., 0] > 127 if masks else None
+        return self.make_conditions(seeds, prompts, pixels, holes)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Draw what a request file asks for.
@@ -348,8 +325,7 @@ class Sampler(Inference):
             the field for each (see `Solution`; with dopri5 the most that a chunk took).
         """
         image = rendering.check_drawable(self.sample_shape)
-        labels, seeds = read_requests(source, self.net.num_classes > 0, self.classes, self.request_keys)
-        conditions = self._read_request_conditions(source, seeds)
+        labels, seeds, conditions = read_request_file(source, self)
         names = self.class_names(labels)
         solutions = list(self.solutions(labels, seeds, conditions=conditions))
         samples = torch.cat([solution.x for solution in solutions])
@@ -386,10 +362,8 @@ class Sampler(Inference):
 
     def dry_run(self) -> str:
         """Draw one sample."""
-        conditions = None
-        if self.request_keys:
-            images = None if self.image_condition is None else self._encode_images(self._blank(), None, [0])
-            conditions = GenerationConditions(None if self.text is None else [""], images)
+        prompts = None if self.text is None else [""]
+        conditions = self.make_conditions([0], prompts, None if self.image_condition is None else self._blank())
         result = self.sample([1] if self.net.num_classes else None, [0], conditions)
         return f"1 sample of shape {tuple(result.shape[1:])}"
 
@@ -413,24 +387,21 @@ class Sampler(Inference):
         side = self.image_condition.side(self.sample_shape[-1])
         return np.full((1, side, side, self.sample_shape[0]), 127, np.uint8)
 
-    def _check(
+    def check_request(
         self, labels: Sequence[int] | None, seeds: Sequence[int], conditions: GenerationConditions | None = None
     ) -> None:
+        """Refuse labels of no class, and anything that is not one per sample."""
         classes = self.net.num_classes
         if not seeds:
             raise ValueError("one seed per sample is needed, found none")
         if classes and labels is None:
             raise ValueError(f"labels are needed, 1 to {classes} (0 is the null class)")
-        if labels is not None and len(labels) != len(seeds):
-            raise ValueError(f"{len(labels)} labels and {len(seeds)} seeds: one of each per sample is needed")
-        wrong = [label for label in labels or () if classes and not 0 <= label <= classes]
-        if wrong:
-            raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
         conditions = conditions or GenerationConditions()
-        counted: dict[str, Sequence[str] | Tensor | None] = {"prompts": conditions.prompts, "images": conditions.images}
-        for what, value in counted.items():
+        for name, value in (("labels", labels), ("prompts", conditions.prompts), ("images", conditions.images)):
             if value is not None and len(value) != len(seeds):
-                raise ValueError(f"{len(value)} {what} and {len(seeds)} seeds: one of each per sample is needed")
+                raise ValueError(f"{len(value)} {name} and {len(seeds)} seeds: one of each per sample is needed")
+        if wrong := [label for label in labels or () if classes and not 0 <= label <= classes]:
+            raise ValueError(f"labels lie between 0 and {classes}, found {wrong[0]}")
 
 
 class MeanFlowSampler(Sampler):
@@ -488,12 +459,8 @@ def _check_euler(solver: Solver) -> None:
 
 
 def _report_progress(field: VectorField, progress: Callable[[float], object], done: float, share: float) -> VectorField:
-    def watched(t: Any, x: Tensor) -> Tensor:
+    def reporting(t: Any, x: Tensor) -> Tensor:
         progress(done + share * float(t))
         return field(t, x)
 
-    return watched
-
-
-def _join_trajectories(solutions: Iterator[Solution] | list[Solution]) -> Tensor:
-    return torch.cat([torch.stack(solution.trajectory) for solution in solutions], dim=1)
+    return reporting

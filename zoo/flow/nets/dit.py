@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from zoo.blocks.image import check_divisible, checkpoint_block
 from zoo.common.checks import check_at_least, check_one_of, check_within
-from zoo.flow.nets.transformer import ROTARY_BASE, Block, Modulated, modulate
 from zoo.flow.nets.velocity import TimeEmbedding, VelocityNet, check_conditions, expand_time
 
 Size = Literal["S", "B", "L", "XL"]
@@ -24,10 +23,106 @@ SIZES: dict[str, tuple[int, int, int]] = {  # depth, width, heads
     "XL": (28, 1152, 16),
 }
 POSITIONS = ("sincos", "rope")
-EPS = 1e-6
+EPS = 1e-6  # of the layer norms
+ROTARY_BASE = 10000.0
 ZERO = ("modulation.linear", "cross.out", "norm.linear", "tail", "condition_patches")  # layers that begin as nothing
 TIME_SCALE = 1000.0  # of the sinusoids
 EMBEDDING_STD = 0.02  # of classes and times at the start
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, scaled, shifted and gated by a vector (adaLN-Zero).
+
+    With a `context_dim` above 0 there is attention to a context between them. Arguments: see `DiT`.
+    """
+
+    def __init__(self, dim: int, heads: int, hidden_mult: int, dropout: float, qk_norm: bool, context_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.modulation = Modulated(dim, 6)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.query_norm, self.key_norm = (nn.RMSNorm(dim // heads) if qk_norm else nn.Identity() for _ in range(2))
+        self.cross = CrossAttention(dim, context_dim, heads) if context_dim else None
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, hidden_mult * dim), nn.GELU(approximate="tanh"), nn.Linear(hidden_mult * dim, dim)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        h: Tensor,
+        vector: Tensor,
+        positions: tuple[Tensor, Tensor] | None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Refine (B, T, dim) under vectors (B, dim).
+
+        Args:
+            positions: cosines and sines (T, head_dim / 2) of rotary positions; None for none.
+            context: (B, L, context_dim), for a block that attends to one.
+            context_mask: (B, 1, 1, L), True where the context may be attended to.
+        """
+        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(vector)
+        attended = self._attend(modulate(h, shift_a, scale_a), positions)
+        h = h + gate_a * self.dropout(attended)
+        if self.cross is not None and context is not None:
+            normed = functional.layer_norm(h, h.shape[-1:], eps=EPS)
+            h = h + self.dropout(self.cross(normed, context, context_mask))
+        return h + gate_f * self.dropout(self.feed_forward(modulate(h, shift_f, scale_f)))
+
+    def _attend(self, h: Tensor, positions: tuple[Tensor, Tensor] | None) -> Tensor:
+        batch, tokens, dim = h.shape
+        query, key, value = self.qkv(h).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
+        query, key = self.query_norm(query), self.key_norm(key)
+        if positions is not None:
+            query, key = rotate(query, positions), rotate(key, positions)
+        outputs = functional.scaled_dot_product_attention(query, key, value)
+        return self.out(outputs.transpose(1, 2).reshape(batch, tokens, dim))
+
+
+class CrossAttention(nn.Module):
+    """Attention from tokens to those of a context."""
+
+    def __init__(self, dim: int, context_dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(dim, dim)
+        self.key_value = nn.Linear(context_dim, 2 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, h: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """What (B, T, dim) takes from (B, L, context_dim); a mask (B, 1, 1, L) is True where it may look."""
+        query = self.query(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D)
+        key, value = self.key_value(context).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, L, D)
+        outputs = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(outputs.transpose(1, 2).flatten(2))
+
+
+class Modulated(nn.Module):
+    """Shifts, scales and gates from a vector."""
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.linear = nn.Linear(dim, count * dim)
+
+    def forward(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """Turn vectors (B, dim) into `count` tensors (B, 1, dim)."""
+        return self.linear(vector)[:, None].chunk(self.count, dim=-1)
+
+
+def modulate(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Layer norm of (B, T, dim), then scaled and shifted."""
+    return functional.layer_norm(h, h.shape[-1:], eps=EPS) * (1 + scale) + shift
+
+
+def rotate(x: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the two halves of each head (..., T, head_dim) by the angles of their positions."""
+    cos, sin = positions
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
 
 
 class DiT(VelocityNet):
@@ -37,7 +132,7 @@ class DiT(VelocityNet):
     computed, whatever it was trained on. At the start the output is exactly 0 and each block passes on what it gets.
 
     Weights: `patches` (a convolution), `time_embedding`, `class_embedding` (row 0 is the null class), `blocks.<i>` of
-    `zoo.flow.nets.transformer.Block`, `norm` (shift, scale) and `tail`, whose outputs are ordered row, column, channel
+    `Block`, `norm` (shift, scale) and `tail`, whose outputs are ordered row, column, channel
     within a patch. Nothing of the positions is stored.
 
     Args:
@@ -51,8 +146,6 @@ class DiT(VelocityNet):
         hidden_mult: width of the feed-forward layers in multiples of `dim`.
         num_classes: real classes, labelled 1 to num_classes; 0 builds an unconditional net.
         positions: "sincos" adds a fixed table to the tokens; "rope" turns queries and keys in every block.
-        interpolate: spread the positions of another resolution over the range of `image_resolution`; otherwise a cell
-            counts as one, and a larger image has positions that training never saw.
         qk_norm: bring queries and keys to a root mean square of 1 in each head.
         dropout: of what each layer adds, 0 to 1; the original has none.
         context_dim: width of the tokens of a text to attend to ("tokens" of the conditions); 0 for none.
@@ -81,7 +174,6 @@ class DiT(VelocityNet):
         hidden_mult: int = 4,
         num_classes: int = 3,
         positions: Positions = "sincos",
-        interpolate: bool = False,
         qk_norm: bool = False,
         dropout: float = 0.0,
         context_dim: int = 0,
@@ -95,10 +187,7 @@ class DiT(VelocityNet):
         check_one_of(SIZES, size=size)
         check_one_of(POSITIONS, positions=positions)
         check_within(0, 1, dropout=dropout)
-        usual = SIZES[size]
-        depth, dim, heads = (
-            conditions or of_size for conditions, of_size in zip((depth, dim, heads), usual, strict=True)
-        )
+        depth, dim, heads = (given or usual for given, usual in zip((depth, dim, heads), SIZES[size], strict=True))
         sides = (image_resolution,) * 2 if isinstance(image_resolution, int) else tuple(image_resolution)
         check_at_least(1, patch=patch, depth=depth, heads=heads, hidden_mult=hidden_mult)
         if dim % (4 * heads):
@@ -110,24 +199,19 @@ class DiT(VelocityNet):
         self.patch = patch
         self.dim, self.heads = dim, heads
         self.positions = positions
-        self.interpolate = interpolate
         self.time_scale = time_scale = (1.0 if spans else TIME_SCALE) if time_scale is None else time_scale
         self.checkpointing = checkpointing
-        self.condition_shapes = {
-            **({"tokens": (context_dim,), "mask": ()} if context_dim else {}),
-            **({"pooled": (pooled_dim,)} if pooled_dim else {}),
-            **({"image": (condition_channels,)} if condition_channels else {}),
-            **({"span": ()} if spans else {}),
-        }
+        sizes = {"tokens": context_dim, "pooled": pooled_dim, "image": condition_channels}
+        self.condition_shapes = {name: (width,) for name, width in sizes.items() if width}
+        self.condition_shapes |= dict.fromkeys(["mask"] * bool(context_dim) + ["span"] * spans, ())
         self.patches = nn.Conv2d(in_channels, dim, patch, patch)
         self.time_embedding = TimeEmbedding(dim, time_scale)
         self.class_embedding = nn.Embedding(num_classes + 1, dim) if num_classes else None
         self.pooled = nn.Linear(pooled_dim, dim) if pooled_dim else None
         self.condition_patches = nn.Conv2d(condition_channels, dim, patch, patch) if condition_channels else None
         self.span_embedding = TimeEmbedding(dim, time_scale) if spans else None
-        self.blocks = nn.ModuleList(
-            Block(dim, heads, hidden_mult, dropout, EPS, qk_norm, context_dim) for _ in range(depth)
-        )
+        blocks = [Block(dim, heads, hidden_mult, dropout, qk_norm, context_dim) for _ in range(depth)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = Modulated(dim, 2)
         self.tail = nn.Linear(dim, patch**2 * in_channels)
         self._initialise()
@@ -155,25 +239,19 @@ class DiT(VelocityNet):
             h = h + self.condition_patches(conditions["image"])
         rows, columns = h.shape[2:]
         h = h.flatten(2).transpose(1, 2).to(x.dtype)  # (B, L, D); under autocast the residual stream stays float32
-        rotary, steps = None, self._steps(rows, columns)
+        rotary = None
         if self.positions == "rope":
-            angles = grid_angles(rows, columns, self.dim // self.heads, steps, x.device).flatten(1)
+            angles = grid_angles(rows, columns, self.dim // self.heads, x.device).flatten(1)
             rotary = angles.cos(), angles.sin()  # (L, head_dim / 2)
         else:
-            h = h + sine_table(rows, columns, self.dim, steps, x.device).to(h.dtype)
+            h = h + sine_table(rows, columns, self.dim, x.device).to(h.dtype)
         context, mask = conditions.get("tokens"), conditions.get("mask")
         allowed = None if mask is None else mask.bool()[:, None, None]  # (B, 1, 1, tokens)
         for block in self.blocks:
-            h = checkpoint_block(self.checkpointing, block, h, vector, rotary, None, context, allowed)
+            h = checkpoint_block(self.checkpointing, block, h, vector, rotary, context, allowed)
         shift, scale = self.norm(vector)
-        h = self.tail(modulate(h, shift, scale, EPS))  # (B, L, p * p * C)
+        h = self.tail(modulate(h, shift, scale))  # (B, L, p * p * C)
         return _merge_patches(h, rows, columns, self.patch)  # (B, C, H, W)
-
-    def _steps(self, rows: int, columns: int) -> tuple[float, float]:
-        """Distance of neighbouring rows and columns in positions."""
-        if not self.interpolate:
-            return 1.0, 1.0
-        return self.sample_shape[1] / (self.patch * rows), self.sample_shape[2] / (self.patch * columns)
 
     def _initialise(self) -> None:
         """The paper's start: zero at the end of each branch, Xavier-uniform elsewhere."""
@@ -198,35 +276,19 @@ def _merge_patches(h: Tensor, rows: int, columns: int, patch: int) -> Tensor:
     return h.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
 
-def grid_angles(
-    rows: int,
-    columns: int,
-    width: int,
-    steps: tuple[float, float] = (1.0, 1.0),
-    device: torch.device | str = "cpu",
-) -> Tensor:
+def grid_angles(rows: int, columns: int, width: int, device: torch.device | str = "cpu") -> Tensor:
     """Angles (L, 2, width / 4), float32, of the column and the row of each cell of a grid, row by row.
 
     Args:
         width: of the vectors that they are for, a multiple of 4.
-        steps: distance of neighbouring rows and columns.
     """
     exponents = torch.arange(width // 4, device=device, dtype=torch.float32) / (width // 4)
-    row, column = (
-        step * torch.arange(count, device=device, dtype=torch.float32)
-        for step, count in zip(steps, (rows, columns), strict=True)
-    )
-    places = torch.stack([column.repeat(rows), row.repeat_interleave(columns)], dim=1)  # (L, 2)
-    return places[:, :, None] * ROTARY_BASE**-exponents
+    row, column = (torch.arange(count, device=device, dtype=torch.float32) for count in (rows, columns))
+    positions = torch.stack([column.repeat(rows), row.repeat_interleave(columns)], dim=1)  # (L, 2)
+    return positions[:, :, None] * ROTARY_BASE**-exponents
 
 
-def sine_table(
-    rows: int,
-    columns: int,
-    width: int,
-    steps: tuple[float, float] = (1.0, 1.0),
-    device: torch.device | str = "cpu",
-) -> Tensor:
+def sine_table(rows: int, columns: int, width: int, device: torch.device | str = "cpu") -> Tensor:
     """Sines and cosines (L, width) of a grid: the first half of the vector is the column's, the second the row's."""
-    angles = grid_angles(rows, columns, width, steps, device)
+    angles = grid_angles(rows, columns, width, device)
     return torch.cat([angles.sin(), angles.cos()], dim=2).flatten(1)

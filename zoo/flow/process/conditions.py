@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from zoo.common.tensors import sample_uniforms
 from zoo.flow.nets.velocity import NULL_LABEL, VelocityNet
+
+if TYPE_CHECKING:
+    from zoo.flow.nets.autoencoder import LatentSpace
+    from zoo.flow.nets.text import FrozenText
+    from zoo.flow.process.image_conditions import ImageCondition
 
 KIND_NAMES = {"text": ("tokens", "mask", "pooled"), "image": ("image",)}
 LABEL = "label"
@@ -67,23 +73,20 @@ class GenerationConditions:
 
 def add_nulls(
     conditions: Mapping[str, Tensor],
-    null_text: Callable[[], Mapping[str, Tensor]],
-    encode: Callable[[Tensor], Tensor] | None = None,
+    text: FrozenText | None,
+    latents: LatentSpace | None,
+    image_condition: ImageCondition | None,
 ) -> ConditionBatch:
-    """Return conditions of a batch with their nulls: the states of the empty text, an image of zeros.
-
-    Args:
-        null_text: returns the states of the empty text.
-        encode: brings the image into latents, where the flow runs there.
-    """
+    """Return conditions of a batch, images in `latents`, with their nulls: the states of the empty text, zeros."""
     values = dict(conditions)
     nulls: dict[str, Tensor] = {}
-    if "image" in values:
-        values["image"] = values["image"] if encode is None else encode(values["image"])
+    if image_condition is not None and "image" in values:
+        if latents is not None:
+            values["image"] = latents.condition(values["image"], masked=image_condition.masked)
         nulls["image"] = torch.zeros_like(values["image"][:1])
-    if texts := [name for name in KIND_NAMES["text"] if name in values]:
-        states = null_text()
-        nulls |= {name: states[name].to(values[name].device) for name in texts}
+    if text is not None and (names := [name for name in KIND_NAMES["text"] if name in values]):
+        states = text.null()
+        nulls |= {name: states[name].to(values[name].device) for name in names}
     return ConditionBatch(values, nulls)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
@@ -17,7 +16,6 @@ from zoo.flow.process.conditions import KINDS, ConditionBatch, predict_branches
 from zoo.flow.process.paths import AffinePath, Prediction
 
 NULL_LABELS = {"label0": NULL_LABEL, "none": NO_LABEL}
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 class Guidance:
@@ -30,8 +28,6 @@ class Guidance:
             vector, which is what the assignment's sampler does and what was never trained.
         interval: times between which to guide; outside, the prediction is conditional.
         rescale: share, 0 to 1, of the guided prediction that is brought back to the conditional one's deviation.
-        schedule: of the scale over the interval: "constant", or from 1 up to `scale` at its end, linear or as half a
-            cosine.
 
     Source: Ho and Salimans (2022), equation 6; interval: Kynkäänniemi et al. (2024); rescale: Lin et al., "Common
     Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.4.
@@ -43,30 +39,20 @@ class Guidance:
         null_mode: Literal["label0", "none"] = "label0",
         interval: Sequence[float] = (0.0, 1.0),
         rescale: float = 0.0,
-        schedule: Literal["constant", "linear", "cosine"] = "constant",
     ) -> None:
         check_one_of(NULL_LABELS, null_mode=null_mode)
         if len(interval) != 2 or not 0 <= interval[0] < interval[1] <= 1:
             raise ValueError(f"interval is two times with 0 <= first < last <= 1, not {list(interval)}")
         check_within(0, 1, rescale=rescale)
-        check_one_of(SCHEDULES, schedule=schedule)
         self.scale = scale
         self.null_mode = null_mode
         self.interval = (float(interval[0]), float(interval[1]))
         self.rescale = rescale
-        self.schedule = schedule
 
     def scale_at(self, t: float) -> float:
         """The scale at a time; 1 outside the interval."""
         first, last = self.interval
-        if not first <= t <= last:
-            return 1.0
-        if self.schedule == "constant":
-            return self.scale
-        progress = (t - first) / (last - first)
-        if self.schedule == "cosine":
-            progress = (1 - math.cos(math.pi * progress)) / 2
-        return 1 + (self.scale - 1) * progress
+        return self.scale if first <= t <= last else 1.0
 
     needs_labels = True
 
@@ -87,23 +73,19 @@ class Guidance:
             conditions: besides the class; where there are any, the unconditional branch has none of them either.
             guide: a weaker net, for `Autoguidance`.
         """
-        if conditions is not None:
-            scale, kinds = self.scale_at(t), [(), KINDS]
-            branches = kinds[1:] if scale == 1 else kinds[:1] if scale == 0 else kinds
-            outputs = predict_branches(net, t, x, label, conditions, branches)
-            if len(outputs) == 1:
-                return outputs[0]
-            return classifier_free_guidance(outputs[1], outputs[0], scale, self.rescale)
-        if label is None:
-            raise ValueError("guidance needs labels or conditions")
-        null = torch.full_like(label, NULL_LABELS[self.null_mode])
         scale = self.scale_at(t)
-        if scale == 1:
-            return net(x, t, label)
-        if scale == 0:
-            return net(x, t, null)
-        unconditional, conditional = net(torch.cat([x, x]), t, torch.cat([null, label])).chunk(2)
-        return classifier_free_guidance(conditional, unconditional, scale, self.rescale)
+        if conditions is not None:
+            branches = [KINDS] if scale == 1 else [()] if scale == 0 else [(), KINDS]
+            outputs = predict_branches(net, t, x, label, conditions, branches)
+        elif label is None:
+            raise ValueError("guidance needs labels or conditions")
+        else:
+            null = torch.full_like(label, NULL_LABELS[self.null_mode])
+            rows = [label] if scale == 1 else [null] if scale == 0 else [null, label]
+            outputs = list(net(torch.cat([x] * len(rows)), t, torch.cat(rows)).chunk(len(rows)))
+        if len(outputs) == 1:
+            return outputs[0]
+        return classifier_free_guidance(outputs[1], outputs[0], scale, self.rescale)
 
 
 class Autoguidance(Guidance):
@@ -115,21 +97,14 @@ class Autoguidance(Guidance):
         scale: s. 1 is the net alone; published ones are about 2.
         interval: times between which to guide; outside, the prediction is the net's.
         rescale: share, 0 to 1, of the guided prediction that is brought back to the net's deviation.
-        schedule: of the scale over the interval, see `Guidance`.
 
     Source: Karras et al., "Guiding a Diffusion Model with a Bad Version of Itself" (2024), equation 5.
     """
 
     needs_labels = False
 
-    def __init__(
-        self,
-        scale: float = 2.0,
-        interval: Sequence[float] = (0.0, 1.0),
-        rescale: float = 0.0,
-        schedule: Literal["constant", "linear", "cosine"] = "constant",
-    ) -> None:
-        super().__init__(scale, "label0", interval, rescale, schedule)
+    def __init__(self, scale: float = 2.0, interval: Sequence[float] = (0.0, 1.0), rescale: float = 0.0) -> None:
+        super().__init__(scale, "label0", interval, rescale)
 
     def predict(
         self,

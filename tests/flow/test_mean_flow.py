@@ -1,0 +1,191 @@
+"""Average velocities, on Gaussian data whose flow is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.harness import REPOSITORY
+from zoo.common.configs import load_recipe
+from zoo.flow.inference.sampler import MeanFlowSampler, Sampler
+from zoo.flow.losses import average_field, mean_flow_target, sample_intervals
+from zoo.flow.nets.dit import DiT
+from zoo.flow.nets.velocity import VelocityNet
+from zoo.flow.process.guidance import Guidance
+from zoo.flow.process.image_conditions import Inpainting
+from zoo.flow.process.paths import ConditionalOT
+from zoo.flow.process.solvers import Solver
+from zoo.flow.process.time_samplers import UniformTimes
+from zoo.flow.task import MeanFlowTask
+from zoo.training.resume import item_seed
+
+MEAN, DEVIATION = 1.5, 0.4  # of the data, in each coordinate
+
+
+def spread(t: Tensor) -> Tensor:
+    return (t**2 * DEVIATION**2 + (1 - t) ** 2).sqrt()
+
+
+def velocity(x: Tensor, t: Tensor) -> Tensor:
+    """The exact field of Gaussian data."""
+    t = t[:, None]
+    return MEAN + (t * DEVIATION**2 - (1 - t)) / spread(t) ** 2 * (x - t * MEAN)
+
+
+def average(x: Tensor, t: Tensor, span: Tensor) -> Tensor:
+    """The exact average velocity: the flow's map, by the time it takes."""
+    t, span = t[:, None], span[:, None]
+    end = t + span
+    return (end * MEAN + spread(end) / spread(t) * (x - t * MEAN) - x) / span
+
+
+def points(count: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    t, span = torch.rand(2, count, generator=generator, dtype=torch.float64)
+    return x, 0.9 * t, 0.05 + (0.95 - 0.9 * t) * span
+
+
+def test_the_exact_average_is_its_own_target():
+    x, t, span = points()
+    target, found = mean_flow_target(average, x, t, span, velocity(x, t))
+    torch.testing.assert_close(target, found, atol=1e-8, rtol=0)
+    wrong, _ = mean_flow_target(lambda *inputs: 1.1 * average(*inputs), x, t, span, velocity(x, t))
+    assert (wrong - 1.1 * found).abs().max() > 1e-2
+
+
+def test_pairs_have_the_exact_target_on_average():
+    count = 200_000
+    generator = torch.Generator().manual_seed(1)
+    x0, noise = torch.randn(2, count, 1, generator=generator, dtype=torch.float64)
+    x1, t, span = MEAN + DEVIATION * noise, torch.full((count,), 0.3).double(), torch.full((count,), 0.5).double()
+    x = 0.3 * x1 + 0.7 * x0
+    target, found = mean_flow_target(average, x, t, span, x1 - x0)
+    for part in (x[:, 0] < x.median(), x[:, 0] >= x.median()):
+        error = (target - found)[part]
+        assert abs(error.mean()) < 4 * error.std() / int(part.sum()) ** 0.5
+
+
+def test_no_span_is_flow_matching_and_derivatives_are_those_of_differences():
+    torch.manual_seed(0)
+    net = DiT(4, 1, depth=1, dim=16, heads=2, num_classes=2, spans=True)
+    assert (net.time_scale, DiT(4, 1, depth=1, dim=16, heads=2).time_scale) == (1, 1000)
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    x, v = torch.randn(2, 3, 1, 4, 4)
+    label = torch.tensor([1, 2, 0])
+
+    def call(x: Tensor, t: Tensor, span: Tensor) -> Tensor:
+        return net(x, t, label, {"span": span})
+
+    t, span = torch.tensor([0.1, 0.3, 0.5]), torch.tensor([0.0, 0.4, 0.5])
+    target, found = mean_flow_target(call, x, t, span, v)
+    assert torch.equal(target[0], v[0]) and not target.requires_grad
+    step = 1e-2
+    with torch.no_grad():
+        ahead = call(x + step * v, t + step, span - step)
+        behind = call(x - step * v, t - step, span + step)
+        slope = (ahead - behind) / (2 * step)
+        torch.testing.assert_close(found, call(x, t, span), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(target, v + span[:, None, None, None] * slope, atol=5e-3, rtol=5e-3)
+
+
+class Oracle(torch.nn.Module):
+    num_classes, sample_shape = 0, (2,)
+
+    def forward(self, x: Tensor, t: float, label: Tensor | None, conditions: dict[str, Tensor]) -> Tensor:
+        return average(x, torch.full_like(conditions["span"], t), conditions["span"])
+
+
+@pytest.mark.parametrize("guidance", [None, Guidance(1.0)], ids=["plain", "guided"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_any_number_of_steps_ends_at_the_flow(steps, guidance):
+    x0 = torch.randn(50, 2, dtype=torch.float64)
+    solver = Solver("euler", steps)
+    found = solver.solve(average_field(Oracle(), solver.times(), None, guidance), x0)
+    torch.testing.assert_close(found.x, MEAN + DEVIATION * x0)
+    assert found.nfe == steps
+
+
+def test_intervals_belong_to_the_item():
+    seeds = [item_seed(0, 0, item) for item in range(2000)]
+    t, span, kept = sample_intervals(UniformTimes(), 0.5, 0.25, seeds)
+    apart = [sample_intervals(UniformTimes(), 0.5, 0.25, [seed]) for seed in seeds[:20]]
+    assert [float(each[1]) for each in apart] == span[:20].tolist()
+    assert (span > 0).float().mean().item() == pytest.approx(0.25, abs=0.03) and bool((t + span < 1).all())
+    assert kept.float().mean().item() == pytest.approx(0.5, abs=0.04)
+    assert not sample_intervals(UniformTimes(), 0.0, 0.0, [1, 2])[1].any()
+
+
+class SmallNet(VelocityNet):
+    sample_shape, num_classes, condition_shapes = (2,), 0, {"span": ()}
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Linear(4, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)]
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None, conditions: Any = None) -> Tensor:
+        return self.net(torch.cat([x, t[:, None], conditions["span"][:, None]], dim=1))
+
+
+def test_the_sampler_takes_one_euler_step_and_no_other_net():
+    parts = SmallNet(), ConditionalOT(0.0)
+    sampler = MeanFlowSampler(*parts)
+    assert (sampler.solver.method, sampler.solver.steps) == ("euler", 1)
+    assert Sampler(*parts, image_condition=Inpainting()).solver.method == "midpoint"
+    with pytest.raises(ValueError, match=r"solver\.method is euler"):
+        MeanFlowSampler(*parts, solver=Solver("heun2", 2))
+    with pytest.raises(ValueError, match="guide is null"):
+        MeanFlowSampler(*parts, guide=SmallNet())
+    with pytest.raises(ValueError, match="neither texts nor images"):
+        MeanFlowSampler(*parts, image_condition=Inpainting())
+
+
+def test_the_demo_begins_with_the_velocities_of_the_flow():
+    """MeanFlow's recipe starts from that of the DiT: the embedding of spans alone is new, and changes little."""
+    nets = []
+    for name in ("demo_digits_dit", "demo_digits_meanflow"):
+        recipe = load_recipe(REPOSITORY / "configs" / "flow" / f"{name}.yaml")
+        arguments = recipe["model"]["init_args"]["net"]["init_args"]
+        nets.append(DiT(**{**arguments, "image_resolution": 8, "in_channels": 1}).eval())
+    flow, average_net = nets
+    for weight in flow.parameters():
+        nn.init.normal_(weight, std=0.1)
+    missing, unexpected = average_net.load_state_dict(flow.state_dict(), strict=False)
+    assert not unexpected and {key.split(".")[0] for key in missing} == {"span_embedding"}
+    assert len(missing) <= 0.1 * len(average_net.state_dict())  # more would be refused by --init_from
+    x, t, label = torch.randn(16, 1, 8, 8), torch.rand(16), torch.arange(16) % 11
+    with torch.no_grad():
+        expected, found = flow(x, t, label), average_net(x, t, label, {"span": torch.zeros(16)})
+    assert (found - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_training_finds_the_map_of_one_step(seed):
+    """Against the flow's map; a share of 0, flow matching alone, leaves spans untrained."""
+    errors = {}
+    for share in (0.0, 0.5):
+        torch.manual_seed(seed)
+        net = SmallNet()
+        adam = torch.optim.Adam(net.parameters(), 3e-3)
+        path, times = ConditionalOT(0.0), UniformTimes()
+        task = MeanFlowTask(net, path, times, lambda _, made=adam: made, label_drop=0.0, share=share, power=0.0)
+        task.log_terms = lambda *args, **kwargs: None
+        for step in range(800):
+            adam.param_groups[0]["lr"] = 3e-3 * (1 - step / 800)
+            seeds = [item_seed(seed, 0, 256 * step + item) for item in range(256)]
+            batch = {"x1": MEAN + DEVIATION * torch.randn(256, 2), "x0": torch.randn(256, 2), "seeds": seeds}
+            adam.zero_grad()
+            task.training_step({**batch, "label": torch.zeros(256, dtype=torch.int64)}, 0).backward()
+            adam.step()
+        x0 = torch.randn(2000, 2)
+        with torch.no_grad():
+            found = x0 + net(x0, torch.zeros(2000), None, {"span": torch.ones(2000)})
+        errors[share] = float((found - MEAN - DEVIATION * x0).square().mean().sqrt())
+    print(f"seed {seed}: root mean square error of one step {errors[0.5]:.3f}, without spans {errors[0.0]:.3f}")
+    assert errors[0.5] < 0.1 < 0.3 < errors[0.0]
