@@ -134,17 +134,6 @@ def test_modes_agree_under_autocast(mode):
         assert (other[1][name] - gradient).norm() <= 0.05 * gradient.norm(), name
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_padding_does_not_matter(name):
-    net = crowd(name).eval()
-    ids, mask, _ = batch()
-    together = net(ids, mask)
-    for row in range(3):
-        real = mask[row].bool()
-        alone = net(ids[row : row + 1, real], mask[row : row + 1, real])
-        torch.testing.assert_close(together[:, row, real], alone[:, 0], atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("top", [None, 1])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_one_cache_serves_all_agents(name, top):
