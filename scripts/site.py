@@ -1,6 +1,6 @@
 """A hook of mkdocs: pages made from README, changelog, registry, recipes and commands, so that they cannot lag behind.
 
-`mkdocs build --strict` runs it; see mkdocs.yml. Nothing is imported that needs torch.
+`mkdocs build --strict` runs it; see mkdocs.yml.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from zoo.cli.config_worker import describe_config
 from zoo.cli.help_text import TRAINER_COMMANDS
 from zoo.cli.tools import find_tools
 from zoo.common import registry
 from zoo.common.configs import load_recipe
 from zoo.common.systems import OVERRIDES, list_systems, recipe_paths
-from zoo.ui.forms.explain import explain
-from zoo.ui.forms.recipes import comment_of
-from zoo.ui.forms.signatures import arguments
-from zoo.ui.forms.values import flatten
+from zoo.ui.folders import read_description
+from zoo.ui.tabs.config_edits import describe_key, flatten
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -162,13 +161,19 @@ def _strip_markup(text: str) -> str:
 def _called() -> str:
     lines = ["# zoo", "", "What is called from Python and no part of a recipe.", ""]
     for name, place in CALLED.items():
-        lines += [f"## {name}", "", f"`{name}({', '.join(arguments(*place.split(':')) or ())})`", ""]
+        lines += [f"## {name}", "", f"`{name}({', '.join(inspect.signature(import_function(place)).parameters)})`", ""]
         lines += [_strip_markup(docstring(place)), ""]
         sections = [each.split(None, 1) for each in docstring(place).split("\n\n")[2:] if each.strip()]
         lines += [
             line for title, description in sections for line in (f"**{title}** {' '.join(description.split())}", "")
         ]
     return "\n".join(lines)
+
+
+def import_function(place: str) -> Any:
+    """Return the function "module:function"."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _parts(package: str) -> str:
@@ -181,11 +186,13 @@ def _parts(package: str) -> str:
 
 
 def _recipe(name: str, path: Path) -> list[str]:
-    values = flatten(load_recipe(path))
-    lines = [f"## {name}", "", comment_of(path), "", "| key | default | meaning |", "|---|---|---|"]
+    config = load_recipe(path)
+    values, arguments = flatten(config), describe_config(config)
+    lines = [f"## {name}", "", read_description(path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         formatted = json.dumps(value, ensure_ascii=False)
-        meaning = re.sub(r":\w+:(?=`)", "", explain(values, key).text)  # roles of reStructuredText in Lightning's texts
+        description = describe_key(arguments, values, key)["help"]
+        meaning = re.sub(r":\w+:(?=`)", "", description)  # roles of reStructuredText in Lightning's texts
         parts = re.sub(r"(?<=[./])", "<wbr>", html.escape(key))
         lines.append(f'| <code class="key">{parts}</code> | `{_cell(formatted)}` | {_cell(meaning)} |')
     return [*lines, ""]

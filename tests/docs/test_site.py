@@ -2,23 +2,33 @@
 
 import ast
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from scripts.site import docstring
+from scripts.site import docstring, import_function
+from zoo.cli.config_worker import argument_texts, describe_arguments, describe_config
 from zoo.cli.tools import find_tools
 from zoo.common import registry
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_paths
-from zoo.ui.forms.explain import explain
-from zoo.ui.forms.signatures import arguments, described
-from zoo.ui.forms.values import flatten
+from zoo.ui.tabs.config_edits import describe_key, flatten
 
 pytest.importorskip("mkdocs")
 site = importlib.import_module("scripts.site")
+
+
+VARIADIC = ("args", "kwargs")
+
+
+def undescribed(place: str) -> list[str]:
+    """Arguments of a function that its docstring does not describe."""
+    function = import_function(place)
+    texts = argument_texts(function.__doc__)
+    return [name for name in inspect.signature(function).parameters if not texts.get(name) and name not in VARIADIC]
 
 
 def definition(place: str) -> ast.stmt:
@@ -38,8 +48,8 @@ def test_every_part_stands_in_the_reference_with_all_its_arguments(package: str)
         module, short = registry.defining_module(name) or "", name.rpartition(".")[2]
         assert f"::: {module}.{short}\n    options:\n      heading: {name}\n" in page
         assert ast.get_docstring(definition(f"{module}.{short}")), f"{name} has no docstring"
-        said = described(module, short)
-        unclear += [f"{name}: {key}" for key in arguments(module, short) or {} if not said.get(key)]
+        described = describe_arguments(registry.get_class(name))
+        unclear += [f"{name}: {key}" for key, each in described.items() if not (each["help"] or key in VARIADIC)]
     assert unclear == [], "no line in Args says what these are"
 
 
@@ -50,22 +60,21 @@ def test_every_public_name_of_the_package_is_a_part_or_in_the_reference() -> Non
     page = site._called()
     for name, place in site.CALLED.items():
         assert f"## {name}\n" in page and docstring(place).strip()
-        assert described(*place.split(":")).keys() >= (arguments(*place.split(":")) or {}).keys()
+        assert undescribed(place) == []
 
 
 def test_every_command_and_each_of_its_arguments_is_told() -> None:
     page = site._commands()
     for name, tool in find_tools().items():
         assert f"## zoo {name}\n" in page and docstring(tool.path).strip(), f"zoo {name} has no docstring"
-        module, _, function = tool.path.partition(":")
-        said = described(module, function)
-        assert [key for key in arguments(module, function) or {} if not said.get(key)] == [], f"zoo {name}"
+        assert undescribed(tool.path) == [], f"zoo {name}"
 
 
 @pytest.mark.parametrize(("name", "path"), recipe_paths().items(), ids=lambda value: str(value))
 def test_every_key_of_a_recipe_has_a_meaning(name: str, path: Path) -> None:
-    values = flatten(load_recipe(path))
-    assert [key for key in values if not explain(values, key).text.strip()] == [], f"{name}: nothing says what"
+    config = load_recipe(path)
+    values, arguments = flatten(config), describe_config(config)
+    assert [key for key in values if not describe_key(arguments, values, key).get("help")] == [], f"{name}: no meaning"
     rows = [line for line in site._recipe(name, path) if line.startswith("| <code")]
     assert len(rows) == len(values)
     assert all(re.fullmatch(r"\| <code class=\"key\">.+</code> \| `.*` \| .+ \|", row) for row in rows)

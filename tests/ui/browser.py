@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import re
 import shutil
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ui.serving import Server, started
+from tests.ui.serving import Server, start_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE = 120_000  # ms; a training process needs seconds to start, more on a busy machine
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+KEY_FOLDERS = ("checkpoints", "data", "model", "trainer")  # folders named like keys of a config
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +27,8 @@ def browser() -> Iterator[Any]:
             pytest.fail("CI must not skip the browser tests: apt-get install chromium")
         pytest.skip("no chromium")
     with sync_api.sync_playwright() as playwright:
-        options = [
-            "--no-sandbox",
-            "--disable-gpu",
-            "--use-fake-ui-for-media-stream",
-            "--use-fake-device-for-media-stream",
-        ]
+        options = ["--no-sandbox", "--disable-gpu", "--use-fake-ui-for-media-stream"]
+        options += ["--use-fake-device-for-media-stream"]
         made = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         yield made
         made.close()
@@ -41,74 +36,60 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server in a folder of its own; trainings that a failed test left behind are killed."""
-    yield from started(tmp_path)
+    """A server in a working folder with folders named like keys; trainings that a test left behind are killed."""
+    for name in KEY_FOLDERS:
+        (tmp_path / name).mkdir()
+    yield from start_server(tmp_path, ZOO_DATA=str(tmp_path / "data"))
     kill_trainings(tmp_path)
 
 
 def kill_trainings(folder: Path) -> None:
-    """End what the pages of a folder have started."""
-    from zoo.ui.jobs.records import read_record
+    """Kill what the pages of a folder have started."""
+    from zoo.ui.processes.command import kill_tree
+    from zoo.ui.processes.training_queue import read_record
 
     for record in map(read_record, (folder / "runs").glob("*/*/*")):
-        if record and record.process():
-            os.kill(record.pid, signal.SIGKILL)
+        if record and record.is_running():
+            kill_tree(record.pid)
 
 
-def enter(browser: Any, server: Server, problems: list[str], size: dict[str, int] | None = None, path: str = "") -> Any:
-    """Open a page of a new session, and write down what goes wrong in it."""
-    page = browser.new_context(viewport=size or WIDE).new_page()
+def open_page(browser: Any, server: Server, problems: list[str], path: str = "") -> Any:
+    """Open a page and collect what goes wrong in it."""
+    page = browser.new_context(viewport=WIDE).new_page()
     page.set_default_timeout(PATIENCE)
-    home = server.address.partition("?")[0]
-    page.on("request", lambda request: problems.append(request.url) if not request.url.startswith(home) else None)
+    page.on("request", lambda each: problems.append(each.url) if not each.url.startswith(server.home) else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(server.address)
-    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda each: problems.append(each.text) if each.type == "error" else None)
     if path:
-        page.goto(home + path)
+        page.goto(f"{server.home}/{path}")
     page.get_by_role("tab", name="Train").wait_for()
     return page
 
 
-def barriers(page: Any) -> list[str]:
-    """What axe-core finds in a page as it is shown, of the serious kinds."""
+def pick(page: Any, label: str, option: str) -> None:
+    """Choose an option of a list."""
+    page.get_by_role("combobox", name=label, exact=True).click()
+    page.get_by_role("option", name=re.compile(rf"^{re.escape(option)}( |$)")).first.click()
+
+
+def check_layout(page: Any, name: str) -> None:
+    """Look at a page at both widths: axe-core finds nothing serious, nothing has to be scrolled sideways.
+
+    With $ZOO_SCREENSHOTS pictures are written to that folder.
+    """
     from axe_playwright_python.sync_playwright import Axe
 
     page.add_style_tag(content="* { transition: none !important; animation: none !important; }")  # nothing half faded
-    found = []
-    for violation in Axe().run(page).response["violations"]:
-        if violation["impact"] in ("serious", "critical"):
-            found += [f"{violation['id']}: {node['html'][:200]}" for node in violation["nodes"]]
-    return found
-
-
-def too_wide(page: Any) -> int:
-    """Pixels that a page can be scrolled sideways."""
-    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
-
-
-def keep(page: Any, name: str) -> None:
-    """Keep a picture when somebody asks for it ($ZOO_SCREENSHOTS), to look at the page."""
-    folder = os.environ.get("ZOO_SCREENSHOTS")
-    if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-
-
-@contextmanager
-def busy(processes: int = 2) -> Iterator[None]:
-    """Keep cores busy."""
-    context = multiprocessing.get_context("spawn")
-    spinning = [context.Process(target=_spin, args=(os.getpid(),), daemon=True) for _ in range(processes)]
-    for process in spinning:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.join()
-
-
-def _spin(parent: int) -> None:
-    while os.getppid() == parent:  # a killed test run leaves nothing behind
-        pass
+    for size in (WIDE, NARROW):
+        page.set_viewport_size(size)
+        page.wait_for_timeout(600)
+        if folder := os.environ.get("ZOO_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"{name}_{size['width']}.png", full_page=True)
+        violations = [
+            each for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")
+        ]
+        nodes = [f"{each['id']}: {node['html'][:200]}" for each in violations for node in each["nodes"]]
+        assert nodes == [], (name, size)
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    page.set_viewport_size(WIDE)

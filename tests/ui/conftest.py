@@ -1,58 +1,76 @@
-"""A page over an empty work folder, and a stand-in for `python -m zoo` that starts at once."""
+"""Folders of a page in an empty working folder, and a stand-in for `python -m zoo` that starts at once."""
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.harness import environment
 from tests.ui.browser import browser, server
-from zoo.ui.jobs.trainings import Trainings
-from zoo.ui.places import Places
-from zoo.ui.store import Store
+from zoo.ui.folders import Folders
+from zoo.ui.processes.training_queue import TrainingQueue
 
 __all__ = ["browser", "server"]
 
-if TYPE_CHECKING:
-    from zoo.ui.board import Board
-
-# fit: writes a row and a checkpoint, then waits for SIGTERM and ends as a training does; others: echo and end
+# fit: writes a checkpoint, then waits for SIGTERM and ends as a training does
 STAND_IN = """
 import pathlib, signal, sys, time
 args = sys.argv[1:]
-if args[0] != "fit" or "--print_config" in args:
-    print("# said" if args[0] == "fit" else "said", *args)
-    sys.exit(3 if "bad" in args else 0)
-folder = [a.split("=")[1] for a in args if a.startswith("--trainer.default_root_dir=")]
-folder = pathlib.Path(folder[0] if folder else args[args.index("--ckpt_path") + 1])
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+if any("bad" in each for each in args):
+    sys.exit("zoo: error: a bad argument")
+folder = pathlib.Path(next(each.partition("=")[2] for each in args if "root_dir=" in each or "ckpt_path=" in each))
+signal.signal(signal.SIGTERM, lambda *_: None if "deaf" in str(folder) else sys.exit(143))
+(folder / "config.yaml").write_text("trainer:\\n  max_steps: 10\\n")
 (folder / "step_00000001.ckpt").touch()
-with (folder / "train.log").open("a") as log:
-    log.write("ready\\n")
-time.sleep(60)
+print("ready", *args, flush=True)
+time.sleep(0 if "short" in str(folder) else 60)
 """
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    for name in ("runs", "temp", "data"):
+def folders(tmp_path: Path) -> Folders:
+    for name in ("runs", "data", "temp"):
         (tmp_path / name).mkdir()
-    return Places(tmp_path, tmp_path / "runs", tmp_path / "temp", tmp_path / "data")
+    return Folders(tmp_path, tmp_path / "runs", tmp_path / "data", tmp_path / "temp")
 
 
 @pytest.fixture
-def trainings(places: Places) -> Trainings:
-    script = places.work / "stand_in.py"
+def queue(folders: Folders) -> TrainingQueue:
+    return make_queue(folders)
+
+
+def make_queue(folders: Folders, at_once: int = 1) -> TrainingQueue:
+    script = folders.work / "stand_in.py"
     script.write_text(STAND_IN)
-    return Trainings(places, ("SECRET",), (sys.executable, str(script)))
+    return TrainingQueue(folders, environment(), at_once, [sys.executable, str(script)])
 
 
-def shared_of(places: Places, trainings: Trainings, store: Store, board: "Board") -> Any:
-    """What the pages of a server share, with workers that nobody has asked yet."""
-    from zoo.ui.exports import Exports
-    from zoo.ui.visit import Shared
-    from zoo.ui.warm.asked import Asked
-    from zoo.ui.warm.pool import Workers
+def make_run(folders: Folders, name: str, rows: int = 4, total: int = 10, **config: Any) -> Path:
+    """Write the files of a run that was stopped."""
+    folder = folders.runs / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(
+        f"# recipe: {'/'.join(name.split('/')[:2])}\ntrainer:\n  max_steps: {total}\ncheckpoints:\n"
+        f"  monitor: val/loss\n  mode: min\ndata: {config.get('data', 'null')}\n"
+    )
+    lines = [f"{step},0,{1 / (step + 1)},{2 / (step + 1)}" for step in range(rows)]
+    (folder / "metrics.csv").write_text("\n".join(["step,epoch,train/loss,val/loss", *lines, ""]))
+    (folder / "train.log").write_text("2026-01-01 00:00:00,000 INFO fit: begins\n")
+    return folder
 
-    asked = Asked(places, store, Workers(places), trainings)
-    return Shared(places, trainings, store, board, Exports(places, trainings), asked)
+
+@pytest.fixture(scope="session", autouse=True)
+def storage(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ.setdefault("NICEGUI_STORAGE_PATH", str(tmp_path_factory.mktemp("storage")))
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Any]:
+    """A page without a browser: elements are made in it, and tests read their properties."""
+    nicegui = pytest.importorskip("nicegui", reason="needs the extra `ui`")
+    with nicegui.Client(nicegui.ui.page("/of_a_test"), request=None) as made:
+        yield made
+    made.delete()

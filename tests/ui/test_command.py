@@ -1,3 +1,5 @@
+"""`zoo ui` itself: what it needs and what it refuses."""
+
 import importlib.util
 import socket
 from pathlib import Path
@@ -11,33 +13,30 @@ from zoo.ui import commands
 def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["ui"]) == 1
-    said = capsys.readouterr().err
-    assert "pip install 'zoo[ui]'" in said and len(said.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert "pip install 'zoo[ui]'" in error and len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "key"),
     [
-        ({"port": 70000}, "0 to 65535"),
-        ({"max_upload_mib": 0}, "at least 1"),
-        ({"max_uploads": 0}, "max_uploads is at least 1"),
-        ({"max_session_mib": -1}, "max_session_mib is at least 1"),
-        ({"trainings_at_once": 0}, "trainings_at_once is at least 1"),
-        ({"max_trainings": 0}, "max_trainings is at least 1"),
-        ({"on_exit": "kill"}, "--on_exit kill: expected keep or stop"),
-        ({"password_env": "ZOO_NO_SUCH"}, "no such environment variable"),
-        ({"password_env": "ZOO_SHORT"}, "at least 8"),
+        ({"port": 70000}, "port"),
+        ({"max_upload_mib": 0}, "max_upload_mib"),
+        ({"trainings_at_once": 0}, "trainings_at_once"),
+        ({"token_env": "ZOO_NO_SUCH"}, "ZOO_NO_SUCH"),
+        ({"token_env": "ZOO_SHORT"}, "ZOO_SHORT"),
     ],
 )
-def test_wrong_options(monkeypatch: pytest.MonkeyPatch, arguments: dict, message: str) -> None:
+def test_wrong_options_are_named(monkeypatch: pytest.MonkeyPatch, arguments: dict, key: str) -> None:
     pytest.importorskip("nicegui", reason="needs the extra `ui`")
     monkeypatch.setenv("ZOO_SHORT", "1234567")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=key):
         commands.main(**arguments)
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nicegui", reason="needs the extra `ui`")
+    monkeypatch.chdir(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,1 +1,1 @@
-"""The local web page: `zoo ui`. It knows recipes and run folders, and no system's insides."""
+"""The local web page of one user on one machine: train, watch, compare, predict."""

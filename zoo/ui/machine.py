@@ -1,50 +1,74 @@
-"""How busy this machine is, as bars."""
+"""How busy this machine is."""
 
 from __future__ import annotations
 
-from nicegui import ui
+import csv
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
 
-from zoo.ui.readings import GIB, Load
-from zoo.ui.visit import Visit
+import psutil
 
+from zoo.common.environment import available_cores, total_memory_bytes
 
-class Machine:
-    """Meters of the processor, its memory and the GPUs, made in the current slot and kept up to date.
-
-    Args:
-        tab: where they stand; "" for the header, where they are small.
-    """
-
-    def __init__(self, visit: Visit, tab: str = "") -> None:
-        self.visit = visit
-        self._box = ui.element().classes("zoo-machine" if tab else "zoo-load")
-        self._names: list[str] = []
-        self._meters: list[tuple[ui.label, ui.linear_progress]] = []
-        visit.every(2.0, tab, self.refresh)
-
-    async def refresh(self) -> None:
-        """Show the load as the board knows it."""
-        loads = self.visit.shared.board.loads
-        if [load.name for load in loads] != self._names:
-            self._names = [load.name for load in loads]
-            self._box.clear()
-            with self._box:
-                self._meters = [_meter(name) for load in loads for name in (load.name, f"memory of {load.name}")]
-        values = [value for load in loads for value in _values(load)]
-        for (label, bar), (share, text) in zip(self._meters, values, strict=True):
-            label.set_text(text)
-            bar.set_value(round(share, 2))
+CARDS = Path("/sys/class/drm")
 
 
-def _values(load: Load) -> tuple[tuple[float, str], tuple[float, str]]:
-    memory = f"{load.used_bytes / GIB:.1f} of {load.total_bytes / GIB:.1f} GiB"
-    return (load.percent / 100, f"{load.percent:.0f} %"), (load.used_bytes / max(load.total_bytes, 1), memory)
+@dataclass(frozen=True)
+class MachineLoad:
+    """Load of a device: percent of its computing, and its memory in bytes."""
+
+    name: str
+    percent: float
+    used_bytes: int
+    total_bytes: int
 
 
-def _meter(name: str) -> tuple[ui.label, ui.linear_progress]:
-    with ui.element().classes("zoo-meter"):
-        ui.label(name.partition(" of ")[0])
-        text = ui.label().classes("zoo-meter-value")
-        bar = ui.linear_progress(0.0, show_value=False, size="6px").props("rounded instant-feedback")
-        bar.props["aria-label"] = name
-    return text, bar
+def read_machine() -> list[MachineLoad]:
+    """Read the load of the processor since the last call, then that of each GPU that reports one."""
+    memory = psutil.virtual_memory()
+    total = total_memory_bytes() or memory.total  # a container's limit may be lower
+    used = min(memory.total - memory.available, total)
+    cpu = MachineLoad(f"CPU, {available_cores()} cores", psutil.cpu_percent(), used, total)
+    return [cpu, *(read_nvidia() or read_amd())]
+
+
+def read_nvidia() -> list[MachineLoad]:
+    """Read the load of NVIDIA's GPUs from nvidia-smi."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = "--query-gpu=name,utilization.gpu,memory.used,memory.total"
+    try:
+        result = subprocess.run(
+            [program, query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_nvidia(result.stdout)
+
+
+def parse_nvidia(text: str) -> list[MachineLoad]:
+    """Parse rows of name, percent, MiB used and MiB in all; rows that lack a number are left out."""
+    loads = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        try:
+            name, percent, used, total = row
+            loads.append(MachineLoad(name, float(percent), int(used) * 2**20, int(total) * 2**20))
+        except ValueError:
+            continue
+    return loads
+
+
+def read_amd(cards: Path = CARDS) -> list[MachineLoad]:
+    """Read the load of AMD's GPUs from the files of the amdgpu driver."""
+    loads = []
+    for busy in sorted(cards.glob("card*/device/gpu_busy_percent")):
+        try:
+            used = int((busy.parent / "mem_info_vram_used").read_text())
+            total = int((busy.parent / "mem_info_vram_total").read_text())
+            loads.append(MachineLoad(f"AMD {busy.parent.parent.name}", float(busy.read_text()), used, total))
+        except (OSError, ValueError):
+            continue
+    return loads

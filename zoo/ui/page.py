@@ -1,4 +1,4 @@
-"""The page itself: a header and four tabs."""
+"""The page itself: a header with the load of the machine, and four tabs."""
 
 from __future__ import annotations
 
@@ -6,42 +6,45 @@ from pathlib import Path
 
 from nicegui import ui
 
-from zoo.ui.machine import Machine
+from zoo.ui.run_index import ACTIVE_STATES
+from zoo.ui.state import AppState, PageState
+from zoo.ui.tabs.meters import Meters
 from zoo.ui.tabs.predict import PredictTab
 from zoo.ui.tabs.runs import RunsTab
 from zoo.ui.tabs.train import TrainTab
 from zoo.ui.tabs.watch import WatchTab
-from zoo.ui.visit import Shared, Visit
 
 STATIC = Path(__file__).parent / "static"
-TABS = {"train": "Train", "watch": "Watch", "runs": "Runs", "predict": "Predict"}
-ACTIVE = ("running", "stopping", "active", "queued")
+TABS = {
+    "train": ("Train", TrainTab),
+    "watch": ("Watch", WatchTab),
+    "runs": ("Runs", RunsTab),
+    "predict": ("Predict", PredictTab),
+}
 
 
-def show_page(shared: Shared, session: str, tab: str, run: str) -> None:
+def build_page(app: AppState, tab: str, run: str) -> None:
     """Build the page for one client.
 
     Args:
         tab: to open first; "" for Watch while something trains, else Train.
-        run: to look at; "" for the one that trains, else the newest.
+        run: to show; "" for the one that trains, else the newest.
     """
-    rows = shared.board.rows
-    running = next((name for name, row in rows.items() if row.state in ACTIVE), "")
-    chosen = run if run in rows else running or next(iter(rows), "")
-    visit = Visit(shared, session, chosen)
+    rows = app.index.rows
+    active = next((name for name, row in rows.items() if row.state in ACTIVE_STATES), "")
+    page = PageState(app, run if run in rows else active or next(iter(rows), ""))
     for style in sorted(STATIC.glob("*.css")):
         ui.add_css(style.read_text(encoding="utf-8"))
     ui.colors(primary="#0f766e", negative="#b42318", positive="#0f766e")
     with ui.header().classes("zoo-head"):
         ui.html("<h1>zoo</h1>", sanitize=False)
-        Machine(visit)
-    first = tab if tab in TABS else "watch" if running or run else "train"
-    with ui.tabs().props('inline-label no-caps align=left aria-label="Sections"') as visit.tabs:
-        for name, label in TABS.items():
+        Meters(page)
+    first = tab if tab in TABS else "watch" if active or run else "train"
+    with ui.tabs().props('inline-label no-caps align=left aria-label="Sections"') as page.tabs:
+        for name, (label, _) in TABS.items():
             ui.tab(name, label)
-    visit.tabs.set_value(first)
-    makers = {"train": TrainTab, "watch": WatchTab, "runs": RunsTab, "predict": PredictTab}
-    with ui.element().classes("zoo-main"), ui.tab_panels(visit.tabs, value=first, animated=False):
-        for name, maker in makers.items():
+    page.tabs.set_value(first)
+    with ui.element().classes("zoo-main"), ui.tab_panels(page.tabs, value=first, animated=False):
+        for name, (_, build) in TABS.items():
             with ui.tab_panel(name):
-                maker(visit)
+                build(page)

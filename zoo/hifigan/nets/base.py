@@ -138,10 +138,20 @@ class StagedGenerator(WaveformGenerator):
     """Base of generators that raise the rate by transposed convolutions, each followed by parallel residual blocks.
 
     Args:
+        in_channels: channels of the input frames.
+        initial_channels: width before the first up-sampling; every stage halves it, rounding down as the original.
+        upsample_rates: up-sampling factor of each stage; their product is the hop in samples.
+        upsample_kernel_sizes: kernel of each stage; kernel minus rate must not be negative, and even unless
+            `output_padding` is set.
+        resblock: residual block type, "1" or "2".
+        resblock_kernel_sizes: odd kernel sizes of the residual blocks run side by side in every stage.
+        resblock_dilation_sizes: dilations of each of these blocks.
         activation: makes that of the residual blocks for a number of channels.
-        conditioner: net run on the frames first.
-
-    The others are those of `Generator`.
+        conditioner: net run on the frames first; None feeds them into the first convolution.
+        padding_mode: edges of all convolutions that are not transposed ("reflect": SpeechBrain's checkpoints).
+        output_padding: of the stages whose kernel minus rate is odd: 0 (AudioSR) or 1 (ProjectLily). They give one or
+            two samples too many at their end; later stages see these, and the waveform is cut to whole frames. None
+            refuses such stages.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from zoo.hifigan.nets.base import StagedGenerator, edge_convolution
 class BigVGAN(StagedGenerator):
     """Turns frames of a mel into a waveform.
 
-    The arguments that are not listed here are those of `Generator`.
+    The arguments that are not listed here are those of `StagedGenerator`.
 
     Args:
         activation: "snakebeta" or "snake".

@@ -13,8 +13,11 @@ from torchaudio.models import Conformer
 class Conditioner(nn.Module):
     """Base of what may stand in front of a generator: frames (B, in_channels, F) to frames (B, out_channels, F').
 
-    `receptive_frames` are the input frames on each side that an output frame depends on. None means all of them, so
-    that long files cannot be processed in chunks.
+    Args:
+        in_channels: of the frames that come in.
+        out_channels: of those that go to the generator.
+        receptive_frames: input frames on each side that an output frame depends on. None means all of them, so that
+            long files cannot be processed in chunks.
     """
 
     def __init__(self, in_channels: int, out_channels: int, receptive_frames: int | None) -> None:

@@ -19,25 +19,12 @@ LAST_SLOPE = 0.01  # PyTorch's default: the original's last activation omits the
 
 
 class Generator(StagedGenerator):
-    """Turns frames of a mel or of SSL features into a waveform.
+    """Turns frames of a mel or of SSL features into a waveform; the other arguments are those of `StagedGenerator`.
 
     Args:
-        in_channels: channels of the input frames.
-        initial_channels: width before the first up-sampling; every stage halves it, rounding down as the original.
-        upsample_rates: up-sampling factor of each stage; their product is the hop in samples.
-        upsample_kernel_sizes: kernel of each stage; kernel minus rate must not be negative, and even unless
-            `output_padding` is set.
-        resblock: residual block type, "1" or "2".
-        resblock_kernel_sizes: odd kernel sizes of the residual blocks run side by side in every stage.
-        resblock_dilation_sizes: dilations of each of these blocks.
-        conditioner: net run on the frames first; None feeds them into the first convolution.
-        padding_mode: edges of all convolutions that are not transposed ("reflect": SpeechBrain's checkpoints).
         init: "default" is PyTorch's, as in effect the original's; "normal" samples the up-sampling, residual and last
             weights from N(0, 0.01).
         last_slope: of the last leaky ReLU: 0.01 (HiFi-GAN, AudioSR) or 0.1 (ProjectLily).
-        output_padding: of the stages whose kernel minus rate is odd: 0 (AudioSR) or 1 (ProjectLily). They give one or
-            two samples too many at their end; later stages see these, and the waveform is cut to whole frames. None
-            refuses such stages.
 
     Attributes:
         hop_length: samples per frame (of the conditioner's output frames where it changes their rate).

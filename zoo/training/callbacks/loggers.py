@@ -39,9 +39,11 @@ class WandbSettings:
     """Weights & Biases; its variables give the rest (WANDB_NOTES, ...), and WANDB_API_KEY alone the key of an account.
 
     Args:
+        project: name of the project that the runs belong to.
         name: run name; `<system>/<recipe>/<name of the run folder>` when None.
         entity: user or team.
         mode: "offline" needs no account (send it later by `wandb sync`); the variable WANDB_MODE overrides it.
+        tags: of the run.
         log_model: "best" sends the best checkpoint (without a monitor the last) as an artifact when the fit ends.
     """
 

@@ -1,1 +1,1 @@
-"""The tabs of the page."""
+"""The four tabs of the page."""

@@ -4,138 +4,126 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from nicegui import ui
 
 from zoo.runs.run_info import is_learning_rate, select_loss_metrics
-from zoo.ui.curves import Shown
+from zoo.ui.metrics import Curve
 
-COLOURS = ("#0f766e", "#c2410c", "#3b5bdb", "#a61e4d", "#5c7c00", "#862e9c", "#0b7285", "#7a4a2b")
-FEW = 40  # points that are drawn as dots, too
+COLORS = ("#0f766e", "#c2410c", "#3b5bdb", "#a61e4d", "#5c7c00", "#862e9c", "#0b7285", "#7a4a2b")
+MAX_DOTS = 40  # points of a curve that are drawn as dots, too
 _SYSTEM = ("grad_norm", "samples_per_sec", "data_wait", "memory_gib", "amp_scale")
 _STAGES = {"train": "Training", "val": "Validation", "test": "Test"}
+# by a short name, "" for a single run: curves, and the same without smoothing if they are smoothed
+RunCurves = Mapping[str, tuple[Mapping[str, Curve], Mapping[str, Curve]]]
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One chart: a metric, of training and validation where both have it."""
 
     title: str
     metrics: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Line:
-    """A curve in a chart.
-
-    Args:
-        colour: the index of one.
-        dashed: whether it belongs to a validation beside a training.
-        raw: the same without smoothing; empty where there is none.
-    """
+class Line(NamedTuple):
+    """A curve in a chart; `raw` is the same without smoothing, () where there is none."""
 
     name: str
-    points: Shown
-    colour: int
+    points: Curve
+    color: str
     dashed: bool = False
-    raw: Shown = ()
+    raw: Curve = ()
 
 
-def arrange(metrics: Sequence[str], monitor: str | None = None) -> dict[str, list[Panel]]:
-    """Sort metrics into charts and those into groups.
+def arrange_panels(metrics: Sequence[str], monitor: str | None = None) -> dict[str, list[Panel]]:
+    """Sort metrics into charts and charts into groups.
 
     Args:
-        monitor: the metric that decides what is best; its chart comes first.
+        monitor: the metric that decides which checkpoints are best; its chart comes first.
 
     Returns:
-        Charts by a group's title: what is monitored and the losses, the rest by prefix, learning rates, the system.
+        Charts by the title of their group: the monitored metric and losses, the rest by prefix, rates, the system.
     """
     keys = [key for key in metrics if key != "epoch"]
     rates = tuple(key for key in keys if is_learning_rate(key))
-    together: dict[str, list[str]] = {}
+    metrics_of: dict[str, list[str]] = {}
     for key in keys:
         if key not in rates:
-            together.setdefault(_tail(key), []).append(key)
-    panels = {title: Panel(title if len(each) > 1 else each[0], tuple(each)) for title, each in together.items()}
+            metrics_of.setdefault(_without_stage(key), []).append(key)
+    panels = {tail: Panel(tail if len(each) > 1 else each[0], tuple(each)) for tail, each in metrics_of.items()}
     totals = [key for key in keys if re.search(r"(^|[/_])(loss|total)$", key) and key.count("/") < 3]
-    first = [key for key in (monitor, *(totals or select_loss_metrics(keys))) if key in keys]
+    first = [_without_stage(key) for key in (monitor, *(totals or select_loss_metrics(keys))) if key in keys]
     groups: dict[str, list[Panel]] = {}
-    for title in dict.fromkeys([*map(_tail, first), *panels]):
-        groups.setdefault("Losses" if title in map(_tail, first) else _group(panels[title]), []).append(panels[title])
+    for tail in dict.fromkeys([*first, *panels]):
+        groups.setdefault("Losses" if tail in first else _group_title(panels[tail]), []).append(panels[tail])
     system = groups.pop("System", [])
     if rates:
         groups["Learning rates"] = [Panel("learning rate", rates)]
     return groups | ({"System": system} if system else {})
 
 
-def _tail(key: str) -> str:
-    stage, slash, tail = key.partition("/")
-    return tail if slash and stage in _STAGES else key
+def _without_stage(key: str) -> str:
+    stage, _, tail = key.partition("/")
+    return tail if tail and stage in _STAGES else key
 
 
-def _group(panel: Panel) -> str:
+def _group_title(panel: Panel) -> str:
     stage, _, tail = panel.metrics[0].partition("/")
     if tail.startswith(_SYSTEM):
         return "System"
-    part = tail.rpartition("/")[0]
+    prefix = tail.rpartition("/")[0]
     name = "Training and validation" if len(panel.metrics) > 1 else _STAGES.get(stage, stage)
-    return f"{name}: {part}" if part else name
+    return f"{name}: {prefix}" if prefix else name
 
 
-def options(lines: Sequence[Line], log_scale: bool = False, legend: bool = True) -> dict[str, Any]:
-    """What ECharts draws.
+def panel_lines(panel: Panel, runs: RunCurves) -> list[Line]:
+    """Return the lines of a chart: a color for each metric, or for each run if there are several, validation dashed."""
+    lines = []
+    for number, (run, (curves, raw)) in enumerate(runs.items()):
+        for index, metric in enumerate(panel.metrics):
+            if metric in curves:
+                name = f"{run} {metric}" if run and len(panel.metrics) > 1 else run or metric
+                color = COLORS[(number if len(runs) > 1 else index) % len(COLORS)]
+                lines.append(Line(name, curves[metric], color, len(runs) > 1 and index > 0, raw.get(metric, ())))
+    return lines
 
-    Args:
-        log_scale: logarithmic values; those that are not positive are left out.
-        legend: whether several curves are named above them.
-    """
+
+def echart_options(lines: Sequence[Line], log_scale: bool = False, legend: bool = True) -> dict[str, Any]:
+    """Return what ECharts draws; a logarithmic scale leaves out values that are not positive."""
     series: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
-        colour = COLOURS[line.colour % len(COLOURS)]
-        style = {"color": colour, "width": 1.6, "type": "dashed" if line.dashed else "solid"}
+        style = {"color": line.color, "width": 1.6, "type": "dashed" if line.dashed else "solid"}
         if line.raw:
-            faint = {"color": colour, "width": 1, "opacity": 0.3}
-            raw = _series(f"{number} raw", f"{line.name} (raw)", line.raw, log_scale, faint)
-            series.append({**raw, "silent": True})
+            faint = {"color": line.color, "width": 1, "opacity": 0.3}
+            series.append(_series(f"{number} raw", f"{line.name} (raw)", line.raw, log_scale, faint) | {"silent": True})
         series.append(_series(str(number), line.name, line.points, log_scale, style))
-    named = [line.name for line in lines] if legend and len(lines) > 1 else []
-    number_axis = {"type": "log" if log_scale else "value", "scale": True}
+    names = [line.name for line in lines] if legend and len(lines) > 1 else []
+    zoom = {"yAxisIndex": "none", "title": {"zoom": "Zoom", "back": "Zoom back"}}
+    pointer = {"label": {"formatter": "step {value}", "precision": 0}}
+    steps = {"type": "value", "min": "dataMin", "max": "dataMax", "splitNumber": 4, "splitLine": {"show": False}}
     return {
         "animation": False,
-        "grid": {"left": 4, "right": 14, "top": 30 if named else 14, "bottom": 4, "containLabel": True},
-        "legend": {"show": bool(named), "type": "scroll", "top": 0, "left": 0, "right": 60, "data": named},
+        "grid": {"left": 4, "right": 14, "top": 30 if names else 14, "bottom": 4, "containLabel": True},
+        "legend": {"show": bool(names), "type": "scroll", "top": 0, "left": 0, "right": 60, "data": names},
         "tooltip": {"trigger": "axis", "confine": True},
-        "toolbox": {
-            "top": 0,
-            "right": 4,
-            "itemSize": 12,
-            "feature": {"dataZoom": {"yAxisIndex": "none", "title": {"zoom": "Zoom", "back": "Zoom back"}}},
-        },
+        "toolbox": {"top": 0, "right": 4, "itemSize": 12, "feature": {"dataZoom": zoom}},
         # a wheel alone scrolls the page
         "dataZoom": [{"type": "inside", "zoomOnMouseWheel": "ctrl", "preventDefaultMouseMove": False}],
-        "xAxis": {
-            "type": "value",
-            "min": "dataMin",
-            "max": "dataMax",
-            "splitNumber": 4,
-            "splitLine": {"show": False},
-            "axisPointer": {"label": {"formatter": "step {value}", "precision": 0}},
-        },
-        "yAxis": {**number_axis, "splitNumber": 4},
+        "xAxis": {**steps, "axisPointer": pointer},
+        "yAxis": {"type": "log" if log_scale else "value", "scale": True, "splitNumber": 4},
         "series": series,
     }
 
 
-def _series(key: str, name: str, points: Shown, log_scale: bool, style: dict[str, Any]) -> dict[str, Any]:
+def _series(key: str, name: str, points: Curve, log_scale: bool, style: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": key,
         "name": name,
         "type": "line",
         "data": tuple(point for point in points if point[1] > 0) if log_scale else points,
-        "showSymbol": len(points) <= FEW,
+        "showSymbol": len(points) <= MAX_DOTS,
         "symbol": "circle",
         "symbolSize": 8 if len(points) == 1 else 4,
         "lineStyle": style,
@@ -145,45 +133,37 @@ def _series(key: str, name: str, points: Shown, log_scale: bool, style: dict[str
 
 
 class Plot(ui.echart, component="../static/plot.js"):
-    """A chart of ECharts that costs nothing while it is out of sight."""
+    """A chart of ECharts that is drawn only while it is in view."""
 
 
 class Chart:
-    """A card with a chart, made in the current slot."""
+    """A card with a chart, made in the current slot; `address` is that of the run's metrics as csv."""
 
     def __init__(self, panel: Panel, address: str) -> None:
-        """Make an empty one.
-
-        Args:
-            address: of the run's curves as csv.
-        """
         self.panel = panel
         self._drawn: tuple[Any, ...] = ()
         with ui.element("section").classes("zoo-chart") as self.card:
             with ui.row(wrap=False).classes("zoo-chart-head"):
                 ui.label(panel.title).classes("zoo-chart-title")
                 self.last = ui.label().classes("zoo-small")
-                with ui.button(icon="more_vert").props("flat dense round size=sm color=grey-8") as button:
-                    button.props["aria-label"] = f"Menu of the chart {panel.title}"
-                    with ui.menu():
-                        ui.menu_item("Show all steps", lambda: self.chart.run_method("show_all"))
-                        ui.menu_item("Save as SVG", lambda: self.chart.run_method("save"))
-                        wanted = urlencode([("metric", metric) for metric in panel.metrics])
-                        ui.menu_item("Save as CSV", lambda: ui.download.from_url(f"{address}?{wanted}"))
-            self.chart: Plot = Plot(options([])).classes("zoo-chart-plot").props("role=img")
+                with ui.button(icon="more_vert").props("flat dense round size=sm color=grey-8") as button, ui.menu():
+                    ui.menu_item("Show all steps", lambda: self.chart.run_method("show_all"))
+                    ui.menu_item("Save as SVG", lambda: self.chart.run_method("save"))
+                    query = urlencode([("metric", metric) for metric in panel.metrics])
+                    ui.menu_item("Save as CSV", lambda: ui.download.from_url(f"{address}?{query}"))
+                button.props["aria-label"] = f"Menu of the chart {panel.title}"
+            self.chart: Plot = Plot(echart_options([])).classes("zoo-chart-plot").props("role=img")
             self.chart.props["name"] = re.sub(r"[^A-Za-z0-9_-]+", "_", panel.title).strip("_") or "chart"
 
     def draw(self, lines: Sequence[Line], log_scale: bool, legend: bool) -> None:
-        """Send what is to be seen, if it is not what is seen."""
-        drawn = (log_scale, legend, *((line.name, line.colour, id(line.points), id(line.raw)) for line in lines))
-        if drawn == self._drawn:
+        """Send the lines, unless the chart shows them already."""
+        if (log_scale, legend, *lines) == self._drawn:
             return
-        self._drawn, self._held = drawn, lines  # while they are held, their identities are theirs
+        self._drawn = (log_scale, legend, *lines)
         last = [(line.name, f"{(line.raw or line.points)[-1][1]:.4g}") for line in lines if line.points]
         self.last.set_text(" · ".join(value for _, value in last[: len(self.panel.metrics)]))
-        said = ", ".join(map(" ".join, last))
-        self.chart.props["aria-label"] = f"Chart of {self.panel.title}: {said}"
-        self.chart.props["options"] = options(lines, log_scale, legend)
+        self.chart.props["aria-label"] = f"Chart of {self.panel.title}: {', '.join(map(' '.join, last))}"
+        self.chart.props["options"] = echart_options(lines, log_scale, legend)
 
 
 class Charts:
@@ -191,70 +171,43 @@ class Charts:
 
     def __init__(self) -> None:
         self._legend = ui.row().classes("zoo-legend")
-        self._named: list[str] = []
         self._box = ui.element().classes("zoo-charts zoo-wide")
-        self._charts: list[Chart] = []
+        self._names: list[str] = []
         self._groups: list[tuple[ui.element, list[Chart]]] = []
-        self._made: Any = None
+        self._panels: Any = None
 
     def show(self, groups: Mapping[str, Sequence[Panel]], address: str) -> None:
-        """Make the charts, unless they are there."""
-        made = (address, {title: tuple(panels) for title, panels in groups.items()})
-        if made == self._made:
+        """Make the charts, unless they exist already."""
+        if (address, groups) == self._panels:
             return
-        self._made, self._charts, self._groups = made, [], []
+        self._panels, self._groups = (address, groups), []
         self._box.clear()
         with self._box:
             for title, panels in groups.items():
                 with ui.element("div").classes("zoo-chart-group") as group:
                     ui.label(title).props("role=heading aria-level=3").classes("zoo-group-title")
                     with ui.element("div").classes("zoo-chart-grid"):
-                        charts = [Chart(panel, address) for panel in panels]
-                self._charts += charts
-                self._groups.append((group, charts))
+                        self._groups.append((group, [Chart(panel, address) for panel in panels]))
 
-    def filter(self, text: str) -> int:
-        """Show the charts of metrics that hold a text; tells how many there are."""
-        text = text.strip().lower()
+    def filter(self, text: str) -> None:
+        """Show the charts whose title or metrics contain a text."""
         for group, charts in self._groups:
             for chart in charts:
-                chart.card.set_visibility(any(text in key.lower() for key in (chart.panel.title, *chart.panel.metrics)))
+                keys = (chart.panel.title, *chart.panel.metrics)
+                chart.card.set_visibility(any(text.strip().lower() in key.lower() for key in keys))
             group.set_visibility(any(chart.card.visible for chart in charts))
-        return sum(chart.card.visible for chart in self._charts)
 
-    def draw(self, runs: Mapping[str, tuple[Mapping[str, Shown], Mapping[str, Shown]]], log_scale: bool) -> None:
-        """Draw curves.
-
-        Args:
-            runs: by a short name, "" for the run itself: curves, and the same without smoothing if they are smoothed.
-        """
-        self._name(list(runs))
-        for chart in self._charts:
-            if chart.card.visible:
-                chart.draw(lines_of(chart.panel, runs), log_scale, legend=len(runs) < 2)
-
-    def _name(self, runs: list[str]) -> None:
-        """One legend for all charts, where they show several runs."""
-        if runs == self._named:
-            return
-        self._named = runs
-        self._legend.clear()
-        with self._legend:
-            for number, name in enumerate(runs if len(runs) > 1 else []):
-                with ui.element():
-                    ui.element("i").style(f"background: {COLOURS[number % len(COLOURS)]}")
-                    ui.label(name)
-            if len(runs) > 1:
-                ui.label("dashed: the validation beside a training").classes("zoo-small")
-
-
-def lines_of(panel: Panel, runs: Mapping[str, tuple[Mapping[str, Shown], Mapping[str, Shown]]]) -> list[Line]:
-    """The curves of a chart: a colour for each, or for each run if there are several, whose validation is dashed."""
-    lines = []
-    for number, (run, (curves, raw)) in enumerate(runs.items()):
-        for index, metric in enumerate(panel.metrics):
-            if metric in curves:
-                name = " ".join(part for part in (run, metric if len(panel.metrics) > 1 or not run else "") if part)
-                colour = number if len(runs) > 1 else index
-                lines.append(Line(name, curves[metric], colour, len(runs) > 1 and index > 0, raw.get(metric, ())))
-    return lines
+    def draw(self, runs: RunCurves, log_scale: bool) -> None:
+        """Draw the curves of runs in the visible charts, with one legend for all where they show several runs."""
+        names = list(runs) if len(runs) > 1 else []
+        if names != self._names:
+            self._names = names
+            self._legend.clear()
+            with self._legend:
+                for number, name in enumerate(names):
+                    with ui.element():
+                        ui.element("i").style(f"background: {COLORS[number % len(COLORS)]}")
+                        ui.label(name)
+                ui.label("dashed: the validation of a metric" if names else "").classes("zoo-small")
+        for chart in (chart for _, charts in self._groups for chart in charts if chart.card.visible):
+            chart.draw(panel_lines(chart.panel, runs), log_scale, legend=not names)

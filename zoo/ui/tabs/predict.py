@@ -1,310 +1,227 @@
-"""The tab Predict: a trained system is loaded, asked by its own form, and its answers are shown."""
+"""The tab Predict: a run or checkpoint is loaded, its form is filled in, and the results are shown."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from nicegui import ui
 
-from zoo.ui.forms.asking import Form
-from zoo.ui.tabs import answers
-from zoo.ui.tabs.pieces import Answer, heading
-from zoo.ui.visit import Visit, aside, one_line
-from zoo.ui.warm.asked import Job
-from zoo.ui.warm.pool import NEWEST, Warm
+from zoo.runs.checkpoints import find_checkpoints
+from zoo.runs.inference.forms import InputField
+from zoo.ui.predictions import PredictionJob
+from zoo.ui.state import PageState, notify_errors, run_in_thread
+from zoo.ui.tabs.predict_form import PredictForm, is_conversation
+from zoo.ui.tabs.results import show_outputs
+from zoo.ui.tabs.widgets import NEWEST, StatusLine, code_block, heading
 
-LOOK_SECONDS = 1.0
-JOBS_SECONDS = 0.3
-_WORDS = {
-    "waiting": ("busy", "waiting"),
-    "working": ("busy", "computing"),
-    "done": ("good", "done"),
-    "failed": ("bad", "failed"),
-    "cancelled": ("calm", "cancelled"),
-}
+RUNS_SECONDS, JOBS_SECONDS = 1.0, 0.3
+COLORS = {"waiting": "busy", "computing": "busy", "done": "good", "failed": "bad", "cancelled": "calm"}
+
+
+class Source(NamedTuple):
+    """A run, the name of one of its checkpoints ("" for the newest valid one), and a device."""
+
+    run: str
+    checkpoint: str
+    device: str
 
 
 class PredictTab:
     """The tab, made in the current slot."""
 
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
-        self.shared = visit.shared
-        self.asked = visit.shared.asked
-        self.form: Form | None = None
-        self.cards: dict[str, Card] = {}
-        self._open: tuple[str, str] = ("", "")  # run and checkpoint of the form
-        self._run = visit.run
-        self._opening = False
-        self._lines: list[str] = []
+    def __init__(self, page: PageState) -> None:
+        self.page, self.app = page, page.app
+        self.form: PredictForm | None = None
+        self._source: Source | None = None  # of the form
+        self._cards: dict[PredictionJob, JobCard] = {}
         heading("Predict")
         with ui.element().classes("zoo-choose"):
-            self.run = ui.select([], label="Run", with_input=True).props("outlined dense").classes("zoo-choose-run")
-            self.checkpoint = ui.select({NEWEST: "the newest sound one"}, value=NEWEST, label="Checkpoint")
-            self.checkpoint.props("outlined dense").classes("zoo-choose-checkpoint")
+            self.run = ui.select([], label="Run", with_input=True).classes("zoo-choose-run")
+            self.checkpoint = ui.select({"": NEWEST}, value="", label="Checkpoint").classes("zoo-choose-checkpoint")
+            devices = ["auto", "cpu", *(f"cuda:{number}" for number, _ in enumerate(self.app.loads[1:]))]
+            self.device = ui.select(devices, value="auto", label="Device").classes("zoo-choose-device")
             self.open = ui.button("Open", on_click=self._load).props("no-caps unelevated")
-        self.advice = Answer()
-        self.to_train = ui.button("Go to Train", on_click=lambda: visit.tabs.set_value("train"))
-        self.to_train.props("no-caps outline").set_visibility(False)
-        self.loaded = ui.element("ul").classes("zoo-loaded zoo-small")
-        self.loaded.props["aria-label"] = "Loaded systems"
+        for select, change in ((self.run, self._choose), (self.checkpoint, self._update), (self.device, self._update)):
+            select.props("outlined dense").on_value_change(change)
+        self.status = StatusLine()
+        self.model = ui.label().classes("zoo-small")
         with ui.element().classes("zoo-predict") as self.body:
-            self.left = ui.element("section").classes("zoo-ask")
+            self.left = ui.element("section").classes("zoo-ask").props('aria-label="What to predict"')
             with ui.element("section").classes("zoo-answers"):
-                self.said = Answer()
                 self.history = ui.element().classes("zoo-history")
                 self.below = ui.element().classes("zoo-ask zoo-say")
-        self.left.props["aria-label"] = "What to predict"
-        self._empty()
-        self.run.on_value_change(lambda event: self._choose(event.value))
-        self.checkpoint.on_value_change(lambda: self._changed())
-        visit.on_choice(self._changed)
-        visit.every(LOOK_SECONDS, "predict", self._look)
-        visit.every(JOBS_SECONDS, "predict", self._show_jobs)
+        self._clear()
+        page.on_choice(self._update)
+        page.refresh_every(RUNS_SECONDS, "predict", self._refresh_runs)
+        page.refresh_every(JOBS_SECONDS, "predict", self._refresh_jobs)
 
-    def _empty(self) -> None:
-        self.form = None
+    def _choose(self) -> None:
+        if self.run.value and self.run.value != self.page.run:
+            self.page.choose(self.run.value)
+
+    def _clear(self) -> None:
+        self.form = self._source = None
         self.left.clear()
         self.below.clear()
         self.body.classes(remove="zoo-talk")
         with self.left:
-            ui.label("Choose a run and open it: the form for what it can do appears here.").classes("zoo-small")
+            ui.label("Choose a run and open it: its form appears here.").classes("zoo-small")
 
-    def _choose(self, run: str | None) -> None:
-        if run and run != self.visit.run:
-            self.visit.choose(run)
+    def _chosen_source(self) -> Source:
+        return Source(self.page.run, self.checkpoint.value or "", self.device.value)
 
-    def _changed(self) -> None:
-        """The form belongs to one run and checkpoint; with another choice it goes."""
-        run = self.visit.run
-        if run != self._run:
-            self._run = run
-            self.checkpoint.set_value(NEWEST)
-            if run in self.run.options:
-                self.run.set_value(run)
-        if self.form is not None and self._open != self._chosen():
-            self._empty()
+    def _update(self) -> None:
+        """Show what is chosen; the form of another run, checkpoint or device goes."""
+        if self.run.value != self.page.run:
+            self.checkpoint.set_value("")
+            if self.page.run in self.run.options:
+                self.run.set_value(self.page.run)
+        if self._source is not None and self._source != self._chosen_source():
+            self._clear()
 
-    def _chosen(self) -> tuple[str, str]:
-        return self.visit.run, self.checkpoint.value or NEWEST
-
-    async def _look(self) -> None:
-        """Runs, checkpoints and loaded systems as they are now."""
-        run, rows = self.visit.run, self.shared.board.rows
+    async def _refresh_runs(self) -> None:
+        """Show runs, checkpoints and the loaded model as they are now."""
+        run, rows = self.page.run, self.app.index.rows
         if rows.keys() != set(self.run.options):  # their order changes while they are written
             self.run.set_options(list(rows), value=run if run in rows else None)
         elif self.run.value != run and run in rows:
             self.run.set_value(run)
-        found = await aside(self._checkpoints, run)
-        if run != self.visit.run:  # chosen meanwhile
+        paths = await run_in_thread(find_checkpoints, rows[run].info.folder) if run in rows else []
+        if run != self.page.run:
             return
-        options = {NEWEST: "the newest sound one", **{name: name for name in found}}
+        options = {"": NEWEST} | {path.name: path.name for path in paths}
         if options != self.checkpoint.options:
-            kept = self.checkpoint.value
-            self.checkpoint.set_options(options, value=kept if kept in options else NEWEST)
-        advice = ""
-        if not rows:
-            advice = "There is no trained system yet: train one first, then come back."
-        elif run not in rows:
-            advice = "This run is there no more; choose another." if run else "Choose a run."
-        elif not found:
-            training = rows[run].state in ("running", "active", "queued")
-            advice = "This run has no checkpoint yet: " + (
-                "it will appear here once the training has written one." if training else "train first."
-            )
-        if advice != self.advice.text:
-            self.advice.say("calm", advice)
-        self.to_train.set_visibility(not rows or (run in rows and not found))
-        self.open.set_enabled(bool(found) and not self._opening)
-        if not found and self.form is not None:
-            self._empty()
-        self._show_loaded(await aside(self.asked.workers.list))
-
-    def _checkpoints(self, run: str) -> list[str]:
-        try:
-            return self.shared.places.checkpoints(run)
-        except ValueError:  # deleted, or none at all
-            return []
-
-    def _show_loaded(self, workers: tuple[Warm, ...]) -> None:
-        lines = [self._line(worker) for worker in workers]
-        if lines == self._lines:
-            return
-        self._lines = lines
-        self.loaded.clear()
-        with self.loaded:
-            for line in lines:
-                with ui.element("li"):
-                    ui.label(line)
-
-    def _line(self, worker: Warm) -> str:
-        state = worker.state
-        if state == "busy":
-            state = "busy for you" if worker.owner == self.visit.session else "busy for somebody else"
-        elif state == "idle":
-            state = f"ready, unused for {worker.idle_seconds:.0f} s"
-        name = f"{worker.run} ({worker.checkpoint})" if worker.checkpoint else worker.run
-        return f"{name}: {state}, {worker.memory_mib:.0f} MiB"
+            value = self.checkpoint.value
+            self.checkpoint.set_options(options, value=value if value in options else "")
+        self.open.set_enabled(bool(paths))
+        if not paths:
+            missing = "This run has no checkpoint yet: train first." if run in rows else "Choose a run."
+            self.status.show("calm", missing if rows else "No trained system yet: start one in the tab Train.")
+            self._clear()
+        self.model.set_text(self.app.predictions.model.describe())
 
     async def _load(self) -> None:
         """Load what is chosen, and make its form."""
-        run, checkpoint = chosen = self._chosen()
-        self._opening = True
-        self.open.set_enabled(False)
-        self.said.say("busy", f"Loading {run}; the first time takes some seconds")
-        try:
-            fields = await one_line(self.asked.fields(run, checkpoint))
-        finally:
-            self._opening = False
+        source = self._chosen_source()
+        self.open.disable()
+        self.status.show("busy", f"Loading {source.run} ...")
+        fields = await notify_errors(self._load_fields(source))
         if self.body.is_deleted:
             return
-        self.open.set_enabled(True)
-        if fields is None:
-            self.said.say("bad", f"{run} could not be opened")
-        elif chosen != self._chosen():
-            self.said.say("calm", "Another run was chosen meanwhile; open that one.")
-        else:
-            self._empty()
-            self._open = chosen
-            self._make_form(fields)
-            self.said.say("good", f"{run} is ready.")
+        self.open.enable()
+        if fields is None or source != self._chosen_source():
+            self.status.show("bad", f"{source.run} is not open.")
+            return
+        self._clear()
+        self._source = source
+        self._add_form(fields, source)
+        self.status.show("good", f"{source.run} is ready.")
 
-    def _make_form(self, fields: Any) -> None:
+    async def _load_fields(self, source: Source) -> tuple[InputField, ...]:
+        path = self.app.folders.checkpoint(source.run, source.checkpoint)
+        return await self.app.predictions.model.load(path, source.device)
+
+    def _add_form(self, fields: tuple[InputField, ...], source: Source) -> None:
         self.left.clear()
-        talks = Form.talks(fields)
-        with self.below if talks else self.left:
-            self.form = Form(fields, self.shared.store, self.visit.session, self._forget, self._ask)
-            send = ui.button("Send" if talks else "Predict", on_click=self._ask).props("no-caps unelevated")
-            send.classes("zoo-go")
-            self._make_folder()
-        self.body.classes(add="zoo-talk" if talks else "")
+        with self.below if is_conversation(fields) else self.left:
+            self.form = PredictForm(fields, self.app.folders, self._send)
+            label = "Send" if self.form.is_conversation else "Predict"
+            ui.button(label, on_click=self._send).props("no-caps unelevated").classes("zoo-go")
+            if not self.form.is_conversation:
+                with ui.expansion("A whole folder").classes("zoo-more"):
+                    ui.label("The command line computes all files of a folder:").classes("zoo-small")
+                    run = self.app.folders.runs / source.run
+                    command = f"zoo predict --ckpt_path {run / source.checkpoint} --input FOLDER --output OUTPUT"
+                    code_block(command, "Command line")
+        self.body.classes(add="zoo-talk" if self.form.is_conversation else "")
 
-    def _make_folder(self) -> None:
-        with ui.expansion("A whole folder on the server").classes("zoo-more") as more:
-            ui.label(
-                "All files below it that this system reads are computed as `zoo predict` does; the results go to the "
-                "run's own folder, below predictions."
-            ).classes("zoo-small")
-            source = ui.select([], label="Folder", with_input=True).props("outlined dense").classes("zoo-control")
-
-            async def begin() -> None:
-                if self.form is None or not source.value:
-                    self.said.say("bad", "Folder: choose one")
-                    return
-                arguments = (*self._open, source.value, self.form.suffixes)
-                if await one_line(aside(self.asked.begin_folder, self.visit.session, *arguments)):
-                    await self._show_jobs()
-
-            async def opened() -> None:
-                if more.value and not source.options:
-                    source.set_options(list(await aside(self.asked.folders)))
-
-            ui.button("Predict the folder", on_click=begin).props("no-caps outline")
-            more.on_value_change(opened)
-
-    async def _ask(self) -> None:
-        """Have computed what the form says, by the run that the form belongs to."""
-        form, session = self.form, self.visit.session
-        if form is None:
+    async def _send(self) -> None:
+        """Submit the form, a job for each of several files."""
+        if self.form is None or self._source is None:
             return
+        run, checkpoint, device = self._source
         try:
-            values = form.read()
+            forms = self.form.read()
+            path = self.app.folders.checkpoint(run, checkpoint)
         except ValueError as error:
-            self.said.say("bad", str(error))
+            self.status.show("bad", str(error))
             return
-        question = form.question(values[0])
-        title = form.title(values)
-        if await one_line(aside(self.asked.begin, session, *self._open, values, title, question)):
-            if question:
-                form.clear_question()
-            await self._show_jobs()
+        self.status.show("calm", "")
+        for values in forms:
+            title, question = self.form.title(values), self.form.take_question(values)
+            self.app.predictions.submit(path, device, values, f"{run} {checkpoint}".strip(), title, question)
+        await self._refresh_jobs()
 
-    def _forget(self, key: str) -> None:
-        self.asked.forget(self.visit.session, key)
-
-    async def _show_jobs(self) -> None:
-        """A card for each of the session's jobs: the newest first, in a conversation last."""
-        jobs = self.asked.of(self.visit.session)
-        for name in self.cards.keys() - {job.name for job in jobs}:
-            self.cards.pop(name).root.delete()
+    async def _refresh_jobs(self) -> None:
+        """Show a card for each job: the newest first, in a conversation last."""
+        jobs = self.app.predictions.jobs
+        for job in [job for job in self._cards if job not in jobs]:
+            self._cards.pop(job).root.delete()
         for job in jobs:
-            if job.name not in self.cards:
-                for card in self.cards.values():
+            if job not in self._cards:
+                for card in self._cards.values():
                     card.fold()
                 with self.history:
-                    self.cards[job.name] = Card(self, job)
+                    self._cards[job] = JobCard(self, job)
                 if not job.question:
-                    self.cards[job.name].root.move(target_index=0)
-        for number, job in enumerate(jobs, 1):
-            card = self.cards[job.name]
-            if await card.refresh() and number == len(jobs):
-                kind, word = _WORDS[job.state]
-                note = f" in {job.seconds:.1f} s" if job.state == "done" else ""
-                text = f": {job.text}" if job.text and job.state in ("waiting", "failed") else ""
-                self.said.say(kind, f"{job.title}: {word}{note}{text}")
+                    self._cards[job].root.move(target_index=0)
+        for card in list(self._cards.values()):
+            card.refresh()
 
 
-class Card:
-    """One job: what was asked, how far it is, and the answer."""
+class JobCard:
+    """One job: what was entered, the progress, and the results."""
 
-    def __init__(self, tab: PredictTab, job: Job) -> None:
-        self.tab = tab
+    def __init__(self, tab: PredictTab, job: PredictionJob) -> None:
         self.job = job
-        self._seen: tuple[Any, ...] = ()
-        self._shown = False
-        self.caption = f"{job.run} · {time.strftime('%H:%M:%S', time.localtime(job.begun))}"
+        self._state: tuple[Any, ...] = ()
+        self._has_results = False
+        caption = f"{job.run} · {time.strftime('%H:%M:%S', time.localtime(job.submitted))}"
         if job.question:
             self.root: Any = ui.element().classes("zoo-turn")
         else:
-            self.root = ui.expansion(job.title, caption=self.caption, value=True).classes("zoo-card")
+            self.root = ui.expansion(job.title or "Prediction", caption=caption, value=True).classes("zoo-card")
             self.root.on_value_change(self.refresh)
         with self.root:
             if job.question:
-                said = ui.chat_message(job.question, name="You", sent=True, stamp=self.caption)
-                said.classes("zoo-chat").props("bg-color=teal-1 text-color=dark")
-            self.state = ui.label().classes("zoo-said")
+                message = ui.chat_message(job.question, name="You", sent=True, stamp=caption).classes("zoo-chat")
+                message.props("bg-color=teal-1 text-color=dark")
+            self.status = StatusLine()
             self.bar = ui.linear_progress(show_value=False, size="6px")
-            self.bar.props["aria-label"] = f"Progress of {job.title}"
-            self.stop = ui.button("Cancel", on_click=lambda: aside(tab.asked.cancel, job)).props(
-                "no-caps outline dense"
-            )
-            self.stop.props["aria-label"] = f"Cancel {job.title}"
-            self.answer = ui.element().classes("zoo-answer")
+            self.stop = ui.button("Cancel", on_click=lambda: tab.app.predictions.cancel(job))
+            self.stop.props("no-caps outline dense")
+            for element in (self.bar, self.stop):
+                element.props["aria-label"] = f"{'Cancel' if element is self.stop else 'Progress of'} {job.title}"
+            self.results = ui.element().classes("zoo-answer")
 
     def fold(self) -> None:
         """Make room for a newer one."""
-        if not self.job.question and not self.job.active:
+        if not self.job.question and not self.job.is_active:
             self.root.close()
 
-    async def refresh(self) -> bool:
-        """Show what has changed; whether the state has."""
+    def refresh(self) -> None:
+        """Show what has changed."""
         job = self.job
-        now = (job.state, job.text, round(job.fraction, 3))
-        if now != self._seen:
-            changed = self._seen[:1] != now[:1]
-            self._seen = now
-            kind, word = _WORDS[job.state]
-            if not job.question:
-                self.root.props["caption"] = f"{self.caption} · {word}"
-            word = f"{word} in {job.seconds:.2f} s" if job.state == "done" else word
+        state = (job.state, job.text, round(job.fraction, 3))
+        if state != self._state:
+            self._state = state
+            seconds = f" in {job.seconds:.2f} s" if job.state == "done" else ""
+            share = f", {100 * job.fraction:.0f} %" if job.is_active and job.fraction else ""
             text = "" if job.text in ("", job.state) else f": {job.text}"
-            share = f", {100 * job.fraction:.0f} %" if job.active and job.fraction else ""
-            self.state.set_text(f"{word}{share}{text}")
-            self.state.classes(replace=f"zoo-said {kind}")
-            self.state.set_visibility(not (job.question and job.state == "done"))
-            self.bar.set_visibility(job.active)
+            is_clear = job.question and job.state == "done"
+            self.status.show(COLORS[job.state], "" if is_clear else f"{job.state}{seconds}{share}{text}")
+            for element in (self.bar, self.stop):
+                element.set_visibility(job.is_active)
             self.bar.set_value(job.fraction)
             self.bar.props.set_bool("indeterminate", not job.fraction)
-            self.stop.set_visibility(job.active)
-        else:
-            changed = False
-        if job.state == "done" and not self._shown and (job.question or self.root.value):
-            self._shown = True
-            names = await aside(self.tab.shared.store.results, self.tab.visit.session, job.name)
-            if not self.root.is_deleted:
-                with self.answer:
-                    answers.show(job.parts, answers.addresses(job.name, names), bool(job.question))
-                    if job.question:
-                        ui.run_javascript(f"getHtmlElement({self.root.id}).scrollIntoView({{block: 'nearest'}})")
-        return changed
+        if job.state == "done" and not self._has_results and (job.question or self.root.value):
+            self._has_results = True
+            with self.results:
+                show_outputs(job.outputs, self._address, bool(job.question))
+                if job.question:
+                    ui.run_javascript(f"getHtmlElement({self.root.id}).scrollIntoView({{block: 'nearest'}})")
+
+    def _address(self, name: str) -> str:
+        return f"/_zoo/results/{quote(self.job.name)}/{quote(name)}" if (self.job.folder / name).is_file() else ""

@@ -1,0 +1,130 @@
+"""The parser of configs: what it returns is what `zoo fit` parses, and its errors are those of `zoo fit`."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import environment, zoo
+from zoo.cli.config_worker import describe_arguments, parse
+from zoo.cli.trainer import ZooCLI
+from zoo.common.configs import dump_yaml, load_yaml
+from zoo.common.systems import recipe_paths
+from zoo.runs.run_folder import CONFIG_NAME
+from zoo.ui.processes.config_parser import ConfigParser, ParsedConfig
+from zoo.ui.tabs.config_edits import describe_key, flatten_values
+
+HIFIGAN, FLOW = recipe_paths()["hifigan/smoke"], recipe_paths()["flow/smoke"]
+EMA = {"class_path": "zoo.training.EMA", "init_args": {"modules": ["net"], "decay": 0.5}}
+EDITS: list[tuple[Path, dict[str, Any]]] = [
+    (HIFIGAN, {}),
+    (HIFIGAN, {"trainer": {"max_steps": 7}}),
+    (HIFIGAN, {"data": {"init_args": {"sample_rate": 16000}}}),  # interpolations follow
+    (HIFIGAN, {"model": {"init_args": {"loss_weights": {"g/mel": 30}}}}),
+    (HIFIGAN, {"model": {"init_args": {"optimizer_g": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}}}}),
+    (HIFIGAN, {"wandb": {"project": "zoo"}, "loggers": ["tensorboard"]}),
+    (FLOW, {"trainer": {"callbacks": [EMA]}}),
+    (FLOW, {"trainer": {"callbacks": None}}),
+    (FLOW, {"model": {"init_args": {"net": {"init_args": {"channel_mult": [1, 2, 2]}}}}}),
+]
+
+
+@pytest.mark.parametrize(("recipe", "changes"), EDITS)
+def test_the_config_is_that_of_print_config(
+    recipe: Path, changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "changes.yaml").write_text(dump_yaml(changes) if changes else "seed_everything: 1234\n")
+    if not changes:
+        changes = {"seed_everything": 1234}
+    parsed = parse([str(recipe)], changes)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        ZooCLI("fit", [f"--config={recipe}", f"--config={tmp_path / 'changes.yaml'}", "--print_config"])
+    printed = load_yaml(capsys.readouterr().out)
+    assert flatten_values(parsed["config"]) == flatten_values(printed | {"ckpt_path": None})
+    assert load_yaml(parsed["text"]) == parsed["config"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"data": {"init_args": {"batch_size": "eight"}}}, "data.init_args.batch_size"),
+        ({"data": {"init_args": {"batch_size": 0}}}, "data.init_args.batch_size"),
+        ({"data": {"init_args": {"batch_sizes": 8}}}, "batch_size"),
+        ({"modle": {"x": 1}}, "modle"),
+        ({"model": {"class_path": "os.system"}}, "os.system"),
+        ({"model": {"init_args": {"generator": {"class_path": "subprocess.Popen"}}}}, "subprocess.Popen"),
+        ({"trainer": {"strategy": "fsdp"}}, "trainer.strategy"),
+        ({"data": {"init_args": {"root": "${oc.env:HOME}"}}}, "HOME"),
+    ],
+)
+def test_errors_name_the_key(changes: dict[str, Any], key: str) -> None:
+    reply = parse([str(HIFIGAN)], changes)
+    assert reply.keys() == {"error"} and key in reply["error"] and "\n" not in reply["error"]
+
+
+def test_every_key_of_a_recipe_is_described_with_its_type_and_choices() -> None:
+    reply = parse([str(HIFIGAN)], {})
+    values = flatten_values(reply["config"])
+
+    def describe(key: str) -> dict[str, Any]:
+        return describe_key(reply["arguments"], values, key)
+
+    assert describe("data.init_args.batch_size")["type"] == "int"
+    assert "batch" in describe("data.init_args.batch_size")["help"]
+    assert "clipping" in describe("model.init_args.step.clip_g")["help"]  # a field of a dataclass
+    assert "rate" in describe("model.init_args.optimizer_g.init_args.lr")["help"]
+    assert describe("model.init_args.loss_weights.g/mel")["help"]  # an entry of a dictionary
+    assert describe("wandb.mode")["choices"] == ["online", "offline"] and describe("trainer.max_steps")["help"]
+    assert describe("no.such.key") == {} and describe("seed_everything")["help"]
+    assert [key for key in values if not describe(key).get("help") and not key.endswith(".on")] == []
+    assert json.loads(json.dumps(reply)) == reply
+
+
+def test_optional_literals_offer_null() -> None:
+    from typing import Literal
+
+    class Example:
+        def __init__(self, kind: Literal["a", "b"] | None = None, any_of: int | list[str] = 1) -> None: ...
+
+    described = describe_arguments(Example)
+    assert described["kind"]["choices"] == ["a", "b", None] and described["any_of"]["choices"] == []
+
+
+def test_one_process_answers_again_and_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        parser = ConfigParser(environment(), tmp_path)
+        try:
+            await parser.start()
+            first = await parser.parse([HIFIGAN], {"data": {"init_args": {"batch_size": 3}}})
+            assert isinstance(first, ParsedConfig) and first.config["data"]["init_args"]["batch_size"] == 3
+            with pytest.raises(ValueError, match="modle"):
+                await parser.parse([HIFIGAN], {"modle": {}})
+            cancelled = asyncio.create_task(parser.parse([FLOW], {}))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await asyncio.gather(cancelled, return_exceptions=True)
+            second = await parser.parse([FLOW, recipe_paths()["trainer/cpu"]], {})
+            assert second.config["model"]["class_path"] == "zoo.flow.FlowTask"
+        finally:
+            await parser.close()
+        broken = ConfigParser(environment(), tmp_path, "no_such_module")
+        with pytest.raises(ChildProcessError, match="no_such_module"):
+            await broken.parse([HIFIGAN], {})
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_run_has_the_config_that_was_parsed(tmp_path: Path) -> None:
+    """In a working folder with folders named like keys of the config."""
+    for name in ("checkpoints", "data", "model", "trainer"):
+        (tmp_path / name).mkdir()
+    changes = {"trainer": {"max_steps": 1}, "data": {"init_args": {"batch_size": 2}}}
+    (tmp_path / "changes.yaml").write_text(dump_yaml(changes))
+    result = zoo("fit", "--config", HIFIGAN, "--config", "changes.yaml", "--trainer.default_root_dir=run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / CONFIG_NAME).read_text() == parse([os.fspath(HIFIGAN)], changes)["text"]

@@ -1,0 +1,197 @@
+"""The loaded model: on a real run, and with stand-ins that fail in all ways."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.harness import REPOSITORY, environment
+from zoo.audio.io import files
+from zoo.ui.folders import Folders
+from zoo.ui.predictions import MAX_JOBS, PredictionJob, Predictions
+from zoo.ui.processes.model_process import ModelProcess
+
+RUNS = REPOSITORY / "tests" / "data" / "runs"
+# A worker that does what the field says.
+STAND_IN = """
+import json, os, sys, time
+order = json.loads(sys.stdin.readline())
+if "broken" in order["path"]:
+    print(json.dumps({"error": "it is corrupt"}), flush=True); sys.exit(1)
+print(json.dumps({"fields": [{"name": "text", "label": "Text", "kind": "text"}]}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    text = request["values"]["text"]
+    print(json.dumps({"progress": 0.5, "text": "half"}), flush=True)
+    if text == "wait": time.sleep(60)
+    if text == "killed": os.kill(os.getpid(), 9)
+    if text == "crash": sys.exit("a library's last words")
+    if text == "wrong":
+        print(json.dumps({"error": "Text: wrong"}), flush=True); continue
+    output = {"kind": "text", "title": "Result", "data": f"{text} {os.getpid()}"}
+    print(json.dumps({"outputs": [output], "seconds": 0.1}), flush=True)
+"""
+
+
+@pytest.fixture
+def run(folders: Folders) -> Path:
+    folder = folders.runs / "flow/smoke/1"
+    folder.mkdir(parents=True)
+    (folder / "step_00000001.ckpt").touch()
+    return folder
+
+
+def with_model(folders: Folders, test: Callable[[Predictions], Awaitable[None]]) -> None:
+    (folders.work / "stand_in_worker.py").write_text(STAND_IN)
+
+    async def main() -> None:
+        model = ModelProcess(environment(PYTHONPATH=str(folders.work)), folders.temp, "stand_in_worker")
+        try:
+            await test(Predictions(folders, model))
+        finally:
+            await model.close()
+
+    asyncio.run(main())
+
+
+async def finish(predictions: Predictions, run: Path, *texts: str) -> list[PredictionJob]:
+    jobs = [predictions.submit(run, "cpu", {"text": text}, "run", text) for text in texts]
+    await asyncio.gather(*[job.task for job in jobs if job.task])
+    return jobs
+
+
+def test_forms_are_computed_in_their_order_by_one_process(folders: Folders, run: Path) -> None:
+    async def test(predictions: Predictions) -> None:
+        fields = await predictions.model.load(run, "cpu")
+        assert [field.name for field in fields] == ["text"] and "ready" in predictions.model.describe()
+        jobs = await finish(predictions, run, "a", "b")
+        assert [job.state for job in jobs] == ["done", "done"] and jobs[0].fraction == 1.0
+        words = [job.outputs[0].data.split() for job in jobs]
+        assert [word for word, _ in words] == ["a", "b"] and words[0][1] == words[1][1]
+
+    with_model(folders, test)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("wrong", "Text: wrong"),
+        ("killed", "too little memory"),
+        ("crash", "a library's last words"),
+    ],
+)
+def test_a_failure_has_a_reason_and_the_next_form_is_computed(
+    folders: Folders, run: Path, text: str, reason: str
+) -> None:
+    async def test(predictions: Predictions) -> None:
+        failed, done = await finish(predictions, run, text, "b")
+        assert (failed.state, done.state) == ("failed", "done") and reason in failed.text
+
+    with_model(folders, test)
+
+
+def test_cancelling_ends_what_computes_and_what_waits(folders: Folders, run: Path) -> None:
+    async def test(predictions: Predictions) -> None:
+        jobs = [predictions.submit(run, "cpu", {"text": text}, "run", text) for text in ("wait", "b", "c")]
+        while jobs[0].text != "half":
+            await asyncio.sleep(0.05)
+        assert [job.state for job in jobs] == ["computing", "waiting", "waiting"]
+        predictions.cancel(jobs[1])
+        predictions.cancel(jobs[0])
+        await asyncio.gather(*[job.task for job in jobs if job.task])
+        assert [job.state for job in jobs] == ["cancelled", "cancelled", "done"]
+
+    with_model(folders, test)
+
+
+def test_another_checkpoint_device_or_newer_file_is_loaded_anew(folders: Folders, run: Path) -> None:
+    async def test(predictions: Predictions) -> None:
+        pids = []
+        for path, device, step in (
+            (run, "cpu", 1),
+            (run, "auto", 1),
+            (run, "auto", 2),
+            (run / "step_00000001.ckpt", "auto", 2),
+        ):
+            (run / f"step_0000000{step}.ckpt").touch()
+            job = predictions.submit(path, device, {"text": "a"}, "run", "")
+            await asyncio.gather(job.task)  # type: ignore[arg-type]
+            pids.append(job.outputs[0].data)
+        assert len(set(pids)) == 4
+        broken = folders.runs / "broken"
+        broken.mkdir()
+        with pytest.raises(ValueError, match="no checkpoint"):
+            await predictions.model.load(broken, "cpu")
+        (broken / "step_00000001.ckpt").touch()
+        with pytest.raises(ValueError, match="it is corrupt"):
+            await predictions.model.load(broken, "cpu")
+
+    with_model(folders, test)
+
+
+def test_results_belong_to_their_job_and_the_oldest_go(folders: Folders, run: Path) -> None:
+    async def test(predictions: Predictions) -> None:
+        jobs = await finish(predictions, run, *map(str, range(MAX_JOBS + 3)))
+        (jobs[-1].folder / "result.wav").write_bytes(b"RIFF")
+        (jobs[-1].folder / "link.wav").symlink_to(run / "step_00000001.ckpt")
+        assert predictions.result(jobs[-1].name, "result.wav").read_bytes() == b"RIFF"
+        for job, name in ((jobs[-1].name, "link.wav"), (jobs[-1].name, "absent"), ("..", "x"), (jobs[-1].name, "..")):
+            with pytest.raises(ValueError):
+                predictions.result(job, name)
+        await finish(predictions, run, "more")
+        assert len(predictions.jobs) == MAX_JOBS
+        assert {path.name for path in (folders.temp / "results").iterdir()} == {job.name for job in predictions.jobs}
+
+    with_model(folders, test)
+
+
+def test_a_real_run_is_loaded_once_and_refuses_broken_files(folders: Folders) -> None:
+    run = folders.runs / "hifigan/smoke/1"
+    shutil.copytree(RUNS / "hifigan/smoke", run)
+    tone, broken = folders.temp / "tone.wav", folders.temp / "broken.wav"
+    files.write(tone, 0.1 * np.sin(np.arange(16000) / 10), 16000)
+    broken.write_bytes(b"RIFF no audio")
+
+    async def main() -> None:
+        model = ModelProcess(environment(), folders.temp)
+        predictions = Predictions(folders, model)
+        try:
+            (field,) = await model.load(run, "cpu")
+            assert (field.name, field.kind) == ("input", "audio")
+            jobs = [predictions.submit(run, "cpu", {"input": str(path)}, "run", "") for path in (tone, broken, tone)]
+            await asyncio.gather(*[job.task for job in jobs if job.task])
+        finally:
+            await model.close()
+        assert [job.state for job in jobs] == ["done", "failed", "done"], [job.text for job in jobs]
+        assert "broken.wav" in jobs[1].text
+        assert [output.kind for output in jobs[0].outputs] == ["audio", "audio", "image", "table"]
+        assert files.info(jobs[0].folder / "result.wav").samples == 22050
+
+    asyncio.run(main())
+
+
+def test_the_worker_ends_with_the_server(folders: Folders) -> None:
+    """However the server ends, the pipe is closed."""
+    order: Any = b'{"path": "%s", "device": "cpu", "allow_import": []}\n' % os.fsencode(RUNS / "flow" / "points")
+    command = [sys.executable, "-m", "zoo.ui.processes.model_worker"]
+    child = subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin and child.stdout
+    child.stdin.write(order)
+    child.stdin.flush()
+    assert b'"fields"' in child.stdout.readline()
+    os.kill(child.pid, signal.SIGINT)  # Ctrl-C is the server's
+    time.sleep(0.5)
+    assert psutil.Process(child.pid).is_running() and child.poll() is None
+    child.stdin.close()
+    assert child.wait(30) == 0
+    child.stdout.close()

@@ -1,0 +1,145 @@
+"""Trainings: order, stop, resume, and a later page that finds them."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+import yaml
+
+from tests.ui.browser import kill_trainings
+from tests.ui.conftest import make_queue, make_run
+from zoo.common.locks import lock_folder
+from zoo.ui.folders import Folders
+from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, read_record, write_record
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left(folders: Folders) -> Iterator[None]:
+    yield
+    kill_trainings(folders.work)
+
+
+def wait_until(check: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def start(queue: TrainingQueue, recipe: str = "flow/smoke", **changes: object) -> str:
+    run = queue.start(recipe, [queue.folders.recipes("flow")["smoke"]], changes)
+    return run
+
+
+def is_ready(queue: TrainingQueue, run: str) -> bool:
+    console = queue.folders.runs / run / "console.log"
+    return console.is_file() and "ready" in console.read_text()
+
+
+def test_first_in_first_out(queue: TrainingQueue) -> None:
+    runs = [start(queue, seed_everything=number) for number in range(3)]
+    assert len(set(runs)) == 3 and list(queue.waiting) == runs[1:]
+    wait_until(lambda: is_ready(queue, runs[0]))
+    folder = queue.folders.runs / runs[0]
+    assert yaml.safe_load((folder / "changes.yaml").read_text()) == {"seed_everything": 0}
+    record = read_record(folder)
+    assert record and record.is_running() and record.command[2] == "fit"
+    assert record.command[-1] == f"--trainer.default_root_dir={folder}"
+    assert not (queue.folders.runs / runs[1]).exists()  # what waits has no folder yet
+    queue.cancel(runs[1])
+    queue.stop(runs[0])
+    wait_until(lambda: not queue.is_busy(runs[0]))
+    wait_until(lambda: is_ready(queue, runs[2]))
+    record = read_record(folder)
+    assert record and (record.exit_code, record.stopping) == (143, True)
+    with pytest.raises(ValueError, match="not queued"):
+        queue.cancel(runs[2])
+
+
+def test_several_run_at_once(folders: Folders) -> None:
+    queue = make_queue(folders, at_once=2)
+    runs = [start(queue) for _ in range(3)]
+    assert [queue.is_busy(run) for run in runs] == [True] * 3 and list(queue.waiting) == runs[2:]
+
+
+def test_a_second_stop_kills(queue: TrainingQueue) -> None:
+    run = start(queue, "deaf/smoke")
+    wait_until(lambda: is_ready(queue, run))
+    queue.stop(run)
+    time.sleep(0.5)
+    assert queue.is_busy(run)
+    queue.stop(run)
+    wait_until(lambda: not queue.is_busy(run))
+    record = read_record(queue.folders.runs / run)
+    assert record and record.exit_code == -signal.SIGKILL
+
+
+def test_a_later_page_finds_and_stops_a_training(folders: Folders) -> None:
+    first = make_queue(folders)
+    run = start(first)
+    wait_until(lambda: is_ready(first, run))
+    later = make_queue(folders)  # the first page was killed
+    assert later.is_busy(run)
+    waiting = start(later)
+    assert list(later.waiting) == [waiting]
+    later.stop(run)
+    wait_until(lambda: not later.is_busy(run))
+    wait_until(lambda: is_ready(later, waiting))
+
+
+def test_a_recycled_number_is_another_process(queue: TrainingQueue) -> None:
+    folder = make_run(queue.folders, "flow/smoke/1")
+    process = psutil.Process()
+    assert ProcessRecord(os.getpid(), process.create_time()).is_running()
+    for record in (
+        ProcessRecord(os.getpid(), process.create_time() - 60),
+        ProcessRecord(os.getpid(), process.create_time(), exit_code=0),
+        ProcessRecord(2**22 + 1, process.create_time()),
+        ProcessRecord(-1, 0.0),
+        ProcessRecord("x", 0.0),  # type: ignore[arg-type]
+    ):
+        assert not record.is_running()
+        write_record(folder, record)
+        with pytest.raises(ValueError, match="no running process"):
+            queue.stop("flow/smoke/1")
+    for text in ("", "[]", '{"pid": 1}', '{"pid": 1, "create_time": 1, "other": 2}'):
+        (folder / "process.json").write_text(text)
+        assert read_record(folder) is None
+
+
+def test_resume_goes_on_in_the_same_folder(queue: TrainingQueue) -> None:
+    folder = make_run(queue.folders, "flow/smoke/1")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        queue.resume("flow/smoke/1")
+    (folder / "step_00000004.ckpt").touch()
+    with lock_folder(folder, "fit"), pytest.raises(ValueError, match="running"):
+        queue.resume("flow/smoke/1")
+    queue.resume("flow/smoke/1", ["--trainer.max_steps=20"])
+    wait_until(lambda: is_ready(queue, "flow/smoke/1"))
+    record = read_record(folder)
+    assert record and list(record.command[2:]) == ["fit", f"--ckpt_path={folder}", "--trainer.max_steps=20"]
+    with pytest.raises(ValueError, match="running"):
+        queue.resume("flow/smoke/1")
+    with pytest.raises(ValueError, match="no run"):
+        queue.resume("flow/smoke/2")
+
+
+def test_a_training_that_ends_makes_room(queue: TrainingQueue) -> None:
+    run = queue.start("bad/smoke", [queue.folders.recipes("flow")["smoke"]], {})
+    following = start(queue)
+    wait_until(lambda: not queue.is_busy(run))
+    record = read_record(queue.folders.runs / run)
+    assert record and record.exit_code == 1
+    assert "zoo: error: a bad argument" in (queue.folders.runs / run / "console.log").read_text()
+    assert queue.is_busy(following) and not queue.waiting
+
+
+def test_a_start_that_is_impossible_is_no_end(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
+    queue = make_queue(folders)
+    folders.runs.rmdir()
+    folders.runs.touch()
+    run = start(queue)
+    assert not queue.is_busy(run) and "cannot be started" in caplog.text

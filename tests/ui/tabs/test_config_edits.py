@@ -1,0 +1,163 @@
+"""Edits of a config: what they change, what follows, and where an error belongs."""
+
+from typing import Any
+
+import pytest
+
+from zoo.common.configs import load_recipe, merge
+from zoo.common.systems import recipe_paths
+from zoo.ui.tabs.config_edits import (
+    ConfigEdits,
+    as_text,
+    equal_values,
+    find_key_in_message,
+    flatten,
+    flatten_values,
+    overlap,
+    read_value,
+    set_value,
+)
+
+EMA = {"class_path": "zoo.training.EMA", "init_args": {"decay": 0.99, "modules": ["net"]}}
+CONFIG: dict[str, Any] = {
+    "seed_everything": 1,
+    "trainer": {"max_steps": 10, "callbacks": [EMA, {"class_path": "zoo.training.EMA", "init_args": {"decay": 0.5}}]},
+    "checkpoints": {"monitor": "val/x"},
+    "model": {"class_path": "zoo.flow.FlowTask", "init_args": {"weights": {"g/mel": 45.0}, "sizes": [1, 2]}},
+    "data": {"class_path": "zoo.flow.ImageData", "init_args": {"root": None, "batch_size": 8}},
+}
+
+
+def merged(edits: ConfigEdits) -> dict[str, Any]:
+    """The values of the config that `zoo fit` makes of the recipe and the changes."""
+    return flatten_values(merge(CONFIG, edits.to_changes()))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "changes"),
+    [
+        ("seed_everything", 2, {"seed_everything": 2}),
+        ("data.init_args.batch_size", 9, {"data": {"init_args": {"batch_size": 9}}}),
+        ("data.init_args.root", "data", {"data": {"init_args": {"root": "data"}}}),
+        ("model.init_args.sizes", [3], {"model": {"init_args": {"sizes": [3]}}}),
+        ("model.init_args.weights.g/mel", 30, {"model": {"init_args": {"weights": {"g/mel": 30}}}}),
+        ("model.init_args.weights.new", 1, {"model": {"init_args": {"weights": {"new": 1}}}}),
+        ("wandb.project", "zoo", {"wandb": {"project": "zoo"}}),
+    ],
+)
+def test_an_edit_becomes_a_nested_change(key: str, value: Any, changes: dict[str, Any]) -> None:
+    edits = ConfigEdits(CONFIG)
+    edits.edit(key, value)
+    assert edits.to_changes() == changes and edits.values[key] == value
+    assert merged(edits) == flatten_values(CONFIG) | {key: value}
+    assert [edit.key for edit in edits.differences()] == [key]
+    edits.reset(key)
+    assert edits.to_changes() == {} and edits.values == flatten_values(CONFIG)
+
+
+def test_a_list_with_an_edited_object_is_replaced_as_a_whole() -> None:
+    edits = ConfigEdits(CONFIG)
+    edits.edit("trainer.callbacks.EMA-2.init_args.decay", 0.9)
+    edits.edit("trainer.max_steps", 5)
+    assert edits.to_changes()["trainer"] == {
+        "callbacks": [EMA, {"class_path": "zoo.training.EMA", "init_args": {"decay": 0.9}}],
+        "max_steps": 5,
+    }
+    assert CONFIG["trainer"]["callbacks"][1]["init_args"]["decay"] == 0.5  # the recipe stays
+    for key in ("trainer.callbacks.Nothing.init_args.x", "trainer.callbacks.EMA"):
+        with pytest.raises(ValueError, match=r"trainer\.callbacks"):
+            edits.edit(key, 1)
+    assert len(edits.edits) == 2
+
+
+def test_the_value_of_the_recipe_is_no_edit_and_the_newest_edit_wins() -> None:
+    edits = ConfigEdits(CONFIG)
+    edits.edit("data.init_args.batch_size", 9)
+    edits.edit("data.init_args.batch_size", 8.0)
+    assert edits.edits == {}
+    edits.edit("model.init_args.weights.g/mel", 1)
+    edits.edit("model.init_args.weights", {"a": 1})
+    assert edits.edits == {"model.init_args.weights": {"a": 1}}
+    edits.edit("model.init_args.weights.b", 2)
+    assert edits.edits == {"model.init_args.weights.b": 2}
+
+
+def test_switches_add_and_remove_callbacks() -> None:
+    edits = ConfigEdits(CONFIG)
+    assert edits.values["guard.on"] is False is edits.values["early.on"]
+    edits.edit("guard.on", True)
+    edits.edit("early.on", True)
+    edits.edit("trainer.callbacks.LossGuard.init_args.factor", 3.0)
+    values = merged(edits)
+    assert values["trainer.callbacks.LossGuard.init_args.factor"] == 3.0 and values["guard.on"]
+    assert values["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/x"
+    assert values["trainer.callbacks.EMA.init_args.decay"] == 0.99
+    edits.edit("guard.on", False)
+    assert edits.edits == {"early.on": True}
+    edits.reset("early.on")
+    assert edits.to_changes() == {}
+
+
+def test_what_follows_is_told_apart_from_what_was_edited() -> None:
+    edits = ConfigEdits(CONFIG)
+    edits.edit("trainer.max_steps", 20)
+    parsed = merge(CONFIG, {"trainer": {"max_steps": 20}, "model": {"init_args": {"sizes": [4]}}})
+    assert [tuple(edit) for edit in edits.set_config(parsed)] == [("model.init_args.sizes", "[1, 2]", "[4]")]
+    assert edits.values["model.init_args.sizes"] == [4]
+    edits.edit("guard.on", True)
+    assert edits.set_config(merge(CONFIG, edits.to_changes())) == []
+
+
+def test_a_problem_stops_the_start_until_it_is_mended() -> None:
+    edits = ConfigEdits(CONFIG)
+    edits.edit("data.init_args.batch_size", 0)
+    edits.problems["data.init_args.batch_size"] = "expected a number above 0"
+    with pytest.raises(ValueError, match=r"data\.init_args\.batch_size: expected"):
+        edits.to_changes()
+    edits.edit("data.init_args.batch_size", 4)
+    assert edits.to_changes()
+
+
+@pytest.mark.parametrize(
+    ("message", "key"),
+    [
+        ("data.init_args.batch_size is 0; expected", "data.init_args.batch_size"),
+        ("recipe.yaml: trainer.max_steps: expected int", "trainer.max_steps"),
+        ("model.init_args.weights.g/mel: expected float", "model.init_args.weights.g/mel"),
+        ("trainer.max_steps_of_all is wrong", None),
+        ("something else", None),
+    ],
+)
+def test_a_message_belongs_to_the_key_that_it_names(message: str, key: str | None) -> None:
+    keys = [
+        "data.init_args.batch_size",
+        "trainer.max_steps",
+        "model.init_args.weights",
+        "model.init_args.weights.g/mel",
+    ]
+    assert find_key_in_message(message, keys) == key
+
+
+@pytest.mark.parametrize(
+    "value", [1, 1.5, 1e-4, True, None, "null", "true", "010", "a b", "", " x", "a: b", [1, "x"], {"a": [1]}]
+)
+def test_a_value_is_read_as_it_was_written(value: Any) -> None:
+    text = as_text(value)
+    assert "\n" not in text and read_value(text) == value and type(read_value(text)) is type(value)
+
+
+def test_texts_that_users_write() -> None:
+    assert [read_value(text) for text in ("1e-4", "010", "", "auto")] == [1e-4, 10, None, "auto"]
+    for text in ("no: [1", "a: 1\na: 2", "!!python/object:os.system x"):
+        with pytest.raises(ValueError):
+            read_value(text)
+    assert equal_values(1, 1.0) and not equal_values(1, True) and not equal_values(0, False)
+    assert overlap("a.b", "a") and overlap("a", "a.b") and not overlap("a.b", "a.bc")
+
+
+@pytest.mark.parametrize("name", ["hifigan/smoke", "flow/smoke", "audiosr/smoke", "ci_llm/smoke"])
+def test_every_value_of_a_recipe_can_be_set_by_its_key(name: str) -> None:
+    config = load_recipe(recipe_paths()[name])
+    for key, value in flatten(config).items():
+        set_value(config, key, value)
+    assert config == load_recipe(recipe_paths()[name])

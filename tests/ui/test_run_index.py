@@ -1,0 +1,92 @@
+"""The list of runs: states, order, and that only what has changed is read again."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.ui.conftest import make_run
+from zoo.common.locks import lock_folder
+from zoo.ui import run_index
+from zoo.ui.folders import Folders
+from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, WaitingTraining, write_record
+from zoo.ui.run_actions import Notes, write_notes
+from zoo.ui.run_index import RunIndex
+
+OURS = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
+
+
+@pytest.fixture
+def index(folders: Folders, queue: TrainingQueue) -> RunIndex:
+    return RunIndex(folders, queue)
+
+
+def states(index: RunIndex) -> dict[str, str]:
+    index.scan()
+    return {name: row.state for name, row in index.rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("rows", "record", "state"),
+    [
+        (4, None, "stopped"),
+        (10, {"exit_code": 0}, "stopped"),
+        (4, {}, "running"),
+        (4, {"stopping": True}, "stopping"),
+        (4, {"exit_code": 1}, "failed"),
+        (4, {"exit_code": 143}, "stopped"),
+        (0, {"exit_code": -9}, "failed"),
+        (4, {"create_time": 1.0}, "stopped"),  # another process has the number now, and no page saw the end
+        (0, {"create_time": 1.0}, "failed"),
+    ],
+)
+def test_states(index: RunIndex, rows: int, record: dict[str, Any] | None, state: str) -> None:
+    folder = make_run(index.folders, "flow/smoke/1", rows)
+    (folder / "train.log").unlink()
+    if record is not None:
+        write_record(folder, ProcessRecord(**(OURS | record)))
+    assert states(index) == {"flow/smoke/1": state}
+
+
+def test_a_start_that_failed_is_listed_and_links_are_not(index: RunIndex) -> None:
+    folder = index.folders.runs / "flow/smoke/1"
+    folder.mkdir(parents=True)
+    (folder / "console.log").write_text("zoo: error: no such key\n")
+    write_record(folder, ProcessRecord(1, 1.0, exit_code=2))
+    outside = index.folders.work / "outside"
+    outside.mkdir()
+    (outside / "config.yaml").touch()
+    (folder.parent / "link").symlink_to(outside)
+    assert states(index) == {"flow/smoke/1": "failed"}
+
+
+def test_queue_labels_and_runs_of_the_command_line(index: RunIndex) -> None:
+    folder = make_run(index.folders, "flow/smoke/1")
+    make_run(index.folders, "odd")  # of `--trainer.default_root_dir`
+    index.queue.waiting["flow/smoke/2"] = WaitingTraining(())
+    write_notes(folder, Notes("mine", ("good",)))
+    index.scan()
+    assert next(iter(index.rows)) == "flow/smoke/2" and index.rows["flow/smoke/2"].position == 1
+    assert index.rows["flow/smoke/1"].title == "mine" and index.rows["odd"].info.step == 4
+    with lock_folder(folder, "fit"):
+        assert states(index)["flow/smoke/1"] == "active"
+    assert states(index)["flow/smoke/1"] == "stopped"
+    assert index.rows["flow/smoke/1"].size > 100
+
+
+def test_only_changed_runs_are_read(index: RunIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        make_run(index.folders, f"flow/smoke/{name}")
+    index.scan()
+    read: list[Path] = []
+    monkeypatch.setattr(run_index, "read_run", lambda folder, root: read.append(folder) or before[folder.name])
+    before = {name: index.rows[f"flow/smoke/{name}"].info for name in "ab"}
+    version = index.version
+    index.scan()
+    assert read == [] and index.version == version
+    with (index.folders.runs / "flow/smoke/a/metrics.csv").open("a") as file:
+        file.write("4,0,1,1\n")
+    index.scan()
+    assert [folder.name for folder in read] == ["a"]

@@ -1,1 +1,0 @@
-"""Forms of recipes: controls, values, and what edits of them change."""

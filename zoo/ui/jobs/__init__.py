@@ -1,1 +1,0 @@
-"""Processes that the page starts: trainings, whose turn it is and whose they are, and short commands."""

@@ -1,0 +1,1 @@
+"""Processes that the page starts: trainings, commands, the config parser and the loaded model."""

@@ -1,0 +1,133 @@
+"""Commands of the zoo as processes, and processes that answer in lines of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from zoo.common.registry import allowed_packages
+from zoo.runs.run_info import tail_lines
+
+MAX_LINE = 2**26  # bytes
+COMMAND_SECONDS = 1800.0
+KILLED_CODE = -9
+# what would make a child think that it is a rank, or lead it to the page's own files
+_NOT_INHERITED = ("NICEGUI_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZE")
+
+
+def zoo_program() -> list[str]:
+    """Return the command line in front of a command's name."""
+    return [sys.executable, "-m", "zoo", *(f"--allow-import={package}" for package in allowed_packages())]
+
+
+def child_environment(secret: str | None = None) -> dict[str, str]:
+    """Return the server's environment without its ranks, its files and the variable that holds the token."""
+    names = {name for name in os.environ if not name.startswith(_NOT_INHERITED) and name != secret}
+    return {name: os.environ[name] for name in names} | {"PYTHONUNBUFFERED": "1"}
+
+
+class CommandResult(NamedTuple):
+    """Exit code of a command, and what it printed."""
+
+    code: int
+    output: str
+
+
+async def run_command(
+    arguments: Sequence[str], environment: dict[str, str], timeout_seconds: float = COMMAND_SECONDS
+) -> CommandResult:
+    """Run a command of the zoo to its end; it is killed at the deadline, and when the caller is cancelled."""
+    process = await asyncio.create_subprocess_exec(
+        *zoo_program(), *arguments, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), timeout_seconds)
+    except TimeoutError:
+        return CommandResult(124, f"zoo {arguments[0]} took longer than {timeout_seconds:.0f} s and was ended")
+    finally:
+        if process.returncode is None:
+            kill_tree(process.pid)
+    return CommandResult(process.returncode or 0, output.decode("utf-8", "replace").strip())
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and what it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def last_error(output: str) -> str:
+    """Return the line of a command's output that says why it failed: the last `zoo: error:`, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("zoo: error: ") for line in lines if line.startswith("zoo: error: ")]
+    return (errors or lines or ["it printed nothing"])[-1]
+
+
+class JsonProcess:
+    """A module of Python as a process that reads and writes JSON lines and ends with this one.
+
+    Args:
+        log: file for what the process prints besides.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        self._program = [sys.executable, "-m", module, *arguments]
+        self._environment = environment
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the process while it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the process unless it runs."""
+        if self.pid is None:
+            with self._log.open("wb") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._program, env=self._environment, start_new_session=True, limit=MAX_LINE,
+                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                )  # fmt: skip
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Send a line; starts the process unless it runs."""
+        await self.start()
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it has ended: `receive` raises the reason
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            await self._process.stdin.drain()
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next line; ChildProcessError with the reason when the process has ended."""
+        assert self._process is not None and self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if line:
+            message: dict[str, Any] = json.loads(line)
+            return message
+        raise ChildProcessError(self._exit_reason(await self._process.wait()))
+
+    def _exit_reason(self, code: int) -> str:
+        if code == KILLED_CODE:
+            return "the process was killed; perhaps the machine has too little memory"
+        return f"the process ended with code {code}: {last_error(tail_lines(self._log, 5))}"
+
+    async def close(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            if self.pid is not None:
+                kill_tree(self.pid)
+            await self._process.wait()
+            self._process = None

@@ -1,0 +1,125 @@
+"""The loaded model: one process, which is started again for another checkpoint or device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from zoo.common.registry import allowed_packages
+from zoo.runs.checkpoints import find_checkpoints
+from zoo.runs.inference.forms import InputField, Output
+from zoo.ui.processes.command import JsonProcess
+
+WORKER = "zoo.ui.processes.model_worker"
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What to load, and where to compute; a file that is written again is another source."""
+
+    path: Path
+    device: str
+    file: Path
+    changed: int
+
+
+def find_source(path: Path, device: str) -> ModelSource:
+    """Return the source for a run folder or a checkpoint; ValueError when there is no checkpoint."""
+    files = find_checkpoints(path) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{path} has no checkpoint yet")
+    return ModelSource(path, device, files[0], files[0].stat().st_mtime_ns)
+
+
+class ModelProcess:
+    """Loads one model at a time and computes one form at a time."""
+
+    def __init__(self, environment: dict[str, str], temp: Path, worker: str = WORKER) -> None:
+        self._process = JsonProcess(worker, (), environment, temp / "model.log")
+        self._lock = asyncio.Lock()
+        self._source: ModelSource | None = None
+        self._fields: tuple[InputField, ...] = ()
+        self._is_busy = False
+
+    def describe(self) -> str:
+        """Describe the loaded model in one line, "" without one."""
+        if self._source is None or self._process.pid is None:
+            return ""
+        try:
+            memory = psutil.Process(self._process.pid).memory_info().rss / 2**20
+        except psutil.Error:
+            return ""
+        state = "computing" if self._is_busy else "ready" if self._fields else "loading"
+        return f"{self._source.file.name} on {self._source.device}: {state}, {memory:.0f} MiB"
+
+    async def load(self, path: Path, device: str) -> tuple[InputField, ...]:
+        """Load a run folder or a checkpoint, unless it is loaded; returns the fields of its form.
+
+        Raises:
+            ValueError: it cannot be loaded.
+        """
+        async with self._lock:
+            return await self._load(find_source(path, device))
+
+    async def predict(
+        self, path: Path, device: str, values: Mapping[str, Any], folder: Path, report: Progress
+    ) -> tuple[list[Output], float]:
+        """Compute the outputs for a form; a caller that is cancelled ends the process.
+
+        Args:
+            values: JSON values by the names of the fields; files by their paths.
+            folder: an empty one for the files of the outputs.
+            report: called with the finished share and a text.
+
+        Returns:
+            The outputs, and the seconds that they took.
+
+        Raises:
+            ValueError: the model cannot be loaded, refuses the values, or its process ended.
+        """
+        async with self._lock:
+            await self._load(find_source(path, device))
+            self._is_busy = True
+            try:
+                report(0.0, "computing")
+                await self._process.send({"values": dict(values), "folder": str(folder)})
+                while "progress" in (reply := await self._receive()):
+                    report(reply["progress"], reply["text"])
+            finally:
+                self._is_busy = False
+            return [Output(**output) for output in reply["outputs"]], reply["seconds"]
+
+    async def close(self) -> None:
+        """End the process; what it computes fails."""
+        self._source, self._fields = None, ()
+        await self._process.close()
+
+    async def _load(self, source: ModelSource) -> tuple[InputField, ...]:
+        if source != self._source or self._process.pid is None:
+            await self.close()
+            self._source = source
+            packages = list(allowed_packages())
+            await self._process.send({"path": str(source.path), "device": source.device, "allow_import": packages})
+            reply = await self._receive()
+            self._fields = tuple(InputField(**entry) for entry in reply["fields"])
+        return self._fields
+
+    async def _receive(self) -> dict[str, Any]:
+        """Return the next reply; ValueError with its error, or with the reason why the process ended."""
+        try:
+            reply = await self._process.receive()
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        except ChildProcessError as error:
+            await self.close()
+            raise ValueError(str(error)) from error
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return reply

@@ -1,0 +1,87 @@
+"""What the files of a run tell: its log, why it failed, how fast it is, its samples."""
+
+from __future__ import annotations
+
+import csv
+import re
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from zoo.runs.run_folder import LOG_NAME, MEDIA_NAME
+from zoo.runs.run_info import sample_folders, tail_lines
+from zoo.ui.folders import CONSOLE_NAME, MEDIA_TYPES, check_name
+
+LOG_LINES = 200
+MAX_ROWS, MAX_CELL = 100, 2000  # rows of a table, characters of a cell
+_PROGRESS = "progress: step "
+_ERROR = "zoo: error: "
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\w.*)$", re.MULTILINE)
+_EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", re.MULTILINE)
+Table = tuple[list[str], list[list[str]]]
+
+
+class TrainingSpeed(NamedTuple):
+    """Batches a second and the time left, as train.log writes them; "" where it does not."""
+
+    rate: str = ""
+    left: str = ""
+
+
+def read_log(run: Path, failed: bool) -> str:
+    """Return the end of train.log; of the console where there is no log, and both of a run that failed."""
+    log, console = tail_lines(run / LOG_NAME, LOG_LINES), tail_lines(run / CONSOLE_NAME, 20)
+    if not log:
+        return console
+    return f"{log}\n\n--- console ---\n{console}" if failed and console else log
+
+
+def failure_reason(run: Path) -> str:
+    """Return the error of the command, the exception of the last traceback, or that of train.log, in one line."""
+    console = tail_lines(run / CONSOLE_NAME, LOG_LINES)
+    errors = [line for line in console.splitlines() if line.startswith(_ERROR)]
+    if errors:
+        return errors[-1].removeprefix(_ERROR)
+    if tracebacks := _TRACEBACK.findall(console):
+        return str(tracebacks[-1])
+    exceptions = _EXCEPTION.findall(tail_lines(run / LOG_NAME, LOG_LINES).rpartition("ended by ")[2])
+    return exceptions[-1] if exceptions else ""
+
+
+def training_speed(run: Path) -> TrainingSpeed:
+    """Read the newest line of progress in train.log."""
+    lines = [line for line in tail_lines(run / LOG_NAME, LOG_LINES).splitlines() if _PROGRESS in line]
+    parts = lines[-1].split(_PROGRESS)[1].split(" · ") if lines else []
+    rate = next((part for part in parts if part.endswith((" it/s", " s/it"))), "")
+    return TrainingSpeed(rate, next((part.removeprefix("ETA ") for part in parts if part.startswith("ETA ")), ""))
+
+
+def sample_steps(run: Path) -> list[str]:
+    """List the names of the step folders of a run's samples, the oldest first."""
+    return [folder.name for folder in reversed(sample_folders(run)) if re.fullmatch(r"step_\d+", folder.name)]
+
+
+def sample_files(run: Path, step: str) -> tuple[list[str], dict[str, Table]]:
+    """List the audio files and pictures of a step, audio first, and read its tables by name."""
+    names, tables = [], {}
+    for path in sorted((run / MEDIA_NAME / check_name(step)).glob("*")):
+        if path.suffix.lower() in MEDIA_TYPES:
+            names.append(path.name)
+        elif path.suffix == ".csv" and not path.is_symlink():
+            tables[path.stem] = read_csv_table(path)
+    return sorted(names, key=lambda name: not is_audio(name)), tables
+
+
+def read_csv_table(path: Path) -> Table:
+    """Read the columns and first rows of a csv file; long cells are cut."""
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            rows = [[cell[:MAX_CELL] for cell in row] for row in islice(csv.reader(file), MAX_ROWS + 1)]
+    except (OSError, csv.Error):
+        rows = []
+    return (rows[0], rows[1:]) if rows else ([], [])
+
+
+def is_audio(name: str) -> bool:
+    """Tell whether a browser plays a file."""
+    return MEDIA_TYPES[Path(name).suffix.lower()].startswith("audio/")

@@ -1,0 +1,113 @@
+"""The runs that all pages list; a run is read again when one of its files has changed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME
+from zoo.runs.run_info import RunInfo, find_runs, path_size, read_run
+from zoo.ui.folders import CONSOLE_NAME, Folders, resolve_below
+from zoo.ui.processes.training_queue import PROCESS_NAME, STOPPED_CODES, ProcessRecord, TrainingQueue, read_record
+from zoo.ui.run_actions import NOTES_NAME, Notes, read_notes
+
+ACTIVE_STATES = ("running", "stopping", "active", "queued")
+_FILES = (CONFIG_NAME, CSV_NAME, LOG_NAME, CONSOLE_NAME, PROCESS_NAME, NOTES_NAME)
+FileTimes = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as the page lists it.
+
+    Args:
+        name: of its folder below the root of the runs.
+        state: "queued", "running", "stopping", "active" (a command that the page did not start), or as of `RunInfo`.
+        position: in the queue, from 1; None when it is not queued.
+        size: bytes of the folder when its checkpoints changed last.
+    """
+
+    name: str
+    info: RunInfo
+    state: str
+    position: int | None = None
+    notes: Notes = field(default_factory=Notes)
+    size: int = 0
+
+    @property
+    def title(self) -> str:
+        """The label, or the last part of the name."""
+        return self.notes.label or self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class _CachedRun:
+    times: FileTimes
+    info: RunInfo
+    record: ProcessRecord | None
+    notes: Notes
+    size: int
+
+
+class RunIndex:
+    """Rows of all runs by name, the newest first."""
+
+    def __init__(self, folders: Folders, queue: TrainingQueue) -> None:
+        self.folders = folders
+        self.queue = queue
+        self.rows: dict[str, RunRow] = {}
+        self.version = 0  # counts the changes of `rows`
+        self._cache: dict[str, _CachedRun] = {}
+
+    def scan(self) -> None:
+        """Read what has changed in the folders of the runs."""
+        root, waiting = self.folders.runs, list(self.queue.waiting)
+        records = {path.parent for path in root.glob(f"*/*/*/{PROCESS_NAME}")}
+        names = {folder.relative_to(root).as_posix() for folder in {*find_runs(root), *records}} - {"."}
+        cache = {name: self._read(name) for name in {*names, *waiting}}
+        self._cache = {name: cached for name, cached in cache.items() if cached is not None}
+        rows = []
+        for name, cached in self._cache.items():
+            position = waiting.index(name) + 1 if name in waiting else None
+            state = "queued" if position else find_state(cached.info, cached.record)
+            rows.append(RunRow(name, cached.info, state, position, cached.notes, cached.size))
+        rows.sort(key=lambda row: (row.state not in ACTIVE_STATES, -row.info.changed, row.name))
+        if rows != list(self.rows.values()):
+            self.rows = {row.name: row for row in rows}
+            self.version += 1
+
+    def _read(self, name: str) -> _CachedRun | None:
+        folder, before = self.folders.runs / name, self._cache.get(name)
+        try:
+            resolve_below(self.folders.runs, name)
+            times = _file_times(folder)
+        except (OSError, ValueError):  # deleted, or a link to elsewhere
+            return None
+        # a process that was killed changes no file
+        if before is not None and before.times == times and before.info.state != "running":
+            return before
+        checkpoints = [entry for entry in times if entry[0].endswith(".ckpt")]
+        resized = before is None or checkpoints != [entry for entry in before.times if entry[0].endswith(".ckpt")]
+        size = path_size(folder) if before is None or resized else before.size
+        return _CachedRun(times, read_run(folder, self.folders.runs), read_record(folder), read_notes(folder), size)
+
+
+def find_state(info: RunInfo, record: ProcessRecord | None) -> str:
+    """Return the state of a run that is not queued."""
+    if record is not None and record.is_running():
+        return "stopping" if record.stopping else "running"
+    if info.state == "running":
+        return "active"
+    if record is not None and record.exit_code is None:  # no page saw its end
+        return "failed" if info.state == "empty" else info.state
+    failed = record is not None and record.exit_code not in (0, *STOPPED_CODES)
+    return "failed" if failed and info.state in ("empty", "stopped") else info.state
+
+
+def _file_times(folder: Path) -> FileTimes:
+    """Return name, time and bytes of the files that tell about a run."""
+    if not folder.exists():  # queued
+        return ()
+    entries = [entry for entry in os.scandir(folder) if entry.name in _FILES or entry.name.endswith((".ckpt", ".lock"))]
+    return tuple(sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in entries))

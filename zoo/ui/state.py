@@ -1,0 +1,128 @@
+"""What the pages of one server share, and what the tabs of one page share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nicegui import run, ui
+
+from zoo.ui.folders import Folders
+from zoo.ui.machine import MachineLoad, read_machine
+from zoo.ui.metrics import MetricsReader
+from zoo.ui.predictions import Predictions
+from zoo.ui.processes.config_parser import ConfigParser
+from zoo.ui.processes.model_process import ModelProcess
+from zoo.ui.processes.training_queue import TrainingQueue
+from zoo.ui.run_index import RunIndex
+
+Result = TypeVar("Result")
+TICK_SECONDS, SCAN_SECONDS, LOAD_SECONDS = 0.5, 1.0, 2.0
+log = logging.getLogger(__name__)
+
+
+class AppState:
+    """The state of one server.
+
+    Attributes:
+        loads: of this machine: its processor, then its GPUs.
+        recipe: system, recipe and machine preset that were chosen last; None before.
+    """
+
+    def __init__(self, folders: Folders, environment: dict[str, str], trainings_at_once: int = 1) -> None:
+        self.folders = folders
+        self.environment = environment
+        self.queue = TrainingQueue(folders, environment, trainings_at_once)
+        self.index = RunIndex(folders, self.queue)
+        self.metrics = MetricsReader()
+        self.parser = ConfigParser(environment, folders.temp)
+        self.predictions = Predictions(folders, ModelProcess(environment, folders.temp))
+        self.loads: list[MachineLoad] = []
+        self.recipe: tuple[str, str, str] | None = None
+
+    async def refresh_forever(self) -> None:
+        """Start trainings, list runs and read the load; an error of one turn is logged."""
+        next_scan = next_load = 0.0
+        await self.parser.start()
+        while True:
+            now = time.monotonic()
+            try:
+                self.queue.tick()
+                if now >= next_scan:
+                    await asyncio.to_thread(self.index.scan)
+                    next_scan = now + SCAN_SECONDS
+                if now >= next_load:
+                    self.loads = await asyncio.to_thread(read_machine)
+                    next_load = now + LOAD_SECONDS
+            except Exception:  # whatever a folder of the runs holds
+                log.exception("the runs cannot be read")
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def close(self) -> None:
+        """End the processes that answer pages; trainings continue."""
+        await self.parser.close()
+        await self.predictions.model.close()
+
+
+@dataclass
+class PageState:
+    """The state of one open page.
+
+    Args:
+        run: that all tabs show, "" for none; `choose` changes it.
+        compared_runs: whose curves are drawn together with it.
+    """
+
+    app: AppState
+    run: str = ""
+    compared_runs: list[str] = field(default_factory=list)
+    tabs: Any = None
+    _listeners: list[Callable[[], Any]] = field(default_factory=list)
+
+    def choose(self, run: str, tab: str = "", compared_runs: Sequence[str] = ()) -> None:
+        """Show a run in all tabs, and open a tab if one is named."""
+        self.run, self.compared_runs = run, list(compared_runs)
+        for listener in self._listeners:
+            listener()
+        if tab:
+            self.tabs.set_value(tab)
+
+    def on_choice(self, listener: Callable[[], Any]) -> None:
+        """Call when another run is chosen."""
+        self._listeners.append(listener)
+
+    def refresh_every(self, seconds: float, tab: str, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Refresh again and again while a tab is open, "" for always."""
+
+        async def refresh_open_tab() -> None:
+            if not tab or self.tabs.value == tab:
+                await refresh()
+
+        ui.timer(seconds, refresh_open_tab)
+
+
+async def run_in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function that reads files in a thread, so that other pages are served in the meantime."""
+    result = await run.io_bound(lambda: (function(*arguments),))
+    if result is None:  # the server ends
+        raise asyncio.CancelledError
+    return result[0]
+
+
+async def notify_errors(work: Awaitable[Result]) -> Result | None:
+    """Return the result of work; an error that the user can mend becomes a notice on the page, and None."""
+    try:
+        return await work
+    except (ValueError, OSError) as error:
+        notify_error(error)
+        return None
+
+
+def notify_error(error: Exception) -> None:
+    """Show an error on the page until it is closed."""
+    message = " ".join(str(error).split())
+    ui.notify(message, type="negative", multi_line=True, close_button="Close", timeout=0)
