@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +22,7 @@ from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import EVALUATION_TIMES, TimeSampler, at_evaluation_times, sample_times
-from zoo.flow.validation_samples import SampleMetrics, conditions_of, log_validation_samples
+from zoo.flow.validation_samples import SampleMetrics, compute_sample_metrics, log_validation_samples
 from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
@@ -289,15 +289,8 @@ class FlowTask(SingleOptimizerTask):
 
     def _compute_sample_metrics(self) -> None:
         assert self.sample_metrics is not None
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        sampler: Any = self.inference()
-
-        def draw(labels: list[int] | None, seeds: Sequence[int]) -> Tensor:
-            return sampler.sample(labels, seeds, conditions_of(self, labels, len(seeds)))
-
         with gather_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
-            metrics = self.sample_metrics.compute(draw, self.net.num_classes, data.train_set, data.val_set)
-        self._means.add(metrics)
+            self._means.add(compute_sample_metrics(self, self.sample_metrics))
 
     def log_samples(self, batches: list[Any], last: bool) -> None:
         """Show samples of each class with and without guidance, their nearest training images, and their way there.

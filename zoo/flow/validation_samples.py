@@ -61,6 +61,17 @@ def log_validation_samples(task: FlowTask, last: bool) -> None:
         _log_points(task, sampler, last)
 
 
+def compute_sample_metrics(task: FlowTask, metrics: SampleMetrics) -> dict[str, float]:
+    """Compare samples of a task with its data."""
+    data: Any = task.trainer.datamodule  # type: ignore[attr-defined]
+    sampler: Any = task.inference()
+
+    def draw(labels: list[int] | None, seeds: Sequence[int]) -> Tensor:
+        return sampler.sample(labels, seeds, conditions_of(task, labels, len(seeds)))
+
+    return metrics.compute(draw, task.net.num_classes, data.train_set, data.val_set)
+
+
 def conditions_of(task: FlowTask, labels: Sequence[int] | None, count: int) -> GenerationConditions | None:
     """Texts and images of samples: those of held-out items of their classes, in turns; None where none are taken."""
     if task.text is None and task.image_condition is None:

@@ -75,17 +75,6 @@ def build_extractor(
 REFERENCE_SEED = 1  # of the points; training draws with the run's seed
 
 
-class PointQuality:
-    """Chamfer distance of points to as many of a known set."""
-
-    def __init__(self, kind: points.PointSet) -> None:
-        self.kind = kind
-
-    def __call__(self, samples: Tensor, labels: Sequence[int] | None) -> dict[str, float]:
-        """Chamfer distance of points (N, 2)."""
-        return {"chamfer": chamfer(samples, points.draw(self.kind, len(samples), REFERENCE_SEED))}
-
-
 def build_quality(
     shape: tuple[int, ...],
     point_set: points.PointSet | None = None,
@@ -102,7 +91,9 @@ def build_quality(
     if point_set is not None:
         if shape != (2,):
             raise ValueError(f"samples of shape {shape} are no points of {point_set}")
-        return PointQuality(point_set)
+        return lambda samples, labels: {
+            "chamfer": chamfer(samples, points.draw(point_set, len(samples), REFERENCE_SEED))
+        }
     if len(shape) != 3:
         raise ValueError(f"samples of shape {shape} are no images: name the set that they are points of (--point_set)")
     real, train_images = read_sets(reference, train, (shape[-1], shape[0]), val_every, split_seed)

@@ -122,14 +122,14 @@ class _SampleFolder:
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         write_report(self.path, {LABELS_NAME: (list(columns), rows)})
 
-    def part(self, rows: slice) -> tuple[list[int] | None, list[int], GenerationConditions | None]:
+    def select(self, rows: slice) -> tuple[list[int] | None, list[int], GenerationConditions | None]:
         """Labels, seeds and conditions of some samples."""
         conditions = None if self.conditions is None else self.conditions.rows(rows)
         return None if self.labels is None else self.labels[rows], self.seeds[rows], conditions
 
     def write_chunk(self, chunk: range) -> tuple[int, int]:
         """Compute a whole chunk, as an uninterrupted call would; return the number of files written, and the NFE."""
-        labels, seeds, conditions = self.part(slice(chunk.start, chunk.stop))
+        labels, seeds, conditions = self.select(slice(chunk.start, chunk.stop))
         (solution,) = self.sampler.solutions(labels, seeds, conditions=conditions)
         pending = [index for index in chunk if not self.files[index].exists()]
         for index in pending:
@@ -149,7 +149,7 @@ class _SampleFolder:
             write_atomic(written[-1], partial(np.save, arr=joined))
             animated = len(joined)
         if trajectory:
-            states = self.sampler.trajectory(*self.part(slice(animated)))
+            states = self.sampler.trajectory(*self.select(slice(animated)))
             written.append(self.path.with_name(f"{self.path.name}_trajectory.gif"))
             rendering.write_gif(written[-1], rendering.frames(states, self.labels, self.names))
         if grid:

@@ -184,12 +184,15 @@ class Sampler(Inference):
         Labels are one per row of the points that it will be asked for, or a single one for all; None for a net without
         classes, or to give no class vector. What is given besides is one per row.
         """
-        label = None
-        if labels is not None and self.net.num_classes:
-            check_labels(labels, self.net.num_classes)
-            label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
+        label = self._label_tensor(labels)
         encoded = self.encode_conditions(conditions)
         return velocity_field(self.net, self.path, label, self.guidance, self.prediction, encoded, self.guide)
+
+    def _label_tensor(self, labels: Sequence[int] | None) -> Tensor | None:
+        if labels is None or not self.net.num_classes:
+            return None
+        check_labels(labels, self.net.num_classes)
+        return torch.tensor(list(labels), dtype=torch.int64, device=self.device)
 
     def solutions(
         self,
@@ -428,11 +431,7 @@ class MeanFlowSampler(Sampler):
     def field(self, labels: Sequence[int] | None = None, conditions: GenerationConditions | None = None) -> VectorField:
         """The average velocity from a time of the solver's grid to the next; see `Sampler.field`."""
         self.encode_conditions(conditions)
-        label = None
-        if labels is not None and self.net.num_classes:
-            check_labels(labels, self.net.num_classes)
-            label = torch.tensor(list(labels), dtype=torch.int64, device=self.device)
-        return average_field(self.net, self.solver.times(), label, self.guidance)
+        return average_field(self.net, self.solver.times(), self._label_tensor(labels), self.guidance)
 
     def fields(self) -> tuple[InputField, ...]:
         """Those of `Sampler`, without a choice of the solver."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,11 +107,9 @@ class LatentSpace(nn.Module):
         check_at_least(1, chunk=chunk)
         self.autoencoder = autoencoder
         self.chunk = chunk
-        fixed_scale = None if statistics else scale_of(autoencoder.config, autoencoder.net.latent_channels)
-        shift, scale = fixed_scale or (
-            torch.zeros(autoencoder.net.latent_channels),
-            torch.ones(autoencoder.net.latent_channels),
-        )
+        channels = autoencoder.net.latent_channels
+        fixed_scale = None if statistics else scale_of(autoencoder.config, channels)
+        shift, scale = fixed_scale or (torch.zeros(channels), torch.ones(channels))
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
         self.register_buffer("is_fitted", torch.tensor(fixed_scale is not None))
@@ -244,18 +241,13 @@ def _current(name: str) -> str:
 
 def _load(net: AutoencoderKL, state: Mapping[str, Tensor], where: str) -> None:
     expected = net.state_dict()
-    shaped = {
-        key: value.reshape(expected[key].shape) if _is_flat(key, value, expected) else value
-        for key, value in state.items()
-    }
+    shaped = dict(state)
+    for key, value in state.items():  # old files have convolutions of size 1 for linear layers
+        if ".attentions." in key and key in expected and value.numel() == expected[key].numel():
+            shaped[key] = value.reshape(expected[key].shape)
     missing, others = sorted(expected.keys() - shaped.keys()), sorted(shaped.keys() - expected.keys())
     differing = [key for key in expected.keys() & shaped.keys() if expected[key].shape != shaped[key].shape]
     for what, names in (("lacks", missing), ("has unknown", others), ("has other shapes for", differing)):
         if names:
             raise ValueError(f"{where}: the file {what} {len(names)} of the config's tensors, among them {names[0]}")
-    net.load_state_dict(dict(shaped))
-
-
-def _is_flat(key: str, value: Tensor, expected: Mapping[str, Tensor]) -> bool:
-    """Whether a convolution of size 1 stands for a linear layer."""
-    return ".attentions." in key and key in expected and math.prod(value.shape) == expected[key].numel()
+    net.load_state_dict(shaped)

@@ -187,7 +187,7 @@ class DiT(VelocityNet):
         check_one_of(SIZES, size=size)
         check_one_of(POSITIONS, positions=positions)
         check_within(0, 1, dropout=dropout)
-        depth, dim, heads = (given or usual for given, usual in zip((depth, dim, heads), SIZES[size], strict=True))
+        depth, dim, heads = (value or default for value, default in zip((depth, dim, heads), SIZES[size], strict=True))
         sides = (image_resolution,) * 2 if isinstance(image_resolution, int) else tuple(image_resolution)
         check_at_least(1, patch=patch, depth=depth, heads=heads, hidden_mult=hidden_mult)
         if dim % (4 * heads):

@@ -118,7 +118,7 @@ class Solver:
             times = [start, end]
         nfe = 0
 
-        def counted(t: float, x: Tensor) -> Tensor:
+        def count_calls(t: float, x: Tensor) -> Tensor:
             nonlocal nfe
             nfe += 1
             return velocity(t, x)
@@ -126,9 +126,9 @@ class Solver:
         trajectory = [x]
         for first, last in pairwise(times):
             if self.method == "dopri5":
-                x = self._dopri5(counted, x, first, last)
+                x = self._dopri5(count_calls, x, first, last)
             else:
-                x = runge_kutta_step(TABLEAUS[self.method], counted, x, first, last)
+                x = runge_kutta_step(TABLEAUS[self.method], count_calls, x, first, last)
             if project is not None:
                 x = project(last, x)
             if keep_trajectory:
