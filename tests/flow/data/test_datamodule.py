@@ -209,16 +209,6 @@ def test_points_have_no_classes() -> None:
     assert torch.equal(again.train_set[0, 7]["x1"], data.train_set[0, 7]["x1"])
 
 
-def test_points_of_training_and_validation_are_independent_draws() -> None:
-    data = PointData("checkerboard", train_points=50, val_points=50)
-    data.setup("fit")
-    train, val = data.train_set.data(range(50)), data.val_set.data(range(50))
-    assert not bool((train[:, None] == val[None]).all(2).any())
-    other = PointData("checkerboard", train_points=50, seed=1)
-    other.setup("fit")
-    assert not torch.equal(other.train_set.data(range(50)), train)
-
-
 def test_what_cannot_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"scikit-learn's digits"):
         ImageData(str(tmp_path / "none"))

@@ -11,7 +11,6 @@ from zoo.flow.data.images import (
     DecodedImages,
     FileImages,
     Framing,
-    StoredPixels,
     decode_all,
     stamps,
     to_values,
@@ -48,14 +47,6 @@ def test_other_modes_are_converted(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
     Image.new("L", (8, 8), 255).convert(mode).save(path)
     assert FileImages(tmp_path, [path]).pixels(0, Framing(8, 3)).shape == (8, 8, 3)
-
-
-def test_memory_and_files_give_the_same(tmp_path: Path) -> None:
-    files = pictures(tmp_path)
-    stored = StoredPixels(np.stack(list(decode_all(files, Framing(6, 3), progress=False))))
-    assert torch.equal(stored([1, 1, 2]), DecodedImages(files, Framing(6, 3))([1, 1, 2]))
-    stored([0]).zero_()
-    assert float(stored([0]).abs().max()) == 1  # what is handed out is a copy
 
 
 def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) -> None:
@@ -131,19 +122,3 @@ def test_crop_keeps_proportions_and_takes_the_centre(tmp_path: Path) -> None:
         Framing(4, 3, "stretch")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="background is red, green and blue"):
         Framing(4, background=(0, 0, 256))
-
-
-def test_a_share_of_broken_images_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = pictures(tmp_path, 6)
-    whole = list(decode_all(files, Framing(4, 3), progress=False))
-    files.paths[2].write_bytes(b"no image")
-    bad: dict[int, str] = {}
-    found = list(decode_all(files, Framing(4, 3), False, max_bad_share=0.2, bad=bad))
-    assert list(bad) == [2] and "2.png" in caplog.text
-    assert np.array_equal(np.stack(found), np.stack(whole[:2] + whole[3:]))
-    with pytest.raises(ValueError, match=r"1 of 6 images cannot be read, .* 0.1 \(max_bad_share\).*2.png"):
-        list(decode_all(files, Framing(4, 3), False, max_bad_share=0.1))
-    for path in files.paths:
-        path.write_bytes(b"no image")
-    with pytest.raises(ValueError, match="6 of 6 images"):
-        list(decode_all(files, Framing(4, 3), False, max_bad_share=1.0))

@@ -92,16 +92,6 @@ def test_pools_see_the_data_as_the_epoch_shows_it() -> None:
     assert difference[left].min() > difference[~left].max()  # otherwise two could be exchanged for the better
 
 
-def test_pairing_is_computed_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    pooled = PooledTransport(pool=8)
-    monkeypatch.setattr(pooled, "pairing", lambda *args: calls.append(args[3]) or torch.arange(COUNT))
-    items = build(pooled=pooled)
-    for key in [(0, 1), (0, 2), (1, 1), (1, 5)]:
-        items[key]
-    assert len(calls) == 2 == len(set(calls))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2])
 def test_neither_workers_nor_ranks_matter(workers: int, world: int) -> None:

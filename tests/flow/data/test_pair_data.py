@@ -106,22 +106,6 @@ def test_validation_loss_is_the_straightness_on_pairs(pairs: Path) -> None:
     assert found * 2 == pytest.approx(wanted, rel=1e-4)  # per element, of which there are two
 
 
-def test_batches_have_noise_sample_label_and_seeds(pairs: Path) -> None:
-    data = PairData(str(pairs), batch_size=16, val_share=0.25)
-    data.setup("fit")
-    assert (len(data.train_set), len(data.val_set)) == (480, 160)
-    assert (data.sample_shape, data.classes) == ((2,), [])
-    batch = next(iter(data.train_dataloader()))
-    assert {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if key != "seeds"} == {
-        **dict.fromkeys(("x0", "x1"), (torch.float32, (16, 2))),
-        "label": (torch.int64, (16,)),
-    }
-    assert len(set(batch["seeds"])) == 16 and all(type(seed) is int for seed in batch["seeds"])
-    torch.testing.assert_close(
-        sampler(TwoSpots()).solver.solve(sampler(TwoSpots()).field(), batch["x0"]).x, batch["x1"]
-    )
-
-
 def test_seeds_of_the_task_change_with_the_epoch_and_the_pair_stays(pairs: Path) -> None:
     data = PairData(str(pairs))
     data.setup("fit")

@@ -92,22 +92,6 @@ def test_mean_and_covariance_are_a_reference_for_the_frechet_distance_alone():
         Comparison(moments(whole.real), PixelFeatures(4), metrics=["manifold"])
 
 
-def test_the_reference_is_computed_once(tmp_path):
-    calls = []
-
-    class Counting(Bright):
-        def forward(self, x):
-            calls.append(len(x))
-            return super().forward(x)
-
-    real = quantise_samples(images(0), LABELS)
-    for _ in range(2):
-        comparison = Comparison(real, Counting(), cache=tmp_path)
-    assert calls == [60]
-    comparison(images(1), LABELS)
-    assert calls == [60, 60]
-
-
 def test_mistakes_are_named():
     real = quantise_samples(images(0), LABELS)
     with pytest.raises(ValueError, match=r"metrics is one of frechet, .*, not 'fid'"):

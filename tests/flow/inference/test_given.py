@@ -94,12 +94,6 @@ def test_request_files(model: Sampler, tmp_path: Path) -> None:
     sample_requests.write_text('{"seed": 1, "image": "a.png"}\n{"seed": 2}\n')
     with pytest.raises(ValueError, match="some lines have an image, others none"):
         model.process_file(sample_requests, tmp_path / "out.png")
-    sample_requests.write_text('{"seed": 1, "prompt": 3, "image": "a.png"}\n')
-    with pytest.raises(ValueError, match="line 1: expected"):
-        model.process_file(sample_requests, tmp_path / "out.png")
-    sample_requests.write_text('{"seed": 1, "picture": "a.png"}\n')
-    with pytest.raises(ValueError, match="a text prompt, a text image, a text mask"):
-        model.process_file(sample_requests, tmp_path / "out.png")
 
 
 def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:

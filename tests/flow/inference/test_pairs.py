@@ -108,22 +108,6 @@ def test_meta_tells_how_they_were_made(tmp_path: Path) -> None:
     assert content(tmp_path).dtype == row_type((2,))
 
 
-def test_other_settings_are_named(tmp_path: Path) -> None:
-    make(tmp_path)
-    with pytest.raises(ValueError, match=r"begun with other settings: count 10 \(now 12\), seed 0 \(now 1\)"):
-        make(tmp_path, count=12, seed=1)
-    with pytest.raises(ValueError, match=r"solver.grid \[0.0, 0.16.*\(now \[0.0, 0.5, 1.0\]\)"):
-        make(tmp_path, teacher(steps=2))
-    with pytest.raises(ValueError, match=r"guidance.scale None \(now 2.0\)"):
-        make(tmp_path, teacher(guidance=Guidance(2.0)))
-    with torch.no_grad():
-        other = Whirl()
-        other.turn.mul_(2)
-    with pytest.raises(ValueError, match="weights '"):
-        make(tmp_path, teacher(other))
-    assert len(content(tmp_path)) == 10
-
-
 def test_wrong_calls_are_named(tmp_path: Path) -> None:
     for kwargs, message in [
         ({"count": 0}, "at least 1"),

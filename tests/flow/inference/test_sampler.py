@@ -6,7 +6,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.velocity import VelocityNet
@@ -104,12 +103,6 @@ def test_points_are_plotted_and_kept(tmp_path: Path) -> None:
     assert np.array(Image.open(tmp_path / "out.png")).std() > 0
 
 
-def test_compact_requests(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"label": 3, "seed": 7, "count": 3}\n{"label": 1, "seed": 2}\n')
-    assert read_request_file(tmp_path / "in.jsonl", build()) == ([3, 3, 3, 1], [7, 8, 9, 2], None)
-    assert read_request_file(tmp_path / "in.jsonl", build(ToyNet())) == (None, [7, 8, 9, 2], None)
-
-
 def test_example_is_read(tmp_path: Path) -> None:
     model = build()
     source = model.write_example(tmp_path / "deep" / "a")
@@ -150,11 +143,3 @@ def test_wrong_calls_are_named() -> None:
         )
     with pytest.raises(ValueError, match="chunk is at least 1"):
         build(chunk=0)
-
-
-def test_other_shapes_can_be_sampled_but_not_drawn(tmp_path: Path) -> None:
-    model = build(ToyNet(dim=5))
-    assert model(None, [1]).shape == (1, 5)
-    source = model.write_example(tmp_path / "in")
-    with pytest.raises(ValueError, match=r"\(5,\) are neither images nor points"):
-        model.process_file(source, tmp_path / "out.png")

@@ -74,16 +74,6 @@ def test_labels(batch):
     assert torch.equal(unconditional(x, t, label), unconditional(x, t))
 
 
-def test_one_time_serves_the_batch(batch):
-    x, _, label = batch
-    net = awake(small()).eval()
-    expected = net(x, torch.full((3,), 0.3), label)
-    for t in (0.3, torch.tensor(0.3), torch.tensor([0.3])):
-        torch.testing.assert_close(net(x, t, label), expected)
-    with pytest.raises(ValueError, match="1 or 3 times for a batch of 3, found 2"):
-        net(x, torch.zeros(2), label)
-
-
 def test_checkpointing_changes_no_gradient(batch):
     plain = awake(small(dropout=0.3))
     saving = awake(small(dropout=0.3, checkpointing=True))

@@ -47,11 +47,8 @@ class ImageCache:
         if self._pixels.shape != expected or self._pixels.dtype != np.uint8:
             raise ValueError(f"{path}: {self._pixels.shape} {self._pixels.dtype}, the index expects {expected} uint8")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[ImageCache], tuple[Path]]:
+        return ImageCache, (self.path,)
 
     def __len__(self) -> int:
         return len(self._pixels)

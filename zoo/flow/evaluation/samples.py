@@ -95,10 +95,8 @@ def read_digits(val_every: int, split_seed: int | None, resolution: int, channel
     pixels = _decode(images.source, resolution, channels)
     held_out = np.array(image_sets.holdout_mask(images.labels, val_every, split_seed))
     labels = np.array(images.labels)
-    train, held_out_set = (
-        SampleSet(pixels[part], labels[part].tolist(), images.classes) for part in (~held_out, held_out)
-    )
-    return train, held_out_set
+    parts = [SampleSet(pixels[part], labels[part].tolist(), images.classes) for part in (~held_out, held_out)]
+    return parts[0], parts[1]
 
 
 def read_statistics(path: Path) -> Moments:

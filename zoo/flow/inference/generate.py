@@ -142,7 +142,7 @@ class _SampleFolder:
 
     def finish(self, grid: bool, trajectory: bool) -> list[Path]:
         """Write what is made of all samples, once they exist; return the files."""
-        written, shown, animated = [], GRID_IMAGES, ANIMATED_IMAGES
+        written, animated = [], ANIMATED_IMAGES
         if self.suffix == ".npy":
             joined = np.stack([np.load(path) for path in self.files])
             written.append(self.path / JOINED_NAME)
@@ -157,8 +157,8 @@ class _SampleFolder:
             if self.suffix == ".npy":
                 picture = rendering.frames(torch.from_numpy(joined)[None], self.labels)[0]
             else:
-                tiles = np.stack([read_image(path) for path in self.files[:shown]])
-                picture = rendering.labelled_grid(tiles, None if self.names is None else self.names[:shown])
+                tiles = np.stack([read_image(path) for path in self.files[:GRID_IMAGES]])
+                picture = rendering.labelled_grid(tiles, self.names and self.names[:GRID_IMAGES])
             rendering.write_png(written[-1], picture)
         return written
 
