@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -19,8 +18,7 @@ WORKER = "zoo.ui.processes.model_worker"
 Progress = Callable[[float, str], None]
 
 
-@dataclass(frozen=True)
-class ModelSource:
+class ModelSource(NamedTuple):
     """What to load, and where to compute; a file that is written again is another source."""
 
     path: Path

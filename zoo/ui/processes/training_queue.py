@@ -12,9 +12,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -72,12 +72,11 @@ def write_record(folder: Path, record: ProcessRecord) -> None:
     write_atomic(folder / PROCESS_NAME, lambda file: file.write(json.dumps(asdict(record), indent=2).encode()))
 
 
-@dataclass(frozen=True)
-class WaitingTraining:
+class WaitingTraining(NamedTuple):
     """A training that has not started: arguments of `zoo fit`, and the changes that become its `changes.yaml`."""
 
     arguments: tuple[str, ...]
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = {}
 
 
 class TrainingQueue:
@@ -112,6 +111,9 @@ class TrainingQueue:
 
         Returns:
             The name of the new run.
+
+        Raises:
+            OSError: its process cannot be started.
         """
         stamp, number = f"{recipe}/{time.strftime('%Y%m%d-%H%M%S')}", 1
         run = stamp
@@ -123,6 +125,8 @@ class TrainingQueue:
         arguments = [f"--config={path}" for path in paths]
         self.waiting[run] = WaitingTraining((*arguments, f"--trainer.default_root_dir={folder}"), changes)
         self.tick()
+        if run not in self.waiting and run not in self._running:
+            raise OSError(f"{run} cannot be started; the console of `zoo ui` shows why")
         return run
 
     def resume(self, run: str, options: Sequence[str] = ()) -> None:
