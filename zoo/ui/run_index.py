@@ -20,21 +20,14 @@ FileTimes = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as the page lists it.
+    """A run as the page lists it."""
 
-    Args:
-        name: of its folder below the root of the runs.
-        state: "queued", "running", "stopping", "active" (a command that the page did not start), or as of `RunInfo`.
-        position: in the queue, from 1; None when it is not queued.
-        size: bytes of the folder when its checkpoints changed last.
-    """
-
-    name: str
+    name: str  # of its folder below the root of the runs
     info: RunInfo
-    state: str
-    position: int | None = None
+    state: str  # "queued", "running", "stopping", "active" (by a command that the page did not start), or `RunInfo`'s
+    position: int | None = None  # in the queue, from 1
     notes: Notes = field(default_factory=Notes)
-    size: int = 0
+    size: int = 0  # bytes of the folder when its checkpoints changed last
 
     @property
     def title(self) -> str:

@@ -35,19 +35,13 @@ CLOCK_SECONDS = 2.0  # the clock of the system may be set in between
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """The last process of a run.
-
-    Args:
-        create_time: seconds since 1970; the system gives the number of an ended process to others.
-        exit_code: None while it runs, and when no page saw it end.
-        stopping: whether it was asked to end.
-    """
+    """The last process of a run."""
 
     pid: int
-    create_time: float
+    create_time: float  # seconds since 1970; the system gives the number of an ended process to others
     command: Sequence[str] = ()
-    exit_code: int | None = None
-    stopping: bool = False
+    exit_code: int | None = None  # also None when no page saw its end
+    stopping: bool = False  # whether it was asked to end
 
     def is_running(self) -> bool:
         """Tell whether this very process runs."""
@@ -102,18 +96,9 @@ class TrainingQueue:
         }
 
     def start(self, recipe: str, files: Sequence[Path], changes: Mapping[str, Any]) -> str:
-        """Start or queue a training.
+        """Start or queue a training; returns the name of the new run, and raises OSError when no process starts.
 
-        Args:
-            recipe: `<system>/<recipe>`.
-            files: the recipe and the overrides, later ones over earlier ones.
-            changes: nested values merged over the files.
-
-        Returns:
-            The name of the new run.
-
-        Raises:
-            OSError: its process cannot be started.
+        `recipe` is `<system>/<recipe>`; `changes` are nested values merged over the files in their order.
         """
         stamp, number = f"{recipe}/{time.strftime('%Y%m%d-%H%M%S')}", 1
         run = stamp
@@ -130,11 +115,7 @@ class TrainingQueue:
         return run
 
     def resume(self, run: str, options: Sequence[str] = ()) -> None:
-        """Resume or queue a run from its newest valid checkpoint; ValueError when that is not possible.
-
-        Args:
-            options: further arguments of `zoo fit`, such as a larger `--trainer.max_steps`.
-        """
+        """Resume or queue a run with further options of `zoo fit`; ValueError when that is not possible."""
         folder = self.folders.run(run)
         if run in self.waiting or run in self._running or is_locked(folder):
             raise ValueError(f"{run} is running or queued")

@@ -45,12 +45,7 @@ MAX_CHECKED_BYTES = 512 * 2**20  # a larger checkpoint is not read only to show 
 
 
 class RunDetails:
-    """The view of one run, made in the current slot.
-
-    Args:
-        show_list: returns to the list.
-        delete: confirms and deletes runs; returns whether they are gone.
-    """
+    """The view of one run, made in the current slot; `show_list` returns to the list, `delete` confirms first."""
 
     def __init__(
         self, page: PageState, show_list: Callable[[], None], delete: Callable[[list[str]], Awaitable[bool]]

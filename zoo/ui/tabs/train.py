@@ -292,12 +292,11 @@ class TrainTab:
                     for title in ("Key", "Recipe", "Yours", ""):
                         with ui.element("th" if title else "td"):
                             ui.label(title)
-                for edit in edits:
-                    self._add_row(edit, can_undo=True)
-                for edit in follows:
-                    self._add_row(edit, can_undo=False)
+                for edit in (*edits, *follows):
+                    self._add_row(edit)
 
-    def _add_row(self, edit: Edit, can_undo: bool) -> None:
+    def _add_row(self, edit: Edit) -> None:
+        can_undo = self.edits is not None and edit.key in self.edits.edits
         with ui.element("tr").classes("" if can_undo else "follows"):
             for text in (LABELS[edit.key] if edit.key in SWITCHES else edit.key, edit.recipe, edit.edited):
                 with ui.element("td"):
