@@ -39,15 +39,15 @@ MODULES = {
     "data": 1,
     "options": 1,
     **dict.fromkeys(
-        """task task_vae task_autoencoder task_distill pretrain_task validation_samples validation_texts inference
-        loss_monitor collecting""".split(),
+        """task task_vae task_autoencoder task_backbone task_distill task_vocoder pretrain_task validation_samples
+        validation_texts inference loss_monitor collecting""".split(),
         2,
     ),
     "evaluation": 3,
     "convert": 4,
     "commands": 5,
 }
-TRAINS = ("task", "task_vae", "task_autoencoder", "task_distill", "pretrain_task")
+TRAINS = ("task", "task_vae", "task_autoencoder", "task_backbone", "task_distill", "task_vocoder", "pretrain_task")
 NOT_TRAINED = ("inference", "evaluation", "convert", "commands")
 
 

@@ -40,7 +40,7 @@ def crowd(
     backbone: dict[str, Any] | None = None,
     **agents: Any,
 ) -> Crowd:
-    """A crowd whose agents differ (init "normal") and drop nothing, unless told otherwise."""
+    """A crowd whose agents differ (init "normal") and drop nothing by default."""
     base = Backbone(**{**HOW[name], "gradient_checkpointing": checkpointing, **(backbone or {})})
     if name == "gpt2":
         agents = {"targets": GPT2_LAYERS, **agents}

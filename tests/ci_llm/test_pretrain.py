@@ -23,14 +23,14 @@ def test_the_whole_model_trains_and_is_saved(tmp_path):
     assert made.backbone.training
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_prompts_are_learnt_or_not(whole):
-    made = pretrain_task(whole_text=whole)
+@pytest.mark.parametrize("whole_text", [True, False])
+def test_prompts_are_learnt_or_not(whole_text):
+    made = pretrain_task(whole_text=whole_text)
     made.log_terms = lambda *args, **kwargs: None
     batch = texts()
     logits = made.backbone(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     labels = batch["labels"]
-    if whole:
+    if whole_text:
         labels = torch.where(batch["attention_mask"] == 1, batch["input_ids"], -100)
     torch.testing.assert_close(made.training_step(batch, 0), losses(logits[None], labels)[0])
     score, count = made.evaluate(batch, 0, "val")

@@ -10,7 +10,6 @@ from tests.ci_llm import task_parts
 from tests.ci_llm.crowd_parts import crowd
 from tests.ci_llm.task_parts import BYTES, trainer
 from tests.harness import REPOSITORY
-from zoo.ci_llm.aggregation import Vote
 from zoo.ci_llm.data.arithmetic import Arithmetic
 from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.text_files import TextFormat
@@ -75,16 +74,6 @@ def test_answers_are_those_of_the_inference(tmp_path: Path) -> None:
     for number in range(2):
         with made.crowd.select_agents(number):
             assert [row[1 + number] for row in rows] == [to_one_line(text) for text in generator(questions)]
-
-
-@pytest.mark.parametrize(
-    ("count", "val_items", "arguments"), [(1, 6, {}), (2, 2, {"aggregator": Vote(), "max_new_tokens": 500})]
-)
-def test_unusual_crowds_and_sets(count: int, val_items: int, arguments: dict, tmp_path: Path) -> None:
-    fit(task(count, **arguments), tmp_path, Samples(items=4), data(val_items))
-    heads, rows = read_table(tmp_path)
-    assert len(heads) == count + 4 and len(rows) == min(4, val_items)
-    assert all(0 <= float(row[-2]) <= 1 for row in rows)
 
 
 def test_questions_of_a_batch() -> None:

@@ -129,13 +129,6 @@ def test_without_weight_no_hidden_states_are_computed(monkeypatch):
     torch.testing.assert_close(loss, task().training_step(texts(), 0))
 
 
-@pytest.mark.parametrize("mode", ["sequential", "chunked"])
-def test_modes_take_the_same_step(mode, tmp_path):
-    crowd = crowd_parts.crowd(mode=mode, chunk=2 if mode == "chunked" else None)
-    expected = train(tmp_path, [texts()], diversity=diversity())
-    assert_close(train(tmp_path, [texts()], crowd, diversity=diversity()), expected)
-
-
 @pytest.mark.parametrize("agent_data", ["shared", "separate"])
 def test_accumulated_batches_equal_the_larger_one(agent_data, tmp_path):
     full = texts()

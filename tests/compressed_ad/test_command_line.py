@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -102,18 +101,6 @@ def test_two_processes_evaluate_as_one(trained: Path) -> None:
         assert (trained / "alone" / name).read_bytes() == (trained / "shared" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("trained", ["stored"], indirect=True)
-def test_report(trained: Path, rooms: Path) -> None:
-    for name, options in (("sampled", ()), ("greedy", ("--greedy", "true"))):
-        good(forked(*EVALUATE, "--output", name, *options, cwd=trained))
-    assert np.load(trained / "sampled" / "eval_result.npy").shape == (5, 6)
-    given = ("--evaluations", "[sampled, greedy]", "--output", "report", "--source", rooms)
-    assert "report.md" in good(forked("report", *given, cwd=trained)).stdout
-    assert "| sampled |" in (trained / "report" / "report.md").read_text()
-    assert len(json.loads((trained / "report" / "report.json").read_text())["sources"]["source"]) == 6
-    assert (trained / "report" / "curves.png").is_file()
-
-
 def shards(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
 
@@ -141,21 +128,6 @@ def test_a_killed_collection_goes_on_and_processes_share_it(tmp_path: Path) -> N
     said = [good(process.wait()).stdout for process in ranks]
     assert "made 13" in said[0] and "made 12" in said[1]
     assert shards(tmp_path / "shared" / "rooms") == whole
-
-
-def test_a_damaged_shard_is_named_and_left_out_only_when_asked(tmp_path: Path) -> None:
-    good(forked(*COLLECT, *SPLIT, cwd=tmp_path))
-    shard = tmp_path / "rooms" / "shard_00002.npy"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1])
-    arguments = [*FIT, *SOURCES["stored"], "--data.init_args.root=rooms", "--trainer.default_root_dir=run"]
-    refused = forked(*arguments, cwd=tmp_path)
-    assert refused.returncode == 1 and "shard_00002.npy" in refused.stderr and "allow_missing" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    gone_on = good(forked(*arguments, "--data.init_args.store.allow_missing=true", cwd=tmp_path))
-    assert "shard_00002.npy" in gone_on.stderr
-    assert "made 5, skipped 20" in good(forked(*COLLECT, *SPLIT, cwd=tmp_path)).stdout
-    assert shard.read_bytes() == whole
 
 
 COUNTERS = {

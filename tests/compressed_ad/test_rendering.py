@@ -12,7 +12,7 @@ from zoo.compressed_ad.nets.embedding import FactoredEmbedding
 from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
 from zoo.compressed_ad.nets.transformer import Transformer
-from zoo.compressed_ad.rendering import attention_figure, attention_weights
+from zoo.compressed_ad.rendering import attention_weights
 
 ENV = Darkroom(5, 10)
 WINDOW, LATENTS = 12, 3
@@ -47,22 +47,3 @@ def test_weights_are_those_of_the_last_block(learned: bool, arrangement: str, ma
     later = weights.triu(1)
     assert (later[:, :, :latents].sum() > 0) == (mask == "full")
     assert later[:, :, latents:].abs().sum() == 0
-
-
-def test_the_querys_row_is_what_the_transformer_tells() -> None:
-    net, steps, inputs = policy(), histories(1), []
-    net.transformer.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
-    weights, latents = attention_weights(net, steps)
-    assert latents == 0 and not net.training
-    transformer, tokens = net.transformer, inputs[-1]
-    x = transformer.ln_in(tokens) + transformer.pos_embedding[:, : tokens.shape[1]]
-    for block in transformer.blocks[:-1]:
-        x = block(x, None)
-    last = transformer.blocks[-1]
-    q, k, _ = last.attn.split(last.ln1(x))
-    expected = (q[:, :, -1:] @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)[:, :, 0]
-    torch.testing.assert_close(weights[:, :, -1], expected)
-
-
-def test_attention_figure() -> None:
-    assert len(attention_figure(torch.full((2, 8, 8), 1 / 8), 2).axes) == 4

@@ -60,20 +60,6 @@ def test_neither_cache_nor_company_nor_blocks_change_a_pair(monkeypatch: pytest.
     assert torch.equal(whole.returns, rollout(net, ENV, TASKS, SEEDS, 5).returns)
 
 
-def test_random_starts_follow_the_seed() -> None:
-    env = Darkroom(5, 6, random_start=True)
-    found = rollout(policy(), env, TASKS[:1].expand(3, -1), [1, 1, 2], 3, record=True)
-    assert found.steps is not None
-    assert torch.equal(found.steps.states[0], found.steps.states[1])
-    assert not torch.equal(found.steps.states[0], found.steps.states[2])
-
-
-def test_greedy_takes_the_most_likely_action() -> None:
-    found = rollout(policy(), ENV, TASKS, SEEDS, 2, greedy=True, record=True)
-    assert found.steps is not None and found.logits is not None
-    assert torch.equal(found.steps.actions, found.logits.argmax(-1))
-
-
 def test_the_mode_of_the_policy_is_kept() -> None:
     net = policy().train()
     rollout(net, ENV, TASKS, SEEDS, 1)
@@ -103,16 +89,6 @@ def test_aimless_episodes_bring_no_reward(env: Env) -> None:
         assert player.run_episodes(3, avoid_goals=True).abs().sum() == 0
     assert torch.cat([step.actions for step in player.steps]).unique().tolist() == [0, 1, 2, 3, 4]
     assert player.run_episodes(1).shape == (len(tasks), 1)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    net = policy()
-    with pytest.raises(ValueError, match="episodes is at least 1"):
-        rollout(net, ENV, TASKS, SEEDS, 0)
-    with pytest.raises(ValueError, match="4 tasks and 2 seeds"):
-        rollout(net, ENV, TASKS, SEEDS[:2], 1)
-    with pytest.raises(ValueError, match="the policy's observation is"):
-        rollout(net, Darkroom(9), TASKS, SEEDS, 1)
 
 
 def test_returns_go_by_each_pairs_own_episodes() -> None:

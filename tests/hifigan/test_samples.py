@@ -23,14 +23,8 @@ def kinds(step, clips):
 
 def test_more_items_than_clips_at_the_first_and_last_validation_and_no_trace_in_the_weights(tmp_path):
     # odd lengths, no time for validations in between
-    odd = [
-        "--data.init_args.split.seconds",
-        "0.777",
-        "--model.init_args.media_items",
-        "9",
-        "--samples.every_n_validations",
-        "1000",
-    ]
+    odd = ["--data.init_args.split.seconds=0.777", "--model.init_args.media_items=9"]
+    odd.append("--samples.every_n_validations=1000")
     assert fit(tmp_path / "on", *odd) == kinds(1, (0, 1)) + kinds(3, (0, 1))
     folder = tmp_path / "on" / "media" / "step_00000003"
     generated, rate = files.read(folder / "clip0_generated.wav")

@@ -15,7 +15,8 @@ from zoo.audio.analysis.mel import LogMel
 from zoo.audio.io import files
 from zoo.cli.main import main
 from zoo.common.systems import recipe_root
-from zoo.miipher.task import AdapterTask, BackboneTask
+from zoo.miipher.task import AdapterTask
+from zoo.miipher.task_backbone import BackboneTask
 from zoo.training.callbacks.samples import Samples
 from zoo.training.task import ZooTask
 

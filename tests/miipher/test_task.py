@@ -19,7 +19,9 @@ from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.miipher.data.datamodule import SpeakerSplit, VocoderSegments
 from zoo.miipher.losses import feature_loss
 from zoo.miipher.nets.backbone import Backbone
-from zoo.miipher.task import AdapterTask, BackboneTask, VocoderTask
+from zoo.miipher.task import AdapterTask
+from zoo.miipher.task_backbone import BackboneTask
+from zoo.miipher.task_vocoder import VocoderTask
 
 WEIGHTS = {"mae": 1.0, "mse": 1.0, "sc": 1.0}
 SGD = partial(torch.optim.SGD, lr=0.1)

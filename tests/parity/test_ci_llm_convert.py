@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.ci_llm.convert.test_read import same
+from tests.ci_llm.convert.test_read import assert_same_weights
 from tests.conftest import reference_folder
 from zoo.ci_llm.convert import convert, describe, from_original, is_original
 from zoo.ci_llm.convert.read import META, read_original, read_peft
@@ -34,7 +34,7 @@ def test_logits(golden, name):
 
 def test_both_layouts_hold_the_same(golden):
     original, peft = read_original(golden / "checkpoint_step_7"), read_peft(golden / "peft_adapters")
-    same(original.weights, peft.weights)
+    assert_same_weights(original.weights, peft.weights)
     for name in ("rank", "alpha", "dropout", "targets", "base"):
         assert getattr(original, name) == getattr(peft, name)
 
@@ -45,13 +45,15 @@ def test_round_trips(golden, tmp_path):
     convert(source, tmp_path / "adapters")
     for number in range(3):
         theirs = load_file(golden / f"peft_adapters/agent{number}/adapter_model.safetensors")
-        same([load_file(tmp_path / f"adapters/agent{number}/adapter_model.safetensors")], [theirs])
+        assert_same_weights([load_file(tmp_path / f"adapters/agent{number}/adapter_model.safetensors")], [theirs])
     convert(tmp_path / "adapters", tmp_path / "checkpoint_step_7")
     convert(source, tmp_path / "run/step.ckpt", golden / "backbone")
     convert(tmp_path / "run/step.ckpt", tmp_path / "run/final_checkpoint")
     for folder in (tmp_path / "checkpoint_step_7", tmp_path / "run/final_checkpoint"):
         for number in range(3):
-            same([torch.load(folder / f"agent{number}_weights.pth", weights_only=True)], [weights[number]])
+            assert_same_weights(
+                [torch.load(folder / f"agent{number}_weights.pth", weights_only=True)], [weights[number]]
+            )
         ours = json.loads((folder / META).read_text())
         ours.pop("backbone", None)
         assert ours == json.loads((source / META).read_text())
@@ -80,7 +82,7 @@ def test_agents_out_of_accelerates_state(golden, tmp_path):
     folder.chmod(0o755)
     for path in folder.glob("agent*_weights.pth"):
         path.unlink()
-    same(read_original(folder).weights, read_original(golden / "checkpoint_step_7").weights)
+    assert_same_weights(read_original(folder).weights, read_original(golden / "checkpoint_step_7").weights)
 
 
 def test_what_the_files_say(golden):

@@ -1,6 +1,7 @@
 """What each system's form returns, on the runs that stand in the repository."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,11 @@ def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:
         assert outputs == inference.answer(form, other, lambda share, text: None)
         samples, expected = (np.load(each / "samples.npy") for each in (folder, other))
         np.testing.assert_allclose(samples, expected, rtol=0, atol=1e-6)
+
+
+def test_last_is_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="last"):
+        zoo.load("last")
+    shutil.copytree(RUNS[0], tmp_path / "runs" / "one")
+    assert isinstance(zoo.load("last"), Inference)

@@ -65,7 +65,7 @@ def test_resume_with_other_data_warns_in_one_line(
 
 @pytest.mark.parametrize("recipe", ["flow/demo_swissroll", "hifigan/smoke", "ci_llm/smoke", "compressed_ad/smoke"])
 def test_other_data_has_other_facts(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change = {"flow": "kind=moons", "hifigan": "embedded_utterances=7", "ci_llm": "max_items=20"}
+    change = {"flow": "kind=moons", "hifigan": "corpus.embedded_utterances=7", "ci_llm": "max_items=20"}
     monkeypatch.chdir(tmp_path)
 
     def read_contents(*options: str) -> str:

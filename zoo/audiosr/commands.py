@@ -2,7 +2,7 @@
 
 COMMANDS = {
     "cache": (
-        "zoo.audiosr.data.datamodule:cache",
+        "zoo.audiosr.evaluation.recipe_data:cache",
         "Decode a recipe's corpus into its memory-mapped cache before training; a killed call is resumed.",
     ),
     "evaluate": (

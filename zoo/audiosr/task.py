@@ -78,7 +78,7 @@ class ValidationOptions:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of torch.compile, with `compile: true`; where it fails, training goes on without.
+    """Options of torch.compile, with `compile: true`; uncompiled where that fails.
 
     Args:
         mode: of torch.compile.
@@ -161,7 +161,7 @@ class DiffusionTask(SingleOptimizerTask):
     Diffusion step, noise and dropped condition depend on `restore.seed`, the number of the batch and the item's
     position in the batch of all processes: two processes with half the batch train like one, and a resume repeats them.
 
-    Validation is deterministic: each item at 8 diffusion steps from 1/16 to 15/16 with noise of its own. Its `loss` is
+    Validation is deterministic: each item at 8 diffusion steps from 1/16 to 15/16 with fixed noise. Its `loss` is
     the weighted sum of the terms there. With a vocoder the first `validation.restore_items` clips are restored: `lsd`,
     `lsd_hf` (above the cut-off), `lsd_lf`, each also as `unprocessed_...` (the input) and `ceiling_...` (the target
     through autoencoder and vocoder). The first `samples.items` of these are kept as sounds and spectra.

@@ -76,8 +76,7 @@ class _Stage(ZooTask):
 class AutoencoderTask(_Stage, SingleOptimizerTask):
     """Stage 1 without discriminators.
 
-    Validation decodes the means of the latents: `l1` and `l2` of the log-mel, `kl` per latent, `latent_std` over all
-    latents, each term, and their weighted sum `loss`.
+    Validation decodes the means of the latents: `l1` and `l2` of the log-mel, `kl` and `latent_std`, terms and `loss`.
 
     Args:
         autoencoder: log-mel images to latents and back; it trains.

@@ -45,7 +45,7 @@ class Aggregator(ABC):
     adapts its weights to the chosen tokens in `update`.
 
     Attributes:
-        joint: whether the agents generate one text together; otherwise each generates a text of its own.
+        joint: whether the agents generate one text together; otherwise each generates one.
         learns: whether `update` changes the weights.
     """
 
@@ -185,7 +185,7 @@ class Geometric(Aggregator):
 
 
 class Vote(Mean):
-    """Each agent generates a text of its own; the most frequent answer wins."""
+    """Each agent generates a text; the most frequent answer wins."""
 
     joint = False
 
@@ -196,8 +196,6 @@ class Vote(Mean):
 
 def fit_dirichlet(token_log_probs: Tensor, alpha: float = 1.0, tolerance: float = 1e-6) -> Tensor:
     """Fit the posterior alpha_k (K,) of the agents' weights, float64, to a set of tokens by expectation maximisation.
-
-    alpha_k = alpha + sum_n r_nk with r_nk = w_k p_k(y_n) / sum_j w_j p_j(y_n) and w = alpha_k / sum.
 
     Args:
         token_log_probs: (K, N), of the right tokens by each agent, in nats.

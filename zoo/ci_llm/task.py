@@ -11,7 +11,6 @@ from torch import Tensor
 
 from zoo.ci_llm.aggregation import Aggregator, Vote, aggregate
 from zoo.ci_llm.answers import flexible_answer, vote
-from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.diversity import Diversity
@@ -90,11 +89,7 @@ class CrowdTask(SingleOptimizerTask):
         self._label_counts: list[Tensor] = []  # of the batches of the current step, means over ranks
 
     def setup(self, stage: str) -> None:
-        """Check that tokenizer, backbone and data fit together.
-
-        Raises:
-            ValueError: when the backbone lacks tokens, or its context is shorter than the texts.
-        """
+        """Check that the backbone has the tokenizer's tokens and a context for the data's texts."""
         super().setup(stage)
         vocab_size = self.crowd.backbone.vocab_size
         if self.tokenizer.vocab_size > vocab_size:
@@ -102,11 +97,11 @@ class CrowdTask(SingleOptimizerTask):
                 f"the tokenizer has {self.tokenizer.vocab_size} tokens, the backbone's vocabulary {vocab_size}: set "
                 "model.init_args.tokenizer to the backbone's own"
             )
-        data = getattr(self.trainer, "datamodule", None)
+        max_length = getattr(getattr(self.trainer, "datamodule", None), "max_length", 0)
         context = self.crowd.backbone.context_tokens
-        if isinstance(data, TextData) and context is not None and data.max_length > context:
+        if context is not None and max_length > context:
             raise ValueError(
-                f"data.init_args.max_length is {data.max_length}, the backbone's context {context} tokens: lower "
+                f"data.init_args.max_length is {max_length}, the backbone's context {context} tokens: lower "
                 f"max_length to at most {context}, or take a backbone with a longer context"
             )
 

@@ -22,6 +22,18 @@ FLAGS = ("-h", "--help", "--print_config")  # take no value, or one after "="
 CONFIG_OPTIONS = ("--config", "-c")
 SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_NAMES = 12  # names in an error
+MAX_HINTS = 3
+# keys of other tools, by the key that does it here
+SYNONYMS = {
+    "seed": "seed_everything",
+    "epochs": "trainer.max_epochs",
+    "steps": "trainer.max_steps",
+    "gpus": "trainer.devices",
+    "devices": "trainer.devices",
+    "precision": "trainer.precision",
+    "resume": "ckpt_path",
+    "output_dir": "trainer.default_root_dir",
+}
 
 
 class WrongNameError(ValueError):
@@ -37,8 +49,6 @@ def find_recipe(name: str) -> Path:
         return path
     if name in recipes:
         return recipes[name]
-    if "=" in name:
-        raise WrongNameError(f"no recipe {name!r}; an option begins with two dashes: --{name}")
     if path.is_dir():
         raise WrongNameError(f"{name} is a folder, expected a recipe or a YAML file; --ckpt_path takes runs")
     siblings = map(str, path.parent.glob("*")) if path.suffix in SETTINGS_SUFFIXES else ()
@@ -55,7 +65,9 @@ def split_arguments(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     pending = list(args)
     while pending:
         option, joined, value = pending.pop(0).partition("=")
-        if not option.startswith("-"):
+        if joined and option.partition(".")[0] in SECTIONS:  # `data.batch_size=8`
+            yield f"--{option}", value
+        elif not option.startswith("-"):
             yield "", f"{option}{joined}{value}"
         elif joined:
             yield option, value
@@ -117,9 +129,11 @@ def read_files(args: Sequence[str]) -> tuple[list[tuple[Path, dict[str, Any]]], 
         elif section in (*GROUPS, *CLASSES) and not key and value and value.endswith(SETTINGS_SUFFIXES):
             files.append((Path(value), {section: read_mapping(Path(value))}))
         else:
-            if option.startswith("--") and option not in FLAGS:
-                check_section(section, option)
             options.append(join_option(option, value))
+    contents = [content for _, content in files]
+    for option, _ in split_arguments(options):
+        if option.startswith("--") and option not in FLAGS:
+            check_section(option.removeprefix("--").removesuffix("+").partition(".")[0], option, contents)
     for path, content in files:
         check_layout(content, path)
     return files, options
@@ -134,12 +148,16 @@ def compose_arguments(args: Sequence[str]) -> list[str]:
     return [f"--config={dump_yaml(config)}", *options] if config else options
 
 
-def check_section(name: str, place: str) -> None:
-    """Refuse a section of a config that there is not, with the nearest."""
-    if name not in SECTIONS:
-        raise WrongNameError(
-            f"{place}: unknown key {name}{nearest_names(name, SECTIONS)} (keys: {', '.join(SECTIONS)})"
-        )
+def check_section(name: str, place: str, contents: Collection[Mapping[str, Any]] = ()) -> None:
+    """Refuse a section of a config that there is not, with the nearest, or the recipe's keys of the same name."""
+    if name in SECTIONS:
+        return
+    last = place.removeprefix("--").rpartition(".")[2]
+    keys = (key.replace(".init_args", "") for content in contents for key, _ in iterate_keys(content))
+    hints = [SYNONYMS[name]] if name in SYNONYMS else [key for key in dict.fromkeys(keys) if key.endswith(f".{last}")]
+    nearest = f": did you mean {' or '.join(f'--{hint}' for hint in hints[:MAX_HINTS])}?" if hints else ""
+    known = nearest or f"{nearest_names(name, SECTIONS)} (keys: {', '.join(SECTIONS)})"
+    raise WrongNameError(f"{place}: unknown key {name}{known}")
 
 
 def check_layout(content: Mapping[str, Any], path: Path) -> None:

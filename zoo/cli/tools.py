@@ -24,6 +24,13 @@ from zoo.common.locks import lock_arguments
 
 HERE = Path(__file__).parent
 PER_SYSTEM = ("evaluate",)  # tools that several systems have, called as `zoo evaluate SYSTEM`
+# commands of other tools, by what does it here
+SYNONYMS = {
+    "train": "fit RECIPE",
+    "resume": "fit --ckpt_path RUN",
+    "infer": "predict --ckpt_path RUN --input FILES --output FOLDER",
+    "generate": "sample RUN FOLDER",
+}
 RANKS = ("rank", "world_size")  # arguments of a tool that follow from how its process was started
 NO_OPTIONS: set[str | int] = {*RANKS, "progress"}
 TRUTH_VALUES = ("true", "false", "yes", "no")
@@ -61,7 +68,10 @@ def find_tool(command: str, args: Sequence[str]) -> tuple[str, Tool, list[str]]:
         return name, tools[name], list(rest)
     of_systems = [each for each in tools if each.startswith(f"{command} ")]
     name, candidates = (name, of_systems) if of_systems else (command, [*TRAINER_COMMANDS, *tools])
-    raise WrongNameError(f"no command {name!r}{nearest_names(name, candidates)} (commands: {', '.join(candidates)})")
+    if hint := SYNONYMS.get(command):
+        raise WrongNameError(f"no command {name!r}: did you mean zoo {hint}?")
+    known = ", ".join(candidates) if of_systems else "`zoo --help` lists them"
+    raise WrongNameError(f"no command {name!r}{nearest_names(name, candidates)} (commands: {known})")
 
 
 def run_tool(command: str, args: Sequence[str]) -> int:
@@ -116,6 +126,13 @@ def parse_arguments(command: str, tool: Tool, function: Any, args: Sequence[str]
     try:
         return words, dict(parser.instantiate(parser.parse_args(options)))
     except RefusedError as error:
+        if error.message.startswith("the following arguments are required"):
+            needed = [
+                name if positional else f"--{name}"
+                for name, each in parameters.items()
+                if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in NO_OPTIONS
+            ]
+            raise WrongNameError(f"{command} needs {', '.join(needed)} (zoo {command} --help)") from None
         if (match := re.match(r"unrecognized arguments: (--[\w-]+)", error.message)) is None:
             raise
         names = [f"--{name}" for name, each in parameters.items() if not positional or each.default is not each.empty]
@@ -154,9 +171,7 @@ def find_models(values: dict[str, Any], targets: Sequence[str]) -> None:
 
             values[name] = resolve_path(value)
         elif value == Path("last") and not value.exists():
-            from zoo.runs.run_folder import RUNS_ROOT, find_latest_run
+            from zoo.runs.run_folder import find_last_run
 
-            values[name] = find_latest_run(RUNS_ROOT)
-            if values[name] is None:
-                raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
+            values[name] = find_last_run()
             print(f"last is {values[name]}", file=sys.stderr)

@@ -113,14 +113,14 @@ class HiFiGANTask(GANTask):
             **vocoder_metrics(fake[0, 0], real[0, 0], self.sample_rate),
         }
         if self.should_log_media(stage, batch_idx):
-            self.log_media(lambda: self._log_clip(f"clip{batch_idx}", fake[0, 0], real[0, 0]))
+            self.log_media(lambda: self._log_clip(f"clip{batch_idx}", batch, fake[0, 0], real[0, 0]))
         return values, fake.shape[0]
 
     @property
     def _display_mel(self) -> LogMel:
         return self.mel if isinstance(self.mel, LogMel) else self.loss_mel
 
-    def _log_clip(self, name: str, fake: Tensor, real: Tensor) -> None:
+    def _log_clip(self, name: str, batch: Batch, fake: Tensor, real: Tensor) -> None:
         mel = self._display_mel
         self.write_media("audio", f"{name}_generated", fake, self.sample_rate)
         self.write_media("audio", f"{name}_target", real, self.sample_rate)

@@ -11,6 +11,8 @@ __getattr__, __all__ = register_components(
         "nets.adapters": "AdapterStyle LoraAdapters ParallelAdapters",
         "nets.backbone": "Backbone",
         "nets.cleaner": "Cleaner",
-        "task": "AdapterTask BackboneTask VocoderTask",
+        "task": "AdapterTask",
+        "task_backbone": "BackboneTask",
+        "task_vocoder": "VocoderTask",
     },
 )

@@ -1,4 +1,4 @@
-"""Options that the vocoder's task hands to the restorer."""
+"""What training and use of a vocoder on features share: options of restoring, and the check that nets fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from zoo.common.checks import check_at_least, check_one_of
+from zoo.hifigan.nets.base import WaveformGenerator
+from zoo.miipher.nets.cleaner import Encoder
 
 Stereo = Literal["channels", "mix"]
 Loudness = Literal["input", "keep"]
@@ -40,3 +42,15 @@ class RestoreOptions:
 
 
 DEFAULT_RESTORE = RestoreOptions()
+
+
+def check_fit(encoder: Encoder, generator: WaveformGenerator, sample_rate: int) -> None:
+    """Refuse a generator whose channels or hop do not fit the encoder's features."""
+    if generator.in_channels != encoder.dim:
+        raise ValueError(f"the generator takes {generator.in_channels} channels, the encoder gives {encoder.dim}")
+    if generator.hop_length * encoder.sample_rate != sample_rate * encoder.hop_samples:
+        raise ValueError(
+            f"the generator makes {generator.hop_length} samples per frame; {sample_rate} Hz need "
+            f"{sample_rate * encoder.hop_samples / encoder.sample_rate:g} (hop_length, or the product of "
+            "upsample_rates)"
+        )

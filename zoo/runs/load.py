@@ -19,6 +19,7 @@ from zoo.runs import frozen
 from zoo.runs.components import Components, component_state, load_weights, read_components
 from zoo.runs.hub.models import resolve_path
 from zoo.runs.inference.base import Inference
+from zoo.runs.run_folder import find_last_run
 
 
 def load(
@@ -31,8 +32,8 @@ def load(
     """Load a trained system for use, in evaluation mode; audio systems are called as `model(array, sample_rate)`.
 
     Args:
-        path: a run folder (its newest valid checkpoint), a checkpoint file, an export folder, or `hf://user/name` with
-            or without `@revision`: a model that was pushed to a hub.
+        path: a run folder (its newest valid checkpoint), a checkpoint file, an export folder, `last` (the newest run
+            below `runs`), or `hf://user/name` with or without `@revision`: a model that was pushed to a hub.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose registered components this process may build from now on.
         options: values of the Inference's constructor instead of the recipe's, such as a chunk length; its components
@@ -45,7 +46,7 @@ def load(
             source now gives, or an option is unknown.
     """
     registry.allow_packages(allow_import)
-    path = resolve_path(path)
+    path = find_last_run() if str(path) == "last" else resolve_path(path)
     return build_inference(path, read_components(path, ema), device, **options)
 
 

@@ -48,6 +48,13 @@ def find_latest_run(root: Path) -> Path | None:
     return None if newest is None else newest.parent
 
 
+def find_last_run() -> Path:
+    """Return the newest run below `runs`; FileNotFoundError where there is none."""
+    if (run := find_latest_run(RUNS_ROOT)) is None:
+        raise FileNotFoundError(f"last: no run with a checkpoint below {RUNS_ROOT}")
+    return run
+
+
 def has_config_file(path: Path) -> bool:
     """Tell whether a run folder, or the run that a checkpoint file lies in, holds its config."""
     return _config_path(path).is_file()

@@ -46,6 +46,7 @@ class ZooDataModule(L.LightningDataModule):
     def __init__(self, batch_size: int, num_workers: int = 0, seed: int = 1234, drop_last: bool = True) -> None:
         super().__init__()
         check_at_least(1, batch_size=batch_size)
+        check_at_least(0, num_workers=num_workers)
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self.batch_size = batch_size
         self.num_workers = num_workers

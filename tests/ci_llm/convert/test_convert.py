@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.ci_llm import crowd_parts
-from tests.ci_llm.convert.test_read import change, same
+from tests.ci_llm.convert.test_read import assert_same_weights, change
 from zoo.ci_llm.convert import (
     convert,
     convert_config,
@@ -65,17 +65,17 @@ def test_all_directions_are_bit_exact(backbone, tmp_path):
     first = tmp_path / "checkpoint_step_5"
     to_original(crowd, first, {"epoch": 0, "global_step": 5, "config": {"model_name": str(backbone)}})
     convert(first, tmp_path / "peft")
-    same(read_peft(tmp_path / "peft").weights, weights_of(crowd))
+    assert_same_weights(read_peft(tmp_path / "peft").weights, weights_of(crowd))
     convert(tmp_path / "peft", tmp_path / "back")
-    same(read_original(tmp_path / "back").weights, weights_of(crowd))
+    assert_same_weights(read_original(tmp_path / "back").weights, weights_of(crowd))
     assert (tmp_path / "back/training_progress.json").read_bytes() == (first / "training_progress.json").read_bytes()
     for source in (first, tmp_path / "peft"):
-        ours = tmp_path / f"{source.name}_run" / "step_00000005.ckpt"
-        report = convert(source, ours, backbone=backbone)
+        checkpoint = tmp_path / f"{source.name}_run" / "step_00000005.ckpt"
+        report = convert(source, checkpoint, backbone=backbone)
         assert report["agents"] == 12
         for target, read in (("final_checkpoint", read_original), ("peft_again", read_peft)):
-            convert(ours, ours.parent / target)
-            same(read(ours.parent / target).weights, weights_of(crowd))
+            convert(checkpoint, checkpoint.parent / target)
+            assert_same_weights(read(checkpoint.parent / target).weights, weights_of(crowd))
     assert torch.equal(logits(from_original(tmp_path / "back", backbone)), logits(crowd))
     assert torch.equal(logits(from_original(tmp_path / "peft")), logits(crowd))
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_keeps_its_tokenizer(tmp_path):
     assert (tmp_path / "final" / "tokenizer" / "tokenizer.json").is_file()
 
 
-def test_what_is_ours_and_what_not(backbone, tmp_path):
+def test_formats_are_recognised(backbone, tmp_path):
     to_original(made(backbone, 2), tmp_path / "original", {"global_step": 3})
     facts = describe(tmp_path / "original")
     assert (facts["agents"], facts["global_step"], facts["blocks"], facts["tokenizer"]) == (2, 3, "all", False)
@@ -210,12 +210,12 @@ def test_configuration_that_cannot_be(tmp_path):
     recipe, left = convert_config(path)
     assert recipe["trainer"]["max_epochs"] == 3 and recipe["model"]["init_args"]["scheduler"] is None
     assert recipe["trainer"]["precision"] == "32-true" and any(each.startswith("lr_scheduler_type") for each in left)
-    for values, said in (
+    for values, message in (
         ({"lr": "fast"}, "lr is 'fast', expected a number"),
         ({"mixed_precision": "int4"}, "mixed_precision is one of"),
     ):
         path.write_text(yaml.safe_dump({**MAIN, **values}))
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             convert_config(path)
     path.write_text("a: 1")
     with pytest.raises(ValueError, match="no configuration of CI-LLM"):

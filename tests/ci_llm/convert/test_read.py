@@ -28,7 +28,7 @@ def make_adapters(count, weights=None, targets=("q_proj", "up_proj"), **options)
     return Adapters(weights=weights, rank=2, alpha=4, dropout=0.1, targets=list(targets), **options)
 
 
-def same(left, right):
+def assert_same_weights(left, right):
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         assert one.keys() == other.keys()
@@ -47,7 +47,7 @@ def test_original_and_back(tmp_path):
     names = {path.name for path in folder.iterdir()}
     assert names == {META, "training_progress.json", "tokenizer", *(f"agent{i}_weights.pth" for i in range(12))}
     read = read_original(folder)
-    same(read.weights, adapters.weights)
+    assert_same_weights(read.weights, adapters.weights)
     assert (read.rank, read.alpha, read.dropout, read.targets) == (2, 4, 0.1, ["q_proj", "up_proj"])
     assert (read.progress, read.base, read.backbone) == (progress, "some/model", {"sha256": "0" * 64})
     assert read.tokenizer == folder / "tokenizer" and read.blocks is None
@@ -62,10 +62,10 @@ def test_peft_and_back(tmp_path):
     write_peft(tmp_path / "peft", adapters)
     assert sorted(path.name for path in (tmp_path / "peft").iterdir()) == sorted(f"agent{i}" for i in range(12))
     read = read_peft(tmp_path / "peft")
-    same(read.weights, adapters.weights)
+    assert_same_weights(read.weights, adapters.weights)
     for name in ("rank", "alpha", "dropout", "targets", "base", "rslora"):
         assert getattr(read, name) == getattr(adapters, name)
-    same(read_peft(tmp_path / "peft" / "agent10").weights, adapters.weights[10:11])
+    assert_same_weights(read_peft(tmp_path / "peft" / "agent10").weights, adapters.weights[10:11])
     assert is_peft_folder(tmp_path / "peft") and not is_peft_folder(tmp_path)
     with pytest.raises(ValueError, match="rsLoRA"):
         write_original(tmp_path / "original", adapters)
@@ -75,7 +75,7 @@ def test_stacked_state_and_back():
     weights = make_adapters(3).weights
     state = to_zoo_state(weights)
     assert state["crowd.agents.adapters.model.layers.0.self_attn.q_proj.lora_A"].shape == (3, 2, 4)
-    same(from_zoo_state({**state, "crowd.other": torch.zeros(1)}), weights)
+    assert_same_weights(from_zoo_state({**state, "crowd.other": torch.zeros(1)}), weights)
     assert from_zoo_state({}) == []
 
 
@@ -112,7 +112,7 @@ def test_missing_agents(tmp_path):
     (folder / "agent2_weights.pth").unlink()
     with pytest.raises(FileNotFoundError, match=r"K_agents 4, but agent2_weights\.pth is missing; allow_partial"):
         read_original(folder)
-    same(read_original(folder, allow_partial=True).weights, [adapters.weights[i] for i in (0, 1, 3)])
+    assert_same_weights(read_original(folder, allow_partial=True).weights, [adapters.weights[i] for i in (0, 1, 3)])
     for path in folder.glob("*.pth"):
         path.unlink()
     with pytest.raises(FileNotFoundError, match=r"agent0_weights\.pth, agent1"):
@@ -121,7 +121,7 @@ def test_missing_agents(tmp_path):
     (tmp_path / "peft/agent1/adapter_config.json").unlink()
     with pytest.raises(FileNotFoundError, match="agent1 is missing"):
         read_peft(tmp_path / "peft")
-    same(read_peft(tmp_path / "peft", True).weights, [adapters.weights[i] for i in (0, 2, 3)])
+    assert_same_weights(read_peft(tmp_path / "peft", True).weights, [adapters.weights[i] for i in (0, 2, 3)])
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
@@ -136,23 +136,23 @@ def test_agents_from_accelerates_state(tmp_path, prefix):
     save_file(state, folder / "model.safetensors")
     for number in (0, 1, 10):
         (folder / f"agent{number}_weights.pth").unlink()
-    same(read_original(folder).weights, adapters.weights)
+    assert_same_weights(read_original(folder).weights, adapters.weights)
     (folder / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(ValueError, match="not a readable safetensors file"):
         read_original(folder)
 
 
 def test_names_of_other_adapters():
-    own = adapter(1)
+    weights = adapter(1)
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
     others = {f"{layer}.lora_A0.weight": torch.ones(1), f"{layer}.lora_B.agent10.weight": torch.ones(1)}
-    same([adapter_weights({**own, **others}, "agent1", "file")], [own])
-    named = {key.replace(".weight", ".agent1.weight"): value for key, value in own.items()}
-    same([adapter_weights(named, "agent1", "file")], [own])
+    assert_same_weights([adapter_weights({**weights, **others}, "agent1", "file")], [weights])
+    named = {key.replace(".weight", ".agent1.weight"): value for key, value in weights.items()}
+    assert_same_weights([adapter_weights(named, "agent1", "file")], [weights])
     for content, message in (
-        ({**own, "model.norm.weight": torch.ones(1)}, r"no LoRA weights of peft: model\.norm\.weight"),
+        ({**weights, "model.norm.weight": torch.ones(1)}, r"no LoRA weights of peft: model\.norm\.weight"),
         (others, "holds no LoRA weights"),
-        (dict(list(own.items())[1:]), "is missing; is the file complete"),
+        (dict(list(weights.items())[1:]), "is missing; is the file complete"),
     ):
         with pytest.raises(ValueError, match=message):
             adapter_weights(content, "agent1", "file")

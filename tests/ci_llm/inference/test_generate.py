@@ -52,8 +52,8 @@ def uncached(crowd, ids, mask, rule, steps=NEW):
     for _ in range(steps):
         log_probs = crowd(ids, mask).log_softmax(-1)
         weights = rule.start(3, len(ids))
-        given = log_probs[:, :, :-1].gather(-1, ids[:, 1:].expand(3, -1, -1)[..., None]).squeeze(-1)
-        weights = rule.weights_along_text(weights, given, mask[:, :-1])[-1]
+        prompt_log_probs = log_probs[:, :, :-1].gather(-1, ids[:, 1:].expand(3, -1, -1)[..., None]).squeeze(-1)
+        weights = rule.weights_along_text(weights, prompt_log_probs, mask[:, :-1])[-1]
         chosen = rule.combine(log_probs[:, :, -1], weights).argmax(-1)
         ids = torch.cat([ids, chosen[:, None]], dim=1)
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
@@ -64,8 +64,8 @@ def uncached(crowd, ids, mask, rule, steps=NEW):
     "rule", [Mean(), FittedMixture([3, 1, 1]), Geometric(), BayesianAverage()], ids=lambda rule: type(rule).__name__
 )
 def test_the_cache_changes_nothing(llama, rule):
-    found = generate(llama, IDS, MASK, rule, NEW)
-    assert torch.equal(found, uncached(llama, IDS, MASK, rule))
+    texts = generate(llama, IDS, MASK, rule, NEW)
+    assert torch.equal(texts, uncached(llama, IDS, MASK, rule))
 
 
 @pytest.mark.parametrize("made", [{"config": GPT2, "targets": ("c_attn",)}, {"top_layers": 1}], ids=["gpt2", "trunk"])
@@ -92,36 +92,31 @@ def test_one_agent_alone_and_each_agent_on_its_own(llama):
 def test_rows_end_by_themselves(llama):
     free = generate(llama, IDS, MASK, Mean(), NEW)
     ends = [int(free[0, 6]), int(free[1, 8])]
-    found = generate(llama, IDS, MASK, Mean(), NEW, eos=ends, pad=39)
+    texts = generate(llama, IDS, MASK, Mean(), NEW, eos=ends, pad=39)
     for row in range(3):
         stop = next((at for at in range(5, 5 + NEW) if int(free[row, at]) in ends), 5 + NEW - 1)
-        assert torch.equal(found[row, : stop + 1], free[row, : stop + 1])
-        assert (found[row, stop + 1 :] == 39).all()
-    assert found[0].tolist().count(39) >= 1
-
-
-def test_it_stops_when_all_rows_have_ended(llama):
+        assert torch.equal(texts[row, : stop + 1], free[row, : stop + 1])
+        assert (texts[row, stop + 1 :] == 39).all()
+    assert texts[0].tolist().count(39) >= 1
     first = generate(llama, IDS, MASK, Mean(), 1)[:, -1].tolist()
-    assert generate(llama, IDS, MASK, Mean(), NEW, eos=first).shape == (3, 6)
-    row = generate(llama, IDS[:1], MASK[:1], Mean(), NEW, eos=[first[0]])
-    assert row.shape == (1, 6)
+    assert generate(llama, IDS, MASK, Mean(), NEW, eos=first).shape == (3, 6)  # when all have ended
 
 
 @pytest.mark.parametrize("rule", [Mean(), Dirichlet(0.3), Vote()], ids=lambda rule: type(rule).__name__)
 def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
-    warm = Sampling(temperature=1.0, top_p=0.95)
-    whole = generate(llama, IDS, MASK, rule, NEW, sampling=warm, seeds=[4, 5, 6])
-    again = generate(llama, IDS, MASK, rule, NEW, sampling=warm, seeds=[4, 5, 7])
-    single = generate(llama, IDS[1:2, 1:], MASK[1:2, 1:], rule, NEW, sampling=warm, seeds=[5])
-    assert torch.equal(whole[..., 1, 5:], single[..., 0, 4:])
-    assert torch.equal(whole[..., :2, :], again[..., :2, :])
-    assert not torch.equal(whole[..., 2, :], again[..., 2, :])
+    sampling = Sampling(temperature=1.0, top_p=0.95)
+    full = generate(llama, IDS, MASK, rule, NEW, sampling=sampling, seeds=[4, 5, 6])
+    again = generate(llama, IDS, MASK, rule, NEW, sampling=sampling, seeds=[4, 5, 7])
+    single = generate(llama, IDS[1:2, 1:], MASK[1:2, 1:], rule, NEW, sampling=sampling, seeds=[5])
+    assert torch.equal(full[..., 1, 5:], single[..., 0, 4:])
+    assert torch.equal(full[..., :2, :], again[..., :2, :])
+    assert not torch.equal(full[..., 2, :], again[..., 2, :])
 
 
 def test_agents_of_a_vote_draw_apart():
     alike = Crowd(Backbone(config=LLAMA), Agents(3, rank=4, targets=("q_proj",)))
-    found = generate(alike, IDS[:1], MASK[:1], Vote(), NEW, sampling=Sampling(temperature=1.0), seeds=[1])
-    assert len({tuple(text) for text in found[:, 0].tolist()}) == 3
+    texts = generate(alike, IDS[:1], MASK[:1], Vote(), NEW, sampling=Sampling(temperature=1.0), seeds=[1])
+    assert len({tuple(text) for text in texts[:, 0].tolist()}) == 3
 
 
 def test_dropout_is_off_and_the_mode_stays(llama):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS
-from tests.ci_llm.task_parts import byte_task, loader, texts, trainer
+from tests.ci_llm.task_parts import byte_task
 from zoo.ci_llm.aggregation import Vote
 from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
 from zoo.ci_llm.inference.generate import generate
@@ -105,13 +105,6 @@ def test_dry_run_and_example(tmp_path):
     assert made.divergence([made.encode("2 + 2")]) > 0
     assert text_generator(1).divergence([made.encode("2 + 2")]) == 0
     assert made.process_file(made.write_example(tmp_path / "a"), tmp_path / "b.jsonl")["prompts"] == 2
-
-
-def test_generation_leaves_training_as_it_was(tmp_path):
-    made = byte_task(2)
-    trainer(tmp_path, max_steps=1).fit(made, loader([texts()]))
-    made.inference()(PROMPTS[:1])
-    assert made.crowd.agents.training and not made.crowd.backbone.training
 
 
 def test_runs_and_exports_need_no_other_folder(tmp_path, monkeypatch):

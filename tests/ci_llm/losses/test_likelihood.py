@@ -26,11 +26,11 @@ def test_each_position_foretells_the_next_label():
     assert token_losses(LOGITS.bfloat16(), LABELS).dtype == torch.float32
 
 
-def test_agents_may_have_labels_of_their_own():
-    own = torch.stack([LABELS, LABELS.flip(0)])
-    torch.testing.assert_close(losses(LOGITS, own)[0], losses(LOGITS, LABELS)[0])
-    torch.testing.assert_close(losses(LOGITS, own)[1], losses(LOGITS.flip(1), LABELS)[1])
-    assert torch.equal(token_losses(LOGITS, own)[0], token_losses(LOGITS, LABELS)[0])
+def test_agents_may_have_separate_labels():
+    separate = torch.stack([LABELS, LABELS.flip(0)])
+    torch.testing.assert_close(losses(LOGITS, separate)[0], losses(LOGITS, LABELS)[0])
+    torch.testing.assert_close(losses(LOGITS, separate)[1], losses(LOGITS.flip(1), LABELS)[1])
+    assert torch.equal(token_losses(LOGITS, separate)[0], token_losses(LOGITS, LABELS)[0])
 
 
 def test_no_label_gives_zero():

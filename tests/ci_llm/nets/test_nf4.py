@@ -1,4 +1,4 @@
-"""A backbone in 4 bits: it trains, goes on and writes on the CPU, and nobody else pays for it."""
+"""A backbone in 4 bits trains, resumes and generates on the CPU; bitsandbytes is imported for it only."""
 
 import sys
 from functools import partial
@@ -22,13 +22,13 @@ def made():
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the second trainer saves nothing
 def test_it_trains_resumes_and_writes(tmp_path):
-    batches, whole = [texts()] * 6, made()
-    # who keeps checkpoints hashes the backbone at the start: on the CPU bitsandbytes packs it anew when it is used
+    batches, full = [texts()] * 6, made()
+    # checkpointing hashes the backbone at the start: on the CPU bitsandbytes packs it again at its first use
     first = trainer(tmp_path, max_steps=4, enable_checkpointing=True)
-    first.fit(whole, loader(batches))
+    first.fit(full, loader(batches))
     first.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert saved["state_dict"].keys() == {f"crowd.agents.{name}" for name in weights(whole)}
+    assert saved["state_dict"].keys() == {f"crowd.agents.{name}" for name in weights(full)}
     straight, resumed, losses = made(), made(), []
     step = straight.training_step
     straight.training_step = lambda *args: losses.append(step(*args)) or losses[-1]

@@ -44,10 +44,10 @@ def test_disk(tmp_path, monkeypatch):
 def test_recipe_is_tried(options, is_good, tmp_path, capsys):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"extends: flow/smoke\n{options}")
-    assert main(["doctor", "--config", str(recipe), "--root", str(tmp_path)]) == int(not is_good)
+    assert main(["doctor", str(recipe), "--root", str(tmp_path)]) == int(not is_good)
     out = capsys.readouterr().out
     assert ("recipe: predict" in out) == is_good and ("failed: recipe: build" in out) != is_good
-    assert main(["doctor", "--config", str(tmp_path / "none.yaml")]) == 1
+    assert main(["doctor", "flow/smok"]) == 2
 
 
 @pytest.mark.gpu

@@ -18,13 +18,17 @@ def package(tmp_path, monkeypatch):
 
 
 def test_systems_and_recipes_are_listed(capsys):
-    assert main(["list"]) == 0
+    assert main(["list", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("hifigan: HiFi-GAN: GAN vocoder") for line in lines)
     assert not any(line.startswith(("audio:", "training:", "commands:")) for line in lines)
     for recipe in recipe_root().glob("*/*.yaml"):
         assert sum(line.split()[:1] == [f"{recipe.parent.name}/{recipe.stem}"] for line in lines) == 1
     assert all(system.title for system in list_systems())
+    assert main(["list", "flow"]) == 0
+    names = {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]}
+    assert {"flow/base", "flow/smoke"} < names and "flow/smoke_dit" not in names
+    assert all(name.startswith("flow/") for name in names)
 
 
 def test_package_of_a_user_is_listed_without_importing_it(package, capsys):

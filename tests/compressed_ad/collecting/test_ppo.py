@@ -8,7 +8,7 @@ import torch
 from torch import distributions, nn
 
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
-from zoo.compressed_ad.collecting.ppo import LEARNERS, PPO, PpoRollout
+from zoo.compressed_ad.collecting.ppo import PPO, PpoRollout
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer, RewardScaler, RunningMoments
 from zoo.compressed_ad.data.history_writer import Recorder
 from zoo.compressed_ad.envs.base import Env
@@ -16,7 +16,6 @@ from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.compressed_ad.envs.point_mass import PointMass
 from zoo.compressed_ad.envs.spaces import Box, Discrete, Schema
-from zoo.training.resume import item_seed
 
 ROOM, POINTS = Darkroom(5, 10), PointMass(8, 6)
 TABLE = Observer(ROOM, (1, 1), 1, 1000).table
@@ -228,15 +227,6 @@ def test_history_is_of_the_environment_and_depends_on_its_own_seed_alone(case: s
             assert np.array_equal(step["truncated"], transition.truncated)
 
 
-def test_learners_of_a_task_are_independent() -> None:
-    env, tasks = Darkroom(3, 5), Darkroom(3, 5).tasks()[[1, 5]]
-    settings = {"rollout_steps": 10, "minibatch": 30, "epochs": 2}
-    together = PPO(learners=2, **settings).histories(env, tasks, [7, 8], streams=7, steps=60)
-    seeds = [item_seed(seed, LEARNERS, number) for seed in (7, 8) for number in range(2)]
-    alone = PPO(**settings).histories(env, tasks.repeat_interleave(2, dim=0), seeds, streams=4, steps=60)
-    assert np.array_equal(together, alone.reshape(2, 8, 60)[:, :7])
-
-
 def test_learns() -> None:
     tasks = torch.tensor([[0, 1], [3, 4]])
     histories = PPO(rollout_steps=40, minibatch=500, epochs=10).histories(ROOM, tasks, [1, 2], streams=50, steps=400)
@@ -251,9 +241,3 @@ def test_learns() -> None:
     returns = ppo.histories(env, env.tasks()[[3]], [1], streams=20, steps=480)["reward"].reshape(20, 48, 10).sum(-1)
     best, random = float(env.oracle_returns(env.tasks()[:1])), returns[:, :4].mean()
     assert returns[:, -4:].mean() > random + 0.6 * (best - random)
-
-
-@pytest.mark.parametrize("change", [{"frames": 0}, {"minibatch": 1}, {"discount": 1.1}, {"learning_rate": 0.0}])
-def test_values_out_of_range(change: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
-        PPO(**change)  # type: ignore[arg-type]

@@ -52,9 +52,3 @@ def test_first_values_by_hand():
         target = reward + 0.5 * table[next_row, next_column].max()
         table[row, column, action] += 0.5 * (target - table[row, column, action])
     assert table.max() > 1
-
-
-@pytest.mark.parametrize("change", [{"rate": 1.5}, {"discount": 1.0}, {"explored": 0.0}, {"bonus": -1.0}])
-def test_values_out_of_range(change):
-    with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
-        QLearning(**change)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,13 +75,6 @@ def test_sizes_and_names(tmp_path, kind, prefix):
     assert set(original_state(tmp_path / "ckpt-40.pt")) == {f"policy.{key}" for key in policy.state_dict()}
 
 
-def test_best_model(tmp_path):
-    content = {**content_of(policy_of("CAD"), "CAD"), "eval_reward": np.float64(12.5)}
-    torch.save(content, tmp_path / "best-model.pt")
-    assert describe(tmp_path / "best-model.pt")["eval_reward"] == 12.5
-    assert same(from_original(tmp_path / "best-model.pt"), policy_of("CAD"))
-
-
 def test_pretrained_compressor(tmp_path):
     content = content_of(policy_of("CAD"), "CAD")
     content["model"] = {
@@ -142,16 +134,6 @@ def test_checkpoint_there_and_back(tmp_path, kind):
     assert all(torch.equal(back["model"][key], value) for key, value in content["model"].items())
 
 
-def test_averaged_weights_are_what_goes_back(tmp_path):
-    torch.save(content_of(policy_of("AD"), "AD"), tmp_path / "a.pt")
-    convert(tmp_path / "a.pt", tmp_path / "ours.ckpt")
-    checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
-    checkpoint["ema"] = {"shadow": {"policy.head.bias": torch.ones(5)}, "updates": 5}
-    torch.save(checkpoint, tmp_path / "ema.ckpt")
-    assert "averaged (EMA) weights" in convert(tmp_path / "ema.ckpt", tmp_path / "back.pt")["notes"]
-    assert torch.equal(from_original(tmp_path / "back.pt").head.bias, torch.ones(5))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -171,11 +153,6 @@ def test_policies_that_the_original_does_not_have_are_refused(tmp_path, changes,
     assert not (tmp_path / "a.pt").exists()
 
 
-def test_strange_nets_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="found Linear"):
-        to_original(nn.Linear(1, 1), tmp_path / "a.pt")
-
-
 def test_damaged_states_are_refused(tmp_path):
     def read(kind: str, change) -> None:
         content = content_of(policy_of(kind), kind)
@@ -191,21 +168,6 @@ def test_damaged_states_are_refused(tmp_path):
         read("v1", lambda model: model.update({"transformer_decoder.layers.0.extra": torch.zeros(1)}))
     with pytest.raises(ValueError, match="15 query states are those of no square grid"):
         read("AD", lambda model: model.update({"embed_query_state.weight": torch.zeros(15, DIM)}))
-
-
-@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"model": {"head": torch.zeros(1)}}, {}])
-def test_strangers_are_no_originals(tmp_path: Path, content):
-    torch.save(content, tmp_path / "strange.pt")
-    assert not is_original(tmp_path / "strange.pt")
-    assert not is_original(tmp_path / "absent.pt") and not is_original(tmp_path)
-    with pytest.raises(ValueError, match=r"strange\.pt"):
-        describe(tmp_path / "strange.pt")
-
-
-def test_only_our_own_checkpoints_go_back(tmp_path):
-    torch.save({"state_dict": {}, "zoo": {"format": 2, "inference": "zoo.hifigan.Vocoder"}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"expected a checkpoint for zoo\.compressed_ad"):
-        convert(tmp_path / "other.ckpt", tmp_path / "a.pt")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -66,12 +66,6 @@ def test_a_configuration_becomes_a_recipe(tmp_path):
     assert data["batch_size"] == arguments["lr_scaling"]["init_args"]["batch_size"] == 64
 
 
-def test_no_reconstruction(tmp_path):
-    recipe, _ = recipe_of(tmp_path, {"model": "CompressedAD", "use_recon_reg": False})
-    assert recipe["model"]["init_args"]["recon_weight"] == 0.0
-    assert build(recipe["model"]["init_args"]["policy"]).decoder is None
-
-
 def test_the_earlier_model(tmp_path):
     recipe, unmapped = recipe_of(
         tmp_path, {"model": "CompressedAD", "n_latent": 35, "n_transit": 200, "max_compression_depth": 2}

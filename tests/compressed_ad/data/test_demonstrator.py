@@ -58,23 +58,6 @@ def test_a_demonstrator_that_knows_nothing_walks_at_random():
         assert episode.mean().item() == pytest.approx(random_return(env).mean().item(), abs=0.06)
 
 
-def test_epsilons_fall_linearly():
-    curriculum = EpsilonCurriculum(Darkroom(5, 10), 10, best=0.7, greedy_after=0.5)
-    epsilons = curriculum.epsilons()
-    assert epsilons[[0, 25, 50, 99]].tolist() == pytest.approx([1.0, 0.65, 0.3, 0.3])
-
-
-@pytest.mark.parametrize("arguments", [{"episodes": 0}, {"best": 1.1}, {"greedy_after": 0.0}])
-def test_wrong_arguments_are_refused(arguments):
-    with pytest.raises(ValueError, match=f"{next(iter(arguments))} is"):
-        EpsilonCurriculum(Darkroom(), **{"episodes": 2, **arguments})
-
-
-def test_each_history_needs_a_seed():
-    with pytest.raises(ValueError, match="2 tasks need as many seeds, found 1"):
-        EpsilonCurriculum(Darkroom(), 2).histories(torch.zeros(2, 2, dtype=torch.int64), [1])
-
-
 def test_who_explores_knows_nothing_before_the_goal_is_found():
     env = Darkroom(5, 10)
     tasks, seeds = env.tasks(), [7] * 25  # the same random numbers in every room
@@ -87,8 +70,3 @@ def test_who_explores_knows_nothing_before_the_goal_is_found():
     assert torch.equal(curve[:, -1], env.best_return(tasks, torch.full((25, 2), 2)).float())
     greedy = EpsilonCurriculum(env, 4, greedy_after=1e-9, explores=True).histories(tasks, seeds)
     assert (greedy.rewards.view(25, 4, 10).sum(2)[:, 2] > 0).all()  # 25 cells are looked at in 30 steps
-
-
-def test_who_explores_is_refused_where_there_is_nothing_to_explore():
-    with pytest.raises(ValueError, match="explores needs a grid with unknown goals"):
-        EpsilonCurriculum(DarkroomPermuted(3, 9), 2, explores=True)

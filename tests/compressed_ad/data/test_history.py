@@ -12,10 +12,8 @@ import torch
 from tests.compressed_ad.envs.scripted import PACKAGE  # noqa: F401 - registers the environments
 from zoo.compressed_ad.collecting.collect import EpsilonAlgorithm, collect, last_returns
 from zoo.compressed_ad.collecting.q_learning import QLearning
-from zoo.compressed_ad.data.datamodule import HistoryData
 from zoo.compressed_ad.data.history import HistoryStore, replace_last_states, to_steps
 from zoo.compressed_ad.data.history_writer import HistoryWriter, keep_every_nth_episode
-from zoo.compressed_ad.envs.base import Env
 from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.envs.gymnasium_env import GymnasiumEnv
 from zoo.compressed_ad.evaluation.report import source_curve
@@ -157,10 +155,3 @@ def test_other_indices_are_refused(tmp_path: Path, change: Any, message: str) ->
     edit(tmp_path / "store", change)
     with pytest.raises(ValueError, match=message):
         HistoryStore(tmp_path / "store")
-
-
-@pytest.mark.parametrize("env", [ENV, CORRIDOR])
-def test_data_of_another_environment_is_refused(corridors: HistoryStore, env: Env) -> None:
-    other = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], limit=7, reward=[0, 1])
-    with pytest.raises(ValueError, match="they must be the same"):
-        HistoryData(ENV if env is ENV else other, str(corridors.folder)).setup("fit")

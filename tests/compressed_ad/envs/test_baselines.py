@@ -72,8 +72,3 @@ def test_explorer_ends_as_the_oracle(env):
         worlds.step(torch.zeros(len(tasks), dtype=torch.int64))
     assert returns[:, -1].tolist() == env.best_return(worlds.tasks, worlds.states).tolist()
     assert returns[:, 0].mean() < returns[:, -1].mean()
-
-
-def test_explorer_needs_an_unknown_goal():
-    with pytest.raises(ValueError, match="nothing to explore"):
-        explorer_returns(DarkroomPermuted(), 2)

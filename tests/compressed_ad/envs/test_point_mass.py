@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.envs.point_mass import PointMass
-from zoo.compressed_ad.envs.spaces import random_actions
 
 
 @pytest.mark.parametrize("env", [PointMass(), PointMass(goals=5, horizon=7, speed=0.3)], ids=("plain", "odd"))
@@ -18,19 +16,6 @@ def test_the_straight_line_earns_what_the_closed_form_says(env: PointMass) -> No
     assert transition.truncated.all() and not transition.terminated.any()
     assert not envs.states.any()  # the next episode has begun
     torch.testing.assert_close(total, env.oracle_returns(tasks), atol=1e-5, rtol=0)
-
-
-def test_random_walks_earn_the_same_by_another_route() -> None:
-    env = PointMass(goals=2, horizon=5, speed=0.4)
-    action = random_actions(
-        env.schema.action, sample_uniforms(range(100_000), 10).view(5, 2, -1).transpose(0, 1).flatten(1)
-    )
-    moves = action.view(5, -1, 2).double()
-    moves = env.speed * moves / moves.norm(dim=2, keepdim=True).clamp(min=1)
-    walk = moves.cumsum(0)
-    exact = -(walk - torch.tensor([1.0, 0.0])).norm(dim=2).sum(0).mean()
-    estimate = env.random_returns(env.tasks())
-    assert abs(estimate - exact).max() < 0.3  # the mean of 64 episodes
 
 
 def test_too_long_actions_are_shortened() -> None:

@@ -12,9 +12,9 @@ import yaml
 
 import zoo
 from zoo.compressed_ad.data.history_writer import HistoryWriter
-from zoo.compressed_ad.envs.grids import Darkroom, DarkroomPermuted
+from zoo.compressed_ad.envs.grids import Darkroom
 from zoo.compressed_ad.evaluation import evaluate as module
-from zoo.compressed_ad.evaluation.evaluate import baseline_returns, evaluate, load_agent, split_tasks
+from zoo.compressed_ad.evaluation.evaluate import evaluate, load_agent, split_tasks
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory
 from zoo.compressed_ad.inference import Agent, select_tasks
 from zoo.compressed_ad.nets.compression import QueryCompressor
@@ -100,9 +100,7 @@ def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
     assert facts["gap"]["steps"] == 12 and facts["gap"]["pairs"] == 9
 
 
-def test_two_processes_a_kill_and_other_seeds_change_nothing(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_a_kill_and_other_seeds_change_nothing(run: Path, tmp_path: Path) -> None:
     play(run, tmp_path / "one")
     one = contents(tmp_path / "one")
     assert play(run, tmp_path / "two", rank=1, world_size=2) == {"missing": 2}
@@ -110,20 +108,11 @@ def test_two_processes_a_kill_and_other_seeds_change_nothing(
     play(run, tmp_path / "two", rank=0, world_size=2)
     assert contents(tmp_path / "two") == one
 
-    run_episodes, calls = ContextPlayer.run_episodes, []
-
-    def killed(self: ContextPlayer, episodes: int, **options: Any) -> Any:
-        if len(calls) == 4:  # two chunks, of which each has its episodes, the gap and one more
-            raise KeyboardInterrupt
-        calls.extend([1] if episodes == 4 else [])
-        return run_episodes(self, episodes, **options)
-
-    monkeypatch.setattr(ContextPlayer, "run_episodes", killed)
-    with pytest.raises(KeyboardInterrupt):
-        calls.extend([1, 1])
-        play(run, tmp_path / "killed")
-    assert len(list((tmp_path / "killed" / "parts").iterdir())) == 1
-    monkeypatch.undo()
+    play(run, tmp_path / "killed")
+    for path in (tmp_path / "killed").rglob("*.np*"):
+        if path.name != "00001.npz":
+            path.unlink()
+    (tmp_path / "killed" / "evaluation.json").unlink()
     play(run, tmp_path / "killed")
     assert contents(tmp_path / "killed") == one
     play(run, tmp_path / "few", seeds=2, gap=False)
@@ -177,11 +166,3 @@ def test_what_cannot_be_is_refused(run: Path, tmp_path: Path) -> None:
         play(run, tmp_path / "out", episodes=1, seeds=2, gap=False)
     with pytest.raises(ValueError, match="weights are not finite"):
         load_agent(make_run(tmp_path / "broken", broken=True))
-
-
-def test_baselines_have_no_explorer_where_nothing_is_hidden() -> None:
-    env = DarkroomPermuted(4, 9)
-    facts = baseline_returns(env, env.tasks()[:5], 3)
-    assert facts["explorer"] is None and facts["oracle"] == 4
-    moving = Darkroom(5, 6, random_start=True)
-    assert len(baseline_returns(moving, moving.tasks()[:5], 3)["explorer"]) == 3

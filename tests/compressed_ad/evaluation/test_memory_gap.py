@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.compressed_ad.envs.grids import DarkKeyToDoor, Darkroom, Env
+from zoo.compressed_ad.envs.grids import Darkroom, Env
 from zoo.compressed_ad.evaluation.memory_gap import probe_memory, summarise_gap
 from zoo.compressed_ad.nets.compression import Compressor, Forget
 from zoo.compressed_ad.nets.embedding import FactoredEmbedding
@@ -73,14 +73,3 @@ def test_the_gap_is_at_least_a_window_and_ends_with_an_episode() -> None:
     assert torch.equal(found[:, 2], after)
     with pytest.raises(ValueError, match="gap of 11 steps does not empty the window of 12"):
         memory_gap(net, ENV, ENV.tasks(), 2, gap_steps=11)
-
-
-def test_a_door_counts_as_found_with_the_key_and_none_found_has_no_mean() -> None:
-    env = DarkKeyToDoor(5, 8)
-    torch.manual_seed(0)
-    net = InContextPolicy(FactoredEmbedding(16, 5), Transformer(16, 1, 2, 12), Forget())
-    tasks = torch.tensor([[2, 3, 2, 3], [0, 0, 4, 4]]).repeat(50, 1)
-    found = memory_gap(net, env, tasks, 3)
-    assert found[::2, 0].any() and not found[1::2, 0].any()
-    facts = {"pairs": 2, "count": 0, "before": None, "after": None, "random": None, "oracle": None}
-    assert summarise_gap(torch.zeros(2, 3), env, tasks[:2]) == facts

@@ -9,7 +9,6 @@ import pytest
 
 from zoo.compressed_ad.envs.baselines import oracle_return, random_return
 from zoo.compressed_ad.envs.grids import Darkroom
-from zoo.compressed_ad.evaluation import plots
 from zoo.compressed_ad.evaluation.evaluate import baseline_returns, task_rows, write_evaluation
 from zoo.compressed_ad.evaluation.report import report
 from zoo.compressed_ad.evaluation.summary import summarise
@@ -73,14 +72,6 @@ def test_a_report_on_arms_and_a_sweep(tmp_path: Path) -> None:
     assert "| many | " in page and "## Memory gap" in page and "![sweep](sweep.png)" in page
 
 
-def test_one_plain_evaluation_has_no_sweep_and_no_training(tmp_path: Path) -> None:
-    folder = make(tmp_path / "plain", 3.0, compressor=None, episodes=60)
-    result = report([folder], tmp_path / "out", ["mine"])
-    assert result["pictures"] == ["curves.png", "tasks.png"]
-    assert result["evaluations"][0]["free"] is None
-    assert "Memory gap" not in (tmp_path / "out" / "report.md").read_text()
-
-
 def test_unlike_evaluations_are_told_apart(tmp_path: Path) -> None:
     folders = [make(tmp_path / "a", 3.0), make(tmp_path / "b", 3.5, episodes=12)]
     result = report(folders, tmp_path / "out")
@@ -98,10 +89,3 @@ def test_unlike_evaluations_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "d" / "evaluation.json").write_text("{}")
     with pytest.raises(ValueError, match="is not of `zoo evaluate compressed_ad`"):
         report([tmp_path / "d"], tmp_path / "out")
-
-
-def test_many_tasks_are_a_line(tmp_path: Path) -> None:
-    rows = [{"task": str(number), "last": float(number % 7), "oracle": 8.0} for number in range(100)]
-    axes = plots.task_curves({"all": {"tasks": rows}}).axes[0]
-    drawn = axes.lines[0].get_ydata()
-    assert len(drawn) == 100 and list(drawn) == sorted(drawn, reverse=True)

@@ -5,7 +5,6 @@ import pytest
 
 from zoo.compressed_ad.evaluation.summary import (
     bootstrap_groups,
-    confidence_interval,
     episodes_to_reach,
     last_episodes,
     moving_average,
@@ -24,14 +23,6 @@ def test_the_interval_has_the_width_of_theory() -> None:
     assert high[0] - low[0] == pytest.approx(2 * 1.96 * error, rel=0.08)
     assert low[0] < values.mean() < high[0]
     assert bootstrap_groups(values)[0] == low
-
-
-def test_one_task_leaves_the_seeds_and_one_pair_no_interval() -> None:
-    values = np.random.default_rng(0).normal(size=(1, 200, 1))
-    low, high = bootstrap_groups(values)
-    assert high[0] - low[0] == pytest.approx(2 * 1.96 / 200**0.5, rel=0.15)
-    assert confidence_interval(np.ones((1, 1))) == {"mean": 1.0, "low": None, "high": None}
-    assert confidence_interval(np.ones((3, 2))) == {"mean": 1.0, "low": 1.0, "high": 1.0}
 
 
 def test_levels_are_reached_when_the_moving_average_is_there() -> None:

@@ -97,12 +97,3 @@ def test_gradients_flow_through_so_many_compressions(rounds: int | None) -> None
     assert net.compressor is not None
     trained = any(each.grad is not None and each.grad.any() for each in net.compressor.parameters())
     assert trained is (rounds != 0)
-
-
-def test_parts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="16 channels, the transformer has 8"):
-        InContextPolicy(FactoredEmbedding(16), Transformer(8, 1, 2, 10))
-    with pytest.raises(ValueError, match="no room for 9 latents"):
-        InContextPolicy(FactoredEmbedding(16), Transformer(16, 1, 2, 10), compression.QueryCompressor(16, 9, 1, 2))
-    with pytest.raises(ValueError, match="heads do not divide"):
-        Transformer(16, 1, 3)

@@ -70,19 +70,6 @@ def test_numbers_are_normalised_by_what_the_checkpoint_keeps() -> None:
     torch.testing.assert_close(again.reward(torch.full((3, 1), 5.0)), torch.ones(3, 1))
 
 
-def test_acting_is_training_for_any_spaces() -> None:
-    """Logits step by step, cached and not, are those of the whole history."""
-    for spaces in SPACES[:2]:
-        policy = InContextPolicy(SpaceEmbedding(env(*spaces), 16), Transformer(16, 1, 2, 8, dropout=0.0)).eval()
-        made = steps(*spaces)
-        whole = policy(made).logits
-        for cached in (True, False):
-            state = policy.begin(cached)
-            for time in range(made.length):
-                torch.testing.assert_close(policy.act(state, made.states[:, time]), whole[:, time], atol=1e-5, rtol=0)
-                policy.observe(state, made.slice(time, time + 1))
-
-
 def test_other_spaces_are_refused_with_both_printed() -> None:
     policy = InContextPolicy(SpaceEmbedding(Darkroom(5, 10), 16), Transformer(16, 1, 2, 8))
     policy.check(Darkroom(5, 30))

@@ -81,17 +81,14 @@ def test_spectral_norm_survives_copies_and_two_forwards_before_backward():
     torch.testing.assert_close(after, msd.discriminators[0].convs[0].parametrizations.weight[0]._u, rtol=0, atol=0)
 
 
-def test_spectral_norm_stays_in_float32_under_autocast():
-    norm = SpectralNorm(torch.randn(4, 3, 2))
-    weight = torch.randn(4, 3, 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert norm(weight).dtype == torch.float32
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="channel_mult is positive"):
-        MultiPeriodDiscriminator(channel_mult=0)
-    with pytest.raises(ValueError, match="periods must be positive"):
-        MultiPeriodDiscriminator(periods=())
-    with pytest.raises(ValueError, match="scales is at least 1"):
-        MultiScaleDiscriminator(scales=0)
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: MultiPeriodDiscriminator(channel_mult=0), "channel_mult"),
+        (lambda: MultiPeriodDiscriminator(periods=()), "periods"),
+        (lambda: MultiScaleDiscriminator(scales=0), "scales"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()

@@ -34,8 +34,8 @@ class AudioSRConverter(Converter[AudioSRFile]):
 
         Args:
             path: ProjectLily's `.pt` or AudioSR's `.bin`.
-            config: the original's config.yaml or its content; None takes one next to the file. It says what shapes do
-                not, above all the channels per attention head (32 without).
+            config: the original's config.yaml or its content; None takes one next to the file. It has what shapes
+                do not show, above all the channels per attention head (32 without).
             ema: take averaged parameters where the file has them.
             allow_partial: take a global encoder without its projection, which is random then.
         """

@@ -97,8 +97,8 @@ def build_components(file: AudioSRFile, averaged: bool = False, allow_partial: b
     if file.lacks_projection:
         if not allow_partial:
             raise ValueError(f"{file.path}: {UNTRAINED_PROJECTION}; --allow_partial true takes the rest")
-        own = components["net"].state_dict()
-        state |= {name: value for name, value in own.items() if name.startswith(f"global_encoder.{PROJECTION}")}
+        fresh = components["net"].state_dict()
+        state |= {name: value for name, value in fresh.items() if name.startswith(f"global_encoder.{PROJECTION}")}
     for name, net, tensors in [("net", components["net"], state)] + [
         (name, components[name].net, file.parts[part]) for name, part in FROZEN.items() if name in components
     ]:

@@ -213,8 +213,8 @@ def parse_content(content: Mapping[str, Any], path: Path, config: dict[str, Any]
     averaged: dict[str, State] = {}
     average = next((content[name] for name in AVERAGES if isinstance(content.get(name), Mapping)), None)
     if average is not None:
-        own = split_components(_select_tensors(average))[0]
-        averaged = {name: own[name] for name in ("unet", "global_encoder") if name in own}
+        average_parts = split_components(_select_tensors(average))[0]
+        averaged = {name: average_parts[name] for name in ("unet", "global_encoder") if name in average_parts}
     elif layout == "audiosr" and buffers:
         names = {name: ema_buffer_name(name) for name in parts.get("unet", {})}
         averaged = {"unet": {name: buffers[buffer] for name, buffer in names.items() if buffer in buffers}}

@@ -109,9 +109,9 @@ class Crops(Dataset[Item]):
             high, low = gain * high, gain * low
         return to_item(high, low, cutoff_hz)
 
-    def _candidates(self, own: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+    def _candidates(self, clip: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
         for attempt in range(OWN_TRIES + OTHER_TRIES):
-            index = own
+            index = clip
             if attempt >= OWN_TRIES:
                 index = int(self.indices[int(rng.integers(len(self.indices)))])
             room = max(self.recordings.length(index) - self.segment_samples, 0)

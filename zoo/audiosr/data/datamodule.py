@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import lightning as L
 import numpy as np
 
 from zoo.audio import EmbeddedCorpus
@@ -18,9 +17,7 @@ from zoo.audio.io.files import find_audio_files
 from zoo.audiosr.data.crops import Clips, Crops, SilenceFilter, ValidationGrid
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
 from zoo.audiosr.data.sources import Part, RamCorpus, Recordings, find_parts, match_pairs
-from zoo.common.build import build
 from zoo.common.checks import check_at_least, check_one_of, check_within, find_data_folder
-from zoo.common.configs import load_run_config
 from zoo.training.datamodule import ZooDataModule
 
 SEGMENT_SAMPLES = 491_520  # 10.24 s at 48 kHz: 1024 frames of 480 samples
@@ -220,24 +217,3 @@ class SuperResolutionData(ZooDataModule):
 def default_cutoffs(sample_rate: int) -> tuple[float, ...]:
     """Return the cut-offs of validation in Hz, as far as a sample rate allows."""
     return tuple(cutoff for cutoff in VAL_CUTOFFS_HZ if cutoff <= max_cutoff_hz(sample_rate))
-
-
-def read_data(config: Path, from_run: bool = False) -> SuperResolutionData:
-    """Build the datamodule of a recipe alone; nothing is decoded yet. See `load_run_config` for `from_run`."""
-    spec = load_run_config(config, from_run=from_run).get("data")
-    data = None if spec is None else build(spec, L.LightningDataModule)
-    if not isinstance(data, SuperResolutionData):
-        raise ValueError(f"{config}: expected data of {SuperResolutionData.__name__}, found {type(data).__name__}")
-    return data
-
-
-def cache(config: Path) -> None:
-    """Decode a recipe's corpus into its memory-mapped cache before training; a killed call is resumed.
-
-    Args:
-        config: a recipe whose data is AudioSR's.
-    """
-    data = read_data(config)
-    data.prepare_data()
-    data.setup("fit")
-    print(f"{config}: ready, {len(data.train_set)} clips for training, {len(data.val_set)} items for validation")

@@ -162,8 +162,8 @@ class Simulation:
         if not 0 < self.cutoff_hz[0] <= self.cutoff_hz[1]:
             raise ValueError(f"simulation.cutoff_hz: expected 0 < lowest <= highest, found {list(self.cutoff_hz)}")
         if not self.filter_types or (unknown := set(self.filter_types) - set(FILTER_TYPES)):
-            found = ", ".join(sorted(unknown)) if self.filter_types else "none"
-            raise ValueError(f"simulation.filter_types: expected some of {', '.join(FILTER_TYPES)}, found {found}")
+            names = ", ".join(sorted(unknown)) if self.filter_types else "none"
+            raise ValueError(f"simulation.filter_types: expected some of {', '.join(FILTER_TYPES)}, found {names}")
         if not 1 <= self.order[0] <= self.order[1] <= 10:
             raise ValueError(f"simulation.order: expected 1 <= lowest <= highest <= 10, found {list(self.order)}")
         check_within(0, 1, resampling=self.resampling, noise=self.noise, codec=self.codec)

@@ -39,14 +39,13 @@ def row_noise(seeds: Sequence[int], shape: Sequence[int], device: torch.device |
 
 
 def time_grid(steps: int, grid: Grid, total: int) -> list[int]:
-    """Return the falling steps at which to run the net, and where the last of them leads; -1 is clean data.
+    """Return the falling steps of 0 to `total` - 1 at which to run the net, and where the last leads; -1 is clean data.
 
     Args:
         steps: evaluations of the net, 1 to `total`.
         grid: "trailing": evenly from the last step, pure noise, to clean data. "dense": likewise, with shorter steps
             towards the data. "original": AudioSR's, 1 + every (total // steps)-th, to step 0; it starts below
             pure noise and takes more steps where `steps` does not divide `total`.
-        total: T of the process.
 
     Source: trailing: Lin et al., "Common Diffusion Noise Schedules and Sample Steps are Flawed" (2024), section 3.3.
     """

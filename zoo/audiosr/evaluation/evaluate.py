@@ -24,10 +24,11 @@ from zoo.audio.evaluation import measures, metrics
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.crops import SilenceFilter, ValidationGrid
-from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs, read_data
+from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
 from zoo.audiosr.data.sources import Recordings
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
+from zoo.audiosr.evaluation.recipe_data import read_data
 from zoo.audiosr.evaluation.report import (
     CEILING,
     HF_BANDS,

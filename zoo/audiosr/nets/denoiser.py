@@ -39,8 +39,8 @@ class Denoiser(nn.Module):
     def __init__(self, unet: UNet, global_encoder: GlobalEncoder | None = None) -> None:
         super().__init__()
         if (unet.fusion == "none") != (global_encoder is None):
-            found = "no global_encoder" if global_encoder is None else "a global_encoder"
-            raise ValueError(f"the UNet's fusion is {unet.fusion!r} and there is {found}; give both or neither")
+            encoder = "no global_encoder" if global_encoder is None else "a global_encoder"
+            raise ValueError(f"the UNet's fusion is {unet.fusion!r} and there is {encoder}; give both or neither")
         if global_encoder is not None and global_encoder.context_channels != unet.context_channels:
             raise ValueError(
                 f"the global_encoder gives {global_encoder.context_channels} context_channels, "

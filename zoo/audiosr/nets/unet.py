@@ -106,22 +106,6 @@ class GatedLinear(nn.Module):
         return value * F.gelu(gate)
 
 
-class FeedForward(nn.Module):
-    """Gated feed-forward layer, four times as wide inside."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            GatedLinear(channels, 4 * channels),
-            nn.Identity(),  # the original's dropout of 0: keeps the last layer's name
-            nn.Linear(4 * channels, channels),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Refine (B, L, C)."""
-        return self.net(x)
-
-
 class TransformerBlock(nn.Module):
     """Self-attention twice, then the feed-forward layer, each normed before and added.
 
@@ -131,7 +115,9 @@ class TransformerBlock(nn.Module):
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.attn1 = Attention(channels, heads)
-        self.ff = FeedForward(channels)
+        gated = GatedLinear(channels, 4 * channels)
+        # the second entry was the original's dropout of 0: the last one keeps its name
+        self.ff = nn.ModuleDict({"net": nn.Sequential(gated, nn.Identity(), nn.Linear(4 * channels, channels))})
         self.attn2 = Attention(channels, heads)
         self.norm1 = nn.LayerNorm(channels)
         self.norm2 = nn.LayerNorm(channels)
@@ -141,7 +127,7 @@ class TransformerBlock(nn.Module):
         """Refine (B, L, C)."""
         x = x + self.attn1(self.norm1(x))
         x = x + self.attn2(self.norm2(x))
-        return x + self.ff(self.norm3(x))
+        return x + self.ff["net"](self.norm3(x))
 
 
 class SpatialTransformer(nn.Module):

@@ -54,8 +54,8 @@ def convert_config(path: Path | str) -> tuple[dict[str, Any], list[str]]:
     """
     config = read_settings_file(path := Path(path))
     if not {"model_name", "num_agents"} <= set(config):
-        found = ", ".join(map(str, list(config)[:6]))
-        raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {found}")
+        keys = ", ".join(map(str, list(config)[:6]))
+        raise ValueError(f"{path} is no configuration of CI-LLM: expected model_name and num_agents, found {keys}")
     settings = SettingsReader(config, path, IMPLIED, HINTS)
     steps = _steps(settings)
     recipe = {

@@ -15,7 +15,7 @@ from zoo.common.atomic_files import replace_atomically
 
 
 def write_original(folder: Path, adapters: Adapters) -> None:
-    """Write a checkpoint folder of the original, in the place of an existing one.
+    """Write a checkpoint folder of the original; an existing one is replaced.
 
     The meta file has two keys of ours, which the original ignores: the adapted blocks, where not all are adapted, and
     the backbone.

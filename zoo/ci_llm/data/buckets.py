@@ -67,8 +67,8 @@ class TextBatches(ResumableBatchSampler):
                     f"agents needs {longest * agents}: raise it"
                 )
             self._batch_sizes.append(texts * world)
-        self._batch_count = self._count_batches()
         self._longest_first = False
+        self._batch_count = len(self.stream(0, 0))
         if not self._batch_count:
             raise ValueError(
                 f"{self.size} texts do not fill one batch of {self._batch_sizes[-1]} on {world} process(es): lower "
@@ -77,13 +77,6 @@ class TextBatches(ResumableBatchSampler):
 
     def __len__(self) -> int:
         return self._batch_count
-
-    def _count_batches(self) -> int:
-        batches = remainder = 0
-        for bucket, size in zip(self._buckets, self._batch_sizes, strict=True):
-            full, remainder = divmod(remainder + len(bucket), size)
-            batches += full
-        return batches + (not self.drop_last and remainder > 0)
 
     def stream(self, number: int, epoch: int) -> list[np.ndarray]:
         """The global batches of an agent in an epoch, shortest bucket first, before they are shuffled."""

@@ -39,7 +39,7 @@ class TextData(ZooDataModule):
         tokenizer: the model's.
         root: a file of training texts, or a folder with `train.jsonl` (.parquet, .arrow) and, if there are any, `test`
             and `val`; null for the embedded corpus.
-        text_format: fields, templates, and what becomes of texts that are too long.
+        text_format: fields, templates, and how texts that are too long are shortened.
         max_length: most tokens of a text.
         batch_size: texts per batch, agent and process.
         token_budget: instead, most tokens of a batch with its padding, of one process and all agents together.

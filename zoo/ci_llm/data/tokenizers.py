@@ -57,11 +57,6 @@ class Tokenizer(FrozenModule):
         facts = [sorted(self.backend.get_vocab().items()), self.prefix, self.eos_id]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def rules(self) -> str:
-        """How text is split, as far as transformers can say."""
-        fast = getattr(self.backend, "backend_tokenizer", None)
-        return fast.to_str() if fast is not None else type(self.backend).__name__
-
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,13 +44,6 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Replace mapped files by their names: each process maps them itself."""
-        return {key: Path(str(it.filename)) if isinstance(it, np.memmap) else it for key, it in vars(self).items()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({key: _map_array(it) if isinstance(it, Path) else it for key, it in state.items()})
-
     def prompt(self, index: int) -> list[int]:
         """Tokens of an example's prompt."""
         start, length = self.items[index, :LENGTH].tolist()
@@ -62,11 +54,7 @@ class TokenTable:
         return np.minimum(self.items[:, LENGTH], max_length)
 
     def select_fitting(self, max_length: int, text_format: TextFormat) -> np.ndarray:
-        """Indices of the examples to use with texts of at most `max_length` tokens, by `text_format.too_long`.
-
-        Raises:
-            ValueError: when a prompt leaves no token for an answer, or nothing fits.
-        """
+        """Indices of the examples to use with texts of at most `max_length` tokens, by `text_format.too_long`."""
         too_long = int((self.items[:, LENGTH] > max_length).sum())
         if text_format.too_long == "drop":
             if too_long == len(self):
@@ -146,7 +134,7 @@ def _cache_key(files: Sequence[Path], tokenizer: Tokenizer, text_format: TextFor
             raise FileNotFoundError(f"no file of texts at {path}")
         with path.open("rb") as file:
             contents.append(hashlib.file_digest(file, "sha256").hexdigest())
-    facts = [VERSION, contents, tokenizer.fingerprint(), tokenizer.rules(), asdict(text_format)]
+    facts = [VERSION, contents, tokenizer.fingerprint(), asdict(text_format)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -38,7 +38,7 @@ def generate(
     """Continue prompts (B, T), padded on the left; a row depends on its prompt and seed, not on other rows.
 
     Args:
-        aggregator: combines the agents' predictions; if it is not `joint`, every agent generates a text of its own.
+        aggregator: combines the agents' predictions; if it is not `joint`, every agent generates a text.
         eos: ids that end a text; the text keeps its EOS, `pad` follows.
         seeds: one per row, 0 to 2**64 - 1; from the global generator by default.
 

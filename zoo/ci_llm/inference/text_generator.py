@@ -245,7 +245,8 @@ class TextGenerator(Inference):
     def write_example(self, stem: Path) -> Path:
         """Write a file of two prompts."""
         path = stem.with_name(f"{stem.name}.jsonl")
-        path.write_text('{"prompt": "How much is 2 + 3?"}\n{"prompt": "How much is 7 - 4?"}\n', encoding="utf-8")
+        text = '{"prompt": "How much is 2 + 3?"}\n{"prompt": "How much is 7 - 4?"}\n'
+        write_atomic(path, lambda file: file.write(text.encode()))
         return path
 
 

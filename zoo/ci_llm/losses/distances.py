@@ -27,16 +27,12 @@ def random_directions(
 
 
 def pairwise_sliced_wasserstein(representations: Tensor, directions: Tensor) -> Tensor:
-    """Squared sliced 2-Wasserstein distance of each pair of point sets, no root taken.
+    """Squared sliced 2-Wasserstein distance (P,) of each pair of point sets (K, B, D), no root taken.
 
-    The point sets are compared as sets: which row of the batch a point belongs to does not count.
+    Pairs are (0, 1), (0, 2), ..., (K - 2, K - 1); P = K (K - 1) / 2.
 
     Args:
-        representations: K point sets (K, B, D).
         directions: (D, n) for all pairs, or (P, D, n) with a set for each pair; columns of length 1.
-
-    Returns:
-        (P,), P = K (K - 1) / 2, float32; pairs (0, 1), (0, 2), ..., (K - 2, K - 1).
 
     Source: Bonneel et al., "Sliced and Radon Wasserstein Barycenters of Measures" (2015), section 3.
     """
@@ -84,15 +80,10 @@ def sliced_wasserstein(
 
 
 def pairwise_divergences(log_probs: Tensor, kind: Literal["js", "kl"]) -> Tensor:
-    """How differently each pair of agents predicts, position by position.
+    """Divergence (P, ...) in nats of each pair of predictions, log-probabilities (K, ..., V).
 
     Args:
-        log_probs: log-probabilities (K, ..., V).
-        kind: Jensen-Shannon divergence (at most log 2), or the mean of the two Kullback-Leibler divergences; the mean
-            of the latter over pairs is the mean over ordered pairs.
-
-    Returns:
-        (P, ...), in nats, P = K (K - 1) / 2, pairs as in `pairwise_sliced_wasserstein`.
+        kind: Jensen-Shannon divergence (at most log 2), or the mean of the two Kullback-Leibler divergences.
 
     Source: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), equations 2.1 and 4.1.
     """

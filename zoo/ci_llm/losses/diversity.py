@@ -30,19 +30,14 @@ def text_representations(
     strategy: Strategy = "last_token",
     mask: bool = True,
 ) -> Tensor:
-    """One point per text and agent (or several) from values per position.
+    """One point (K, B, D) per text and agent from values (K, B, T, D) per position.
 
     Args:
-        values: (K, B, T, D), hidden states or predictions.
         attention_mask: (B, T), 1 for tokens; (K, B, T) with texts for each agent.
-        labels: shaped like the mask, -100 where there is none; the answer is predicted at the positions before its
-            labels. Needed by `answer_mean` and `answer_tokens`.
-        strategy: `last_token`, `mean_pool` (mean over tokens), `first_token`, `answer_mean` (mean over the positions
-            that predict the answer) or `answer_tokens` (each of those is a point).
+        labels: shaped like the mask, -100 where there is none; for `answer_mean` and `answer_tokens`.
+        strategy: `mean_pool` is over tokens, `answer_mean` over the positions that predict a label; each of these is a
+            point (K, N, D) of `answer_tokens`, for agents that read the same texts.
         mask: leave padding out; otherwise the ends and the mean include it, as in the original.
-
-    Returns:
-        (K, B, D); (K, N, D) for the N positions of `answer_tokens`, which compares agents that read the same texts.
     """
     selected = _selected_positions(attention_mask, labels, strategy, mask)
     if strategy in _POOLED:
@@ -168,11 +163,7 @@ class Diversity:
         return self.enabled and self.kind == "swd" and self.space == "hidden"
 
     def positions(self, attention_mask: Tensor, label_positions: Tensor) -> Tensor:
-        """Positions b * T + t, (M,) or (K, M), where predictions are compared, for `represent`.
-
-        Args:
-            label_positions: see `zoo.ci_llm.losses.likelihood`; returned where answers are compared.
-        """
+        """Positions b * T + t, (M,) or (K, M), where predictions are compared; those of labels where answers are."""
         if self.strategy in ("answer_mean", "answer_tokens"):
             if self.strategy == "answer_tokens":
                 _check_same_texts(attention_mask)
@@ -192,17 +183,12 @@ class Diversity:
         labels: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The values of each agent that are compared; they depend on that agent alone, so chunks may be joined.
+        """The values (K, N, D) of each agent that are compared, float32; log-probabilities for `js` and `kl`.
 
         Args:
-            logits: (K, B, T, V); (K, M, V) with `positions`.
+            logits: (K, B, T, V); (K, M, V) at `positions`, as that method returns them.
             hidden: (K, B, T, D) of `layer`; unused where `needs_hidden` is false.
-            attention_mask: (B, T) or (K, B, T).
-            labels: shaped like the mask, -100 where there is none.
-            positions: of the logits, as `positions` returns them; hidden states are of all positions.
-
-        Returns:
-            (K, N, D), float32; log-probabilities (K, N, V) for `js` and `kl`.
+            attention_mask: (B, T) or (K, B, T), as `labels`, -100 where there is none.
         """
         if self.kind != "swd" or self.space != "hidden":
             values = logits
@@ -230,7 +216,7 @@ class Diversity:
         return F.normalize(points, dim=-1, eps=_TINY) if self.normalize else points
 
     def directions(self, dims: int, agents: int, step: int) -> Tensor | None:
-        """Directions in `dims` of batch `step`, on the CPU, see `random_directions`; None if nothing is projected."""
+        """Directions of batch `step`, see `random_directions`; None if nothing is projected."""
         if self.kind != "swd" or agents < 2:
             return None
         # torch's generator uses 32 bits of its seed
@@ -239,11 +225,7 @@ class Diversity:
         return random_directions(dims, self.projections, torch.Generator().manual_seed(mixed), pairs)
 
     def value(self, points: Tensor, step: int = 0, directions: Tensor | None = None) -> Tensor:
-        """R: the diversity of the agents' representations, a scalar of at least 0; 0 for a single agent or no points.
-
-        Args:
-            directions: of `directions`, if already sampled; otherwise they depend on `step`.
-        """
+        """R: the diversity of representations, a scalar of at least 0; `directions` are those of `step` by default."""
         if self.gather:
             points = gather_points(points)
         if len(points) < 2 or not points.shape[1]:

@@ -10,15 +10,12 @@ IGNORED = -100  # label of positions without loss: prompt and padding
 
 
 def token_losses(logits: Tensor, labels: Tensor, shift: bool = True) -> Tensor:
-    """Cross-entropy of each labelled token.
+    """Cross-entropy (K, B, T) of each labelled token at the position that predicts it, in float32; zero elsewhere.
 
     Args:
-        logits: (K, B, T, V), any float type; computed in float32.
+        logits: (K, B, T, V), any float type.
         labels: (B, T), or (K, B, T) with texts for each agent; int64, -100 for no loss.
         shift: let position t predict label t + 1. Without, label t, as the original does by mistake.
-
-    Returns:
-        (K, B, T) float32, at the position that predicts; zero where there is no label.
     """
     if labels.shape not in (logits.shape[1:3], logits.shape[:3]):
         raise ValueError(

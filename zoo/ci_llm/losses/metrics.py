@@ -20,12 +20,7 @@ def gather_log_probs(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Scores of each token; they are small, so predictions need not be stored.
-
-    Args:
-        log_probs: the agents' log-probabilities (K, N, V).
-        ensemble: of the aggregator, log-probabilities (N, V).
-        labels: right tokens (N,), int64.
+    """Scores of labels (N,) by the agents' log-probabilities (K, N, V) and those of the ensemble (N, V).
 
     Returns:
         float32 on the same device: `agent_nll` (K, N); (N,): `nll`, `correct`, `confidence`, `brier` of the ensemble;

@@ -93,11 +93,7 @@ class Agents(nn.Module):
         self._mask_seeds: list[int] | None = None
 
     def attach(self, backbone: Backbone) -> None:
-        """Create the weights for a backbone and hook them into its layers; its modules and names stay as they are.
-
-        Raises:
-            ValueError: when already attached, or when the backbone lacks the targets.
-        """
+        """Create the weights for a backbone and hook them into its layers; its modules and names stay as they are."""
         if self.names:
             raise ValueError("agents: already attached to a backbone; create others for another one")
         layers = backbone.targets(self.targets, self.top_layers)
@@ -171,11 +167,7 @@ class Agents(nn.Module):
         return x * (mask / (1 - probability) if rescale else mask)
 
     def adapter(self, agent: int) -> dict[str, Tensor]:
-        """One agent's weights under peft's names: A (rank, in) and B (out, rank), float32, detached.
-
-        Raises:
-            ValueError: when there is no such agent.
-        """
+        """One agent's weights under peft's names: A (rank, in) and B (out, rank), float32, detached."""
         if not 0 <= agent < self.count:
             raise ValueError(f"agent {agent} does not exist: there are agents 0 to {self.count - 1}")
         weights: dict[str, Tensor] = {}
@@ -186,11 +178,7 @@ class Agents(nn.Module):
         return weights
 
     def load_adapter(self, agent: int, weights: dict[str, Tensor]) -> None:
-        """Copy weights under peft's names, as `adapter` returns them, into one agent.
-
-        Raises:
-            ValueError: when there is no such agent, or when names or shapes differ.
-        """
+        """Copy weights, as `adapter` returns them, into one agent; ValueError when names or shapes differ."""
         current = self.adapter(agent)
         faults = [f"missing {key}" for key in current if key not in weights]
         faults += [f"unexpected {key}" for key in weights if key not in current]

@@ -106,11 +106,8 @@ class Backbone(FrozenModule):
 
         Args:
             names: last parts of their names (`q_proj`, `attn.c_proj`), a regular expression that whole names match, or
-                "all-linear".
+                "all-linear"; ValueError: one matches nothing, or something that cannot be adapted.
             top_layers: search the last so many blocks only; None for all.
-
-        Raises:
-            ValueError: when a name or the expression matches nothing, or something that cannot be adapted.
         """
         depth = len(self.blocks)
         top = depth if top_layers is None else top_layers

@@ -20,9 +20,7 @@ Mode = Literal["batched", "sequential", "chunked"]
 class SharedTrunk:
     """Repeats the rows of a pass where the adapted blocks begin, so that the blocks below run once for all agents.
 
-    A model's forward makes masks and positions once, for the rows that enter it, and passes them to every block; so
-    each adapted block repeats its own, and the first of them the hidden states too. A cache holds the keys and values
-    of the trunk once.
+    A model passes masks and positions of the rows that enter it to every block, so each adapted block repeats them.
 
     Args:
         blocks: of the backbone, lowest first.

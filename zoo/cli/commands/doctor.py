@@ -8,10 +8,11 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from zoo.cli.recipes import config_files, find_recipe
 from zoo.common.environment import available_cores, cpu_name, list_devices, total_memory_bytes
 from zoo.training.errors import EXTRAS
 
@@ -29,20 +30,19 @@ class Check(NamedTuple):
     detail: str
 
 
-def main(config: Path | None = None, root: Path = Path("runs")) -> int:
-    """Report on this machine and installation; --config tries a recipe.
+def main(*fit: str, root: Path = Path("runs")) -> int:
+    """Report on this machine and installation, or try a recipe: zoo doctor RECIPE.
 
     Args:
-        config: a recipe to build, train for one step, save, load and predict with.
+        *fit: a recipe to build, train for one step, save, load and predict with, and options of `zoo fit`.
         root: the folder that runs are written to.
 
     Returns:
         0, or 1 when something essential fails.
     """
-    if config is not None and not config.is_file():
-        raise FileNotFoundError(f"{config}: no such recipe; `zoo list` names them")
+    paths = [find_recipe(name) for name in config_files(fit)]
     checks = [*check_versions(), *check_devices(), *check_machine(root)]
-    checks += check_recipe(config) if config is not None else ()
+    checks += check_recipe(fit, paths[0]) if paths else ()
     width = max(len(check.subject) for check in checks)
     for check in checks:
         print(f"{check.subject:<{width}}  {check.status:<7}  {check.detail}")
@@ -122,7 +122,7 @@ def check_machine(root: Path) -> Iterator[Check]:
         yield Check("disk", "FAILED", f"{folder} is not a writable folder; set trainer.default_root_dir")
 
 
-def check_recipe(config: Path) -> Iterator[Check]:
+def check_recipe(fit: Sequence[str], config: Path) -> Iterator[Check]:
     """Build a recipe, train one step, save, load and predict once, in a temporary folder; ends at the first failure."""
     from zoo.cli.log_filters import quiet_output
     from zoo.cli.trainer import run
@@ -133,9 +133,9 @@ def check_recipe(config: Path) -> Iterator[Check]:
     with tempfile.TemporaryDirectory(prefix="zoo-trial-") as folder, quiet_output():
         root = Path(folder) / "run"
         limits = ["--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--trainer.num_sanity_val_steps=0"]
-        fit = [f"--config={config}", f"--trainer.default_root_dir={root}", *limits]
+        command = [*fit, f"--trainer.default_root_dir={root}", *limits]
         stages = {
-            "build, one step, save": lambda: run("fit", fit, source_run),
+            "build, one step, save": lambda: run("fit", command, source_run),
             "load": lambda: type(load(root)).__name__,
             "predict": lambda: load(root).dry_run(),
         }

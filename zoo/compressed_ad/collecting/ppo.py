@@ -130,7 +130,14 @@ class PPO(Algorithm):
         recorder: Recorder,
     ) -> PpoRollout:
         """Act by random numbers (T, numbers, N, S), and record it."""
-        policy = Policy(weights, nets, observer.table)
+        table, tasks = observer.table, torch.arange(uniforms.shape[2])[:, None]
+        tables = None if table is None else nets.evaluate(weights, table.expand(len(weights), -1, -1))
+
+        def policy(observations: Tensor) -> tuple[Tensor, Tensor]:
+            if tables is None:
+                return nets.evaluate(weights, observations)
+            return tables[0][tasks, observations], tables[1][tasks, observations]
+
         shape, records, later = uniforms.shape[2:], [], {}
         for step, uniform in enumerate(uniforms):
             states = envs.states
@@ -215,18 +222,3 @@ class PPO(Algorithm):
         clipped = ratios.clamp(1 - self.clip, 1 + self.clip)
         gains = torch.minimum(ratios * advantages, clipped * advantages)
         return self.value_weight * (values - batch.returns).square().mean(dim=1) - gains.mean(dim=1)
-
-
-class Policy:
-    """The nets of all tasks during a rollout; those of a table are evaluated once."""
-
-    def __init__(self, weights: Tensor, nets: ActorCritics, table: Tensor | None) -> None:
-        self._weights, self._nets = weights, nets
-        self._tables = None if table is None else nets.evaluate(weights, table.expand(len(weights), -1, -1))
-
-    def __call__(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return parameters of the actions (N, S, outputs) and values (N, S)."""
-        if self._tables is None:
-            return self._nets.evaluate(self._weights, observations)
-        tasks = torch.arange(len(observations))[:, None]
-        return self._tables[0][tasks, observations], self._tables[1][tasks, observations]

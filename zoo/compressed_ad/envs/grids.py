@@ -126,13 +126,9 @@ class BatchedGrids:
 
 
 class GridEnv(Env):
-    """A family of tasks on one grid: goals to be found in order, the reward of each being 1.
+    """A family of tasks on one grid: goals to be reached in order, the reward of each being 1.
 
-    Args:
-        grid_size: rooms have so many rows and columns.
-        start: row and column where episodes begin.
-        repeats: the (single) goal pays in every step in which the agent is there, else once an episode.
-        random_start: sample the cell in which an episode begins, instead of `start`.
+    With `repeats` the (single) goal pays in every step in which the agent is there, else once an episode.
     """
 
     num_actions: ClassVar[int] = len(MOVES)

@@ -40,7 +40,7 @@ class GymnasiumEnv(Env):
             lists and mappings of them: no path and no dotted name.
         arguments: keyword arguments of every task.
         limit: most steps of an episode; that of the registration by default.
-        oracle: best return, for reports; by default the highest reward in all steps, where that is known.
+        oracle: best return, for reports; by default the highest reward in all steps.
         reward: lowest and highest reward of a step, where they are known.
 
     Raises:

@@ -75,11 +75,9 @@ def summarise(returns: np.ndarray, random: np.ndarray, oracle: np.ndarray) -> di
     """Summarise the returns (tasks, seeds, episodes) of an evaluation, with random and oracle returns (tasks,).
 
     Returns:
-        Values for JSON: `mean` of all episodes, `first` and `last` (of the last `last_episodes`) and `regret` against
-        the oracle (mean of an episode), each with `low` and `high`; `gain`, `last` between random (0) and oracle (1);
-        `std` of the mean over seeds, over tasks and episodes, `std_tasks` of the tasks' means; `episodes_to_reach`
-        shares of `last`; `after_episodes`, the moving average after so many; `curve`: `mean`, `low`, `high` and
-        `cumulative` mean of each episode.
+        JSON values: `mean` of all episodes, `first` and `last` (see `last_episodes`) and `regret` against the oracle,
+        each with `low` and `high`; `gain`, `last` between random (0) and oracle (1); `std` over tasks and episodes,
+        `std_tasks`; `episodes_to_reach` shares of `last`; `after_episodes`, moving averages; `curve` of the episodes.
     """
     episodes = returns.shape[2]
     tail = last_episodes(episodes)

@@ -37,8 +37,9 @@ from zoo.miipher.convert.vocoder_files import (
 )
 from zoo.miipher.nets.adapters import ParallelAdapters
 from zoo.miipher.nets.backbone import Backbone
-from zoo.miipher.nets.cleaner import Cleaner, check_fit
+from zoo.miipher.nets.cleaner import Cleaner
 from zoo.miipher.nets.families import MelFamily
+from zoo.miipher.options import check_fit
 from zoo.runs.components import component_state, is_export, read_components
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.load import build_components

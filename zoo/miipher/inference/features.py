@@ -34,7 +34,9 @@ MIN_FRAMES = 16  # a shorter clip is zero-padded: the encoder's group norm needs
 class ChunkedEncoder(AudioInference):
     """Base of an encoder on chunks, which lie on its frame grid and are cross-faded (`zoo.audio.io.chunking`)."""
 
-    def __init__(self, encoder: Encoder, chunk_seconds: float, overlap_seconds: float, batch_size: int) -> None:
+    def __init__(
+        self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, batch_size: int = 4
+    ) -> None:
         if encoder.frames(encoder.hop_samples) != 1:
             raise ValueError(
                 "the encoder's backbone does not pad, so files would lose their ends: build it with pad: true"
@@ -72,11 +74,6 @@ class FeatureExtractor(ChunkedEncoder):
     """
 
     output_suffix: ClassVar[str] = ".npy"
-
-    def __init__(
-        self, encoder: Encoder, chunk_seconds: float = 20.0, overlap_seconds: float = 2.0, batch_size: int = 4
-    ) -> None:
-        super().__init__(encoder, chunk_seconds, overlap_seconds, batch_size)
 
     def __call__(self, audio: np.ndarray, sample_rate: int) -> np.ndarray:
         """Encode an array (T,) or (C, T), its channels mixed, as features (C, F) float32; see `as_audio`."""

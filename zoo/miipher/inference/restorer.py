@@ -21,8 +21,8 @@ from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.inference.features import BLOCK_SECONDS, ChunkedEncoder, FeatureExtractor
 from zoo.miipher.inference.onnx import restoration_graph
 from zoo.miipher.nets.backbone import Backbone
-from zoo.miipher.nets.cleaner import Cleaner, Encoder, check_fit
-from zoo.miipher.options import DEFAULT_RESTORE, Loudness, RestoreOptions, Stereo
+from zoo.miipher.nets.cleaner import Cleaner, Encoder
+from zoo.miipher.options import DEFAULT_RESTORE, Loudness, RestoreOptions, Stereo, check_fit
 from zoo.runs.components import read_components
 from zoo.runs.export import write_export
 from zoo.runs.inference.forms import InputField, Output, Progress

@@ -45,25 +45,17 @@ class _Switch:
 
 
 @dataclass(eq=False)
-class _Add:
-    """Hook: add an adapter of a module's input to its output."""
-
-    adapter: nn.Module
-    switch: _Switch
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output + self.adapter(inputs[0]) if self.switch.on else output
-
-
-@dataclass(eq=False)
-class _Replace:
-    """Hook: compute another module of the input instead."""
+class _Hook:
+    """Replaces a module's output, or adds to it, by another module of its input; a copy of the net copies it."""
 
     module: nn.Module
     switch: _Switch
+    adds: bool
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        return self.module(inputs[0]) if self.switch.on else output
+    def __call__(self, hooked: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not self.switch.on:
+            return output
+        return output + self.module(inputs[0]) if self.adds else self.module(inputs[0])
 
 
 class ParallelAdapter(nn.Module):
@@ -105,8 +97,8 @@ class ParallelAdapters(AdapterStyle):
         norms = [getattr(block, front.last_norm) for block in backbone.blocks]
         self.norms = nn.ModuleList(copy.deepcopy(norm).requires_grad_(True) for norm in norms)
         for block, frozen, adapter, norm in zip(backbone.blocks, norms, self.blocks, self.norms, strict=True):
-            getattr(block, front.feed_forward).register_forward_hook(_Add(adapter, self.switch))
-            frozen.register_forward_hook(_Replace(norm, self.switch))
+            getattr(block, front.feed_forward).register_forward_hook(_Hook(adapter, self.switch, adds=True))
+            frozen.register_forward_hook(_Hook(norm, self.switch, adds=False))
 
 
 class LoraAdapters(AdapterStyle):

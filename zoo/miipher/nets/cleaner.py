@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.miipher.nets.adapters import AdapterStyle
 from zoo.miipher.nets.backbone import Backbone
 
@@ -41,15 +40,3 @@ class Cleaner(nn.Module):
 
 
 Encoder = Backbone | Cleaner
-
-
-def check_fit(encoder: Encoder, generator: WaveformGenerator, sample_rate: int) -> None:
-    """Refuse a generator whose channels or hop do not fit the encoder's features."""
-    if generator.in_channels != encoder.dim:
-        raise ValueError(f"the generator takes {generator.in_channels} channels, the encoder gives {encoder.dim}")
-    if generator.hop_length * encoder.sample_rate != sample_rate * encoder.hop_samples:
-        raise ValueError(
-            f"the generator makes {generator.hop_length} samples per frame; {sample_rate} Hz need "
-            f"{sample_rate * encoder.hop_samples / encoder.sample_rate:g} (hop_length, or the product of "
-            "upsample_rates)"
-        )
