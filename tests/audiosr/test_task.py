@@ -76,22 +76,6 @@ def test_condition_is_dropped_item_by_item() -> None:
         assert torch.equal(whole[17:18], one)
 
 
-def test_two_ranks_draw_what_one_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, spy = spied()
-    trainer(tmp_path, max_steps=1).fit(model, datamodule=Data(batch_size=4))
-    times = spy.seen[-1][1].tolist()
-    seen = []
-    for rank in range(2):
-        model, spy = spied()
-        run = trainer(tmp_path, max_steps=1)
-        monkeypatch.setattr(type(run), "global_rank", rank)
-        monkeypatch.setattr(type(run), "world_size", 2)
-        run.fit(model, datamodule=Data(batch_size=2))
-        seen.append(spy.seen[-1][1].tolist())
-        monkeypatch.undo()
-    assert [seen[0][0], seen[1][0], seen[0][1], seen[1][1]] == times
-
-
 def test_validation_has_no_chance_in_it(tmp_path: Path) -> None:
     model, values = task(latent_scale=1.5), []
     for seed in (1, 2):

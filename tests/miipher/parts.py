@@ -1,4 +1,4 @@
-"""Tiny random parts of the Miipher wing for tests."""
+"""Tiny random nets of Miipher."""
 
 from __future__ import annotations
 

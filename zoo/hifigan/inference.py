@@ -158,7 +158,7 @@ class Vocoder(AudioInference):
         if shape[0] != self.generator.in_channels:
             raise ValueError(f"{source}: expected a mel ({self.generator.in_channels}, F), found {tuple(shape)}")
         for start in range(0, shape[1], CHUNK_FRAMES):
-            # mapped anew for every piece: pages of a mapping that stays open count as memory once touched
+            # mapped again for every piece: pages of an open mapping count as memory once touched
             yield np.array(load_features(source)[:, start : start + CHUNK_FRAMES], dtype=np.float32)[None]
 
     def _synthesize(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

@@ -30,18 +30,6 @@ def test_the_last_step_is_pure_noise(prediction, expected):
     assert torch.equal(diffusion.to_noise(x, output, last), noise)
 
 
-def test_levels_are_the_tables_in_double_precision():
-    diffusion = CosineDiffusion(100)
-    assert diffusion.levels(-1) == (1, 0)
-    assert diffusion.levels(99) == (0, 1)
-    for t in range(100):
-        signal, spread = diffusion.levels(t)
-        assert signal**2 + spread**2 == pytest.approx(1, abs=1e-15)
-        assert signal == pytest.approx(diffusion.signal[t].item(), abs=1e-7)
-        assert spread == pytest.approx(diffusion.sigma[t].item(), abs=1e-7)
-    assert not diffusion.state_dict()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"), [({"steps": 1}, "at least 2, not 1"), ({"prediction": "x0"}, "one of v, noise, not 'x0'")]
 )

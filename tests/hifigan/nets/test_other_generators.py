@@ -10,7 +10,7 @@ from zoo.hifigan.nets.bigvgan import BigVGAN
 from zoo.hifigan.nets.constant_q import ConstantQ
 from zoo.hifigan.nets.magnitude_vocoders import MagnitudeVocos
 from zoo.hifigan.nets.spectral_discriminators import MultiBandDiscriminator
-from zoo.hifigan.nets.stochastic import StochasticVocos, mel_envelope_weights
+from zoo.hifigan.nets.stochastic import StochasticVocos
 from zoo.hifigan.nets.vocos import Vocos
 
 GENERATORS = {
@@ -118,10 +118,3 @@ def test_an_untrained_stochastic_vocos_gives_noise_back_as_noise_of_its_level():
     ]
     spreads = [each[0, 100:900].log().std(1).mean() for each in spectra]  # over time, in each bin
     assert 0.8 < spreads[0] / spreads[1] < 1.2
-
-
-def test_an_envelope_is_flat_where_the_mel_is():
-    weights = mel_envelope_weights(LogMel(16000, 512, 128, 512, 40, 300.0, 7000.0))
-    assert weights.shape == (40, 257) and (weights >= 0).all()
-    torch.testing.assert_close(weights.sum(0), torch.ones(257))
-    assert (weights[0, :5] == weights[0, 0]).all() and weights[0, 0] > 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zoo.audiosr.convert.layouts import CONDITIONER, LAYOUTS, PROJECTION, AudioSRFile, count_transformers
@@ -161,27 +161,19 @@ def autoencoder_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Net(NamedTuple):
-    """A net of a file: its description, whose leaves read the file, and what the configuration must say of it."""
+    """A net of a file: its description, whose leaves read the file, and keys of the configuration that must agree."""
 
     description: dict[str, Any]
-    settings: Callable[[Mapping[str, Any]], dict[str, Any]]  # of the net's arguments
+    keys: dict[str, str] | None  # to arguments of the net; None for `autoencoder_settings`
     section: str
 
 
 NETS = {
-    "unet": Net(
-        UNET,
-        lambda arguments: original_settings(arguments, {**UNET_KEYS, "global_context_dim": "context_channels"}),
-        "unet_config",
-    ),
-    "global_encoder": Net(
-        ENCODER,
-        lambda arguments: original_settings(arguments, {key: ENCODER_KEYS[key] for key in ENCODER_SIZES}),
-        "unet_config",
-    ),
-    "vae": Net(AUTOENCODER, autoencoder_settings, "first_stage_config: ddconfig"),
-    CONDITIONER: Net(AUTOENCODER, autoencoder_settings, "first_stage_config: ddconfig"),
-    "vocoder": Net(VOCODER, lambda arguments: original_settings(arguments, VOCODER_KEYS), "vocoder"),
+    "unet": Net(UNET, {**UNET_KEYS, "global_context_dim": "context_channels"}, "unet_config"),
+    "global_encoder": Net(ENCODER, {key: ENCODER_KEYS[key] for key in ENCODER_SIZES}, "unet_config"),
+    "vae": Net(AUTOENCODER, None, "first_stage_config: ddconfig"),
+    CONDITIONER: Net(AUTOENCODER, None, "first_stage_config: ddconfig"),
+    "vocoder": Net(VOCODER, VOCODER_KEYS, "vocoder"),
 }
 
 
@@ -206,7 +198,8 @@ def describe_nets(file: AudioSRFile) -> dict[str, dict[str, Any]]:
 
 def _compare_settings(file: AudioSRFile, arguments: Mapping[str, Any], settings: Mapping[str, Any], net: Net) -> None:
     """Refuse a configuration of another net."""
-    for key, value in net.settings(arguments).items():
+    values = autoencoder_settings(arguments) if net.keys is None else original_settings(arguments, net.keys)
+    for key, value in values.items():
         expected = settings.get(key)
         if key == "attention_resolutions" and expected is not None:
             expected = sorted(expected)

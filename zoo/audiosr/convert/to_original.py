@@ -15,29 +15,9 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from zoo.audiosr.convert import layouts, net_sizes
 from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
 from zoo.audiosr.convert.from_original import CONDITION, FEATURES, PREDICTIONS
-from zoo.audiosr.convert.layouts import (
-    CONDITIONER,
-    CONFIG_NAME,
-    LAYOUTS,
-    PREFIXES,
-    SCALE,
-    State,
-    companion_config,
-    ema_buffer_name,
-    parse_content,
-    transformers_per_down_block,
-    transpose_images,
-)
-from zoo.audiosr.convert.net_sizes import (
-    ENCODER_KEYS,
-    NORM_GROUPS,
-    UNET_KEYS,
-    autoencoder_settings,
-    describe_nets,
-    original_settings,
-)
 from zoo.audiosr.diffusion.schedule import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
@@ -45,7 +25,7 @@ from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.common.atomic_files import write_atomic
 from zoo.convert.engine import read_zoo_checkpoint
-from zoo.convert.tensor_names import add_prefix, select_prefix
+from zoo.convert.tensor_names import State, add_prefix, select_prefix
 from zoo.hifigan.nets.base import WaveformGenerator
 from zoo.hifigan.nets.generator import Generator
 from zoo.runs.checkpoints import find_checkpoint, find_checkpoints, parse_step
@@ -55,7 +35,7 @@ from zoo.runs.load import build_components
 INFERENCE = "zoo.audiosr.Restorer"
 FINAL = "final_ema.pt"
 MODELV1_ENCODER = (128, 2, 1024)  # channels, layers and positions of its class
-PREFIX = {component: prefix for prefix, component in PREFIXES.items()}
+PREFIX = {component: prefix for prefix, component in layouts.PREFIXES.items()}
 _BEST = re.compile(r"best-step_(\d+)-")
 # A first stage's and a UNet's configuration in their order; None stands for a value of the nets.
 FIRST_STAGE: dict[str, Any] = {
@@ -83,11 +63,11 @@ def choose_layout(net: Denoiser, autoencoder: AutoencoderKL, suffix: str) -> str
     unet, encoder = net.unet, net.global_encoder
     norms = next(module.num_groups for module in autoencoder.modules() if isinstance(module, nn.GroupNorm))
     for name, groups in (("UNet", unet.norm_groups), ("autoencoder", norms)):
-        if groups != NORM_GROUPS:
+        if groups != net_sizes.NORM_GROUPS:
             raise ValueError(
-                f"norm_groups of the {name} is {groups}; the originals' norms have {NORM_GROUPS}: use `zoo export`"
+                f"norm_groups of the {name} is {groups}; the originals have {net_sizes.NORM_GROUPS}: use `zoo export`"
             )
-    down = transformers_per_down_block(unet.state_dict()) or 2
+    down = layouts.transformers_per_down_block(unet.state_dict()) or 2
     layout = "modelV1" if down == 2 else "model.py"
     if encoder is None and suffix == ".bin" and down == 2:
         return "audiosr"
@@ -98,7 +78,7 @@ def choose_layout(net: Denoiser, autoencoder: AutoencoderKL, suffix: str) -> str
         )
     if encoder is None:
         return layout
-    if unet.fusion != LAYOUTS[layout].fusion or suffix == ".bin":
+    if unet.fusion != layouts.LAYOUTS[layout].fusion or suffix == ".bin":
         raise ValueError(
             f"fusion is {unet.fusion!r} with {down} transformers per down block and suffix {suffix!r}; expected "
             "replace with 2 (modelV1) or residual with 1 (model.py), both in a .pt file"
@@ -115,7 +95,7 @@ def find_incompatibility(vocoder: WaveformGenerator, layout: str) -> str:
     """Return why a layout cannot hold a vocoder; empty where it can."""
     if not isinstance(vocoder, Generator):
         return f"{layout}'s is HiFi-GAN's generator, this one is a {type(vocoder).__name__}"
-    slope, padding = LAYOUTS[layout].last_slope, LAYOUTS[layout].output_padding
+    slope, padding = layouts.LAYOUTS[layout].last_slope, layouts.LAYOUTS[layout].output_padding
     if vocoder.last_slope != slope or vocoder.output_padding not in (None, padding):
         return (
             f"{layout} computes with last_slope {slope} and output_padding {padding}, it was trained with "
@@ -155,7 +135,7 @@ def diffusion_buffers(steps: int, scale: Tensor, layout: str) -> State:
         "posterior_mean_coef2": (1 - before) * alphas.sqrt() / rest,
         "logvar": torch.zeros_like(betas),
     }
-    return {SCALE: scale.detach().cpu().float(), **{name: table.float() for name, table in tables.items()}}
+    return {layouts.SCALE: scale.detach().cpu().float(), **{name: table.float() for name, table in tables.items()}}
 
 
 def to_original_state(nets: Nets, layout: str) -> dict[str, Any]:
@@ -166,27 +146,22 @@ def to_original_state(nets: Nets, layout: str) -> dict[str, Any]:
         "unet": (PREFIX["unet"], net.unet),
         "vae": (PREFIX["vae"], nets.autoencoder),
         "vocoder": (PREFIX["vocoder"], nets.vocoder),
-        CONDITIONER: (LAYOUTS[layout].conditioner, nets.condition_autoencoder or nets.autoencoder),
+        layouts.CONDITIONER: (layouts.LAYOUTS[layout].conditioner, nets.condition_autoencoder or nets.autoencoder),
     }
     states = {name: _copy_state(module.state_dict()) for name, (_, module) in modules.items() if module is not None}
-    parameters = {
-        name: dict(module.named_parameters()).keys() for name, (_, module) in modules.items() if module is not None
-    }
     averaged = {name: _copy_state(select_prefix(nets.averaged, f"{name}.")) for name in ("unet", "global_encoder")}
+    tables = diffusion_buffers(nets.diffusion.steps, net.latent_scale, layout)
     if layout == "audiosr":
-        buffers = {PREFIX["average"] + ema_buffer_name(name): value for name, value in averaged["unet"].items()}
-        return {"state_dict": {**diffusion_buffers(nets.diffusion.steps, net.latent_scale, layout),
-                               **_join(states, modules), **buffers}}  # fmt: skip
+        buffers = {PREFIX["average"] + layouts.ema_buffer_name(name): value for name, value in averaged["unet"].items()}
+        return {"state_dict": {**tables, **_join(states, modules), **buffers}}
     ema = {
-        name: {key: value for key, value in state.items() if key in parameters[name]} | averaged.get(name, {})
-        for name, state in states.items()
+        name: _copy_state(dict(module.named_parameters())) | averaged.get(name, {})
+        for name, (_, module) in modules.items()
+        if module is not None and nets.averaged
     }
     return {
-        "state_dict": {
-            **diffusion_buffers(nets.diffusion.steps, net.latent_scale, layout),
-            **_join(transpose_images(states), modules),
-        },
-        "ema": _join(transpose_images(ema), modules) if nets.averaged else {},
+        "state_dict": {**tables, **_join(layouts.transpose_images(states), modules)},
+        "ema": _join(layouts.transpose_images(ema), modules),
     }
 
 
@@ -201,7 +176,7 @@ def _join(states: Mapping[str, State], modules: Mapping[str, tuple[str, Any]]) -
     """Join the states of the nets under the original's names."""
     joined: State = {}
     for name, state in states.items():
-        named = to_original_autoencoder(state) if name in ("vae", CONDITIONER) else state
+        named = to_original_autoencoder(state) if name in ("vae", layouts.CONDITIONER) else state
         joined |= add_prefix(named, modules[name][0])
     return joined
 
@@ -211,7 +186,7 @@ def hidden_settings(nets: Nets) -> dict[str, dict[str, Any]]:
     hidden: dict[str, dict[str, Any]] = {"unet": {"head_channels": nets.net.unet.head_channels}}
     if nets.net.global_encoder is not None:
         hidden["global_encoder"] = {"heads": nets.net.global_encoder.heads}
-    for name, autoencoder in (("vae", nets.autoencoder), (CONDITIONER, nets.condition_autoencoder)):
+    for name, autoencoder in (("vae", nets.autoencoder), (layouts.CONDITIONER, nets.condition_autoencoder)):
         if autoencoder is not None:
             dropout = next(module.p for module in autoencoder.modules() if isinstance(module, nn.Dropout))
             hidden[name] = {"dropout": dropout}
@@ -225,26 +200,31 @@ def hidden_settings(nets: Nets) -> dict[str, dict[str, Any]]:
 
 def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the configuration from which the original builds nets with these arguments, by component."""
-    module, features = LAYOUTS[layout].module, nets.features
+    module, features = layouts.LAYOUTS[layout].module, nets.features
     mel_bins = {"mel_bins": features.n_mels} if features else {}
 
     def first_stage(autoencoder: Mapping[str, Any]) -> dict[str, Any]:
-        sizes = {**FIRST_STAGE, **autoencoder_settings(autoencoder), "dropout": autoencoder["dropout"], **mel_bins}
+        sizes = {
+            **FIRST_STAGE,
+            **net_sizes.autoencoder_settings(autoencoder),
+            "dropout": autoencoder["dropout"],
+            **mel_bins,
+        }
         params = {"ddconfig": sizes, "embed_dim": autoencoder["latent_channels"]}
         # copied: YAML writes a list that occurs twice as a reference
         return {"target": f"{module}.AudioSRAutoEncoderKL", "params": copy.deepcopy(params)}
 
     keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
-    inner = {"first_stage_config": first_stage(arguments.get(CONDITIONER, arguments["vae"]))}
+    inner = {"first_stage_config": first_stage(arguments.get(layouts.CONDITIONER, arguments["vae"]))}
     # modelV1's class refuses the two keys as arguments
     condition = {**keys, "params": inner} if layout == "modelV1" else {"params": {**keys, **inner}}
     encoder = arguments.get("global_encoder")
     unet = {
         "image_size": 64,
-        **original_settings(arguments["unet"], UNET_KEYS),
+        **net_sizes.original_settings(arguments["unet"], net_sizes.UNET_KEYS),
         **TRANSFORMER,
         "use_global_encoder": encoder is not None,
-        **(original_settings(encoder, ENCODER_KEYS) if encoder is not None else {}),
+        **(net_sizes.original_settings(encoder, net_sizes.ENCODER_KEYS) if encoder is not None else {}),
     }
     params = {
         "first_stage_config": first_stage(arguments["vae"]),
@@ -272,15 +252,15 @@ def write_original(nets: Nets, layout: str, path: Path, config: dict[str, Any] |
         notes.append(f"vocoder left out: {reason}")
         nets.vocoder = None
     content, hidden = to_original_state(nets, layout), hidden_settings(nets)
-    descriptions = describe_nets(parse_content(content, path, {}))
+    descriptions = net_sizes.describe_nets(layouts.parse_content(content, path, {}))
     arguments = {name: {**spec["init_args"], **hidden.get(name, {})} for name, spec in descriptions.items()}
     settings = config or original_config(nets, layout, arguments)
     if "vocoder" in hidden:
         settings = {**settings, "vocoder": hidden["vocoder"]}
-    companion = path.with_name(CONFIG_NAME)
+    companion = path.with_name(layouts.CONFIG_NAME)
     path.parent.mkdir(parents=True, exist_ok=True)
     if companion.exists():
-        described = describe_nets(parse_content(content, path, companion_config(path, None)))
+        described = net_sizes.describe_nets(layouts.parse_content(content, path, layouts.companion_config(path, None)))
         if {name: spec["init_args"] for name, spec in described.items()} != arguments:
             raise ValueError(f"{companion} is the configuration of other nets: name a target in another folder")
     else:

@@ -41,11 +41,7 @@ def find_parts(
 ) -> tuple[Part, Part | None]:
     """Find the files for training and, where the layout, `valid_root` or a list names any, for validation.
 
-    Args:
-        root: `{train,valid}/{high,low}`, `{high,low}`, or any other tree of audio, LJSpeech's among them.
-        paired: read `low` too.
-        valid_root: another folder for validation, laid out likewise (`{high,low}` or a tree).
-        lists: files to train on and to validate on, see `zoo.audio.corpora.corpus.corpus_files`; null for all.
+    `paired` reads `low` too; `lists` are files to train on and to validate on, see `corpus_files`.
     """
     root = Path(os.path.abspath(root))
     train_root = root / "train" if (root / "train" / HIGH).is_dir() else root

@@ -27,19 +27,9 @@ from zoo.audiosr.data.crops import SilenceFilter, ValidationGrid
 from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
 from zoo.audiosr.data.sources import Recordings
+from zoo.audiosr.evaluation import report
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.evaluation.recipe_data import read_data
-from zoo.audiosr.evaluation.report import (
-    CEILING,
-    HF_BANDS,
-    LINEAR,
-    NOISE,
-    RESTORED,
-    SYSTEMS,
-    UNPROCESSED,
-    Evaluation,
-    write_evaluation,
-)
 from zoo.audiosr.inference.restore import Restorer, band_distances
 from zoo.audiosr.inference.spectrogram import Spectrogram, write_picture
 from zoo.common.checks import check_unreadable_share
@@ -172,7 +162,7 @@ def read_training_clips(
             yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
 
 
-def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = "cpu") -> Evaluation:
+def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = "cpu") -> report.Evaluation:
     """Restore band-limited clips and write tables and pictures; see `evaluate_run`.
 
     Rows are appended as they are computed; the same call again computes what is missing, failed, or changed.
@@ -183,15 +173,17 @@ def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = 
     recipe = load_recipe_data(run, options)
     grid = make_grid(recipe, options, restorer.sample_rate)
     items = list(list_items(grid))
-    systems = [system for system in SYSTEMS if system != NOISE or recipe is not None or options.train is not None]
-    if NOISE not in systems:
-        log.warning("the run names no training audio, so there is no row %s: name a folder with --train", NOISE)
+    systems = [
+        system for system in report.SYSTEMS if system != report.NOISE or recipe is not None or options.train is not None
+    ]
+    if report.NOISE not in systems:
+        log.warning("the run names no training audio, so there is no row %s: name a folder with --train", report.NOISE)
     keys = {(item, system): _journal_key(run, options, item, system) for item in items for system in systems}
     journal = Journal(output / JOURNAL_NAME)
     done = journal.open(set(keys.values()))
     missing = [item for item in items if any(keys[item, system] not in done for system in systems)]
     evaluation_run = EvaluationRun(restorer, grid, options, output, systems)
-    if missing and NOISE in systems:
+    if missing and report.NOISE in systems:
         clips = read_training_clips(recipe, options, restorer.sample_rate)
         evaluation_run.envelope = mean_envelope(clips)
     for item in track(missing, "evaluate"):
@@ -199,9 +191,9 @@ def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = 
             row["key"] = keys[item, row["system"]]
             if row["key"] not in done:
                 journal.add(row)
-    evaluation = Evaluation(journal.close(keys.values()), systems)
+    evaluation = report.Evaluation(journal.close(keys.values()), systems)
     facts = {"run": str(run), "device": device, **json.loads(json.dumps(asdict(options), default=str))}
-    write_evaluation(output, evaluation, facts)
+    report.write_evaluation(output, evaluation, facts)
     return evaluation
 
 
@@ -244,13 +236,13 @@ class EvaluationRun:
         restored = self.restorer(low, rate, cutoff_hz=cutoff_hz)
         factor = (time.perf_counter() - started) / (len(high) / rate)
         results = {
-            UNPROCESSED: low,
-            LINEAR: linear(low, rate, cutoff_hz),
-            CEILING: self.restorer.ceiling(low, high, rate, cutoff_hz),
-            RESTORED: restored,
+            report.UNPROCESSED: low,
+            report.LINEAR: linear(low, rate, cutoff_hz),
+            report.CEILING: self.restorer.ceiling(low, high, rate, cutoff_hz),
+            report.RESTORED: restored,
         }
-        if NOISE in self.systems:
-            results[NOISE] = shaped_noise(low, rate, cutoff_hz, self.envelope)
+        if report.NOISE in self.systems:
+            results[report.NOISE] = shaped_noise(low, rate, cutoff_hz, self.envelope)
         return {system: results[system] for system in self.systems}, factor
 
     @torch.inference_mode()
@@ -272,15 +264,17 @@ class EvaluationRun:
         for system, audio in {"target": high, **results}.items():
             files.write(folder / f"{stem}_{system}.wav", audio, rate)
         before, after = Spectrogram(len(high)), Spectrogram(len(high))
-        for spectrogram, system in ((before, UNPROCESSED), (after, RESTORED)):
+        for spectrogram, system in ((before, report.UNPROCESSED), (after, report.RESTORED)):
             list(spectrogram.observe([results[system][None]]))
         write_picture(folder / f"{stem}.png", before, after, rate, len(high) / rate, cutoff_hz, name)
 
 
 def upper_bands(prediction: Tensor, target: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,) in equal bands above a cut-off, from the lowest: `lsd_hf_1` and so on."""
-    edges = np.linspace(cutoff_hz, sample_rate / 2, len(HF_BANDS) + 1).tolist()
-    return dict(zip(HF_BANDS, map(float, metrics.lsd_bands(prediction, target, sample_rate, edges)), strict=True))
+    edges = np.linspace(cutoff_hz, sample_rate / 2, len(report.HF_BANDS) + 1).tolist()
+    return dict(
+        zip(report.HF_BANDS, map(float, metrics.lsd_bands(prediction, target, sample_rate, edges)), strict=True)
+    )
 
 
 def low_band_si_sdr(audio: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:

@@ -80,7 +80,7 @@ class BatchedGrids:
             self._moves_of_actions = permutations.flatten()
             self._actions_of_moves = permutations.argsort(dim=1).flatten()
         self._never = torch.zeros(len(tasks), dtype=torch.bool, device=tasks.device)
-        self._always = ~self._never
+        self._always, self._zeros = ~self._never, self._never.float()
         self._begin_episode()
 
     def _begin_episode(self) -> None:
@@ -108,16 +108,16 @@ class BatchedGrids:
         if self._permuted:
             actions = self._moves_of_actions.index_select(0, self._first_action + actions)
         self._code = self._grid.moves.index_select(0, torch.add(actions, self._code, alpha=len(MOVES)))
-        rewards = self._code == self._target
+        rewards = torch.eq(self._code, self._target, out=torch.empty_like(self._zeros))  # faster than a conversion
         if not self.env.repeats:
-            self._cursor = self._cursor + rewards
+            self._cursor = self._cursor + rewards.long()
             self._target = self._targets.index_select(0, self._cursor)
         self.states = next_states = self._grid.cells.index_select(0, self._code)
         self.time += 1
         if self.time < self.env.horizon:
-            return Transition(next_states, rewards.float(), self._never, self._never)
+            return Transition(next_states, rewards, self._never, self._never)
         self._begin_episode()
-        return Transition(next_states, rewards.float(), self._never, self._always)
+        return Transition(next_states, rewards, self._never, self._always)
 
     def optimal_actions(self) -> Tensor:
         """Return the best actions (B,) int64: first the row, then the column, then stay."""
