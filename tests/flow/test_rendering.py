@@ -51,20 +51,6 @@ def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int)
     assert durations == [30, 30, 30, 30, 1500]
 
 
-def test_gif_of_many_colours_shares_one_palette(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pictures = rng.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
-    pictures[:, :4] = (200, 30, 90)  # what stands still does not flicker
-    rendering.write_gif(tmp_path / "a.gif", pictures)
-    with Image.open(tmp_path / "a.gif") as animation:
-        still = []
-        for number in range(12):
-            animation.seek(number)
-            still.append(np.array(animation.convert("RGB"))[:4])
-    assert all(np.array_equal(each, still[0]) for each in still)
-    assert abs(still[0].astype(int) - (200, 30, 90)).max() <= 8
-
-
 def test_frames_of_images_are_grids() -> None:
     states = torch.stack([torch.full((3, 1, 2, 2), -1.0), torch.full((3, 1, 2, 2), 1.0)])
     frames = rendering.frames(states)

@@ -12,8 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness import REPOSITORY
-from zoo.cli.main import main
 from zoo.flow import rendering
 from zoo.flow.data.datamodule import ImageData, PointData
 from zoo.flow.data.pair_data import PairData
@@ -133,16 +131,6 @@ def test_other_samples_are_not_drawn(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "no samples" not in caplog.text
 
 
-def test_smoke_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ["--trainer.max_steps=1", "--trainer.val_check_interval=1", "--trainer.limit_val_batches=1"]
-    options += ["--samples.items=1", "--trainer.default_root_dir=run"]
-    assert main(["fit", "--config", str(REPOSITORY / "configs" / "flow" / "smoke.yaml"), *options]) == 0
-    (step,) = (tmp_path / "run" / "media").iterdir()
-    found = sorted(file.name for file in step.iterdir())
-    assert step.name == "step_00000001" and found == ["val_animation.gif", *PICTURES]
-
-
 class Kept(L.Callback):
     """Keeps a metric of every validation."""
 
@@ -185,11 +173,3 @@ def test_the_digits_classifier_judges_and_changes_no_weight(tmp_path: Path, monk
     assert all(math.isfinite(value) for value in values)
     fit(plain, digits(), tmp_path / "plain", enabled=False)
     assert all(torch.equal(*pair) for pair in zip(task.parameters(), plain.parameters(), strict=True))
-
-
-def test_points_are_no_images(tmp_path: Path) -> None:
-    task = points(sample_metrics=FeatureMetrics())
-    with pytest.raises(ValueError, match=r"needs images, found \(2,\)"):
-        fit(task, PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
-    with pytest.raises(ValueError, match="every is at least 1"):
-        FeatureMetrics(every=0)

@@ -61,7 +61,6 @@ def restrict_imports() -> None:
     """Let the parser build registered parts only, under any of their names, and read no variables but the zoo's."""
     _allow_paths(tuple(registry.allowed_import_paths()))
     restrict_resolvers()
-    set_loader(PARSER_MODE, _load_value, (yaml.YAMLError,))
     set_dumper("yaml", dump_yaml)
 
 
@@ -75,6 +74,10 @@ def _load_value(text: str) -> Any:
     if isinstance(value, dict) and value and all(each is None for each in value.values()):
         return text  # "{a, b}" and "a:" are words
     return value
+
+
+for _mode in ("yaml", PARSER_MODE):  # of the options of tools, and of recipes
+    set_loader(_mode, _load_value, (yaml.YAMLError,))
 
 
 def use_public_names(config: Any) -> None:

@@ -24,8 +24,8 @@ REMOVED_RESOLVERS = "oc.coerce oc.create oc.decode oc.deprecated oc.dict.keys oc
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NUMBERS = {
-    "int": r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$",
-    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
+    "int": r"[-+]?DIGITS$|0o[0-7]+$|0x[0-9a-fA-F]+$",
+    "float": r"[-+]?(\.[0-9]+|DIGITS(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
 }
 _NUMERIC_TAGS = [f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")]
 
@@ -37,7 +37,7 @@ class ConfigFileError(ValueError):
 
 
 class PlainLoader(_Loader):
-    """Read plain values with YAML 1.2's numbers: 010 is ten, 1e-3 a number, 1:30 and a date are text."""
+    """Read plain values with YAML 1.2's numbers: 1e-3 is one; 010 (a name, as of a class), 1:30 and a date are text."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in rules if tag not in _NUMERIC_TAGS]
@@ -66,8 +66,9 @@ def _read_integer(loader: Any, node: yaml.ScalarNode) -> int:
 
 PlainLoader.add_constructor("tag:yaml.org,2002:int", _read_integer)
 for _name, _pattern in _NUMBERS.items():
-    for _class in (PlainLoader, PlainDumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), list("-+0123456789."))
+    for _class, _digits in ((PlainLoader, "(0|[1-9][0-9]*)"), (PlainDumper, "[0-9]+")):
+        _regex = re.compile(_pattern.replace("DIGITS", _digits))
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _regex, list("-+0123456789."))
 
 
 def load_yaml(text: str) -> Any:

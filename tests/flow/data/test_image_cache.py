@@ -90,18 +90,6 @@ def test_broken_images_leave_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = pictures(tmp_path / "a")
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("zoo.flow.data.image_cache._write", full)
-    with pytest.raises(OSError, match="image cache not built, nothing kept"):
-        make(tmp_path, source)
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def die_halfway(folder: Path) -> None:
     source = pictures(folder / "a")
     opened = FileImages.pixels

@@ -58,12 +58,6 @@ def test_memory_and_files_give_the_same(tmp_path: Path) -> None:
     assert float(stored([0]).abs().max()) == 1  # what is handed out is a copy
 
 
-def test_grey_arrays_may_have_a_channel() -> None:
-    images = np.arange(32, dtype=np.uint8).reshape(2, 4, 4)
-    assert np.array_equal(ArrayImages(images[..., None]).pixels(1, Framing(4, 1))[..., 0], images[1])
-    assert ArrayImages(images).pixels(1, Framing(4, 3)).shape == (4, 4, 3)
-
-
 def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) -> None:
     files = pictures(tmp_path, 6)
     files.paths[1].write_bytes(b"no image")
@@ -110,15 +104,6 @@ def test_transparent_pixels_show_the_background(tmp_path: Path, mode: str) -> No
     found = source.pixels(0, Framing(4, 3, background=(10, 20, 200)))
     assert found[0, 0].tolist() == [10, 20, 200] and found[3, 0].tolist() == [40, 40, 40]
     assert source.pixels(0, Framing(4, 3))[0, 0].tolist() == [255, 255, 255]
-
-
-def test_half_transparent_pixels_are_mixed() -> None:
-    pixels = np.array([[[0, 0, 0, 51]]], dtype=np.uint8)
-    assert ArrayImages(pixels[None]).pixels(0, Framing(1, 3, background=(100, 200, 255)))[0, 0].tolist() == [
-        80,
-        160,
-        204,
-    ]
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])

@@ -1,5 +1,4 @@
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -103,15 +102,6 @@ def test_pairing_is_computed_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(calls) == 2 == len(set(calls))
 
 
-def test_pools_read_no_more_than_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = build(pooled=PooledTransport(pool=8))
-    sizes = []
-    read = items.read
-    items.read = lambda indices: sizes.append(len(indices)) or read(indices)
-    items[0, 3]
-    assert max(sizes) <= 8
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2])
 def test_neither_workers_nor_ranks_matter(workers: int, world: int) -> None:
@@ -128,9 +118,3 @@ def test_neither_workers_nor_ranks_matter(workers: int, world: int) -> None:
             assert same(batch, items.__getitems__(keys)) and torch.equal(batch["x0"], whole["x0"][rows])
             seen += rows
     assert sorted(seen) == list(range(COUNT))
-
-
-def test_a_spawned_worker_can_have_it() -> None:
-    items = build(pooled=PooledTransport(pool=16))
-    items[0, 1]
-    assert torch.equal(pickle.loads(pickle.dumps(items))[0, 2]["x0"], items[0, 2]["x0"])

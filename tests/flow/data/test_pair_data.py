@@ -1,4 +1,3 @@
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,13 +130,6 @@ def test_seeds_of_the_task_change_with_the_epoch_and_the_pair_stays(pairs: Path)
     assert torch.equal(first["x0"], second["x0"]) and torch.equal(first["x1"], second["x1"])
     assert not torch.equal(noise([first["seed"]], (2,))[0], first["x0"])
     assert data.val_set[5]["seed"] == held_out["seed"]
-
-
-def test_workers_read_the_same(pairs: Path) -> None:
-    data = PairData(str(pairs), batch_size=64)
-    data.setup("fit")
-    copied = pickle.loads(pickle.dumps(data.train_set))
-    assert torch.equal(copied[0, 7]["x1"], data.train_set[0, 7]["x1"])
 
 
 def test_embedded_pairs_need_no_teacher(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from zoo.flow.data import points
-from zoo.flow.evaluation.metrics import chamfer
 
 KINDS = get_args(points.PointSet)
 
@@ -34,11 +33,6 @@ def test_swiss_roll_is_that_of_the_source_but_for_its_scale() -> None:
     np.testing.assert_allclose(points.draw("swiss_roll", 5000, 7).numpy(), wanted, atol=0.15)
 
 
-def test_two_draws_of_the_swiss_roll_are_as_near_as_was_measured() -> None:
-    floor = float(chamfer(points.draw("swiss_roll", 2048, 1), points.draw("swiss_roll", 2048, 2)))
-    assert 0.1 < floor < 0.6  # 0.3 where each draw is standardised by itself with a million points
-
-
 def test_gaussians_and_circles() -> None:
     centred, shifted = points.draw("gaussian", 20_000, 1), points.draw("shifted_gaussian", 20_000, 1)
     torch.testing.assert_close(shifted, centred + 1.5)
@@ -55,10 +49,3 @@ def test_checkerboard_has_eight_equal_cells() -> None:
     assert (np.sin(raw[inner]).prod(axis=1) < 0).all()
     _, counts = np.unique(np.floor(raw / np.pi), axis=0, return_counts=True)
     assert len(counts[counts > 10]) == 8 and counts[counts > 10].min() > 850
-
-
-def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"kind is one of gaussian, .* not 'square'"):
-        points.draw("square", 10, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="count is at least 1, not 0"):
-        points.draw("moons", 0, 0)

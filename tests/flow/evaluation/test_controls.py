@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.flow.evaluation.controls import control_sets, copies, gaussian, matching_labels
+from zoo.flow.evaluation.controls import control_sets, gaussian, matching_labels
 
 
 def images(count=40, size=2):
@@ -32,12 +32,6 @@ def test_the_gaussian_has_mean_and_covariance_of_the_images():
         gaussian(source[:1], 3, torch.Generator())
 
 
-def test_copies_are_images_of_the_set():
-    source = images(5)
-    drawn = copies(source, 20, torch.Generator().manual_seed(0))
-    assert all(any(torch.equal(image, known) for known in source) for image in drawn)
-
-
 def test_every_control_has_the_wanted_labels_and_follows_the_seed():
     source, wanted = images(), [2, 1, 2]
     made = control_sets(source, LABELS, wanted, seed=3)
@@ -50,10 +44,3 @@ def test_every_control_has_the_wanted_labels_and_follows_the_seed():
     assert torch.equal(means[1], means[2])
     again, other = (control_sets(source, LABELS, wanted, seed)["gaussian"][0] for seed in (3, 4))
     assert torch.equal(again, made["gaussian"][0]) and not torch.equal(other, again)
-
-
-def test_wrong_labels_are_named():
-    with pytest.raises(ValueError, match=r"labels \[3\] are wanted, the training images have \[1, 2\]"):
-        control_sets(images(), LABELS, [1, 3])
-    with pytest.raises(ValueError, match="40 images and 3 labels"):
-        control_sets(images(), LABELS[:3], [1])

@@ -65,15 +65,6 @@ def test_kept_classifiers_are_read_and_follow_the_data(digits, tmp_path, monkeyp
 
 
 def test_broken_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none.safetensors"):
-        load_classifier(tmp_path / "none.safetensors")
     (tmp_path / "a.safetensors").write_bytes(b"abc")
     with pytest.raises(ValueError, match=r"a.safetensors: no digits classifier of this version"):
         load_classifier(tmp_path / "a.safetensors")
-
-
-def test_labels_and_images_must_belong_together(digits):
-    with pytest.raises(ValueError, match="N >= 2 labels"):
-        train_digits_classifier(digits[0][:3], [1, 2])
-    with pytest.raises(ValueError, match="between 1 and 2, found 0"):
-        train_digits_classifier(digits[0][:3], [0, 1, 2])

@@ -41,14 +41,3 @@ def test_manifold_scores_of_known_failures():
 def test_chamfer_by_hand():
     a, b = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0]])
     assert metrics.chamfer(a, b) == pytest.approx(1 + 4 + 1)
-
-
-def test_errors_name_the_shapes():
-    with pytest.raises(ValueError, match=r"found \(3, 2\) and \(3, 4\)"):
-        metrics.chamfer(torch.zeros(3, 2), torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="at least 6 rows"):
-        metrics.manifold_scores(torch.zeros(5, 2), torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="at least 2 features"):
-        metrics.moments(torch.zeros(1, 2))
-    with pytest.raises(ValueError, match="2 and 3 dimensions"):
-        metrics.frechet_distance(torch.randn(4, 2), torch.randn(4, 3))

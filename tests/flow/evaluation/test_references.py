@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from zoo.flow.data import points
@@ -15,10 +14,3 @@ def test_images_are_judged_by_held_out_digits() -> None:
     quality = build_quality((1, 8, 8), extractor="pixels", val_every=20, cache=None)
     figures = quality(torch.zeros(20, 1, 8, 8), [1] * 20)
     assert figures["frechet"] > 0
-
-
-def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(ValueError, match="no points of moons"):
-        build_quality((3,), "moons")
-    with pytest.raises(ValueError, match="name the set"):
-        build_quality((3,))

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from torch import Tensor
 
 from zoo.flow.evaluation import solver_tables as tables
@@ -72,18 +71,6 @@ def test_guidance_costs_passes_not_evaluations() -> None:
         tables.guidance_table(model, ([1], [1]), error, method="dopri5")
 
 
-def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = tables.solver_table(
-        build(), ([1, 2, 1, 2], SEEDS), error, ["euler", "rk4", "dopri5"], (1, 5), tolerances=[0.1]
-    )
-    tables.print_table(rows, "solvers", Console(width=100))
-    text = capsys.readouterr().out
-    assert text.count("solvers: ") == 2 and text.count("NFE: evaluations") == 1
-    assert "as needed" in text and "dopri5 1e-01" in text
-    (line,) = [line for line in text.split("solvers: mean")[0].splitlines() if "rk4" in line]
-    assert "@4" in line
-
-
 def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def quality(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
         return {"spread": float(samples.std()), "shift": float(samples.mean())}
@@ -103,13 +90,3 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
     assert list(unconditional) == ["solvers"]
     with pytest.raises(ValueError, match="nothing to compare"):
         tables.compare(build(0), tmp_path / "none", quality, request, methods=[])
-
-
-def test_log_axis_only_where_the_values_span_enough() -> None:
-    rows = [
-        {"series": "a", "nfe": nfe, "quality": {"wide": 10.0**-nfe, "narrow": 1.0 + nfe / 10, "signed": -1.0 * nfe}}
-        for nfe in (1, 2)
-    ]
-    axes = tables.plot_table(rows, "t").get_axes()
-    assert [each.get_yscale() for each in axes] == ["log", "linear", "linear"]
-    assert all(each.get_xscale() == "log" for each in axes)

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from zoo.cli.main import main
 from zoo.common.environment import process_rank
 from zoo.flow.inference.generate import generate as generate_folder
 from zoo.flow.inference.pairs import make_pairs
@@ -219,15 +220,22 @@ def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
     assert (meta["labels"], meta["classes"]) == ([3], NAMES)
 
 
-def test_an_export_names_its_classes(tmp_path: Path) -> None:
+def test_labels_of_a_command_stay_class_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"{number:03d}" for number in range(1, 11)]
+    net = {**TINY_UNET, "num_classes": 10}
     specs = {
         "inference": "zoo.flow.Sampler",
         "components": {
-            "net": {"class_path": "zoo.flow.UNet", "init_args": TINY_UNET},
+            "net": {"class_path": "zoo.flow.UNet", "init_args": net},
             "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
         },
-        "options": {"classes": NAMES},
+        "options": {"classes": names},
     }
-    write_export(tmp_path / "export", specs, {"net": UNet(**TINY_UNET)}, "test")
-    assert "Classes, from 1: cat, dog, wild." in (tmp_path / "export" / "README.md").read_text()
-    assert load_sampler(tmp_path / "export").classes == NAMES
+    write_export(tmp_path / "export", specs, {"net": UNet(**net)}, "test")
+    assert load_sampler(tmp_path / "export").classes == names
+    options = ["--solver.steps=1", "--grid=false", "--count=2"]
+    assert main(["sample", str(tmp_path / "export"), str(tmp_path / "out"), "--labels", "[010, 2]", *options]) == 0
+    with (tmp_path / "out" / "labels.csv").open() as file:
+        assert [(row["label"], row["class"]) for row in csv.DictReader(file)] == [("10", "010"), ("2", "002")]
+    assert main(["sample", str(tmp_path / "export"), str(tmp_path / "no"), "--labels", "[lion]", *options]) == 1
+    assert "'lion'" in capsys.readouterr().err

@@ -84,17 +84,6 @@ def test_pairs_do_not_depend_on_how_they_are_made(tmp_path: Path) -> None:
     assert not set(content(tmp_path / "other")["seed"]) & set(wanted["seed"])
 
 
-def test_labels_are_drawn_from_those_given(tmp_path: Path) -> None:
-    make(tmp_path / "all", count=300, shard_size=1000)
-    assert np.bincount(content(tmp_path / "all")["label"], minlength=4)[1:].min() > 70
-    make(tmp_path / "some", count=50, labels=[3, 1])
-    assert set(content(tmp_path / "some")["label"]) == {1, 3}
-    make(tmp_path / "null", labels=[0])
-    assert set(content(tmp_path / "null")["label"]) == {0}
-    make(tmp_path / "none", teacher(ToyNet(widths=(4,))))
-    assert set(content(tmp_path / "none")["label"]) == {0}
-
-
 def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
     make(tmp_path)
     before = content(tmp_path)
@@ -196,13 +185,6 @@ def test_straightness_of_a_turn_and_of_a_line() -> None:
     x0 = noise([1, 2, 3], (2,))
     wanted = (1.5**2 - (2 * np.sin(0.75)) ** 2) * float(x0.square().sum(dim=1).mean())
     assert evaluate_straightness(sampler, None, [1, 2, 3]) == pytest.approx(wanted, rel=1e-3)
-
-
-def test_straightness_needs_labels_of_a_net_with_classes() -> None:
-    assert evaluate_straightness(teacher(), [1, 2], [5, 6]) > 0
-    for labels, seeds in ((None, [1]), ([1], [1, 2]), ([], [])):
-        with pytest.raises(ValueError, match="needed"):
-            evaluate_straightness(teacher(), labels, seeds)
 
 
 def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None:

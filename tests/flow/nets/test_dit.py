@@ -177,12 +177,3 @@ def test_checkpointing_and_compiling_change_nothing(batch):
 def test_errors(arguments, message):
     with pytest.raises(ValueError, match=message):
         small(**arguments)
-
-
-def test_wrong_inputs(batch):
-    with pytest.raises(ValueError, match="images of 7 x 8 pixels; both must be multiples of 2"):
-        small()(torch.zeros(1, 3, 7, 8), 0.5)
-    with pytest.raises(ValueError, match=r"takes the conditions \['mask', 'tokens'\], found \[\]"):
-        small(context_dim=4)(*batch)
-    with pytest.raises(ValueError, match="condition image has 2 values in axis 1, not 1"):
-        small(condition_channels=2)(*batch, {"image": torch.zeros(3, 1, 8, 8)})

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from zoo.flow.nets.mlp import TimeLinear, ToyNet
@@ -17,13 +16,3 @@ def test_layer_is_a_product():
     layer = TimeLinear(2, 3)
     x, t = torch.randn(4, 2), torch.rand(4)
     torch.testing.assert_close(layer(x, t), layer.fc(x) * layer.time_embedding(t))
-
-
-def test_nothing_after_the_last_layer():
-    net = ToyNet(2, (8,))
-    assert isinstance(net.net[-1], TimeLinear)
-
-
-def test_it_needs_a_hidden_layer():
-    with pytest.raises(ValueError, match="at least one hidden layer"):
-        ToyNet(2, ())

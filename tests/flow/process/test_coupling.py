@@ -11,7 +11,6 @@ from zoo.flow.process.coupling import (
     WithinClassTransport,
     match_pairs,
     match_within_classes,
-    pooled_permutation,
 )
 
 
@@ -77,7 +76,8 @@ def test_pools_of_an_epoch():
         return x0[indices]
 
     def pooled(seed=7, labels=label, pool=64):
-        return pooled_permutation(read_noise, lambda i: x1[i], 300, seed, labels, pool)
+        transport = PooledTransport(pool, labels is not None)
+        return transport.pairing(read_noise, lambda i: x1[i], label, seed)
 
     permutation = pooled()
     assert max(sizes) <= 64
@@ -87,17 +87,6 @@ def test_pools_of_an_epoch():
     costs = [cost(x0[p], x1) for p in (pooled(labels=None, pool=300), pooled(labels=None, pool=16), torch.arange(300))]
     assert costs[0] < costs[1] < costs[2]
     assert torch.equal(pooled(labels=None, pool=1), torch.arange(300))
-
-
-def test_pools_are_of_equal_sizes():
-    sizes = []
-
-    def read(indices):
-        sizes.append(len(indices))
-        return torch.zeros(len(indices), 1)
-
-    pooled_permutation(read, read, 65, 0, pool=64)
-    assert sorted(sizes) == [32, 32, 33, 33]
 
 
 def test_rounding_does_not_decide():
@@ -122,9 +111,5 @@ def test_pooled_transport_pairs_within_classes_if_asked():
 def test_errors():
     with pytest.raises(ValueError, match="as much noise as data, found 2 and 3"):
         match_pairs(torch.zeros(2, 1), torch.zeros(3, 1))
-    with pytest.raises(ValueError, match="expected 4 labels, found 3"):
-        pooled_permutation(lambda i: torch.zeros(len(i), 1), lambda i: torch.zeros(len(i), 1), 4, 0, torch.zeros(3))
-    with pytest.raises(ValueError, match="pool is at least 1"):
-        pooled_permutation(lambda i: torch.zeros(len(i), 1), lambda i: torch.zeros(len(i), 1), 4, 0, pool=0)
     with pytest.raises(ValueError, match="pool is at least 1, not 0"):
         PooledTransport(0)

@@ -84,8 +84,3 @@ def test_dequantised_values_stay_in_their_bins():
     assert torch.equal(((spread + 1) * 128).floor().clamp(max=255).to(torch.uint8), images)
     with pytest.raises(ValueError, match="expected uint8 images"):
         dequantise(spread)
-
-
-def test_probes_must_be_positive(data):
-    with pytest.raises(ValueError, match="probes is at least 1"):
-        log_likelihood(field, data, SOLVER, probes=0)

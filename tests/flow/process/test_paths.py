@@ -54,10 +54,3 @@ def test_conversions_are_finite_at_the_ends(path, prediction, t):
 def test_cosine_preserves_variance():
     alpha, sigma, _, _ = paths.Cosine().coefficients(torch.linspace(0, 1, 11))
     torch.testing.assert_close(alpha**2 + sigma**2, torch.ones(11))
-
-
-def test_errors():
-    with pytest.raises(ValueError, match="sigma_min lies in"):
-        paths.ConditionalOT(1.0)
-    with pytest.raises(ValueError, match="one of velocity, x1, noise, not 'score'"):
-        paths.Cosine().target(torch.zeros(1), torch.zeros(1), torch.zeros(1), "score")

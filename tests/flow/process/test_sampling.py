@@ -69,11 +69,6 @@ def test_inpainting_keeps_what_is_known_and_shows_it_to_the_net(method):
     torch.testing.assert_close(solution.x[:, 1], torch.full((4,), 3.0), atol=0.1, rtol=0)
 
 
-def test_a_mask_of_numbers_is_refused():
-    with pytest.raises(ValueError, match="mask must be bool"):
-        inpaint(curl, torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), ConditionalOT(), Solver())
-
-
 def test_straightness_of_a_line_and_of_an_arc():
     line = straightness(lambda t, x: torch.full_like(x, 2.0), torch.randn(3, 2), Solver("euler", 5))
     torch.testing.assert_close(line, torch.zeros(3), atol=1e-8, rtol=0)

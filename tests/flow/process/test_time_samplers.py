@@ -40,19 +40,6 @@ def test_logit_normal_quantiles():
     assert logits.mean().item() == pytest.approx(0.5, abs=0.05) and logits.std().item() == pytest.approx(2, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ts.GridTimes(0),
-        lambda: ts.LogitNormalTimes(0, 0),
-        lambda: ts.ShiftedTimes(ts.UniformTimes(), 0),
-    ],
-)
-def test_errors(make):
-    with pytest.raises(ValueError, match="not"):
-        make()
-
-
 def test_shift_is_that_of_the_noise_level_and_composes():
     t = torch.linspace(0, 1, 11, dtype=torch.float64)
     level = 1 - t

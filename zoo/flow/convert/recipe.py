@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_root
-from zoo.convert.settings import PRECISIONS, SettingRule, read_settings_file, set_recipe_option, with_hints
+from zoo.convert.settings import PRECISIONS, SettingRule, read_settings_file, set_recipe_option, to_number, with_hints
 
 RECIPE = "base_parity"
 
@@ -92,23 +92,17 @@ def recipe_path() -> Path:
 
 def _read(flag: str, value: Any, where: str) -> bool | int | float | str:
     """A flag's value in its type."""
-    usual = FLAGS[flag].default
+    rule = FLAGS[flag]
     if flag == "mixed_precision":
         name = "no" if value is None or value is False else str(value)  # YAML reads a bare `no` as false
-        if name in PRECISIONS:
-            return name
-        raise ValueError(f"{where}: mixed_precision is one of {', '.join(PRECISIONS)}, not {name!r}")
-    if isinstance(usual, bool):
-        if isinstance(value, bool):
-            return value
-        raise ValueError(f"{where}: {flag} is true or false, not {value!r}")
-    kind: type[int] | type[float] = int if isinstance(usual, int) else float
-    try:
-        number = kind(value) if isinstance(value, str) else value
-    except ValueError:
-        number = None
-    if isinstance(number, bool) or not isinstance(number, int | kind):
-        raise ValueError(f"{where}: {flag} is a {'whole ' if kind is int else ''}number, not {value!r}")
-    if number < FLAGS[flag].least:
-        raise ValueError(f"{where}: {flag} is at least {FLAGS[flag].least}, not {value!r}")
+        if name not in PRECISIONS:
+            raise ValueError(f"{where}: mixed_precision is one of {', '.join(PRECISIONS)}, not {name!r}")
+        return name
+    if isinstance(rule.default, bool):
+        if not isinstance(value, bool):
+            raise ValueError(f"{where}: {flag} is true or false, not {value!r}")
+        return value
+    number = to_number(value, type(rule.default), f"{where}: {flag}")
+    if number < rule.least:
+        raise ValueError(f"{where}: {flag} is at least {rule.least}, not {value!r}")
     return number

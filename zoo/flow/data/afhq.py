@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from zoo.common.atomic_files import extract_archive, write_atomic
+from zoo.common.atomic_files import extract_archive
 from zoo.flow.data import image_sets
 from zoo.flow.data.image_cache import CACHES, build
 from zoo.flow.data.image_sets import ImageSet
 from zoo.flow.data.images import Framing, decode_all
+from zoo.flow.rendering import write_png
 
 CLASSES = ["cat", "dog", "wild"]
 V1_COUNTS = {"train": (5153, 4739, 4738), "val": (500, 500, 500)}
 V2_TOTAL = 15_803
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def find_home(folder: Path) -> Path:
@@ -107,7 +106,7 @@ def version(sets: dict[str, ImageSet], strict: bool = False) -> str:
     )
     if strict:
         raise ValueError(message)
-    _LOG.warning("%s", message)
+    log.warning(message)
     return "unknown"
 
 
@@ -118,7 +117,6 @@ def write_flat(images: ImageSet, folder: Path, resolution: int, progress: bool =
     others = sorted({path.name for path in folder.iterdir()} - set(names)) if folder.is_dir() else []
     if others:
         raise ValueError(f"{folder}: holds {len(others)} other files, e.g. {others[0]}; give a folder of its own")
-    for index, pixels in enumerate(decode_all(images.source, Framing(resolution), progress)):
-        image = Image.fromarray(pixels)
-        write_atomic(folder / names[index], lambda file, image=image: image.save(file, format="PNG"))  # type: ignore[misc]
+    for name, pixels in zip(names, decode_all(images.source, Framing(resolution), progress), strict=True):
+        write_png(folder / name, pixels)
     return len(names)

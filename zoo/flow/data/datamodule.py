@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, Sto
 from zoo.flow.data.item_conditions import ItemConditions, encode_prompts
 from zoo.flow.data.items import Items, StoredValues
 from zoo.flow.data.points import PointSet
-from zoo.flow.process.coupling import PooledTransport, Reader
+from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.time_samplers import EVALUATION_TIMES
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import EvaluationSampler, item_seed
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 SHOWN_CLASSES = 20  # in the log
 DRAW_EPOCH = -2  # of the keys that the points of the sets are drawn by
+
+ImageReader = StoredPixels | DecodedImages | ImageCache
 
 
 class FlowData(ZooDataModule):
@@ -135,16 +137,16 @@ class ImageData(FlowData):
         super().__init__(batch_size, **kwargs)
         check_within(0, 1, max_bad_share=max_bad_share)
         check_at_least(2, val_every=val_every)
-        if root is not None and hub is not None:
-            raise ValueError(f"data.init_args: one of root ({root}) and hub ({hub}) must be null")
-        if glyphs is not None and (root is not None or hub is not None):
-            raise ValueError(f"data.init_args: glyphs are drawn, so root ({root}) and hub ({hub}) must be null")
+        if sum(source is not None for source in (root, hub, glyphs)) > 1:
+            raise ValueError(f"data.init_args: only one of root ({root}), hub ({hub}) and glyphs may be set")
+        if sources is not None and root is None:
+            raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
         self.root = find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         self.hub = hub
         self.glyphs = glyphs
         self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
-        self._bad: dict[str, dict[int, str]] = {}  # broken images of each set, where there is no cache to say so
+        self._bad: dict[str, dict[int, str]] = {}  # broken images of each set that has no cache
         self.sample_shape = (channels, image_resolution, image_resolution)
         self.max_per_class = max_per_class or 0
         self.val_every = val_every
@@ -153,80 +155,61 @@ class ImageData(FlowData):
         self.cache = None if cache is None else Path(cache)
         self.captions = captions
         self.sources = find_data_folder("sources", sources, False, "images of their own")
-        if sources is not None and self.root is None:
-            raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
 
     def prepare_data(self) -> None:
-        """Write the caches, once per machine; without them, see that all images can be read."""
+        """Write the caches, once per machine; without them, check that all images can be read."""
         for images in self._sets():
-            if isinstance(images.source, ArrayImages):
-                continue
-            bad = self._prepare(images)
-            if self.sources is not None and self._prepare(self._pair_sources(exclude_images(images, bad))):
-                raise ValueError("data.init_args.sources: replace the images that cannot be read, named above")
-
-    def _prepare(self, images: ImageSet) -> Mapping[int, str]:
-        """Cache or look at a set; returns what is wrong with its broken images."""
-        if self.cache is not None:
-            return build(images, self.cache, self.framing, max_bad_share=self.max_bad_share).bad
-        bad = self._bad[images.name] = {}
-        for _ in decode_all(images.source, self.framing, True, self.max_bad_share, bad):
-            pass
-        return bad
+            _, readable = self._read(images)
+            if self.sources is not None:
+                self._read_sources(readable)
 
     def setup(self, stage: str) -> None:
         """Open the images and split them."""
-        sets = self._sets()
-        self.classes = sets[0].classes
-        if self.trainer is not None:  # only one process has read the images
+        if self.trainer is not None:  # one process has looked for broken images
             self._bad = self.trainer.strategy.broadcast(self._bad)
-        readers, sets_read = zip(*(self._reader(images) for images in sets), strict=True)
-        conditions = self._conditions(sets_read)
+        sets = [self._read(images) for images in self._sets()]
+        for read, images in sets:
+            self._log(read, images)
+        conditions = self._conditions([images for _, images in sets])
+        (read, images), self.classes = sets[0], sets[0][1].classes
         # images that each epoch decodes have a checksum of times and paths
-        pixels = None if isinstance(readers[0], DecodedImages) else readers[0].checksum
-        self.file_facts = (pixels, sets[0].labels)
-        if sets[0].captions is not None:
-            self.file_facts += (sets[0].captions,)
-        if len(sets) == 2:
-            if sets[1].classes != self.classes:
-                raise ValueError(f"{sets[0].name} has the classes {self.classes}, {sets[1].name} has {sets[1].classes}")
-            self.train_set = self._training(readers[0], sets_read[0].labels, None, conditions[0])
-            self.val_set = Items(readers[1], sets_read[1].labels, None, self.seed, conditions=conditions[1])
-            return
-        labels = sets_read[0].labels
-        held_out = np.array(image_sets.holdout_mask(labels, self.val_every, self.split_seed))
-        if not held_out.any():
+        self.file_facts = (None if isinstance(read, DecodedImages) else read.checksum, images.labels)
+        if images.captions is not None:
+            self.file_facts += (images.captions,)
+        held_out, val_images = sets[-1]
+        train_rows = val_rows = None
+        if len(sets) == 1:
+            mask = np.array(image_sets.holdout_mask(images.labels, self.val_every, self.split_seed))
+            if not mask.any():
+                raise ValueError(
+                    f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
+                )
+            train_rows, val_rows = (np.flatnonzero(part).tolist() for part in (~mask, mask))
+        elif val_images.classes != self.classes:
             raise ValueError(
-                f"no class has {self.val_every} images, so none is for validation: lower data.init_args.val_every"
+                f"{images.name} has the classes {self.classes}, {val_images.name} has {val_images.classes}"
             )
-        train, val = (np.flatnonzero(part).tolist() for part in (~held_out, held_out))
-        self.train_set = self._training(readers[0], labels, train, conditions[0])
-        self.val_set = Items(readers[0], labels, val, self.seed, conditions=conditions[0])
-
-    def _training(
-        self, read: Reader, labels: Sequence[int], indices: Sequence[int] | None, conditions: ItemConditions | None
-    ) -> Items:
-        """The training set of the images of these indices; of all when None."""
-        return Items(read, labels, indices, self.seed, self.flips, self.pooled, conditions)
+        self.train_set = Items(read, images.labels, train_rows, self.seed, self.flips, self.pooled, conditions[0])
+        self.val_set = Items(held_out, val_images.labels, val_rows, self.seed, conditions=conditions[-1])
 
     def _conditions(self, sets: Sequence[ImageSet]) -> list[ItemConditions | None]:
-        """What the items of each set are conditioned on, by what the task asks for."""
+        """The conditions of each set's items, as the task needs them."""
         task: Any = getattr(self.trainer, "lightning_module", None)
         text, image = getattr(task, "text", None), getattr(task, "image_condition", None)
         if task is not None:
             self._check_conditions(text, image)
+        if text is None and image is None:
+            return [None for _ in sets]
         states = None
         if text is not None:
             prompts = [prompt for images in sets for each in images.captions or () for prompt in each]
             states = encode_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
-        if states is None and image is None:
-            return [None for _ in sets]
         return [
             ItemConditions(
-                images.captions if states is not None else None,
+                None if text is None else images.captions,
                 states,
                 image,
-                None if self.sources is None else self._reader(self._pair_sources(images))[0],
+                None if self.sources is None else self._read_sources(images),
             )
             for images in sets
         ]
@@ -243,46 +226,46 @@ class ImageData(FlowData):
                 f"{'null' if image is None else type(image).__name__}: zoo.flow.SourceImage and sources need each other"
             )
 
-    def _pair_sources(self, images: ImageSet) -> ImageSet:
-        """The sources of images."""
+    def _read_sources(self, images: ImageSet) -> ImageReader:
+        """The reader of the sources of images, each of which must be readable."""
         assert self.root is not None and self.sources is not None
-        return image_sets.pair_sources(images, self.root, self.sources)
+        read, readable = self._read(image_sets.pair_sources(images, self.root, self.sources))
+        if len(readable.labels) < len(images.labels):
+            raise ValueError("data.init_args.sources: replace the images that cannot be read, named above")
+        return read
 
     def _sets(self) -> list[ImageSet]:
         """The training and validation images, or those that are to be split."""
+        limit, captions = self.max_per_class, self.captions
         if self.hub is not None:
-            template = self.captions is not None and "{}" in self.captions
-            sets = image_sets.hub(self.hub, self.max_per_class, None if template else self.captions)
-            return [image_sets.add_captions(each, str(self.captions)) for each in sets] if template else sets
-        sets = self._local_sets()
-        return sets if self.captions is None else [image_sets.add_captions(each, self.captions) for each in sets]
-
-    def _local_sets(self) -> list[ImageSet]:
-        root, limit, flat = self.root, self.max_per_class, self.captions is not None
-        if self.glyphs is not None:
-            return self.glyphs.sets()
-        if root is None:
-            return [image_sets.digits(limit)]
-        parts = image_sets.find_splits(root)
-        return [image_sets.folder(part, limit, flat) for part in parts or [root]]
-
-    def _reader(self, images: ImageSet) -> tuple[StoredPixels | DecodedImages | ImageCache, ImageSet]:
-        """What reads the images of a set, and the set without the unreadable ones.
-
-        Raises:
-            ValueError: no image of a class can be read.
-        """
-        reader: StoredPixels | DecodedImages | ImageCache
-        bad: Mapping[int, str] = {}
-        if isinstance(images.source, ArrayImages):
-            reader = StoredPixels(np.stack(list(decode_all(images.source, self.framing, False))))
-        elif self.cache is None:
-            bad = self._bad.get(images.name, {})
-            reader = DecodedImages(images.source, self.framing, bad)
+            template = captions is not None and "{}" in captions
+            sets = image_sets.hub(self.hub, limit, None if template else captions)
+            captions = captions if template else None
+        elif self.glyphs is not None:
+            sets = self.glyphs.sets()
+        elif self.root is None:
+            sets = [image_sets.digits(limit)]
         else:
-            reader = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
-            bad = reader.bad
-        images = exclude_images(images, bad)
+            parts = image_sets.find_splits(self.root) or [self.root]
+            sets = [image_sets.folder(part, limit, captions is not None) for part in parts]
+        return sets if captions is None else [image_sets.add_captions(each, captions) for each in sets]
+
+    def _read(self, images: ImageSet) -> tuple[ImageReader, ImageSet]:
+        """The reader of a set, and the set without the images that cannot be read."""
+        if isinstance(images.source, ArrayImages):
+            return StoredPixels(np.stack(list(decode_all(images.source, self.framing, False)))), images
+        if self.cache is not None:
+            cache = build(images, self.cache, self.framing, max_bad_share=self.max_bad_share)
+            return cache, exclude_images(images, cache.bad)
+        if images.name not in self._bad:
+            bad = self._bad[images.name] = {}
+            for _ in decode_all(images.source, self.framing, True, self.max_bad_share, bad):
+                pass
+        bad = self._bad[images.name]
+        return DecodedImages(images.source, self.framing, bad), exclude_images(images, bad)
+
+    def _log(self, read: ImageReader, images: ImageSet) -> None:
+        """Log what a set holds and how it is read; refuse one with a class of which no image can be read."""
         if empty := [name for name, count in images.counts().items() if not count]:
             raise ValueError(f"{images.name}: no image can be read of the classes {', '.join(empty)}")
         counts = [f"{name} {count}" for name, count in images.counts().items()]
@@ -292,8 +275,7 @@ class ImageData(FlowData):
             listed += f"; at most the first {self.max_per_class} of each class, by max_per_class"
         size = f"{self.framing.resolution} x {self.framing.resolution} pixels, {self.framing.channels} channels"
         log.info("%s: %d images (%s), resized to %s", images.name, len(images.labels), listed, size)
-        log.info("%s: checksum %s", images.name, reader.checksum)
-        return reader, images
+        log.info("%s: checksum %s", images.name, read.checksum)
 
 
 class PointData(FlowData):

@@ -6,8 +6,9 @@ import importlib.util
 import itertools
 import json
 import logging
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ def digits(limit: int = 0) -> ImageSet:
     return ImageSet("scikit-learn's digits", names, [labels[i] for i in chosen], ArrayImages(pixels))
 
 
+def image_files(paths: Iterable[Path]) -> list[Path]:
+    """The image files among paths, sorted."""
+    return sorted(path for path in paths if path.suffix.lower() in SUFFIXES)
+
+
 def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     """One folder of images per class, as torchvision's ImageFolder has them; images may lie deeper.
 
@@ -98,20 +104,19 @@ def folder(path: Path, limit: int = 0, flat: bool = False) -> ImageSet:
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected one with a folder of images per class")
-    if flat and (files := sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES)):
-        files = files[:limit] if limit > 0 else files
+    limit = limit if limit > 0 else sys.maxsize
+    if flat and (files := image_files(path.glob("[!.]*"))[:limit]):
         return ImageSet(str(path), [], [0] * len(files), FileImages(path, files))
     names: list[str] = []
     paths: list[Path] = []
     labels: list[int] = []
     stray: list[str] = []
-    for place in sorted(place for place in path.iterdir() if place.is_dir()):
-        files = sorted(file for file in place.rglob("[!.]*") if file.suffix.lower() in SUFFIXES)
+    for subfolder in sorted(subfolder for subfolder in path.iterdir() if subfolder.is_dir()):
+        files = image_files(subfolder.rglob("[!.]*"))[:limit]
         if not files:
-            stray.append(place.name)
+            stray.append(subfolder.name)
             continue
-        names.append(place.name)
-        files = files[:limit] if limit > 0 else files
+        names.append(subfolder.name)
         paths += files
         labels += [len(names)] * len(files)
     if not names:
@@ -152,7 +157,7 @@ def add_captions(images: ImageSet, captions: str) -> ImageSet:
         )
     elif captions == "files":
         files = [path.with_suffix(".txt") for path in source.paths]
-        texts = [_lines(path) if path.is_file() else [] for path in files]
+        texts = [_caption_lines(path) if path.is_file() else [] for path in files]
     elif captions.endswith(".jsonl"):
         by_name = _read_captions(source.root / captions)
         texts = [by_name.get(source.name(index), []) for index in range(len(source))]
@@ -168,7 +173,7 @@ def add_captions(images: ImageSet, captions: str) -> ImageSet:
     return replace(images, captions=texts)
 
 
-def _lines(path: Path) -> list[str]:
+def _caption_lines(path: Path) -> list[str]:
     return [line.strip() for line in read_lines(path) if line.strip()]
 
 
@@ -195,15 +200,13 @@ def pair_sources(images: ImageSet, root: Path, sources: Path) -> ImageSet:
     """The source of each image of a folder: the file of the same place and stem below another one."""
     if not isinstance(images.source, FileImages):
         raise ValueError(f"data.init_args.sources: {images.name} is no folder of images")
-    paths, missing = [], []
+    paths: list[Path] = []
+    missing: list[Path] = []
     for path in images.source.paths:
         stem = sources / path.relative_to(root).with_suffix("")
         candidates = (stem.with_name(stem.name + suffix) for suffix in dict.fromkeys([path.suffix, *SUFFIXES]))
-        place = next((each for each in candidates if each.is_file()), None)
-        if place is None:
-            missing.append(stem)
-        else:
-            paths.append(place)
+        source = next((each for each in candidates if each.is_file()), None)
+        (missing if source is None else paths).append(source or stem)
     if missing:
         raise ValueError(f"data.init_args.sources: {len(missing)} images have no source, the first {missing[0]}.*")
     return replace(images, name=f"{images.name}, sources", source=FileImages(sources, paths), captions=None)
@@ -253,22 +256,18 @@ def hub(name: str, limit: int = 0, captions: str | None = None) -> list[ImageSet
     sets = []
     for split in ["train"] + [other] * (other is not None):
         dataset = splits[split]
-        columns = {
-            kind: next((key for key, feature in dataset.features.items() if type(feature).__name__ == kind), None)
+        image, label = (
+            next((key for key, feature in dataset.features.items() if type(feature).__name__ == kind), None)
             for kind in ("Image", "ClassLabel")
-        }
-        if columns["Image"] is None or (columns["ClassLabel"] is None and captions is None):
+        )
+        if image is None or (label is None and captions is None):
             features = ", ".join(f"{key} ({type(feature).__name__})" for key, feature in dataset.features.items())
             raise ValueError(f"data.init_args.hub: {name} needs columns of type Image and ClassLabel, found {features}")
         if captions is not None and captions not in dataset.features:
-            raise ValueError(
-                f"data.init_args.captions: {name} has no column {captions}, but {', '.join(dataset.features)}"
-            )
-        if columns["ClassLabel"] is None:
-            labels, classes = [0] * len(dataset), []
-        else:
-            labels = [int(label) + 1 for label in dataset[columns["ClassLabel"]]]
-            classes = list(dataset.features[columns["ClassLabel"]].names)
+            columns = ", ".join(dataset.features)
+            raise ValueError(f"data.init_args.captions: {name} has no column {captions}, but {columns}")
+        labels = [0] * len(dataset) if label is None else [int(number) + 1 for number in dataset[label]]
+        classes = [] if label is None else list(dataset.features[label].names)
         if not labels or (classes and min(labels) < 1):
             raise ValueError(f"data.init_args.hub: {name}, split {split}: empty, or images without class")
         chosen = limit_per_class(labels, limit)
@@ -276,6 +275,6 @@ def hub(name: str, limit: int = 0, captions: str | None = None) -> list[ImageSet
         if captions is not None:
             column = list(dataset[captions])
             texts = [[column[index]] if isinstance(column[index], str) else list(column[index]) for index in chosen]
-        source = HubImages(dataset, str(columns["Image"]), chosen)
+        source = HubImages(dataset, image, chosen)
         sets.append(ImageSet(f"{name}, {split}", classes, [labels[i] for i in chosen], source, texts))
     return sets

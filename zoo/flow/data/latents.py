@@ -6,17 +6,16 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.blocks.autoencoder import sample_posterior
-from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least
+from zoo.common.reports import write_report
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.items import Items
@@ -181,7 +180,7 @@ class LatentData(FlowData):
         def encode(values: Tensor) -> Tensor:
             return latents.encode(values.to(device))
 
-        made: list[tuple[Items, Path]] = []
+        shards = []
         for part, dataset in (("train", self.images.train_set), ("val", self.images.val_set)):
             items: Any = dataset
             settings = {"autoencoder": digest, "images": _key(items), "flips": items.flips}
@@ -190,23 +189,22 @@ class LatentData(FlowData):
             stem = self.cache / f"latents-{part}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
             if not all(path.is_file() for path in array_paths(stem, len(items), self.shard_size)):
                 latents.to(device)
-                done = write_shards(items, encode, stem, self.shard_size, self.chunk, rank, world)
+                count = write_shards(items, encode, stem, self.shard_size, self.chunk, rank, world)
                 latents.to(home)
-                log.info("%s: %d shards of latents written by process %d", stem, done, rank)
-                write_atomic(stem.with_suffix(".json"), partial(_write_text, text))
-            made.append((items, stem))
+                log.info("%s: %d shards of latents written by process %d", stem, count, rank)
+                write_report(self.cache, {f"{stem.name}.json": settings})
+            shards.append((items, stem))
         self.trainer.strategy.barrier("latents")
-        (train, stem), (val, val_stem) = made
-        moments = LatentShards(stem, len(train), self.shard_size)
-        self._moments = moments
-        self.train_set = LatentItems(train, moments, self.pooled, self.draw)
-        self.val_set = LatentItems(val, LatentShards(val_stem, len(val), self.shard_size), None, False)
+        train, val = ((items, LatentShards(stem, len(items), self.shard_size)) for items, stem in shards)
+        self.train_set = LatentItems(*train, self.pooled, self.draw)
+        self.val_set = LatentItems(*val, None, False)
         self.file_facts = (*self.images.file_facts, digest)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation (C,) of the training set's latents, in float64 over all shards."""
+        train_set: Any = self.train_set
         totals, count = np.zeros((2, self.sample_shape[0])), 0
-        for shard in self._moments.arrays():
+        for shard in train_set.moments.arrays():
             mean, log_variance = np.split(np.asarray(shard, dtype=np.float64), 2, axis=2)  # (N, copies, C, h, w)
             square = mean**2 + (np.exp(log_variance) if self.draw else 0)
             totals += np.stack([mean.sum(axis=(0, 1, 3, 4)), square.sum(axis=(0, 1, 3, 4))])
@@ -218,7 +216,3 @@ class LatentData(FlowData):
 def _key(items: Any) -> str:
     """Return a hash of a set of images."""
     return hashlib.sha256(repr((items.read.checksum, items.indices, items.labels.tolist())).encode()).hexdigest()
-
-
-def _write_text(text: str, file: BinaryIO) -> None:
-    file.write(text.encode())

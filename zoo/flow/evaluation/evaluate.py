@@ -103,7 +103,10 @@ def evaluate(
         What evaluation.json holds: `rows`, one per system and figure; `classes`, one per class; `notes`; and the
         circumstances.
     """
-    samples, real, train_images = _read(generated, reference, train, resolution, val_every, split_seed)
+    samples = read_samples(generated, resolution)
+    size = samples.pixels.shape[1], samples.pixels.shape[3]
+    real, train_images = read_sets(reference, train, size, val_every, split_seed)
+    _check_classes(samples, real, train_images)
     net = build_extractor(extractor, samples.pixels.shape[1:], train_images, weights, seed, cache)
     comparison = Comparison(real, net, train_images, metrics or METRICS, cache, batch_size, device, seed)
     systems = {GENERATED: samples}
@@ -209,24 +212,11 @@ def frechet_interval(real: Tensor | Moments, fake: Tensor, groups: int = GROUPS,
     return Interval(value, max(0.0, value - width), value + width)
 
 
-def _read(
-    generated: Path,
-    reference: Path | None,
-    train: Path | None,
-    resolution: int | None,
-    val_every: int,
-    split_seed: int | None,
-) -> tuple[SampleSet, SampleSet | Moments, SampleSet | None]:
-    """Generated, held-out and training images, all of one size."""
-    samples = read_samples(generated, resolution)
-    size = samples.pixels.shape[1], samples.pixels.shape[3]
-    real, train_images = read_sets(reference, train, size, val_every, split_seed)
-    parts = (samples, real, train_images)
-    names = {tuple(part.classes) for part in parts if isinstance(part, SampleSet) and part.classes}
+def _check_classes(*sets: SampleSet | Moments | None) -> None:
+    names = {tuple(part.classes) for part in sets if isinstance(part, SampleSet) and part.classes}
     if len(names) > 1:
         classes = "; ".join(", ".join(each) for each in sorted(names))
         raise ValueError(f"generated, reference and training images have different classes: {classes}")
-    return samples, real, train_images
 
 
 def _controls(train: SampleSet | None, real: SampleSet | Moments, count: int, seed: int) -> dict[str, SampleSet]:

@@ -75,8 +75,7 @@ def read_samples(path: Path, resolution: int | None = None, channels: int | None
     if (path / LABELS_NAME).is_file():
         files, labels = _read_labels(path)
         return SampleSet(_decode(FileImages(path, files), resolution, channels), labels)
-    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in image_sets.SUFFIXES)
-    if files:
+    if files := image_sets.image_files(path.glob("[!.]*")):
         return SampleSet(_decode(FileImages(path, files), resolution, channels))
     images = image_sets.folder(path)
     return SampleSet(_decode(images.source, resolution, channels), images.labels, images.classes)

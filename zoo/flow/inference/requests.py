@@ -10,7 +10,7 @@ from typing import Any
 from zoo.common.checks import check_at_least
 from zoo.common.environment import local_device
 from zoo.common.tensors import state_digest
-from zoo.flow.data.image_sets import SUFFIXES
+from zoo.flow.data.image_sets import image_files
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.process.conditions import GenerationConditions
@@ -91,7 +91,7 @@ def _image_files(path: Path | None) -> list[Path]:
     """An image, or all of a folder by name; none for None."""
     if path is None or path.is_file():
         return [] if path is None else [path]
-    files = sorted(file for file in path.glob("[!.]*") if file.suffix.lower() in SUFFIXES) if path.is_dir() else []
+    files = image_files(path.glob("[!.]*")) if path.is_dir() else []
     if not files:
         raise FileNotFoundError(f"{path} is neither an image nor a folder of images")
     return files

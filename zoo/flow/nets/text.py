@@ -72,10 +72,11 @@ class FrozenText(FrozenModule):
             self.model = load_pretrained(_encoder(settings, source), source, revision, dtype=torch.float32)
         else:
             settings = build_config(config or {})
+            kind = _encoder(settings, "config")
             with seeded_rng(seed):
-                kind = _encoder(settings, "config")
-                automatic = kind is AutoModel
-                self.model = kind.from_config(settings, trust_remote_code=False) if automatic else kind(settings)
+                self.model = (
+                    kind.from_config(settings, trust_remote_code=False) if kind is AutoModel else kind(settings)
+                )
             self.tokenizer = ByT5Tokenizer()
         self.max_tokens = max_tokens
         self.chunk = chunk
