@@ -191,7 +191,7 @@ def _recipe(name: str, path: Path) -> list[str]:
     lines = [f"## {name}", "", read_description(path), "", "| key | default | meaning |", "|---|---|---|"]
     for key, value in values.items():
         formatted = json.dumps(value, ensure_ascii=False)
-        description = describe_key(arguments, values, key)["help"]
+        description = describe_key(arguments, values, key).get("help", "")
         meaning = re.sub(r":\w+:(?=`)", "", description)  # roles of reStructuredText in Lightning's texts
         parts = re.sub(r"(?<=[./])", "<wbr>", html.escape(key))
         lines.append(f'| <code class="key">{parts}</code> | `{_cell(formatted)}` | {_cell(meaning)} |')

@@ -49,19 +49,12 @@ def resolve_below(root: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of one server, all absolute.
+    """The folders of one server, all absolute."""
 
-    Args:
-        work: where commands run, so that relative paths in recipes mean what they mean on the command line.
-        runs: root of the run folders.
-        data: folder whose sub-folders are offered as data sets.
-        temp: for uploads and results; removed when the server ends.
-    """
-
-    work: Path
-    runs: Path
-    data: Path
-    temp: Path
+    work: Path  # where commands run
+    runs: Path  # root of the run folders
+    data: Path  # its sub-folders are offered as data sets
+    temp: Path  # for uploads and results; removed when the server ends
 
     def systems(self) -> dict[str, System]:
         """Return the systems with recipes by name."""

@@ -19,15 +19,7 @@ Curve = tuple[tuple[float, float], ...]
 
 
 def downsample(curve: np.ndarray, points: int = MAX_POINTS) -> np.ndarray:
-    """Keep the lowest and the highest point of every bucket of neighbours, in their order, and the last point.
-
-    Args:
-        curve: (N, 2) of steps and values.
-        points: at most to return.
-
-    Returns:
-        (M, 2), M at most `points`.
-    """
+    """Keep the lowest and the highest point of every bucket of neighbours, and the last point: (N, 2) to (M, 2)."""
     if len(curve) <= points:
         return curve
     buckets = np.array_split(np.arange(len(curve)), (points - 1) // 2)

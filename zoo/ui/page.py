@@ -24,12 +24,7 @@ TABS = {
 
 
 def build_page(app: AppState, tab: str, run: str) -> None:
-    """Build the page for one client.
-
-    Args:
-        tab: to open first; "" for Watch while something trains, else Train.
-        run: to show; "" for the one that trains, else the newest.
-    """
+    """Build the page for one client: by default on Watch while something trains, else on Train."""
     rows = app.index.rows
     active = next((name for name, row in rows.items() if row.state in ACTIVE_STATES), "")
     page = PageState(app, run if run in rows else active or next(iter(rows), ""))

@@ -23,26 +23,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class PredictionJob:
-    """One form and its results.
+    """One form and its results."""
 
-    Args:
-        name: of the folder of its results.
-        folder: for the files of its results.
-        run: and checkpoint that compute it, for people.
-        title: the entered values in a few words.
-        question: what the user wrote in a conversation, else "".
-        state: "waiting", "computing", "done", "failed" or "cancelled".
-        text: the progress, or why it failed.
-    """
-
-    name: str
+    name: str  # of the folder of its results
     folder: Path
-    run: str
-    title: str
-    question: str = ""
-    state: str = "waiting"
+    run: str  # and checkpoint that compute it, for people
+    title: str  # the entered values in a few words
+    question: str = ""  # of a conversation
+    state: str = "waiting"  # "computing", "done", "failed" or "cancelled"
     fraction: float = 0.0
-    text: str = ""
+    text: str = ""  # the progress, or why it failed
     outputs: tuple[Output, ...] = ()
     seconds: float = 0.0
     submitted: float = field(default_factory=time.time)

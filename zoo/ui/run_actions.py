@@ -53,11 +53,7 @@ def write_notes(folder: Path, notes: Notes) -> None:
 
 
 def delete_run(folders: Folders, run: str) -> None:
-    """Delete a run's folder.
-
-    Raises:
-        ValueError: a command writes into it, it is reached by a link, or there is none.
-    """
+    """Delete a run's folder; ValueError when a command writes into it, it is a link, or there is none."""
     folder = folders.run(run)
     if folder.resolve() != folders.runs.resolve() / run:
         raise ValueError(f"{run} is a link: delete its folder where it is")

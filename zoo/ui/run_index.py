@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME
 from zoo.runs.run_info import RunInfo, find_runs, path_size, read_run
@@ -19,21 +20,14 @@ FileTimes = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as the page lists it.
+    """A run as the page lists it."""
 
-    Args:
-        name: of its folder below the root of the runs.
-        state: "queued", "running", "stopping", "active" (a command that the page did not start), or as of `RunInfo`.
-        position: in the queue, from 1; None when it is not queued.
-        size: bytes of the folder when its checkpoints changed last.
-    """
-
-    name: str
+    name: str  # of its folder below the root of the runs
     info: RunInfo
-    state: str
-    position: int | None = None
+    state: str  # "queued", "running", "stopping", "active" (by a command that the page did not start), or `RunInfo`'s
+    position: int | None = None  # in the queue, from 1
     notes: Notes = field(default_factory=Notes)
-    size: int = 0
+    size: int = 0  # bytes of the folder when its checkpoints changed last
 
     @property
     def title(self) -> str:
@@ -41,13 +35,10 @@ class RunRow:
         return self.notes.label or self.name.rpartition("/")[2]
 
 
-@dataclass(frozen=True)
-class _CachedRun:
+class _CachedRun(NamedTuple):
     times: FileTimes
-    info: RunInfo
     record: ProcessRecord | None
-    notes: Notes
-    size: int
+    row: RunRow  # as it is when nothing is queued or runs
 
 
 class RunIndex:
@@ -70,8 +61,8 @@ class RunIndex:
         rows = []
         for name, cached in self._cache.items():
             position = waiting.index(name) + 1 if name in waiting else None
-            state = "queued" if position else find_state(cached.info, cached.record)
-            rows.append(RunRow(name, cached.info, state, position, cached.notes, cached.size))
+            state = "queued" if position else find_state(cached.row.info, cached.record)
+            rows.append(replace(cached.row, state=state, position=position))
         rows.sort(key=lambda row: (row.state not in ACTIVE_STATES, -row.info.changed, row.name))
         if rows != list(self.rows.values()):
             self.rows = {row.name: row for row in rows}
@@ -85,12 +76,13 @@ class RunIndex:
         except (OSError, ValueError):  # deleted, or a link to elsewhere
             return None
         # a process that was killed changes no file
-        if before is not None and before.times == times and before.info.state != "running":
+        if before is not None and before.times == times and before.row.info.state != "running":
             return before
         checkpoints = [entry for entry in times if entry[0].endswith(".ckpt")]
         resized = before is None or checkpoints != [entry for entry in before.times if entry[0].endswith(".ckpt")]
-        size = path_size(folder) if before is None or resized else before.size
-        return _CachedRun(times, read_run(folder, self.folders.runs), read_record(folder), read_notes(folder), size)
+        size = path_size(folder) if before is None or resized else before.row.size
+        info = read_run(folder, self.folders.runs)
+        return _CachedRun(times, read_record(folder), RunRow(name, info, info.state, None, read_notes(folder), size))
 
 
 def find_state(info: RunInfo, record: ProcessRecord | None) -> str:

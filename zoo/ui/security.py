@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,14 +46,6 @@ class AccessToken:
         """Tell whether a value is the token; takes the same time for every wrong one."""
         return secrets.compare_digest(value.encode(), self.value.encode())
 
-    def is_in_cookies(self, cookies: str) -> bool:
-        """Tell whether a Cookie header holds the token."""
-        try:
-            morsel = SimpleCookie(cookies).get(self.cookie)
-        except CookieError:
-            return False
-        return morsel is not None and self.matches(morsel.value)
-
 
 class AccessGate:
     """ASGI middleware in front of every route and websocket."""
@@ -74,7 +66,7 @@ class AccessGate:
         elif scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == "/" and self._has_token(scope):
             response = RedirectResponse("/", 303)
             response.set_cookie(self.token.cookie, self.token.value, httponly=True, samesite="strict")
-        elif not self.token.is_in_cookies(headers.get("cookie", "")):
+        elif not self.token.matches(HTTPConnection(scope).cookies.get(self.token.cookie, "")):
             response = PlainTextResponse("Open the address that `zoo ui` printed: it holds the token.", 401)
         await (response or self.app)(scope, receive, send)
 

@@ -75,12 +75,7 @@ def _exit_once(number: int, frame: Any) -> None:
 def build_app(
     folders: Folders, token: AccessToken, environment: dict[str, str], max_upload: int, trainings_at_once: int = 1
 ) -> FastAPI:
-    """Build the app; every route is behind the gate.
-
-    Args:
-        environment: of the processes that the page starts.
-        max_upload: bytes.
-    """
+    """Build the app, whose every route is behind the gate; `environment` is that of the processes it starts."""
     os.environ.setdefault("NICEGUI_STORAGE_PATH", str(folders.temp / "storage"))  # read when nicegui is imported
     import nicegui
 

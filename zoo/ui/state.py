@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from nicegui import run, ui
+from nicegui import ui
 
 from zoo.ui.folders import Folders
 from zoo.ui.machine import MachineLoad, read_machine
@@ -103,14 +103,6 @@ class PageState:
                 await refresh()
 
         ui.timer(seconds, refresh_open_tab)
-
-
-async def run_in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function that reads files in a thread, so that other pages are served in the meantime."""
-    result = await run.io_bound(lambda: (function(*arguments),))
-    if result is None:  # the server ends
-        raise asyncio.CancelledError
-    return result[0]
 
 
 async def notify_errors(work: Awaitable[Result]) -> Result | None:

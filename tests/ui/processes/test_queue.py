@@ -137,9 +137,10 @@ def test_a_training_that_ends_makes_room(queue: TrainingQueue) -> None:
     assert queue.is_busy(following) and not queue.waiting
 
 
-def test_a_start_that_is_impossible_is_no_end(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_is_impossible_is_an_error(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
     queue = make_queue(folders)
     folders.runs.rmdir()
     folders.runs.touch()
-    run = start(queue)
-    assert not queue.is_busy(run) and "cannot be started" in caplog.text
+    with pytest.raises(OSError, match="flow/smoke"):
+        start(queue)
+    assert "cannot be started" in caplog.text and not queue.waiting

@@ -16,17 +16,11 @@ WORKER = "zoo.cli.config_worker"
 
 @dataclass(frozen=True)
 class ParsedConfig:
-    """The complete config of a training.
-
-    Args:
-        config: its values.
-        text: as the run's `config.yaml` holds them.
-        arguments: `help`, `type` and `choices` of each argument, by section or class, then by name.
-    """
+    """The complete config of a training."""
 
     config: dict[str, Any]
-    text: str
-    arguments: Mapping[str, Mapping[str, Any]]
+    text: str  # as the run's `config.yaml` holds it
+    arguments: Mapping[str, Mapping[str, Any]]  # `help`, `type`, `choices` by section or class, then by name
 
 
 class ConfigParser:
@@ -37,12 +31,7 @@ class ConfigParser:
         self._lock = asyncio.Lock()
 
     async def parse(self, files: Sequence[Path], changes: Mapping[str, Any]) -> ParsedConfig:
-        """Parse the command line `zoo fit` with these files, later ones over earlier ones.
-
-        Raises:
-            ValueError: the message of `zoo fit`, which names the key.
-            ChildProcessError: the parser ended.
-        """
+        """Parse the command line `zoo fit` with these files; ValueError with its message, which names the key."""
         async with self._lock:
             try:
                 await self._process.send({"files": [str(file) for file in files], "changes": dict(changes)})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -19,8 +18,7 @@ WORKER = "zoo.ui.processes.model_worker"
 Progress = Callable[[float, str], None]
 
 
-@dataclass(frozen=True)
-class ModelSource:
+class ModelSource(NamedTuple):
     """What to load, and where to compute; a file that is written again is another source."""
 
     path: Path
@@ -59,29 +57,17 @@ class ModelProcess:
         return f"{self._source.file.name} on {self._source.device}: {state}, {memory:.0f} MiB"
 
     async def load(self, path: Path, device: str) -> tuple[InputField, ...]:
-        """Load a run folder or a checkpoint, unless it is loaded; returns the fields of its form.
-
-        Raises:
-            ValueError: it cannot be loaded.
-        """
+        """Load a run folder or a checkpoint, unless it is loaded; returns its fields, ValueError when that fails."""
         async with self._lock:
             return await self._load(find_source(path, device))
 
     async def predict(
         self, path: Path, device: str, values: Mapping[str, Any], folder: Path, report: Progress
     ) -> tuple[list[Output], float]:
-        """Compute the outputs for a form; a caller that is cancelled ends the process.
+        """Compute a form; returns the outputs, whose files are in `folder`, and the seconds that they took.
 
-        Args:
-            values: JSON values by the names of the fields; files by their paths.
-            folder: an empty one for the files of the outputs.
-            report: called with the finished share and a text.
-
-        Returns:
-            The outputs, and the seconds that they took.
-
-        Raises:
-            ValueError: the model cannot be loaded, refuses the values, or its process ended.
+        A caller that is cancelled ends the process. ValueError when the model cannot be loaded, refuses the values, or
+        its process ended.
         """
         async with self._lock:
             await self._load(find_source(path, device))

@@ -12,9 +12,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -35,19 +35,13 @@ CLOCK_SECONDS = 2.0  # the clock of the system may be set in between
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """The last process of a run.
-
-    Args:
-        create_time: seconds since 1970; the system gives the number of an ended process to others.
-        exit_code: None while it runs, and when no page saw it end.
-        stopping: whether it was asked to end.
-    """
+    """The last process of a run."""
 
     pid: int
-    create_time: float
+    create_time: float  # seconds since 1970; the system gives the number of an ended process to others
     command: Sequence[str] = ()
-    exit_code: int | None = None
-    stopping: bool = False
+    exit_code: int | None = None  # also None when no page saw its end
+    stopping: bool = False  # whether it was asked to end
 
     def is_running(self) -> bool:
         """Tell whether this very process runs."""
@@ -72,12 +66,11 @@ def write_record(folder: Path, record: ProcessRecord) -> None:
     write_atomic(folder / PROCESS_NAME, lambda file: file.write(json.dumps(asdict(record), indent=2).encode()))
 
 
-@dataclass(frozen=True)
-class WaitingTraining:
+class WaitingTraining(NamedTuple):
     """A training that has not started: arguments of `zoo fit`, and the changes that become its `changes.yaml`."""
 
     arguments: tuple[str, ...]
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = {}
 
 
 class TrainingQueue:
@@ -103,15 +96,9 @@ class TrainingQueue:
         }
 
     def start(self, recipe: str, files: Sequence[Path], changes: Mapping[str, Any]) -> str:
-        """Start or queue a training.
+        """Start or queue a training; returns the name of the new run, and raises OSError when no process starts.
 
-        Args:
-            recipe: `<system>/<recipe>`.
-            files: the recipe and the overrides, later ones over earlier ones.
-            changes: nested values merged over the files.
-
-        Returns:
-            The name of the new run.
+        `recipe` is `<system>/<recipe>`; `changes` are nested values merged over the files in their order.
         """
         stamp, number = f"{recipe}/{time.strftime('%Y%m%d-%H%M%S')}", 1
         run = stamp
@@ -123,14 +110,12 @@ class TrainingQueue:
         arguments = [f"--config={path}" for path in paths]
         self.waiting[run] = WaitingTraining((*arguments, f"--trainer.default_root_dir={folder}"), changes)
         self.tick()
+        if run not in self.waiting and run not in self._running:
+            raise OSError(f"{run} cannot be started; the console of `zoo ui` shows why")
         return run
 
     def resume(self, run: str, options: Sequence[str] = ()) -> None:
-        """Resume or queue a run from its newest valid checkpoint; ValueError when that is not possible.
-
-        Args:
-            options: further arguments of `zoo fit`, such as a larger `--trainer.max_steps`.
-        """
+        """Resume or queue a run with further options of `zoo fit`; ValueError when that is not possible."""
         folder = self.folders.run(run)
         if run in self.waiting or run in self._running or is_locked(folder):
             raise ValueError(f"{run} is running or queued")

@@ -38,13 +38,9 @@ class Line(NamedTuple):
 
 
 def arrange_panels(metrics: Sequence[str], monitor: str | None = None) -> dict[str, list[Panel]]:
-    """Sort metrics into charts and charts into groups.
+    """Sort metrics into charts and charts into groups by their titles.
 
-    Args:
-        monitor: the metric that decides which checkpoints are best; its chart comes first.
-
-    Returns:
-        Charts by the title of their group: the monitored metric and losses, the rest by prefix, rates, the system.
+    First come the metric that decides which checkpoints are best and the losses, last learning rates and the system.
     """
     keys = [key for key in metrics if key != "epoch"]
     rates = tuple(key for key in keys if is_learning_rate(key))

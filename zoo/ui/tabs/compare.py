@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from nicegui import ui
@@ -9,7 +10,7 @@ from nicegui import ui
 from zoo.runs.compare_runs import compare_runs, format_value, result_table, select_metrics
 from zoo.runs.run_info import format_duration, trained_seconds
 from zoo.ui.run_index import RunRow
-from zoo.ui.state import PageState, run_in_thread
+from zoo.ui.state import PageState
 from zoo.ui.tabs.widgets import Text, format_best, format_bytes, format_progress, heading, text_table
 
 MAX_TEXT = 80  # characters of a config's value
@@ -31,8 +32,8 @@ class ComparisonTable:
     async def show(self, rows: Sequence[RunRow]) -> bool:
         """Read and show runs; ValueError when one has neither config nor results."""
         folders = [row.info.folder for row in rows]
-        comparison = await run_in_thread(compare_runs, folders, self.page.app.folders.runs)
-        seconds = [await run_in_thread(trained_seconds, folder) for folder in folders]
+        comparison = await asyncio.to_thread(compare_runs, folders, self.page.app.folders.runs)
+        seconds = [await asyncio.to_thread(trained_seconds, folder) for folder in folders]
         self.runs = [row.name for row in rows]
         self.title.text = f"{len(rows)} runs compared"
         facts = [

@@ -97,10 +97,9 @@ class ConfigEdits:
         return [Edit(key, self._recipe_text(key), as_text(value)) for key, value in self.edits.items()]
 
     def to_changes(self) -> dict[str, Any]:
-        """Return nested values to merge over the recipe; a list with edited objects is replaced as a whole.
+        """Return nested values to merge over the recipe; ValueError when one cannot be used.
 
-        Raises:
-            ValueError: a value cannot be used.
+        A list with edited objects is replaced as a whole.
         """
         for key, problem in self.problems.items():
             raise ValueError(problem if key in problem else f"{key}: {problem}")
@@ -174,13 +173,9 @@ def entry_names(entries: list[Any]) -> list[str]:
 
 
 def set_value(config: dict[str, Any], key: str, value: Any) -> str | None:
-    """Set a dotted key in place.
+    """Set a dotted key in place; returns the key of the outermost list on its way, None without one.
 
-    Returns:
-        The key of the outermost list on its way, None without one.
-
-    Raises:
-        ValueError: a list on its way has no such object.
+    ValueError when a list on its way has no such object.
     """
     node: Any = config
     outer: str | None = None
@@ -236,12 +231,7 @@ def find_key_in_message(message: str, keys: Iterable[str]) -> str | None:
 
 
 def describe_key(arguments: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return `help`, `type` and `choices` of a key; {} where its section or class does not describe it.
-
-    Args:
-        arguments: by section or class, then by name.
-        values: of the config by key; they tell which class stands where.
-    """
+    """Return `help`, `type` and `choices` of a key of a config with these values; {} where nothing describes it."""
     names = key.split(".")
     if names[-1] == "class_path":
         return {"help": "the class that stands here; its arguments follow"}

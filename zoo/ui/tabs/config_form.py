@@ -148,13 +148,7 @@ class KeyWidget:
 
 
 class ConfigForm:
-    """The form, made in the current slot.
-
-    Args:
-        edits: what it shows and edits.
-        arguments: descriptions by section or class, then by name.
-        changed: called after each edit.
-    """
+    """The form of edits, made in the current slot; `changed` is called after each edit."""
 
     def __init__(
         self, edits: ConfigEdits, arguments: Mapping[str, Mapping[str, Any]], changed: Callable[[], None]

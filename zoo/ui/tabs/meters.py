@@ -11,11 +11,7 @@ GIB = 2**30
 
 
 class Meters:
-    """Bars in the current slot.
-
-    Args:
-        tab: that holds them; "" for the header, where they are small.
-    """
+    """Bars in the current slot, of a tab or, where they are small, of the header."""
 
     def __init__(self, page: PageState, tab: str = "") -> None:
         self.page = page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -11,7 +12,7 @@ from nicegui import ui
 from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.inference.forms import InputField
 from zoo.ui.predictions import PredictionJob
-from zoo.ui.state import PageState, notify_errors, run_in_thread
+from zoo.ui.state import PageState, notify_errors
 from zoo.ui.tabs.predict_form import PredictForm, is_conversation
 from zoo.ui.tabs.results import show_outputs
 from zoo.ui.tabs.widgets import NEWEST, StatusLine, code_block, heading
@@ -35,6 +36,7 @@ class PredictTab:
         self.page, self.app = page, page.app
         self.form: PredictForm | None = None
         self._source: Source | None = None  # of the form
+        self._advice = ""
         self._cards: dict[PredictionJob, JobCard] = {}
         heading("Predict")
         with ui.element().classes("zoo-choose"):
@@ -88,7 +90,7 @@ class PredictTab:
             self.run.set_options(list(rows), value=run if run in rows else None)
         elif self.run.value != run and run in rows:
             self.run.set_value(run)
-        paths = await run_in_thread(find_checkpoints, rows[run].info.folder) if run in rows else []
+        paths = await asyncio.to_thread(find_checkpoints, rows[run].info.folder) if run in rows else []
         if run != self.page.run:
             return
         options = {"": NEWEST} | {path.name: path.name for path in paths}
@@ -96,9 +98,11 @@ class PredictTab:
             value = self.checkpoint.value
             self.checkpoint.set_options(options, value=value if value in options else "")
         self.open.set_enabled(bool(paths))
-        if not paths:
-            missing = "This run has no checkpoint yet: train first." if run in rows else "Choose a run."
-            self.status.show("calm", missing if rows else "No trained system yet: start one in the tab Train.")
+        missing = "This run has no checkpoint yet: train first." if run in rows else "Choose a run."
+        advice = "" if paths else missing if rows else "No trained system yet: start one in the tab Train."
+        if advice != self._advice:
+            self._advice = advice
+            self.status.show("calm", advice)
             self._clear()
         self.model.set_text(self.app.predictions.model.describe())
 

@@ -44,11 +44,7 @@ class FileDrop(ui.element, component="../static/drop.js"):
 
 
 class PredictForm:
-    """Controls for fields, made in the current slot.
-
-    Args:
-        send: called when Enter is pressed in a conversation.
-    """
+    """Controls for fields, made in the current slot; `send` is called on Enter in a conversation."""
 
     def __init__(self, fields: Sequence[InputField], folders: Folders, send: Callable[[], Any]) -> None:
         self.fields = fields
@@ -68,10 +64,9 @@ class PredictForm:
                     self._controls[field.name] = self._add_control(field)
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the values of all fields, for several files a dictionary each; errors are shown at their fields.
+        """Return the values of all fields, for several files a dictionary each.
 
-        Raises:
-            ValueError: the first of the errors, with its field's label.
+        Errors are shown at their fields; the first one is raised as ValueError.
         """
         values: dict[str, list[Any]] = {}
         errors = []

@@ -25,11 +25,7 @@ class Compare(ui.element, component="../static/compare.js"):
 
 
 def show_outputs(outputs: Sequence[Output], address: Address, conversation: bool = False) -> None:
-    """Show outputs in the current slot; neighbours of the same group stand side by side.
-
-    Args:
-        conversation: show texts as messages.
-    """
+    """Show outputs in the current slot, neighbours of a group side by side, texts of a conversation as messages."""
     for group, members in groupby(outputs, lambda output: output.group):
         if group:
             _show_group(list(members), address, conversation)

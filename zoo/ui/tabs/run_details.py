@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from zoo.runs.run_info import (
 from zoo.ui.processes.command import run_command
 from zoo.ui.run_actions import EXPORTS_NAME, check_notes, write_notes
 from zoo.ui.run_index import RunRow
-from zoo.ui.state import PageState, notify_error, notify_errors, run_in_thread
+from zoo.ui.state import PageState, notify_error, notify_errors
 from zoo.ui.tabs.widgets import (
     NEWEST,
     StateChip,
@@ -44,12 +45,7 @@ MAX_CHECKED_BYTES = 512 * 2**20  # a larger checkpoint is not read only to show 
 
 
 class RunDetails:
-    """The view of one run, made in the current slot.
-
-    Args:
-        show_list: returns to the list.
-        delete: confirms and deletes runs; returns whether they are gone.
-    """
+    """The view of one run, made in the current slot; `show_list` returns to the list, `delete` confirms first."""
 
     def __init__(
         self, page: PageState, show_list: Callable[[], None], delete: Callable[[list[str]], Awaitable[bool]]
@@ -124,7 +120,7 @@ class RunDetails:
         self.name.text = row.title
         self.full_name.set_text(row.name)
         self.state.show(row.state)
-        content = await notify_errors(run_in_thread(self._read, row))
+        content = await notify_errors(asyncio.to_thread(self._read, row))
         if content is None or self.run != row.name:
             return
         facts, checkpoints = content
@@ -169,11 +165,11 @@ class RunDetails:
     async def _save_notes(self) -> None:
         try:
             notes = check_notes(self.label.value or "", (self.tags.value or "").split(","))
-            await run_in_thread(write_notes, self.app.folders.run(self.run), notes)
+            await asyncio.to_thread(write_notes, self.app.folders.run(self.run), notes)
         except (ValueError, OSError) as error:
             notify_error(error)
             return
-        await run_in_thread(self.app.index.scan)
+        await asyncio.to_thread(self.app.index.scan)
         await self.refresh()
 
     async def _delete(self) -> None:

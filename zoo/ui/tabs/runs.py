@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from nicegui import ui
@@ -9,7 +10,7 @@ from nicegui import ui
 from zoo.runs.run_info import format_age
 from zoo.ui.run_actions import delete_run
 from zoo.ui.run_index import ACTIVE_STATES, RunRow
-from zoo.ui.state import PageState, notify_errors, run_in_thread
+from zoo.ui.state import PageState, notify_errors
 from zoo.ui.tabs.compare import ComparisonTable
 from zoo.ui.tabs.run_details import RunDetails
 from zoo.ui.tabs.widgets import STATES, StatusLine, confirm, format_best, format_bytes, format_progress, heading
@@ -115,14 +116,14 @@ class RunsTab:
                 return False
             for row in rows:
                 await notify_errors(self._delete(row.name))
-        await run_in_thread(self.app.index.scan)
+        await asyncio.to_thread(self.app.index.scan)
         await self.refresh()
         return not any(row.name in self.app.index.rows for row in rows)
 
     async def _delete(self, run: str) -> None:
         if self.app.queue.is_busy(run):
             raise ValueError(f"{run} is running or queued: stop or cancel it first")
-        await run_in_thread(delete_run, self.app.folders, run)
+        await asyncio.to_thread(delete_run, self.app.folders, run)
 
     async def refresh(self) -> None:
         """Show what has changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,7 +10,7 @@ from nicegui import events, ui
 
 from zoo.runs.run_folder import MEDIA_NAME
 from zoo.ui.run_files import Table, is_audio, sample_files, sample_steps
-from zoo.ui.state import PageState, run_in_thread
+from zoo.ui.state import PageState
 from zoo.ui.tabs.widgets import heading, text_table
 
 
@@ -48,7 +49,7 @@ class Samples:
         if run != self._run:
             self.clear()
         row = self.page.app.index.rows.get(run)
-        steps = [] if row is None else await run_in_thread(sample_steps, row.info.folder)
+        steps = [] if row is None else await asyncio.to_thread(sample_steps, row.info.folder)
         if run != self.page.run or not steps:
             return
         if steps != self._steps:
@@ -76,7 +77,7 @@ class Samples:
         newer = len(self._steps) - 1 - self._steps.index(step)
         self.label.set_text(f"after batch {int(step.removeprefix('step_')):,}{f' ({newer} newer)' if newer else ''}")
         self.newest.set_enabled(newer > 0)
-        names, tables = await run_in_thread(sample_files, self.page.app.folders.runs / run, step)
+        names, tables = await asyncio.to_thread(sample_files, self.page.app.folders.runs / run, step)
         content = (step, names, tables)
         if content == self._content or (run, step) != (self.page.run, self._step) or self._playing:
             return

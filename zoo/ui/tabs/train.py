@@ -17,7 +17,7 @@ from zoo.runs.checkpoints import find_checkpoints
 from zoo.runs.run_info import RunInfo, format_duration, read_settings, trained_seconds
 from zoo.ui.folders import read_description
 from zoo.ui.processes.command import last_error, run_command
-from zoo.ui.state import PageState, run_in_thread
+from zoo.ui.state import PageState
 from zoo.ui.tabs.config_edits import SWITCHES, ConfigEdits, Edit, equal_values, find_key_in_message, flatten
 from zoo.ui.tabs.config_form import LABELS, ConfigForm
 from zoo.ui.tabs.widgets import StatusLine, code_block, heading
@@ -78,6 +78,7 @@ class TrainTab:
         self.page, self.app = page, page.app
         self.edits: ConfigEdits | None = None  # None while the recipe is read
         self._files: list[Path] = []
+        self._refused = ("", "")  # key and message of the parser's last error
         self._revision = 0  # counts recipes and edits
         self._is_busy = False
         system, recipe, machine = self.app.recipe or self._last_recipe()
@@ -148,7 +149,7 @@ class TrainTab:
             return
         runs = [row.info for row in self.app.index.rows.values()]
         recipe = f"{self.system.value}/{self.recipe.value}"
-        previous = await run_in_thread(find_previous_run, runs, recipe, parsed.config)
+        previous = await asyncio.to_thread(find_previous_run, runs, recipe, parsed.config)
         if not self._is_current(revision):
             return
         self.edits = ConfigEdits(parsed.config)
@@ -227,6 +228,9 @@ class TrainTab:
     def _edited(self) -> None:
         """Show the edits, and let the parser check them once nothing has changed for a moment."""
         self._revision += 1
+        key, message = self._refused
+        if self.edits is not None and self.edits.problems.get(key) == message:  # another key may have mended it
+            del self.edits.problems[key]
         self.form.refresh()
         self._show_differences([])
         if not self._is_busy:
@@ -267,6 +271,7 @@ class TrainTab:
         self.status.show("bad", message)
         key = find_key_in_message(message, self.edits.edits) if self.edits else None
         if self.edits is not None and key is not None:
+            self._refused = (key, message)
             self.edits.problems[key] = message
             self.form.refresh()
             self.form.open_group(key)
@@ -287,12 +292,11 @@ class TrainTab:
                     for title in ("Key", "Recipe", "Yours", ""):
                         with ui.element("th" if title else "td"):
                             ui.label(title)
-                for edit in edits:
-                    self._add_row(edit, can_undo=True)
-                for edit in follows:
-                    self._add_row(edit, can_undo=False)
+                for edit in (*edits, *follows):
+                    self._add_row(edit)
 
-    def _add_row(self, edit: Edit, can_undo: bool) -> None:
+    def _add_row(self, edit: Edit) -> None:
+        can_undo = self.edits is not None and edit.key in self.edits.edits
         with ui.element("tr").classes("" if can_undo else "follows"):
             for text in (LABELS[edit.key] if edit.key in SWITCHES else edit.key, edit.recipe, edit.edited):
                 with ui.element("td"):
@@ -333,7 +337,7 @@ class TrainTab:
     async def _start(self, recipe: str, files: list[Path], changes: dict[str, Any]) -> None:
         await self.app.parser.parse(files, changes)
         run = self.app.queue.start(recipe, files, changes)
-        await run_in_thread(self.app.index.scan)
+        await asyncio.to_thread(self.app.index.scan)
         self.status.show("good", f"{run} {'is queued' if run in self.app.queue.waiting else 'has started'}.")
         self.page.choose(run, "watch")
 

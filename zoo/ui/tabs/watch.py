@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -12,7 +13,7 @@ from zoo.runs.checkpoints import best_checkpoint, find_checkpoints
 from zoo.runs.run_info import RunInfo
 from zoo.ui.run_files import TrainingSpeed, failure_reason, read_log, training_speed
 from zoo.ui.run_index import ACTIVE_STATES, RunRow
-from zoo.ui.state import PageState, notify_error, notify_errors, run_in_thread
+from zoo.ui.state import PageState, notify_error, notify_errors
 from zoo.ui.tabs.charts import Charts, RunCurves, arrange_panels
 from zoo.ui.tabs.meters import Meters
 from zoo.ui.tabs.samples import Samples
@@ -89,7 +90,7 @@ class WatchTab:
                 action(self.page.run)
             except (ValueError, OSError) as error:
                 notify_error(error)
-            await run_in_thread(self.app.index.scan)
+            await asyncio.to_thread(self.app.index.scan)
             await self.refresh()
 
         return ui.button(name, on_click=act).props(f"no-caps dense {props}")
@@ -102,7 +103,7 @@ class WatchTab:
                 self.app.queue.resume(row.name, options)
             except (ValueError, OSError) as error:
                 notify_error(error)
-            await run_in_thread(self.app.index.scan)
+            await asyncio.to_thread(self.app.index.scan)
             await self.refresh()
 
     def _choose(self) -> None:
@@ -148,7 +149,7 @@ class WatchTab:
             self.empty.set_text(missing if rows else "No run yet: start one in the tab Train.")
             return
         smoothing = round(float(self.smoothing.value or 0), 2)
-        content = await notify_errors(run_in_thread(self._read, row, smoothing, self.log_panel.value))
+        content = await notify_errors(asyncio.to_thread(self._read, row, smoothing, self.log_panel.value))
         if content is None or run != self.page.run:
             return
         self._show_status(row, content)
