@@ -11,7 +11,7 @@ import pytest
 
 from scripts.site import docstring, import_function
 from zoo.cli.config_worker import argument_texts, describe_arguments, describe_config
-from zoo.cli.tools import find_tools
+from zoo.cli.tools import NO_OPTIONS, find_tools
 from zoo.common import registry
 from zoo.common.configs import load_recipe
 from zoo.common.systems import recipe_paths
@@ -28,7 +28,11 @@ def undescribed(place: str) -> list[str]:
     """Arguments of a function that its docstring does not describe."""
     function = import_function(place)
     texts = argument_texts(function.__doc__)
-    return [name for name in inspect.signature(function).parameters if not texts.get(name) and name not in VARIADIC]
+    return [
+        name
+        for name in inspect.signature(function).parameters
+        if not texts.get(name) and name not in {*VARIADIC, *NO_OPTIONS}
+    ]
 
 
 def definition(place: str) -> ast.stmt:

@@ -38,6 +38,7 @@ class PolicyTask(SingleOptimizerTask):
     """Base of the tasks that train an in-context policy on histories and may let it act in held-out tasks.
 
     Args:
+        policy: the net that trains.
         env: the family of tasks that it acts in.
         episodes: that a context lives for in evaluation.
         greedy: take the most likely action in evaluation instead of sampling.
@@ -138,6 +139,7 @@ class DistillationTask(PolicyTask):
     tasks: first episode, last episode, mean.
 
     Args:
+        policy: the net that trains.
         env: the family of tasks that it acts in when it is evaluated.
         dense: train the actions of all steps; false trains an item's last one, as the original does.
         label_smoothing: of the actions, in [0, 1).

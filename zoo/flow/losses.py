@@ -42,6 +42,9 @@ class MinSnr:
     On straight paths min(t^2, gamma (1 - t)^2) of a velocity's error; for other predictions it is converted, as their
     errors are multiples of one another at a time.
 
+    Args:
+        gamma: where the weight stops growing.
+
     Source: Hang et al., "Efficient Diffusion Training via Min-SNR Weighting Strategy" (2023), section 3.4.
     """
 

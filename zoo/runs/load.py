@@ -34,6 +34,7 @@ def load(
     Args:
         path: a run folder (its newest valid checkpoint), a checkpoint file, an export folder, `last` (the newest run
             below `runs`), or `hf://user/name` with or without `@revision`: a model that was pushed to a hub.
+        device: torch device.
         ema: use the averaged weights where the checkpoint holds them.
         allow_import: packages of your own whose registered components this process may build from now on.
         options: values of the Inference's constructor instead of the recipe's, such as a chunk length; its components

@@ -24,6 +24,10 @@ class Tokenizer(FrozenModule):
 
     A subclass defines `build`. Texts are encoded without special tokens; `prefix` holds those with which the tokenizer
     begins a text (a BOS, or nothing).
+
+    Args:
+        source: hub id, or a folder with its files (the backbone's, or the `tokenizer/` of a checkpoint).
+        revision: commit of the hub repository.
     """
 
     def build(self) -> Any:

@@ -168,6 +168,7 @@ def evaluate(
         max_items: first so many questions; all by default.
         answers: how questions are answered.
         batch_size: questions computed together; fewer need less memory.
+        device: torch device.
     """
     trained, data, limit = load_crowd(run, local_device(device))
     fields = (prompt_field or data.text_format.prompt_field, answer_field or data.text_format.answer_field)

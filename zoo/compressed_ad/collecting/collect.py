@@ -164,11 +164,15 @@ def collect_histories(
     Each history is the same for any shard size or number of processes. The same call resumes after a kill.
 
     Args:
+        output: folder to write.
         env: the original's dark room when not given, e.g. --env DarkKeyToDoor --env.horizon 50, an id of gymnasium, or
             --env GymnasiumEnv --env.id FrozenLake-v1 --env.tasks '[{"map_name": "4x4"}, {"map_name": "8x8"}]'.
         algorithm: that learns: ppo; q_learning for grids and Discrete spaces; epsilon, which is a demonstrator.
-        ppo: its settings, e.g. --ppo.rollout_steps 50, as q_learning (--q_learning.bonus 0.1) and epsilon.
+        ppo: its settings, e.g. --ppo.rollout_steps 50.
+        q_learning: its settings, e.g. --q_learning.bonus 0.1.
+        epsilon: its settings.
         episodes: of each history; where their lengths differ, the steps are those of so many of the longest.
+        streams: histories of each task.
         tasks: numbers of the tasks in row-major order; all when not given.
         seed: of the histories; those of a task depend on it and on the task alone.
         split_seed: of the split into training and test tasks, which the index notes.

@@ -128,7 +128,12 @@ class BatchedGrids:
 class GridEnv(Env):
     """A family of tasks on one grid: goals to be reached in order, the reward of each being 1.
 
-    With `repeats` the (single) goal pays in every step in which the agent is there, else once an episode.
+    Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
+        start: row and column where every episode begins; None for the centre.
+        repeats: the goal pays in every step in which the agent is there, else once an episode.
+        random_start: sample the cell in which an episode begins; `start` is then without effect.
     """
 
     num_actions: ClassVar[int] = len(MOVES)
@@ -185,6 +190,8 @@ class Darkroom(GridEnv):
     """An unseen goal on a grid; a task is (row, column) of the goal.
 
     Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
         start: row and column where every episode begins; None for the centre.
         hard: pay the goal once an episode, not in every step (then usual: a grid of 17).
         random_start: sample the cell in which an episode begins; `start` is then without effect.
@@ -217,7 +224,12 @@ class Darkroom(GridEnv):
 
 
 class DarkroomPermuted(GridEnv):
-    """A goal in the far corner and permuted actions; a task is the number of the permutation."""
+    """A goal in the far corner and permuted actions; a task is the number of the permutation.
+
+    Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
+    """
 
     name = "darkroom_permuted"
 
@@ -238,6 +250,10 @@ class DarkKeyToDoor(GridEnv):
     """An unseen key that pays once, then an unseen door that pays once; a task is (row, column, row, column) of both.
 
     The state does not show whether the agent has the key. A door in the cell of the key takes another step.
+
+    Args:
+        grid_size: rows and columns, at least 2.
+        horizon: steps of an episode, at least 1.
 
     Source: Laskin et al., "In-context Reinforcement Learning with Algorithm Distillation" (2022), section 4.1.
     """

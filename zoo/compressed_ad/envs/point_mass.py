@@ -22,6 +22,7 @@ class PointMass(Env):
 
     Args:
         goals: evenly spaced on the circle, at least 2.
+        horizon: steps of an episode, at least 1.
         speed: the longest displacement of a step.
     """
 

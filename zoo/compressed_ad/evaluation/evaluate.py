@@ -131,14 +131,18 @@ def evaluate(
 
     Args:
         run: run folder, checkpoint or export of in-context reinforcement learning.
+        output: folder to write.
         episodes: of each pair of task and seed; 500 show whether it improves beyond what it was trained on.
+        seeds: of the policy's samples, for each task.
         split: tasks; held-out ones by default.
-        split_seed: of the split, as `train_share`; as in training when neither is given.
+        split_seed: of the split; as in training when neither it nor train_share is given.
+        train_share: share of the training tasks.
         greedy: take the most likely action instead of sampling one.
         gap: probe the memory after the episodes: goal found, return before and after a time without reward.
         gap_steps: of that; a window by default.
         simple: evaluate simple learners on the same pairs: replays and bandits.
         chunk: pairs that act together; more need more memory.
+        device: torch device.
     """
     check_within(0, world_size - 1, rank=rank)
     check_at_least(1, episodes=episodes, seeds=seeds, chunk=chunk)

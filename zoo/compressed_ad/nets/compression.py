@@ -16,7 +16,11 @@ STD = 0.02
 
 
 class Compressor(nn.Module, ABC):
-    """Turns a sequence of tokens, old latents first, into `num_latents` latents, 0 or more."""
+    """Turns a sequence of tokens, old latents first, into `num_latents` latents, 0 or more.
+
+    Args:
+        num_latents: latents that are left, 0 or more.
+    """
 
     def __init__(self, num_latents: int) -> None:
         super().__init__()
@@ -87,8 +91,12 @@ class QueryCompressor(Compressor):
     """Learned queries that attend to the tokens, as in a Q-Former: the original's last compressor.
 
     Args:
+        dim: width of the tokens.
         num_latents: queries, hence latents.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
         max_tokens: most tokens that are compressed at once.
     """
 
@@ -122,8 +130,12 @@ class EncoderCompressor(Compressor):
     """A transformer encoder over the tokens and K query tokens after them: the original's earlier compressor.
 
     Args:
+        dim: width of the tokens.
         num_latents: query tokens, hence latents.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
         max_tokens: most tokens of a call, query tokens included.
     """
 
@@ -159,7 +171,11 @@ class ReconstructionDecoder(nn.Module):
     """Learned position queries attend to the latents and reconstruct the tokens of the compression.
 
     Args:
+        dim: width of the tokens.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 
@@ -207,8 +223,14 @@ class FieldDecoder(ReconstructionDecoder):
     sampled in every training step, cost less than all.
 
     Args:
+        dim: width of the tokens.
+        grid_size: rows and columns, at least 2.
+        num_actions: actions to choose from.
         positions: transitions of a segment that a training step reconstructs; all by default.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         feedforward: channels between the linear layers; four times `dim` by default.
+        dropout: in training, 0 to below 1.
         max_tokens: positions that can be reconstructed.
     """
 

@@ -26,7 +26,13 @@ def check_space(name: str, expected: Space, found: Space, env: Env) -> None:
 
 
 class StepEmbedding(nn.Module, ABC):
-    """Turns transitions and query states into tokens of width `dim`."""
+    """Turns transitions and query states into tokens of width `dim`.
+
+    Args:
+        dim: width of the tokens.
+        observation: space of observations.
+        action: space of actions.
+    """
 
     def __init__(self, dim: int, observation: Space, action: Space) -> None:
         super().__init__()
@@ -51,7 +57,13 @@ class StepEmbedding(nn.Module, ABC):
 
 
 class GridEmbedding(StepEmbedding):
-    """Base of the embeddings of grids."""
+    """Base of the embeddings of grids.
+
+    Args:
+        dim: width of the tokens.
+        grid_size: rows and columns, at least 2.
+        num_actions: actions to choose from.
+    """
 
     def __init__(self, dim: int, grid_size: int, num_actions: int) -> None:
         super().__init__(dim, Box(0, grid_size - 1, (2,), np.int64), Discrete(num_actions))
@@ -62,6 +74,9 @@ class LinearEmbedding(GridEmbedding):
     """One linear layer on the raw numbers of a transition and a table of query states: the original's.
 
     Args:
+        dim: width of the tokens.
+        grid_size: rows and columns, at least 2.
+        num_actions: actions to choose from.
         norm: normalise tokens of transitions, as the earlier encoder's model does.
     """
 
@@ -86,6 +101,11 @@ class FactoredEmbedding(GridEmbedding):
     """A sum of learned tables: row and column of state and successor, action, reward, end of the episode.
 
     A net learns far faster from it than from raw coordinates.
+
+    Args:
+        dim: width of the tokens.
+        grid_size: rows and columns, at least 2.
+        num_actions: actions to choose from.
     """
 
     def __init__(self, dim: int = 64, grid_size: int = 9, num_actions: int = 5) -> None:
@@ -119,6 +139,7 @@ class SpaceEmbedding(StepEmbedding):
 
     Args:
         env: whose spaces it is for.
+        dim: width of the tokens.
     """
 
     def __init__(self, env: Env, dim: int = 64) -> None:

@@ -22,6 +22,7 @@ class ActionHead(nn.Linear):
     """Base: one linear layer to the parameters of a distribution over actions.
 
     Args:
+        dim: width of the tokens.
         outputs: parameters of the distribution.
 
     Attributes:
@@ -59,7 +60,12 @@ class ActionHead(nn.Linear):
 
 
 class CategoricalHead(ActionHead):
-    """Logits of `num_actions` actions."""
+    """Logits of `num_actions` actions.
+
+    Args:
+        dim: width of the tokens.
+        num_actions: actions to choose from.
+    """
 
     error = "acc_action"
 
@@ -94,6 +100,8 @@ class BinsHead(ActionHead):
     """A bounded Box cut into bins, each number of an action separately; uniform inside a bin.
 
     Args:
+        env: whose actions they are.
+        dim: width of the tokens.
         bins: of each number, at least 2.
         quantiles: cut at quantiles of the training actions, not evenly between the bounds. Bins are never narrower
             than a hundredth of an even one.

@@ -97,6 +97,9 @@ class Transformer(nn.Module):
     """Pre-norm transformer with learned positions.
 
     Args:
+        dim: width of the tokens.
+        depth: number of blocks.
+        heads: of attention; they divide `dim`.
         context: positions: the most tokens of a sequence, its last query included.
         feedforward: channels between the linear layers of a block; four times `dim` by default.
         dropout: of attention and of the blocks' outputs in training, 0 to below 1.
