@@ -51,10 +51,10 @@ def points(count: int = 64) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_the_exact_average_is_its_own_target():
     x, t, span = points()
-    target, found = mean_flow_target(average, x, t, span, velocity(x, t))
-    torch.testing.assert_close(target, found, atol=1e-8, rtol=0)
+    target, result = mean_flow_target(average, x, t, span, velocity(x, t))
+    torch.testing.assert_close(target, result, atol=1e-8, rtol=0)
     wrong, _ = mean_flow_target(lambda *inputs: 1.1 * average(*inputs), x, t, span, velocity(x, t))
-    assert (wrong - 1.1 * found).abs().max() > 1e-2
+    assert (wrong - 1.1 * result).abs().max() > 1e-2
 
 
 def test_pairs_have_the_exact_target_on_average():
@@ -63,9 +63,9 @@ def test_pairs_have_the_exact_target_on_average():
     x0, noise = torch.randn(2, count, 1, generator=generator, dtype=torch.float64)
     x1, t, span = MEAN + DEVIATION * noise, torch.full((count,), 0.3).double(), torch.full((count,), 0.5).double()
     x = 0.3 * x1 + 0.7 * x0
-    target, found = mean_flow_target(average, x, t, span, x1 - x0)
+    target, result = mean_flow_target(average, x, t, span, x1 - x0)
     for part in (x[:, 0] < x.median(), x[:, 0] >= x.median()):
-        error = (target - found)[part]
+        error = (target - result)[part]
         assert abs(error.mean()) < 4 * error.std() / int(part.sum()) ** 0.5
 
 
@@ -82,14 +82,14 @@ def test_no_span_is_flow_matching_and_derivatives_are_those_of_differences():
         return net(x, t, label, {"span": span})
 
     t, span = torch.tensor([0.1, 0.3, 0.5]), torch.tensor([0.0, 0.4, 0.5])
-    target, found = mean_flow_target(call, x, t, span, v)
+    target, result = mean_flow_target(call, x, t, span, v)
     assert torch.equal(target[0], v[0]) and not target.requires_grad
     step = 1e-2
     with torch.no_grad():
         ahead = call(x + step * v, t + step, span - step)
         behind = call(x - step * v, t - step, span + step)
         slope = (ahead - behind) / (2 * step)
-        torch.testing.assert_close(found, call(x, t, span), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(result, call(x, t, span), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(target, v + span[:, None, None, None] * slope, atol=5e-3, rtol=5e-3)
 
 
@@ -105,18 +105,18 @@ class Oracle(torch.nn.Module):
 def test_any_number_of_steps_ends_at_the_flow(steps, guidance):
     x0 = torch.randn(50, 2, dtype=torch.float64)
     solver = Solver("euler", steps)
-    found = solver.solve(average_field(Oracle(), solver.times(), None, guidance), x0)
-    torch.testing.assert_close(found.x, MEAN + DEVIATION * x0)
-    assert found.nfe == steps
+    result = solver.solve(average_field(Oracle(), solver.times(), None, guidance), x0)
+    torch.testing.assert_close(result.x, MEAN + DEVIATION * x0)
+    assert result.nfe == steps
 
 
 def test_intervals_belong_to_the_item():
     seeds = [item_seed(0, 0, item) for item in range(2000)]
-    t, span, kept = sample_intervals(UniformTimes(), 0.5, 0.25, seeds)
+    t, span, remaining = sample_intervals(UniformTimes(), 0.5, 0.25, seeds)
     apart = [sample_intervals(UniformTimes(), 0.5, 0.25, [seed]) for seed in seeds[:20]]
     assert [float(each[1]) for each in apart] == span[:20].tolist()
     assert (span > 0).float().mean().item() == pytest.approx(0.25, abs=0.03) and bool((t + span < 1).all())
-    assert kept.float().mean().item() == pytest.approx(0.5, abs=0.04)
+    assert remaining.float().mean().item() == pytest.approx(0.5, abs=0.04)
     assert not sample_intervals(UniformTimes(), 0.0, 0.0, [1, 2])[1].any()
 
 
@@ -160,8 +160,8 @@ def test_the_demo_begins_with_the_velocities_of_the_flow():
     assert len(missing) <= 0.1 * len(average_net.state_dict())  # more would be refused by --init_from
     x, t, label = torch.randn(16, 1, 8, 8), torch.rand(16), torch.arange(16) % 11
     with torch.no_grad():
-        expected, found = flow(x, t, label), average_net(x, t, label, {"span": torch.zeros(16)})
-    assert (found - expected).norm() < 0.1 * expected.norm()
+        expected, result = flow(x, t, label), average_net(x, t, label, {"span": torch.zeros(16)})
+    assert (result - expected).norm() < 0.1 * expected.norm()
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_training_finds_the_map_of_one_step(seed):
             adam.step()
         x0 = torch.randn(2000, 2)
         with torch.no_grad():
-            found = x0 + net(x0, torch.zeros(2000), None, {"span": torch.ones(2000)})
-        errors[share] = float((found - MEAN - DEVIATION * x0).square().mean().sqrt())
+            result = x0 + net(x0, torch.zeros(2000), None, {"span": torch.ones(2000)})
+        errors[share] = float((result - MEAN - DEVIATION * x0).square().mean().sqrt())
     print(f"seed {seed}: root mean square error of one step {errors[0.5]:.3f}, without spans {errors[0.0]:.3f}")
     assert errors[0.5] < 0.1 < 0.3 < errors[0.0]

@@ -46,8 +46,8 @@ def test_gif_has_all_frames_and_rests_on_the_last(tmp_path: Path, channels: int)
         for number in range(5):
             animation.seek(number)
             durations.append(animation.info["duration"])
-            found = np.array(animation.convert("RGB" if channels == 3 else "L")).reshape(8, 8, channels)
-            assert np.array_equal(found, pictures[number])
+            result = np.array(animation.convert("RGB" if channels == 3 else "L")).reshape(8, 8, channels)
+            assert np.array_equal(result, pictures[number])
     assert durations == [30, 30, 30, 30, 1500]
 
 

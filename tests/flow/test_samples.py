@@ -64,8 +64,8 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def test_images_by_class_and_guidance_with_their_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = fit(images(guidance=Guidance(3.0)), digits(), tmp_path)
-    assert found == [PICTURES, ["val_animation.gif", *PICTURES]]
+    result = fit(images(guidance=Guidance(3.0)), digits(), tmp_path)
+    assert result == [PICTURES, ["val_animation.gif", *PICTURES]]
     assert "no samples" not in caplog.text
     # ten classes of 8 x 8 pixels enlarged to 48 with 2 between them; names, and four rows with their titles
     assert size(tmp_path / "media" / "step_00000001" / "val_samples.png") == (500, 12 + 4 * (12 + 50))
@@ -88,20 +88,20 @@ def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path)
         max_per_class=0,
         cache=None,
     )
-    found = fit(images(0, 6, 3), data, tmp_path / "run", items=15)
-    assert len(data.val_set) == 1 and found == [PICTURES, ["val_animation.gif", *PICTURES]]
+    result = fit(images(0, 6, 3), data, tmp_path / "run", items=15)
+    assert len(data.val_set) == 1 and result == [PICTURES, ["val_animation.gif", *PICTURES]]
     assert size(tmp_path / "run" / "media" / "step_00000001" / "val_samples.png") == (15 * 50, 2 * (12 + 50))
 
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_samples_change_no_weight(tmp_path: Path, enabled: bool) -> None:
-    found = {}
+    result = {}
     for kind, shown in (("plain", False), ("this", enabled)):
         task = images()
         media = fit(task, digits(), tmp_path / kind, enabled=shown)
-        found[kind] = [weight.detach().clone() for weight in task.parameters()]
+        result[kind] = [weight.detach().clone() for weight in task.parameters()]
     assert bool(media) == enabled
-    assert all(torch.equal(*pair) for pair in zip(found["plain"], found["this"], strict=True))
+    assert all(torch.equal(*pair) for pair in zip(result["plain"], result["this"], strict=True))
 
 
 def points(**options: Any) -> FlowTask:
@@ -110,8 +110,8 @@ def points(**options: Any) -> FlowTask:
 
 
 def test_points_over_the_data(tmp_path: Path) -> None:
-    found = fit(points(), PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
-    assert found == [["val_samples.png"], ["val_animation.gif", "val_samples.png"]]
+    result = fit(points(), PointData(train_points=40, val_points=3, batch_size=16), tmp_path)
+    assert result == [["val_samples.png"], ["val_animation.gif", "val_samples.png"]]
 
 
 def test_pairs_of_reflow(tmp_path: Path) -> None:
@@ -142,15 +142,15 @@ class Kept(L.Callback):
 
 
 def judged(folder: Path, task: FlowTask, steps: int, **options: Any) -> list[float]:
-    kept = Kept("val/frechet")
+    remaining = Kept("val/frechet")
     trainer = L.Trainer(
         accelerator="cpu", devices=1, default_root_dir=folder, logger=False, max_steps=steps, val_check_interval=1,
         check_val_every_n_epoch=None, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[kept],
+        enable_checkpointing=False, callbacks=[remaining],
     )  # fmt: skip
     trainer.fit(task, digits(), **options)
     trainer.save_checkpoint(folder / "last.ckpt")
-    return kept.values
+    return remaining.values
 
 
 def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) -> None:

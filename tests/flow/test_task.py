@@ -67,8 +67,8 @@ def test_robust_and_weighted_loss() -> None:
 @pytest.mark.parametrize("prediction", ["x1", "noise"])
 def test_loss_of_other_predictions(prediction: str) -> None:
     batch = make(4)
-    wanted = batch["x1" if prediction == "x1" else "x0"].square().mean()
-    torch.testing.assert_close(build(Spy(), prediction=prediction).training_step(batch, 0), wanted)
+    expected = batch["x1" if prediction == "x1" else "x0"].square().mean()
+    torch.testing.assert_close(build(Spy(), prediction=prediction).training_step(batch, 0), expected)
 
 
 def test_times_and_drops_belong_to_the_items() -> None:

@@ -280,9 +280,9 @@ def test_the_recipe_has_the_defaults_of_the_flags() -> None:
 
 def test_micro_batches_become_updates() -> None:
     counts = {"train_num_steps": 1001, "log_interval": 100, "sample_log_interval": 500, "warmup_steps": 8}
-    found = options({"gradient_accumulation_steps": 4, **counts}, "config.json")
-    assert found["trainer.max_steps"] == 251 and found["trainer.log_every_n_steps"] == 25
-    assert found["trainer.val_check_interval"] == 500  # Lightning counts batches here
-    assert found["checkpoints.every_n_steps"] == 125
-    assert found["model.init_args.scheduler.init_args.warmup_steps"] == 7
+    result = options({"gradient_accumulation_steps": 4, **counts}, "config.json")
+    assert result["trainer.max_steps"] == 251 and result["trainer.log_every_n_steps"] == 25
+    assert result["trainer.val_check_interval"] == 500  # Lightning counts batches here
+    assert result["checkpoints.every_n_steps"] == 125
+    assert result["model.init_args.scheduler.init_args.warmup_steps"] == 7
     assert options({"gradient_accumulation_steps": 2}, "config.json")["trainer.max_steps"] == 50000

@@ -65,7 +65,7 @@ def test_a_damaged_cache_is_built_anew(tmp_path: Path, damage: str) -> None:
     source = pictures(tmp_path / "a")
     first = make(tmp_path, source)
     index = first.path.with_suffix(".json")
-    wanted = first([0, 1, 2, 3, 4])
+    expected = first([0, 1, 2, 3, 4])
     if damage == "cut":
         first.path.write_bytes(first.path.read_bytes()[:-10])
     elif damage == "empty":
@@ -78,7 +78,7 @@ def test_a_damaged_cache_is_built_anew(tmp_path: Path, damage: str) -> None:
         np.save(first.path, np.zeros((5, 4, 4), dtype=np.uint8))
     with pytest.raises((ValueError, OSError, EOFError)):
         ImageCache(first.path)
-    assert torch.equal(make(tmp_path, source)([0, 1, 2, 3, 4]), wanted)
+    assert torch.equal(make(tmp_path, source)([0, 1, 2, 3, 4]), expected)
 
 
 def die_halfway(folder: Path) -> None:

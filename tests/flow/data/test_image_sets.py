@@ -22,11 +22,11 @@ def test_folders_are_classes_in_sorted_order(tmp_path: Path, caplog: pytest.LogC
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "readme.txt").write_text("x")
     with caplog.at_level(logging.WARNING):
-        found = image_sets.folder(tmp_path)
-    assert found.classes == ["cat", "dog"] and found.labels == [1, 2, 2, 2]
-    assert [found.source.name(i) for i in range(4)] == ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG",
+        result = image_sets.folder(tmp_path)
+    assert result.classes == ["cat", "dog"] and result.labels == [1, 2, 2, 2]
+    assert [result.source.name(i) for i in range(4)] == ["cat/deep/er/x.jpeg", "dog/a.png", "dog/b.JPG",
                                                            "dog/notes/y.webp"]  # fmt: skip
-    assert found.counts() == {"cat": 1, "dog": 3}
+    assert result.counts() == {"cat": 1, "dog": 3}
     assert "skipped folders without images: .hidden, empty" in caplog.text
     assert image_sets.folder(tmp_path, limit=1).counts() == {"cat": 1, "dog": 1}
 
@@ -39,10 +39,10 @@ def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_digits_are_scikit_learns() -> None:
-    found = image_sets.digits()
-    assert len(found.labels) == 1797 and found.classes == [str(k) for k in range(10)]
-    pixels = found.source.pixels(0, Framing(8, 1))
-    assert pixels.max() <= 255 and found.labels[0] == 1
+    result = image_sets.digits()
+    assert len(result.labels) == 1797 and result.classes == [str(k) for k in range(10)]
+    pixels = result.source.pixels(0, Framing(8, 1))
+    assert pixels.max() <= 255 and result.labels[0] == 1
     assert set(image_sets.digits(5).counts().values()) == {5}
 
 
@@ -101,7 +101,7 @@ def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monke
     train, held = image_sets.hub(str(tmp_path / "set"), limit=2)
     assert train.classes == held.classes == ["cat", "dog"] and train.labels == held.labels == [1, 1, 2, 2]
     pixels = [int(train.source.pixels(index, Framing(8, 1)).flatten()[0]) for index in range(4)]
-    assert [abs(found - grey) < 60 for found, grey in zip(pixels, (50, 50, 200, 200), strict=True)] == [True] * 4
+    assert [abs(result - grey) < 60 for result, grey in zip(pixels, (50, 50, 200, 200), strict=True)] == [True] * 4
     assert train.source.stamp(0) != held.source.stamp(0)
 
 

@@ -92,8 +92,8 @@ def test_transparent_pixels_show_the_background(tmp_path: Path, mode: str) -> No
     pixels[:2, :, 3], pixels[2:, :, 3] = 0, 255
     image = Image.fromarray(pixels)
     source = saved(tmp_path, image.quantize() if mode == "P" else image.convert(mode))
-    found = source.pixels(0, Framing(4, 3, background=(10, 20, 200)))
-    assert found[0, 0].tolist() == [10, 20, 200] and found[3, 0].tolist() == [40, 40, 40]
+    result = source.pixels(0, Framing(4, 3, background=(10, 20, 200)))
+    assert result[0, 0].tolist() == [10, 20, 200] and result[3, 0].tolist() == [40, 40, 40]
     assert source.pixels(0, Framing(4, 3))[0, 0].tolist() == [255, 255, 255]
 
 

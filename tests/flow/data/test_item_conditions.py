@@ -27,14 +27,14 @@ def test_states_are_encoded_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     prompts = ["b", "a", "b", "c"]
     states = CachedPromptStates(encoder, prompts, ["tokens", "mask"], tmp_path)
     states.open()
-    found, wanted = states(["c", "b"]), encoder.encode(["a", "b", "c"])
+    result, expected = states(["c", "b"]), encoder.encode(["a", "b", "c"])
     for name in ("tokens", "mask"):
-        torch.testing.assert_close(found[name].float(), wanted[name][[2, 1]].float(), atol=2e-3, rtol=2e-3)
-    assert found.keys() == {"tokens", "mask"} and len(list(tmp_path.iterdir())) == 1
+        torch.testing.assert_close(result[name].float(), expected[name][[2, 1]].float(), atol=2e-3, rtol=2e-3)
+    assert result.keys() == {"tokens", "mask"} and len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(encoder, "encode", None)
     again = CachedPromptStates(encoder, ["c", "a", "b"], ["mask", "tokens"], tmp_path)  # the same prompts and states
     again.open()
-    assert torch.equal(pickle.loads(pickle.dumps(again))(["c"])["tokens"], found["tokens"][:1])
+    assert torch.equal(pickle.loads(pickle.dumps(again))(["c"])["tokens"], result["tokens"][:1])
     with pytest.raises(TypeError):
         CachedPromptStates(encoder, ["d"], ["tokens"], tmp_path)
 
@@ -47,8 +47,8 @@ def test_items_have_states_and_images(tmp_path: Path) -> None:
     batch = data.train_set.__getitems__(keys)
     assert batch["conditions"].keys() == {"tokens", "mask", "image"}
     names = [data.classes[label - 1] for label in batch["label"]]
-    wanted = encoder.encode([f"a {name}" for name in names])["tokens"]
-    torch.testing.assert_close(batch["conditions"]["tokens"], wanted, atol=2e-3, rtol=2e-3)
+    expected = encoder.encode([f"a {name}" for name in names])["tokens"]
+    torch.testing.assert_close(batch["conditions"]["tokens"], expected, atol=2e-3, rtol=2e-3)
     seeds = [item_seed(item_seed(data.seed, *key), 0, DERIVED) for key in keys]
     assert torch.equal(
         batch["conditions"]["image"], hidden.from_training(batch["x1"], seeds)
@@ -73,25 +73,25 @@ def test_captions_of_files_and_lines(tmp_path: Path) -> None:
     for number, name in enumerate(["b.png", "a.png", "c.jpg"]):
         write(tmp_path / name, 40 * number)
         (tmp_path / name).with_suffix(".txt").write_text(f"shade {number}\n\nnumber {number}\n")
-    found = image_sets.folder(tmp_path, flat=True)
-    assert found.classes == [] and found.labels == [0, 0, 0]
-    captions = image_sets.add_captions(found, "files").captions
+    result = image_sets.folder(tmp_path, flat=True)
+    assert result.classes == [] and result.labels == [0, 0, 0]
+    captions = image_sets.add_captions(result, "files").captions
     assert captions == [["shade 1", "number 1"], ["shade 0", "number 0"], ["shade 2", "number 2"]]
     rows = [{"file_name": name, "text": text} for name, text in [("a.png", "x"), ("b.png", "y"), ("a.png", "z")]]
     lines = tmp_path / "metadata.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"1 of 3 images have no caption, the first c\.jpg"):
-        image_sets.add_captions(found, "metadata.jsonl")
+        image_sets.add_captions(result, "metadata.jsonl")
     lines.write_text(lines.read_text() + '{"file_name": "c.jpg", "text": "w"}\n')
-    assert image_sets.add_captions(found, "metadata.jsonl").captions == [["x", "z"], ["y"], ["w"]]
-    kept = image_sets.exclude_images(image_sets.add_captions(found, "metadata.jsonl"), {0: "broken"})
-    assert kept.captions == [["y"], ["w"]] and kept.source.name(0) == "b.png" and kept.labels == [0, 0]
+    assert image_sets.add_captions(result, "metadata.jsonl").captions == [["x", "z"], ["y"], ["w"]]
+    remaining = image_sets.exclude_images(image_sets.add_captions(result, "metadata.jsonl"), {0: "broken"})
+    assert remaining.captions == [["y"], ["w"]] and remaining.source.name(0) == "b.png" and remaining.labels == [0, 0]
     lines.write_text('{"file": "a.png"}\n')
     with pytest.raises(ValueError, match="line 1: expected texts file_name and text"):
-        image_sets.add_captions(found, "metadata.jsonl")
+        image_sets.add_captions(result, "metadata.jsonl")
     for wrong, message in [("a {}", "no classes"), ("caption", "expected files"), ("no.jsonl", "no file")]:
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            image_sets.add_captions(found, wrong)
+            image_sets.add_captions(result, wrong)
     with pytest.raises(ValueError, match="no folder of images"):
         image_sets.add_captions(image_sets.digits(1), "files")
 
@@ -99,14 +99,14 @@ def test_captions_of_files_and_lines(tmp_path: Path) -> None:
 def test_marks_and_separators_stay_out_of_captions(tmp_path: Path) -> None:
     write(tmp_path / "a.png", 0)
     (tmp_path / "a.txt").write_bytes("\ufeffone\u2028more\x0cof it\r\ntwo\n".encode())
-    found = image_sets.folder(tmp_path, flat=True)
-    assert image_sets.add_captions(found, "files").captions == [["one\u2028more\x0cof it", "two"]]
+    result = image_sets.folder(tmp_path, flat=True)
+    assert image_sets.add_captions(result, "files").captions == [["one\u2028more\x0cof it", "two"]]
     lines = tmp_path / "metadata.jsonl"
     lines.write_bytes('\ufeff\n{"file_name": "a.png", "text": "x\u0085y"}\n{"file_name": 1}\n'.encode())
     with pytest.raises(ValueError, match="line 3: expected texts"):
-        image_sets.add_captions(found, "metadata.jsonl")
+        image_sets.add_captions(result, "metadata.jsonl")
     lines.write_bytes(lines.read_bytes().rpartition(b'{"file_name": 1}')[0])
-    assert image_sets.add_captions(found, "metadata.jsonl").captions == [["x\u0085y"]]
+    assert image_sets.add_captions(result, "metadata.jsonl").captions == [["x\u0085y"]]
 
 
 def test_images_have_sources_and_several_captions(tmp_path: Path) -> None:

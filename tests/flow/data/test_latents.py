@@ -51,8 +51,8 @@ def test_cached_latents_are_those_of_encoding_on_the_fly(tmp_path):
     plain: Items = made.images.train_set
     pixels, seeds = plain._data([(3, 0), (3, 7), (5, 7)])  # mirrored as the images' own items are
     moments = latents.encode(pixels)
-    wanted = sample_posterior(moments, noise([item_seed(seed, 0, 2) for seed in seeds], (2, 4, 4)))
-    torch.testing.assert_close(batch["x1"], wanted, atol=2e-3, rtol=2e-3)  # moments are stored in float16
+    expected = sample_posterior(moments, noise([item_seed(seed, 0, 2) for seed in seeds], (2, 4, 4)))
+    torch.testing.assert_close(batch["x1"], expected, atol=2e-3, rtol=2e-3)  # moments are stored in float16
     assert torch.equal(batch["label"], plain.__getitems__([(3, 0), (3, 7), (5, 7)])["label"])
     assert batch["x0"].shape == (3, 2, 4, 4) and batch["seeds"] == plain.__getitems__([(3, 0), (3, 7), (5, 7)])["seeds"]
     assert torch.equal(made.val_set[1]["x1"], made.val_set.data([1])[0])  # the mean
@@ -108,6 +108,6 @@ def test_conditions_reach_latents(tmp_path):
         assert torch.equal(batch["conditions"][name], value)
     told = latents.condition(batch["conditions"]["image"], masked=True)
     assert told.shape == (3, 1 + 2, 4, 4)
-    kept = latents.normalise(latents.encode(batch["conditions"]["image"][:, 1:]).chunk(2, dim=1)[0])
-    torch.testing.assert_close(told[:, 1:], kept)
+    remaining = latents.normalise(latents.encode(batch["conditions"]["image"][:, 1:]).chunk(2, dim=1)[0])
+    torch.testing.assert_close(told[:, 1:], remaining)
     assert (told[:, :1].sum() * 4 >= batch["conditions"]["image"][:, :1].sum()) and told[:, 0].max() == 1

@@ -98,12 +98,12 @@ def test_validation_loss_is_the_straightness_on_pairs(pairs: Path) -> None:
     task, data = learn(pairs, UniformTimes(), 0)
     batch = data.collate([data.val_set[i] for i in range(8)])
     with torch.no_grad():
-        found = float(task.evaluate(batch, 0, "val")[0]["loss"])
-    chord, wanted = batch["x1"] - batch["x0"], 0.0
+        result = float(task.evaluate(batch, 0, "val")[0]["loss"])
+    chord, expected = batch["x1"] - batch["x0"], 0.0
     for t in (torch.arange(10) + 0.5) / 10:
         with torch.no_grad():
-            wanted += float((chord - task.net(batch["x0"] + t * chord, t)).square().sum(dim=1).mean()) / 10
-    assert found * 2 == pytest.approx(wanted, rel=1e-4)  # per element, of which there are two
+            expected += float((chord - task.net(batch["x0"] + t * chord, t)).square().sum(dim=1).mean()) / 10
+    assert result * 2 == pytest.approx(expected, rel=1e-4)  # per element, of which there are two
 
 
 def test_seeds_of_the_task_change_with_the_epoch_and_the_pair_stays(pairs: Path) -> None:

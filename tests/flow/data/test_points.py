@@ -29,8 +29,8 @@ def test_swiss_roll_is_that_of_the_source_but_for_its_scale() -> None:
     from sklearn.datasets import make_swiss_roll
 
     raw = make_swiss_roll(5000, random_state=7, hole=True)[0][:, [0, 2]]
-    wanted = (raw - raw.mean()) / raw.std() * 2
-    np.testing.assert_allclose(points.draw("swiss_roll", 5000, 7).numpy(), wanted, atol=0.15)
+    expected = (raw - raw.mean()) / raw.std() * 2
+    np.testing.assert_allclose(points.draw("swiss_roll", 5000, 7).numpy(), expected, atol=0.15)
 
 
 def test_gaussians_and_circles() -> None:

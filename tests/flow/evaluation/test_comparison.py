@@ -51,10 +51,10 @@ def test_real_against_real_is_near_and_all_figures_are_there():
 
 def test_frechet_is_that_of_the_rounded_images():
     fake, real = images(1), images(0)
-    found = Comparison(quantise_samples(real), PixelFeatures(4))(fake, None)
+    result = Comparison(quantise_samples(real), PixelFeatures(4))(fake, None)
     rounded = [((x.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1 for x in (real, fake)]
-    assert list(found) == ["frechet"]
-    assert found["frechet"] == pytest.approx(frechet_distance(*(x.flatten(1) for x in rounded)), rel=1e-5)
+    assert list(result) == ["frechet"]
+    assert result["frechet"] == pytest.approx(frechet_distance(*(x.flatten(1) for x in rounded)), rel=1e-5)
     white = torch.ones(4, 1, 2, 2)
     assert Comparison(quantise_samples(white), PixelFeatures(4))(3 * white, None)["frechet"] == 0
 

@@ -33,8 +33,8 @@ def test_the_gaussian_has_mean_and_covariance_of_the_images():
 
 
 def test_every_control_has_the_wanted_labels_and_follows_the_seed():
-    source, wanted = images(), [2, 1, 2]
-    made = control_sets(source, LABELS, wanted, seed=3)
+    source, expected = images(), [2, 1, 2]
+    made = control_sets(source, LABELS, expected, seed=3)
     assert list(made) == ["train", "copier", "gaussian", "class means"]
     assert torch.equal(made["train"][0], source) and made["train"][1] == LABELS
     for name in ("copier", "gaussian", "class means"):
@@ -42,5 +42,5 @@ def test_every_control_has_the_wanted_labels_and_follows_the_seed():
     means = made["class means"][0]
     assert torch.allclose(means[0], source[[label == 1 for label in LABELS]].mean(dim=0))
     assert torch.equal(means[1], means[2])
-    again, other = (control_sets(source, LABELS, wanted, seed)["gaussian"][0] for seed in (3, 4))
+    again, other = (control_sets(source, LABELS, expected, seed)["gaussian"][0] for seed in (3, 4))
     assert torch.equal(again, made["gaussian"][0]) and not torch.equal(other, again)

@@ -21,16 +21,16 @@ from zoo.flow.evaluation.references import build_extractor
 def state() -> dict[str, Tensor]:
     """Random weights that keep the size of what passes through, with statistics of the norms that do something."""
     generator = torch.Generator().manual_seed(0)
-    found = {}
+    result = {}
     for name, value in FIDInception().state_dict().items():
         draw = torch.rand(value.shape, generator=generator)
         if name.endswith("conv.weight"):
-            found[name] = (draw - 0.5) * (24 / value[0].numel()) ** 0.5
+            result[name] = (draw - 0.5) * (24 / value[0].numel()) ** 0.5
         elif name.endswith("num_batches_tracked"):
-            found[name] = value
+            result[name] = value
         else:
-            found[name] = draw * 0.2 + (0.9 if name.endswith(("bn.weight", "running_var")) else -0.1)
-    return found
+            result[name] = draw * 0.2 + (0.9 if name.endswith(("bn.weight", "running_var")) else -0.1)
+    return result
 
 
 def saved(folder: Path, state: dict[str, Tensor]) -> Path:
@@ -51,9 +51,9 @@ def test_features_of_a_users_file(tmp_path: Path, state: dict[str, Tensor]) -> N
     assert net.dims == DIMS and not net.training
     assert sum(weight.numel() for weight in net.parameters()) == 21_785_568
     grey = torch.randint(0, 256, (2, 1, 8, 8), generator=torch.Generator().manual_seed(0)) / 127.5 - 1
-    found = net(grey)
-    assert found.shape == (2, DIMS) and bool(found.isfinite().all())
-    torch.testing.assert_close(net(grey.expand(-1, 3, -1, -1) + 0.3 / 127.5), found)  # of 8 bits
+    result = net(grey)
+    assert result.shape == (2, DIMS) and bool(result.isfinite().all())
+    torch.testing.assert_close(net(grey.expand(-1, 3, -1, -1) + 0.3 / 127.5), result)  # of 8 bits
 
 
 def test_files_of_other_nets_are_refused(tmp_path: Path, state: dict[str, Tensor]) -> None:
@@ -70,6 +70,6 @@ def test_features_are_those_of_torch_fidelity(tmp_path: Path, state: dict[str, T
     theirs = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], path)
     pixels = torch.randint(0, 256, (3, 3, 32, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     (expected,) = theirs(pixels)
-    found = load_fid_inception(path)(pixels / 127.5 - 1)
+    result = load_fid_inception(path)(pixels / 127.5 - 1)
     assert float(expected.std()) > 1e-3
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)

@@ -44,12 +44,12 @@ def error(samples: Tensor, labels: list[int] | None) -> dict[str, float]:
 def test_solver_table_counts_what_was_evaluated_and_sees_the_orders() -> None:
     model = build()
     rows = tables.solver_table(model, ([1, 2, 1, 2], SEEDS), error, budgets=(1, 10, 40), tolerances=(1e-3, 1e-5))
-    found = {(row["method"], row["budget"]): row for row in rows}
-    assert {key[0] for key in found if key[1] == 1} == {"euler"}  # one step of the others costs more
-    assert (found["rk4", 10]["steps"], found["rk4", 10]["nfe"], found["rk4", 10]["passes"]) == (2, 8, 8)
+    result = {(row["method"], row["budget"]): row for row in rows}
+    assert {key[0] for key in result if key[1] == 1} == {"euler"}  # one step of the others costs more
+    assert (result["rk4", 10]["steps"], result["rk4", 10]["nfe"], result["rk4", 10]["passes"]) == (2, 8, 8)
     for method, order in (("euler", 1), ("midpoint", 2), ("heun2", 2), ("rk4", 4)):
-        gain = found[method, 10]["quality"]["error"] / found[method, 40]["quality"]["error"]
-        ratio = found[method, 40]["steps"] / found[method, 10]["steps"]
+        gain = result[method, 10]["quality"]["error"] / result[method, 40]["quality"]["error"]
+        ratio = result[method, 40]["steps"] / result[method, 10]["steps"]
         assert math.log(gain) / math.log(ratio) == pytest.approx(order, abs=0.35), method
     loose, tight = (row for row in rows if row["method"] == "dopri5")
     assert (loose["budget"], loose["tolerance"], tight["tolerance"]) == (None, 1e-3, 1e-5)
@@ -76,13 +76,13 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
         return {"spread": float(samples.std()), "shift": float(samples.mean())}
 
     request = GenerationRequest(4)
-    found = tables.compare(
+    result = tables.compare(
         build(), tmp_path / "out", quality, request, ["euler", "dopri5"], (1, 4), (1.0, 3.0), (1e-2,)
     )
-    assert [len(found[name]) for name in ("solvers", "guidance")] == [3, 4]
+    assert [len(result[name]) for name in ("solvers", "guidance")] == [3, 4]
     for name in ("solvers", "guidance"):
         written = json.loads((tmp_path / "out" / f"{name}.json").read_text())
-        assert written["rows"] == found[name] and written["samples"] == 4 and "machine" in written
+        assert written["rows"] == result[name] and written["samples"] == 4 and "machine" in written
         with Image.open(tmp_path / "out" / f"{name}.png") as picture:
             assert picture.size == (1100, 450)
     assert "guidance: spread" in capsys.readouterr().out

@@ -69,10 +69,10 @@ def test_requests_do_not_depend_on_the_count() -> None:
 
 def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
     model, output = build(), tmp_path / "deep" / "samples"
-    found = generate(model, output, count=10, labels=[1, 3], trajectory=True)
-    assert (found["done"], found["skipped"], found["missing"]) == (10, 0, 0)
-    assert found["nfe"] > 6
-    assert found["written"] == ["samples_trajectory.gif", "samples_grid.png"]
+    result = generate(model, output, count=10, labels=[1, 3], trajectory=True)
+    assert (result["done"], result["skipped"], result["missing"]) == (10, 0, 0)
+    assert result["nfe"] > 6
+    assert result["written"] == ["samples_trajectory.gif", "samples_grid.png"]
     names = {path.name for path in output.iterdir()}
     assert names == {*(f"{index}.png" for index in range(10)), "labels.csv", "settings.json"}
     with (output / "labels.csv").open() as file:
@@ -91,9 +91,9 @@ def test_ranks_share_the_work_and_the_last_one_finishes(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     generate(build(), whole, count=10)
     shared = tmp_path / "shared"
-    found = [generate(build(), shared, count=10, rank=rank, world_size=2) for rank in (1, 0)]
-    assert [(each["done"], each["missing"]) for each in found] == [(4, 6), (6, 0)]
-    assert (found[0]["written"], found[1]["written"]) == ([], ["shared_grid.png"])
+    result = [generate(build(), shared, count=10, rank=rank, world_size=2) for rank in (1, 0)]
+    assert [(each["done"], each["missing"]) for each in result] == [(4, 6), (6, 0)]
+    assert (result[0]["written"], result[1]["written"]) == ([], ["shared_grid.png"])
     assert contents(shared) == contents(whole)
     assert (tmp_path / "shared_grid.png").read_bytes() == (tmp_path / "whole_grid.png").read_bytes()
 
@@ -105,11 +105,11 @@ def test_a_killed_call_goes_on(tmp_path: Path) -> None:
     for name in ("1.png", "9.png"):
         (output / name).unlink()
     (output / ".1.png.tmp-99").write_bytes(b"torn")
-    kept = (output / "0.png").stat().st_mtime_ns
-    found = generate(build(), output, count=10)
-    assert (found["done"], found["skipped"]) == (2, 8)
+    remaining = (output / "0.png").stat().st_mtime_ns
+    result = generate(build(), output, count=10)
+    assert (result["done"], result["skipped"]) == (2, 8)
     assert contents(output) == before
-    assert (output / "0.png").stat().st_mtime_ns == kept
+    assert (output / "0.png").stat().st_mtime_ns == remaining
     assert generate(build(), output, count=10)["done"] == 0
 
 
@@ -159,8 +159,8 @@ def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pyt
 
 def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
     model, output = build(ToyNet()).eval(), tmp_path / "points"
-    found = generate(model, output, count=6, trajectory=True)
-    assert found["written"] == ["samples.npy", "points_trajectory.gif", "points_grid.png"]
+    result = generate(model, output, count=6, trajectory=True)
+    assert result["written"] == ["samples.npy", "points_trajectory.gif", "points_grid.png"]
     joined = np.load(output / "samples.npy")
     torch.testing.assert_close(torch.from_numpy(joined), model.sample(*sample_requests(6, 63, 0)), atol=1e-2, rtol=0)
     assert np.array_equal(np.load(output / "5.npy"), joined[5])

@@ -100,8 +100,8 @@ def test_folders_of_samples(model: Sampler, tmp_path: Path) -> None:
     for name in ("b.png", "a.png"):
         Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / name)
     request, options = GenerationRequest(3, 1, None, ["a cat", ""], tmp_path), {"progress": False, "grid": False}
-    found = generate(model, tmp_path / "out", request, trajectory=True, **options)
-    assert found["done"] == 3 and found["written"] == ["out_trajectory.gif"]
+    result = generate(model, tmp_path / "out", request, trajectory=True, **options)
+    assert result["done"] == 3 and result["written"] == ["out_trajectory.gif"]
     with (tmp_path / "out/labels.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["prompt"], row["image"]) for row in rows] == [("a cat", "a.png"), ("", "b.png"), ("a cat", "a.png")]
@@ -148,17 +148,17 @@ def test_what_is_known_is_put_back(method: Method) -> None:
     made = Sampler(net(condition_channels=2), ConditionalOT(0.1), Solver(method, 3), None, **parts).eval()
     images = torch.rand(3, 1, 8, 8) * 2 - 1
     told = GenerationConditions(["a", "b", ""], condition.from_training(images, [1, 2, 3]))
-    kept = told.images[:, :1] == 0
+    remaining = told.images[:, :1] == 0
     x0 = made.noise([4, 5, 6])
     trajectory = made.trajectory(None, [4, 5, 6], told)
     for t, state in zip(made.solver.times()[1:-1], trajectory[1:-1], strict=True):
         on_path = made.path.sample(x0, images, torch.full((3,), t))
-        torch.testing.assert_close(state[kept], on_path[kept])
-    assert torch.equal(trajectory[-1][kept], images[kept])
-    wanted = inpaint(made.field(None, told), x0, images, kept, made.path, made.solver).x
-    torch.testing.assert_close(made.sample(None, [4, 5, 6], told), wanted.detach())
+        torch.testing.assert_close(state[remaining], on_path[remaining])
+    assert torch.equal(trajectory[-1][remaining], images[remaining])
+    expected = inpaint(made.field(None, told), x0, images, remaining, made.path, made.solver).x
+    torch.testing.assert_close(made.sample(None, [4, 5, 6], told), expected.detach())
     condition.put_back = False
-    assert not torch.allclose(made.sample(None, [4, 5, 6], told)[kept], images[kept], atol=0.1)
+    assert not torch.allclose(made.sample(None, [4, 5, 6], told)[remaining], images[remaining], atol=0.1)
     assert vars(Inpainting()) == {"least": 0.25, "most": 0.75, "put_back": False}  # of folders that were begun before
 
 
@@ -175,10 +175,10 @@ def test_in_latents_known_pixels_are_put_back() -> None:
     holes[:, :, :3, :3] = 1  # reaches into the second cell of the latents
     told = GenerationConditions(None, condition.from_user(images, holes, [0, 1]))
     with torch.no_grad():
-        found = made.sample(None, [1, 2], told)
+        result = made.sample(None, [1, 2], told)
         (solution,) = made.solutions(None, [1, 2], conditions=told, decode=False)
         latents = space.normalise(space.encode(told.images[:, 1:]).chunk(2, dim=1)[0])
-    assert torch.equal(found[holes == 0], images[holes == 0])
+    assert torch.equal(result[holes == 0], images[holes == 0])
     torch.testing.assert_close(solution.x[:, :, 2:], latents[:, :, 2:])
     assert not torch.allclose(solution.x[:, :, :2, :2], latents[:, :, :2, :2], atol=1e-2)
 
@@ -197,11 +197,11 @@ def test_solvers_and_scales_are_compared_with_what_is_given(model: Sampler, tmp_
     with pytest.raises(ValueError, match="nested guidance has a scale for each"):
         compare(model, tmp_path / "out", quality, request, **options)
     plain = model.using(model.solver, None)
-    found = compare(plain, tmp_path / "out", quality, request, scales=[1.0, 2.0], **options)
-    (row,) = found["solvers"]
+    result = compare(plain, tmp_path / "out", quality, request, scales=[1.0, 2.0], **options)
+    (row,) = result["solvers"]
     samples = plain.using(Solver("euler", 2), None).sample(None, seeds, conditions)
     assert row["quality"]["mean"] == pytest.approx(float(samples.mean()))
-    same, more = (each["quality"]["mean"] for each in found["guidance"])
+    same, more = (each["quality"]["mean"] for each in result["guidance"])
     assert same == pytest.approx(row["quality"]["mean"], abs=1e-5) and abs(more - same) > 1e-4
 
 
@@ -243,8 +243,8 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
             made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
     told["image"] = torch.zeros_like(told["image"])
     torch.testing.assert_close(made.training_step({**batch, "conditions": told}, 0), exclude_images)
-    kept = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).prepare_training_batch(batch)["keep"]
-    shares = {kind: float((value == 0).float().mean()) for kind, value in kept.items()}
+    remaining = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).prepare_training_batch(batch)["keep"]
+    shares = {kind: float((value == 0).float().mean()) for kind, value in remaining.items()}
     assert 0.05 < shares["label"] < shares["text"] < shares["image"] < 0.8
     loss, count = made.evaluate(data.val_set.__getitems__([0, 1]), 0, "val")
     assert count == 2 and torch.equal(

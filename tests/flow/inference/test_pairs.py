@@ -72,16 +72,16 @@ def test_pairs_do_not_depend_on_how_they_are_made(tmp_path: Path) -> None:
         counts = make(tmp_path / "ranks", rank=rank, world_size=2)
         assert counts == {"made": 6 - 2 * rank, "skipped": 0}
     assert len(list((tmp_path / "ranks").glob("*.npy"))) == 3
-    wanted = content(tmp_path / "one")
+    expected = content(tmp_path / "one")
     for name in ("chunked", "ranks"):
-        found = content(tmp_path / name)
+        result = content(tmp_path / name)
         for key in ("seed", "label"):
-            assert np.array_equal(found[key], wanted[key])
-        np.testing.assert_allclose(found["x1"], wanted["x1"], rtol=1e-5, atol=1e-6)
+            assert np.array_equal(result[key], expected[key])
+        np.testing.assert_allclose(result["x1"], expected["x1"], rtol=1e-5, atol=1e-6)
     make(tmp_path / "longer", count=13)
-    assert np.array_equal(content(tmp_path / "longer")["seed"][:10], wanted["seed"])
+    assert np.array_equal(content(tmp_path / "longer")["seed"][:10], expected["seed"])
     make(tmp_path / "other", seed=1)
-    assert not set(content(tmp_path / "other")["seed"]) & set(wanted["seed"])
+    assert not set(content(tmp_path / "other")["seed"]) & set(expected["seed"])
 
 
 def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
     before = content(tmp_path)
     (tmp_path / "pairs-00001.npy").unlink()
     (tmp_path / ".pairs-00001.npy.tmp-1").write_bytes(b"torn")
-    kept = (tmp_path / "pairs-00002.npy").stat().st_mtime_ns
+    remaining = (tmp_path / "pairs-00002.npy").stat().st_mtime_ns
     assert make(tmp_path, run="elsewhere") == {"made": 4, "skipped": 6}
     assert np.array_equal(content(tmp_path), before)
-    assert (tmp_path / "pairs-00002.npy").stat().st_mtime_ns == kept
+    assert (tmp_path / "pairs-00002.npy").stat().st_mtime_ns == remaining
     assert sorted(path.name for path in tmp_path.iterdir()) == ["meta.json", *(f"pairs-0000{i}.npy" for i in range(3))]
 
 
@@ -102,8 +102,8 @@ def test_meta_tells_how_they_were_made(tmp_path: Path) -> None:
     meta = read_metadata(tmp_path)
     assert (meta["solver"]["method"], len(meta["solver"]["grid"])) == ("heun2", 7)
     assert (meta["guidance"]["scale"], meta["guidance"]["null_mode"]) == (1.5, "none")
-    wanted = {"run": "runs/a", "count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [2], "num_classes": 3}
-    assert {key: meta[key] for key in wanted} == wanted
+    expected = {"run": "runs/a", "count": 10, "seed": 7, "labels": [1, 2], "sample_shape": [2], "num_classes": 3}
+    assert {key: meta[key] for key in expected} == expected
     assert meta["classes"] == ["cat", "dog", "wild"] and len(meta["weights"]) == 64
     assert content(tmp_path).dtype == row_type((2,))
 
@@ -167,8 +167,8 @@ def test_straightness_of_a_turn_and_of_a_line() -> None:
     sampler = Sampler(Whirl(0), ConditionalOT(0.0), Solver("rk4", 200), chunk=2)
     # x_t turns by w t around the origin: the integral of |c - w J x_t|^2 is w^2 r^2 - |c|^2, where c is the chord
     x0 = noise([1, 2, 3], (2,))
-    wanted = (1.5**2 - (2 * np.sin(0.75)) ** 2) * float(x0.square().sum(dim=1).mean())
-    assert evaluate_straightness(sampler, None, [1, 2, 3]) == pytest.approx(wanted, rel=1e-3)
+    expected = (1.5**2 - (2 * np.sin(0.75)) ** 2) * float(x0.square().sum(dim=1).mean())
+    assert evaluate_straightness(sampler, None, [1, 2, 3]) == pytest.approx(expected, rel=1e-3)
 
 
 def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_trajectory_leads_from_the_noise_to_the_sample() -> None:
 
 def test_solutions_tell_their_evaluations() -> None:
     model = build(guidance=Guidance(2.0), chunk=2)
-    found = list(model.solutions([1, 2, 3], [1, 2, 3], record=1))
-    assert [(len(each.x), each.nfe, len(each.trajectory)) for each in found] == [(2, 5, 6), (1, 5, 0)]
+    result = list(model.solutions([1, 2, 3], [1, 2, 3], record=1))
+    assert [(len(each.x), each.nfe, len(each.trajectory)) for each in result] == [(2, 5, 6), (1, 5, 0)]
     other = model.using(Solver("midpoint", 2), None)
     assert [each.nfe for each in other.solutions([1, 2, 3], [1, 2, 3])] == [4, 4]
     assert (model.guidance is not None, len(model.solver.grid)) == (True, 6)

@@ -17,25 +17,25 @@ def test_states_and_the_way_through_a_folder(config: dict, tmp_path: Path) -> No
     before = torch.random.get_rng_state()
     encoder = FrozenText(config=config, max_tokens=8, chunk=2)
     assert torch.equal(torch.random.get_rng_state(), before) and not any(p.requires_grad for p in encoder.parameters())
-    found = encoder.encode(PROMPTS)
-    assert found["tokens"].shape == (3, 8, encoder.width) and found["pooled"].shape == (3, encoder.width)
-    assert found["mask"].sum(dim=1).tolist() == [6, 1, 8]  # bytes and their end
-    assert not found["tokens"][~found["mask"]].any()
+    result = encoder.encode(PROMPTS)
+    assert result["tokens"].shape == (3, 8, encoder.width) and result["pooled"].shape == (3, encoder.width)
+    assert result["mask"].sum(dim=1).tolist() == [6, 1, 8]  # bytes and their end
+    assert not result["tokens"][~result["mask"]].any()
     alone = encoder.encode(PROMPTS[:1])
     for name, value in alone.items():
-        torch.testing.assert_close(value[0].float(), found[name][0].float(), atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(value[0].float(), result[name][0].float(), atol=2e-3, rtol=2e-3)
     assert torch.equal(encoder.null()["tokens"], encoder.encode([""])["tokens"]) and encoder.null() is encoder.null()
     encoder.save_source(tmp_path)
     again = FrozenText(str(tmp_path), max_tokens=8, chunk=2)
     assert again.fingerprint() == encoder.fingerprint()
-    assert all(torch.equal(value, found[name]) for name, value in again.encode(PROMPTS).items())
+    assert all(torch.equal(value, result[name]) for name, value in again.encode(PROMPTS).items())
     assert not encoder.train().training
 
 
 def test_the_vector_is_the_mean_of_tokens_where_the_encoder_has_none() -> None:
-    found = text().encode(["ab"])
-    mean = found["tokens"][0, found["mask"][0]].mean(dim=0)
-    torch.testing.assert_close(found["pooled"][0], mean, atol=1e-3, rtol=1e-3)
+    result = text().encode(["ab"])
+    mean = result["tokens"][0, result["mask"][0]].mean(dim=0)
+    torch.testing.assert_close(result["pooled"][0], mean, atol=1e-3, rtol=1e-3)
 
 
 def test_what_is_no_encoder_of_text_is_refused() -> None:

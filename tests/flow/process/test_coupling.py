@@ -100,12 +100,12 @@ def test_rounding_does_not_decide():
 def test_pooled_transport_pairs_within_classes_if_asked():
     torch.manual_seed(0)
     x0, x1, label = torch.randn(90, 2), torch.randn(90, 2), torch.arange(90) % 3
-    kept, mixed = (
+    remaining, mixed = (
         PooledTransport(32, within).pairing(lambda i: x0[i], lambda i: x1[i], label, 4) for within in (True, False)
     )
-    assert torch.equal(label[kept], label) and not torch.equal(label[mixed], label)
+    assert torch.equal(label[remaining], label) and not torch.equal(label[mixed], label)
     assert sorted(mixed.tolist()) == list(range(90))
-    assert cost(x0[mixed], x1) < cost(x0[kept], x1) < cost(x0, x1)
+    assert cost(x0[mixed], x1) < cost(x0[remaining], x1) < cost(x0, x1)
 
 
 def test_errors():

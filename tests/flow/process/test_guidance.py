@@ -121,8 +121,8 @@ def test_nested_conditions():
     torch.testing.assert_close(nested(NestedGuidance({"text": 3.0})), no_text + 3 * (whole - no_text))
     nothing, image = torch.tensor([0.5, 0.5]), torch.tensor([30.5, 40.5])
     both = image + torch.tensor([1 + 3 + 0.5, 2 + 8 + 1])
-    found = nested(NestedGuidance({"image": 2.0, "text": 5.0, "label": 0.5}))
-    torch.testing.assert_close(found, nothing + 2 * (image - nothing) + 5 * (both - image) + 0.5 * (whole - both))
+    result = nested(NestedGuidance({"image": 2.0, "text": 5.0, "label": 0.5}))
+    torch.testing.assert_close(result, nothing + 2 * (image - nothing) + 5 * (both - image) + 0.5 * (whole - both))
     torch.testing.assert_close(nested(Guidance(4.0)), nothing + 4 * (whole - nothing))
     assert nested(Guidance(0)).tolist() == [0.5, 0.5] and torch.equal(nested(Guidance(1)), whole)
     assert nested(Guidance(2), label=None).shape == (2,)
@@ -131,9 +131,9 @@ def test_nested_conditions():
 
 
 def test_conditions_are_dropped_by_row():
-    kept = {"text": torch.tensor([1, 0]), "image": torch.tensor([0, 1])}
-    found = ConditionBatch(GIVEN, NULL).drop(kept)
-    assert found["pooled"].flatten().tolist() == [1, 0] and found["image"].flatten().tolist() == [0, 4]
+    remaining = {"text": torch.tensor([1, 0]), "image": torch.tensor([0, 1])}
+    result = ConditionBatch(GIVEN, NULL).drop(remaining)
+    assert result["pooled"].flatten().tolist() == [1, 0] and result["image"].flatten().tolist() == [0, 4]
 
 
 def test_errors():

@@ -9,9 +9,9 @@ IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 12).reshape(2, 3, 8, 12)
 def test_inpainting_hides_a_rectangle_of_each_image() -> None:
     condition = Inpainting(0.25, 0.5)
     told = condition.from_training(IMAGES, [5, 6])
-    mask, kept = told[:, :1], told[:, 1:]
+    mask, remaining = told[:, :1], told[:, 1:]
     assert told.shape == (2, condition.channels(3), 8, 12) and condition.masked
-    assert torch.equal(kept, IMAGES * (1 - mask)) and set(mask.unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(remaining, IMAGES * (1 - mask)) and set(mask.unique().tolist()) == {0.0, 1.0}
     for hole in mask[:, 0].bool():
         rows, columns = hole.any(dim=1), hole.any(dim=0)
         assert torch.equal(hole, rows[:, None] & columns[None])  # one rectangle

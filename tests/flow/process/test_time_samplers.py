@@ -55,5 +55,7 @@ def test_shift_is_that_of_the_noise_level_and_composes():
 def test_draws_belong_to_the_item() -> None:
     together, conditions = ts.sample_times(ts.UniformTimes(), 0.5, list(range(40)))
     apart = [ts.sample_times(ts.UniformTimes(), 0.5, [seed]) for seed in range(40)]
-    assert together.tolist() == [float(t) for t, _ in apart] and conditions.tolist() == [int(kept) for _, kept in apart]
+    assert together.tolist() == [float(t) for t, _ in apart] and conditions.tolist() == [
+        int(remaining) for _, remaining in apart
+    ]
     assert 8 < int(conditions.sum()) < 32 and len(set(together.tolist())) == 40
