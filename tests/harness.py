@@ -1,4 +1,4 @@
-"""Running the command line in processes of its own, and comparing what runs leave behind."""
+"""Running the command line in other processes, and comparing what runs leave behind."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def callback(name: str, **arguments: object) -> list[str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ZOO_RUN", "LOCAL_RANK"))}
+    remaining = {key: value for key, value in os.environ.items() if not key.startswith(("ZOO_RUN", "LOCAL_RANK"))}
     path = os.pathsep.join([str(TOY), str(REPOSITORY)])
     return {
-        **kept,
+        **remaining,
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "WANDB_MODE": "offline",
@@ -70,12 +70,12 @@ def newest(run: Path) -> Path:
 def fingerprint(path: Path) -> dict[str, str]:
     """A hash of every tensor and value that training depends on: weights, optimizers, schedules, EMA, generators."""
     checkpoint = load_checkpoint(path)
-    kept = {
+    remaining = {
         key: checkpoint[key]
         for key in ("state_dict", "optimizer_states", "lr_schedulers", "ema", "rng", "global_step", "epoch")
         if key in checkpoint
     }
-    return {name: hashlib.sha256(content).hexdigest() for name, content in _leaves(kept, "")}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in _leaves(remaining, "")}
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, bytes]]:
@@ -116,7 +116,7 @@ SERVER.set_forkserver_preload(["zoo.cli.trainer"])
 
 
 class Forked:
-    """`zoo` in a process of its own that is forked from one with all imports done: a second instead of six.
+    """`zoo` in a process that is forked from one with all imports done: a second instead of six.
 
     Args:
         args: the command and its arguments.
@@ -182,14 +182,14 @@ def _run_in_child(function: Callable[..., Any], args: Sequence[object]) -> None:
 
 def in_fork(function: Callable[..., Any], *args: object, timeout: float = 600) -> Any:
     """Call a function in a forked process, for what changes a process for good, and return its result."""
-    ours, theirs = SERVER.Pipe(duplex=False)
-    process = SERVER.Process(target=_call_in_child, args=(theirs, function, args))
+    actual, reference = SERVER.Pipe(duplex=False)
+    process = SERVER.Process(target=_call_in_child, args=(reference, function, args))
     process.start()
-    theirs.close()
+    reference.close()
     try:
-        if not ours.poll(timeout):
+        if not actual.poll(timeout):
             raise TimeoutError(f"{function.__name__} took more than {timeout} s")
-        return ours.recv()
+        return actual.recv()
     finally:
         process.kill()
         process.join()

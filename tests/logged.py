@@ -12,16 +12,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from wandb.proto.wandb_internal_pb2 import Record
 
-BLOCK, HEAD, PREFIX = 32768, 7, 7  # of LevelDB's log format, in which W&B writes, after 7 bytes of its own
+BLOCK, HEAD, PREFIX = 32768, 7, 7  # of LevelDB's log format, in which W&B writes, after 7 other bytes
 
 
 def records(path: Path, kind: str) -> Iterator:
     """The records of a kind in an offline run of W&B, whose service may end writing after the fit."""
-    found, give_up = list(_records(path)), time.monotonic() + 30
-    while "exit" not in (name for name, _ in found) and time.monotonic() < give_up:
+    results, give_up = list(_records(path)), time.monotonic() + 30
+    while "exit" not in (name for name, _ in results) and time.monotonic() < give_up:
         time.sleep(0.2)
-        found = list(_records(path))
-    return (record for name, record in found if name == kind)
+        results = list(_records(path))
+    return (record for name, record in results if name == kind)
 
 
 def _records(path: Path) -> Iterator:
@@ -57,9 +57,9 @@ def hparams(run: Path) -> tuple[EventAccumulator, dict[str, HParamsPluginData]]:
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     kinds = ("experiment", "session_start_info", "session_end_info")
-    found = {}
+    results = {}
     for kind in kinds:
         if f"_hparams_/{kind}" in events.PluginTagToContent("hparams"):
             content = events.PluginTagToContent("hparams")[f"_hparams_/{kind}"]
-            found[kind] = HParamsPluginData.FromString(content)
-    return events, found
+            results[kind] = HParamsPluginData.FromString(content)
+    return events, results

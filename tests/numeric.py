@@ -44,14 +44,14 @@ class _Float64(TorchDispatchMode):
             return func(*args, **kwargs)
         written = [each for each, spec in zip(args, schema.arguments, strict=False) if _is_written(spec)]
         if torch.Tag.pointwise not in func.tags:
-            args = tuple(each if any(each is w for w in written) else tree_map(self._moved, each) for each in args)
+            args = tuple(each if any(each is w for w in written) else tree_map(self._perturb, each) for each in args)
         result = func(*args, **kwargs)
         for each in written:
             if isinstance(each, Tensor):
                 each.copy_(self._rounded(each))
         return tree_map(lambda each: each if any(each is w for w in written) else self._rounded(each), result)
 
-    def _moved(self, value: Any) -> Any:
+    def _perturb(self, value: Any) -> Any:
         """Each element one unit in the last place up or down."""
         if not _is_double(value):
             return value
@@ -63,8 +63,8 @@ class _Float64(TorchDispatchMode):
         if not _is_double(value):
             return value
         single = torch.complex64 if value.is_complex() else torch.float32
-        held = value.to(single).to(value.dtype) == value
-        return torch.where(held, value, self._moved(value).to(single).to(value.dtype))
+        held_out = value.to(single).to(value.dtype) == value
+        return torch.where(held_out, value, self._perturb(value).to(single).to(value.dtype))
 
 
 def _is_written(spec: Any) -> bool:
@@ -113,7 +113,7 @@ def assert_agrees(
         What the formula gives in float64.
     """
     result = exactly(formula, *inputs)
-    exact, ours = _leaves(result), _leaves(formula(*inputs))
+    exact, actual = _leaves(result), _leaves(formula(*inputs))
     responses = {key: UNIT * size for key, size in _sizes(exact).items()}
     expected = {} if recorded is None else _leaves(recorded)
     stated = not atol is rtol is None
@@ -122,7 +122,7 @@ def assert_agrees(
     for seed in range(MANY):
         for key, value in _leaves(exactly(formula, *inputs, seed=seed)).items():
             responses[key] = max(responses[key], _distance(value, exact[key]))
-        compared = [ours] if stated or not expected else [ours, expected]
+        compared = [actual] if stated or not expected else [actual, expected]
         near = any(
             _distance(value, exact[key]) > MULTIPLE / 2 * responses[key]
             for each in compared
@@ -133,7 +133,7 @@ def assert_agrees(
     for key, value in expected.items():
         bound = ((rtol or 0) * value.abs()).clamp(min=atol or 0) if stated else MULTIPLE * responses[key]
         _assert_within(exact[key], value, bound, f"recorded{key}")
-    for key, value in ours.items():
+    for key, value in actual.items():
         _assert_within(value, exact[key], MULTIPLE * responses[key], f"float32{key}")
     return result
 
@@ -154,11 +154,11 @@ def _leaves(value: Any) -> dict[str, Tensor]:
 def _sizes(leaves: dict[str, Tensor]) -> dict[str, float]:
     """Each leaf's largest magnitude; of one whose terms cancel, which tells nothing of them, the largest beside it."""
     sizes = {key: float(value.abs().max()) for key, value in leaves.items()}
-    beside: dict[str, float] = {}
+    neighbour: dict[str, float] = {}
     for key, size in sizes.items():
         parent = key.rpartition("[")[0]
-        beside[parent] = max(beside.get(parent, 0.0), size)
-    largest = {key: beside[key.rpartition("[")[0]] for key in sizes}
+        neighbour[parent] = max(neighbour.get(parent, 0.0), size)
+    largest = {key: neighbour[key.rpartition("[")[0]] for key in sizes}
     return {key: largest[key] if size <= CANCELLED * largest[key] else size for key, size in sizes.items()}
 
 

@@ -17,7 +17,7 @@ from zoo.training.errors import EXTRAS
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OUTSIDE_DEV = {"lm_eval"}  # brings 25 packages; what is built for it is tested without it
-OURS = {"zoo", "scripts", "tests", "toy_wing"}
+OWN_PACKAGES = {"zoo", "scripts", "tests", "toy_wing"}
 # Distribution -> who needs it, where no line of ours imports it.
 WITHOUT_IMPORT = {
     "hatchling": "tests/test_wheel.py builds with it",
@@ -55,13 +55,13 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def named(requirement: str) -> str:
+def by_name(requirement: str) -> str:
     """The distribution of a requirement."""
     return normal(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
 
 
-DIRECT = {named(each) for each in PROJECT["dependencies"]}
-OPTIONAL = {name: {named(each) for each in lines} for name, lines in PROJECT["optional-dependencies"].items()}
+DIRECT = {by_name(each) for each in PROJECT["dependencies"]}
+OPTIONAL = {name: {by_name(each) for each in lines} for name, lines in PROJECT["optional-dependencies"].items()}
 OF_USERS = DIRECT | set().union(*(names for extra, names in OPTIONAL.items() if extra != "dev"))
 DECLARED = (OF_USERS | OPTIONAL["dev"]) - {"zoo"}
 
@@ -70,7 +70,8 @@ DECLARED = (OF_USERS | OPTIONAL["dev"]) - {"zoo"}
 def distributions() -> dict[str, set[str]]:
     """Module -> the installed distributions that have it."""
     return {
-        name: {normal(each) for each in found} for name, found in importlib.metadata.packages_distributions().items()
+        name: {normal(each) for each in results}
+        for name, results in importlib.metadata.packages_distributions().items()
     }
 
 
@@ -98,21 +99,21 @@ def imports(node: ast.AST) -> Iterator[tuple[int, str]]:
 @cache
 def imported(folder: str) -> dict[str, str]:
     """Foreign modules that the files of a folder import -> the place of one import."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for path in sorted((REPOSITORY / folder).rglob("*")):
         for source in sources(path) if path.suffix in (".py", ".ipynb") else ():
             for line, module in imports(ast.parse(source)):
-                if module not in OURS and module not in sys.stdlib_module_names:
-                    found.setdefault(module, f"{path.relative_to(REPOSITORY)}:{line}")
-    return found
+                if module not in OWN_PACKAGES and module not in sys.stdlib_module_names:
+                    results.setdefault(module, f"{path.relative_to(REPOSITORY)}:{line}")
+    return results
 
 
 @pytest.mark.parametrize("folder", ["zoo", "scripts", "tests", "notebooks"])
 def test_what_is_imported_is_installed(folder: str) -> None:
     declared = OF_USERS if folder == "zoo" else DECLARED
     for module, place in imported(folder).items():
-        brought = distributions().get(module, {normal(module)})
-        assert brought & declared or {PART_OF.get(each) for each in brought} & declared, (
+        loaded = distributions().get(module, {normal(module)})
+        assert loaded & declared or {PART_OF.get(each) for each in loaded} & declared, (
             f"{place} imports {module}, which pyproject.toml does not install"
         )
 
@@ -135,17 +136,17 @@ def test_the_base_needs_no_extra() -> None:
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for node in (each for each in body if isinstance(each, ast.Import | ast.ImportFrom)):
             for line, module in imports(node):
-                found = distributions().get(module, {normal(module)})
-                known = module in OURS or module in sys.stdlib_module_names or found & DIRECT
-                assert known, f"{path}:{line} imports {module} at its top"
+                results = distributions().get(module, {normal(module)})
+                available = module in OWN_PACKAGES or module in sys.stdlib_module_names or results & DIRECT
+                assert available, f"{path}:{line} imports {module} at its top"
 
 
 def test_extras_and_their_modules_are_those_of_the_table() -> None:
     users = set(OPTIONAL) - {"dev"} - OUTSIDE_DEV
     assert users == set(EXTRAS)
     for extra, modules in EXTRAS.items():
-        brought = set().union(*(distributions()[module] for module in modules))
-        assert OPTIONAL[extra] <= brought, f"{extra}: EXTRAS names no module of {OPTIONAL[extra] - brought}"
+        loaded = set().union(*(distributions()[module] for module in modules))
+        assert OPTIONAL[extra] <= loaded, f"{extra}: EXTRAS names no module of {OPTIONAL[extra] - loaded}"
         for module in modules:
             assert distributions()[module] & OPTIONAL[extra], f"{extra}: {module}"
 

@@ -68,7 +68,7 @@ def imports(path: Path, with_types: bool = True) -> Iterator[str]:
 def upward(path: Path) -> list[str]:
     """What a file of the package imports from above."""
     mine = path.relative_to(PACKAGE).with_suffix("").parts
-    found = []
+    results = []
     for name in imports(path):
         root, package, module, *_ = [*name.split("."), "", ""]
         if not package:
@@ -77,8 +77,8 @@ def upward(path: Path) -> list[str]:
         if package == mine[0] in SYSTEMS and len(mine) > 1 and module in MODULES and mine[1] != "__init__":
             bad |= MODULES[module] > MODULES[mine[1]] or (mine[1] in TRAINS and module in NOT_TRAINED)
         if bad:
-            found.append(name)
-    return found
+            results.append(name)
+    return results
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -62,21 +62,21 @@ def test_the_wheel_holds_the_package_and_no_more(dist: Path, tmp_path: Path) -> 
     (wheel,) = dist.glob("*.whl")
     (sdist,) = dist.glob("*.tar.gz")
     assert wheel.name == f"zoo-{zoo.__version__}-py3-none-any.whl" and wheel.stat().st_size < 2**22
-    held = content(wheel)
-    wanted = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "zoo").rglob("*") if path.is_file()}
-    wanted = {name for name in wanted if "__pycache__" not in name}
+    held_out = content(wheel)
+    expected = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "zoo").rglob("*") if path.is_file()}
+    expected = {name for name in expected if "__pycache__" not in name}
     recipes = [path.relative_to(REPOSITORY / "configs") for path in (REPOSITORY / "configs").rglob("*.yaml")]
-    wanted |= {f"zoo/_configs/{path.as_posix()}" for path in recipes}
-    assert {"zoo/py.typed", "zoo/ui/static/zoo.css", "zoo/_configs/trainer/cpu.yaml"} <= wanted
+    expected |= {f"zoo/_configs/{path.as_posix()}" for path in recipes}
+    assert {"zoo/py.typed", "zoo/ui/static/zoo.css", "zoo/_configs/trainer/cpu.yaml"} <= expected
     info = f"zoo-{zoo.__version__}.dist-info"
     apart = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     apart |= {f"{info}/licenses/{name}" for name in ("LICENSE", "NOTICE")}
     starters = ("kubernetes.yaml", "launch.sh", "slurm.sh")
     apart |= {f"zoo-{zoo.__version__}.data/data/share/zoo/{name}" for name in starters}
-    assert set(held) == wanted | apart
+    assert set(held_out) == expected | apart
     shutil.unpack_archive(sdist, tmp_path)
     hatchling("-t", "wheel", "-d", tmp_path / "again", cwd=tmp_path / sdist.name.removesuffix(".tar.gz"))
-    assert content(next((tmp_path / "again").glob("*.whl"))) == held
+    assert content(next((tmp_path / "again").glob("*.whl"))) == held_out
 
 
 def test_a_version_is_the_same_wherever_it_stands() -> None:
@@ -97,10 +97,10 @@ def test_it_trains_away_from_the_checkout(dist: Path, tmp_path: Path) -> None:
         [sys.executable, script, REPOSITORY, target, *parts], cwd=tmp_path, env=away, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads((tmp_path / "said.json").read_text())
-    assert Path(said["file"]) == target / "zoo" / "__init__.py" and said["version"] == zoo.__version__
-    assert said["codes"] == [0, 0, 0, 0] or said["codes"] == [None, None, 0, 0]
-    assert said["opened"] == []
+    message = json.loads((tmp_path / "said.json").read_text())
+    assert Path(message["file"]) == target / "zoo" / "__init__.py" and message["version"] == zoo.__version__
+    assert message["codes"] == [0, 0, 0, 0] or message["codes"] == [None, None, 0, 0]
+    assert message["opened"] == []
     assert b"hifigan/smoke" in done.stdout
     assert (tmp_path / "run" / "step_00000002.ckpt").is_file() and list((tmp_path / "vocoded").rglob("*.wav"))
     assert (target / "bin" / "zoo").is_file() and (target / "share" / "zoo" / "slurm.sh").is_file()

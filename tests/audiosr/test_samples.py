@@ -18,7 +18,7 @@ from zoo.training.callbacks.samples import Samples
 SOUNDS = {f"clip0_{kind}.wav" for kind in ("input", "restored", "target", "ceiling")}
 
 
-def shown(folder: Path) -> dict[str, set[str]]:
+def displayed(folder: Path) -> dict[str, set[str]]:
     """Names of the files of each step."""
     return {step.name: {path.name for path in step.iterdir()} for step in sorted((folder / "media").glob("*"))}
 
@@ -35,7 +35,7 @@ def fit(recipe: str, folder: Path, **settings: Any) -> None:
 )
 def test_a_fit_of_a_smoke_recipe_leaves_samples(recipe: str, files: set[str], tmp_path: Path) -> None:
     fit(recipe, tmp_path, **{"samples.every_n_validations": 1})
-    assert shown(tmp_path) == {"step_00000002": files, "step_00000004": files}
+    assert displayed(tmp_path) == {"step_00000002": files, "step_00000004": files}
 
 
 def test_no_more_clips_are_kept_than_restored(tmp_path: Path) -> None:
@@ -44,4 +44,4 @@ def test_no_more_clips_are_kept_than_restored(tmp_path: Path) -> None:
     model = task(restore=restore, **settings)
     run = trainer(tmp_path, max_steps=1, val_check_interval=1, limit_val_batches=1.0, callbacks=[Samples(items=9)])
     run.fit(model, datamodule=Data(samples=2720))
-    assert shown(tmp_path) == {"step_00000001": SOUNDS | {"clip0_spectra.png"}}
+    assert displayed(tmp_path) == {"step_00000001": SOUNDS | {"clip0_spectra.png"}}

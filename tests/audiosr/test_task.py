@@ -28,7 +28,7 @@ def test_scale_of_the_latents_is_taken_once_and_saved(tmp_path: Path) -> None:
     run.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
     assert float(load_checkpoint(tmp_path / "a.ckpt")["state_dict"]["net.latent_scale"]) == scale
     resumed = task()
-    # other data: a scale taken anew would differ
+    # other data: a scale measured again would differ
     trainer(tmp_path, max_steps=2).fit(resumed, datamodule=Data(samples=5120), ckpt_path=str(tmp_path / "a.ckpt"))
     assert float(resumed.net.latent_scale) == scale
 
@@ -72,8 +72,8 @@ def test_condition_is_dropped_item_by_item() -> None:
     assert sampled.times.min() >= 0 and sampled.times.max() <= 999
     assert float(sampled.times.float().mean()) == pytest.approx(500, abs=20)
     alone = sample_step_noise([17], (1,), 1000, 0.1)
-    for whole, one in zip(sampled, alone, strict=True):
-        assert torch.equal(whole[17:18], one)
+    for full, one in zip(sampled, alone, strict=True):
+        assert torch.equal(full[17:18], one)
 
 
 def test_validation_has_no_chance_in_it(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_parts_of_a_batch_add_up_to_the_whole() -> None:
         model.net.unet.out[-1].weight.normal_()
     latent, condition, noise = (torch.randn(3, 2, 8, 16) for _ in range(3))
     t, place = torch.tensor([3, 500, 999]), torch.rand(3)
-    whole = objective(latent, condition, t, noise, place, None)["latent"]
+    full = objective(latent, condition, t, noise, place, None)["latent"]
     rows = [tuple(each[a:b] for each in (latent, condition, t, noise, place)) for a, b in ((0, 2), (2, 3))]
     parts = [objective(*row, None)["latent"] for row in rows]
-    torch.testing.assert_close(torch.cat(parts).sum(0, keepdim=True), whole)
+    torch.testing.assert_close(torch.cat(parts).sum(0, keepdim=True), full)
 
 
 def test_dp_falls_back_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,11 +113,11 @@ def test_dp_falls_back_with_a_message(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_global_encoder_hears_the_input_or_as_the_original_the_target(tmp_path: Path) -> None:
     batch = {key: value[None] for key, value in Clips(2, 2560)[0].items()}
-    for heard, key in (("lowres", "low"), ("target", "high")):
-        model = task(denoiser("residual"), condition=ConditionOptions(global_input=heard))
+    for received_audio, key in (("lowres", "low"), ("target", "high")):
+        model = task(denoiser("residual"), condition=ConditionOptions(global_input=received_audio))
         high, low = model._mels(batch)
-        given = model._full_audio(high, low)
-        assert given is not None and torch.equal(given, crop_to_multiple(features()(batch[key]), 4))
+        inputs = model._full_audio(high, low)
+        assert inputs is not None and torch.equal(inputs, crop_to_multiple(features()(batch[key]), 4))
 
 
 @pytest.mark.parametrize(

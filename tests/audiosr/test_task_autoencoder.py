@@ -18,7 +18,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=3e-3)
 
 
-def plain(**settings: Any) -> AutoencoderTask:
+def simple(**settings: Any) -> AutoencoderTask:
     torch.manual_seed(0)
     losses = {"recon": Reconstruction(), "kl": KL(0.01)}
     return AutoencoderTask(AutoencoderKL(**AUTOENCODER), features(), losses, adam, media_items=0, **settings)
@@ -33,7 +33,7 @@ def adversarial(**settings: Any) -> AdversarialAutoencoderTask:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("build", [plain, adversarial])
+@pytest.mark.parametrize("build", [simple, adversarial])
 def test_learns_and_reports(build: Any, tmp_path: Path) -> None:
     model, errors = build(), []
     for _ in range(2):

@@ -42,9 +42,9 @@ def test_two_processes_equal_one(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
-    whole, start = train(1, tmp_path), task().net.state_dict()
-    assert any(not torch.equal(start[key], whole[key]) for key in start)
-    for key, value in whole.items():
+    full, start = train(1, tmp_path), task().net.state_dict()
+    assert any(not torch.equal(start[key], full[key]) for key in start)
+    for key, value in full.items():
         assert torch.equal(ranks[0][key], ranks[1][key]), key
         torch.testing.assert_close(ranks[0][key], value, atol=1e-6, rtol=1e-5)
 

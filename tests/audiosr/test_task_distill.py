@@ -72,16 +72,19 @@ def sample_inputs(task: DistillationTask, rows: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("config", [None, FUSED], ids=["plain", "residual"])
 def test_target_is_what_steps_of_ddim_lead_to(config: Any) -> None:
-    kept = Kept()
+    remaining = Kept()
     task = student(
-        denoiser("residual" if config else "none"), teacher=teacher(config), losses={"kept": kept}, teacher_guidance=2.5
+        denoiser("residual" if config else "none"),
+        teacher=teacher(config),
+        losses={"kept": remaining},
+        teacher_guidance=2.5,
     ).eval()
     torch.nn.init.normal_(task.net.unet.out[-1].weight)  # no longer the teacher
     latent, condition, t, noise, place = sample_inputs(task, 8)
     mel = None if config is None else torch.randn(8, 1, 16, 32)
     task._objective()(latent, condition, t, noise, place, mel)
     grid, diffusion = time_grid(8, "trailing", 1000), task.diffusion
-    assert kept.step.times.tolist() == grid[:-1][::-1]
+    assert remaining.step.times.tolist() == grid[:-1][::-1]
     for row, index in enumerate(reversed(range(8))):
         one = slice(row, row + 1)
         clip = None if mel is None else mel[one]
@@ -96,16 +99,16 @@ def test_target_is_what_steps_of_ddim_lead_to(config: Any) -> None:
             signal, sigma = diffusion.levels(following)
             y = signal * diffusion.to_x0(x, guided, now) + sigma * diffusion.to_noise(x, guided, now)
             if following != end:
-                there = torch.tensor([following])
-                output = task.net(concat(y, condition[one]), there, clip)
+                present = torch.tensor([following])
+                output = task.net(concat(y, condition[one]), present, clip)
                 signal, sigma = diffusion.levels(end)
-                y = signal * diffusion.to_x0(y, output, there) + sigma * diffusion.to_noise(y, output, there)
+                y = signal * diffusion.to_x0(y, output, present) + sigma * diffusion.to_noise(y, output, present)
         signal, sigma = diffusion.levels(end)
         own_signal, own_sigma = diffusion.levels(grid[index])
         ratio = sigma / own_sigma
         aim = (y - ratio * x) / (signal - ratio * own_signal)  # Salimans and Ho, appendix G
-        torch.testing.assert_close(kept.step.latent[one], aim, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(kept.step.target[one], (own_signal * x - aim) / own_sigma, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(remaining.step.latent[one], aim, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(remaining.step.target[one], (own_signal * x - aim) / own_sigma, rtol=1e-3, atol=1e-3)
 
 
 def test_exact_denoiser_of_one_point_is_its_own_student() -> None:
@@ -136,7 +139,7 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
     run.fit(task, datamodule=Data())
     assert all(torch.equal(value, before[name]) for name, value in task.teacher.state_dict().items())
     assert any(not torch.equal(value, before[f"net.{name}"]) for name, value in task.net.state_dict().items())
-    assert float(task.net.latent_scale) == pytest.approx(0.7)  # not measured anew
+    assert float(task.net.latent_scale) == pytest.approx(0.7)  # not measured again
     assert set(task._means.compute()) == {"loss", "latent", "teacher_mse"}
     assert task.specs["options"]["restore"] == {
         "sampler": {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}, "seed": 3
@@ -145,17 +148,17 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
 
 
 def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    found = []
+    results = []
     for name, resumed in (("whole", None), ("resumed", str(tmp_path / "whole" / "2.ckpt"))):
         (tmp_path / name).mkdir()
         callbacks = [EMA(["net"], 0.9), RNGState(), Save(tmp_path / name)]
         task = student(denoiser("residual"), teacher=teacher(FUSED), teacher_guidance=2.0)
         run = trainer(tmp_path / name, max_steps=4, callbacks=callbacks)
         run.fit(task, datamodule=Data(), ckpt_path=resumed)
-        found.append(load_checkpoint(tmp_path / name / "4.ckpt"))
-    assert not any(key.startswith("teacher.") for key in found[0]["state_dict"]) and "teacher" in found[0]["frozen"]
+        results.append(load_checkpoint(tmp_path / name / "4.ckpt"))
+    assert not any(key.startswith("teacher.") for key in results[0]["state_dict"]) and "teacher" in results[0]["frozen"]
     for key in ("state_dict", "optimizer_states", "ema"):
-        torch.testing.assert_close(found[1][key], found[0][key], rtol=0, atol=0)
+        torch.testing.assert_close(results[1][key], results[0][key], rtol=0, atol=0)
 
 
 def test_copy_of_a_teacher_knows_the_autoencoder(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_bayesian_averaging_is_bayes_rule_along_the_text():
     path = rule.weights_along_text(rule.start(3, 1), token_log_probs, torch.tensor([[1, 0]])).exp()
     torch.testing.assert_close(path[:, 0], torch.stack([prior, *[prior * probs / (prior * probs).sum()] * 2]))
     weights, token = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([0.2, 0.8]).log()[:, None]
-    kept = BayesianAverage(eta=0, gamma=0.5)
-    torch.testing.assert_close(kept.update(kept.start(2, 1), token).exp()[0], torch.tensor([0.5, 0.5]))
+    remaining = BayesianAverage(eta=0, gamma=0.5)
+    torch.testing.assert_close(remaining.update(remaining.start(2, 1), token).exp()[0], torch.tensor([0.5, 0.5]))
     torch.testing.assert_close(BayesianAverage(gamma=0).update(weights, token).exp()[0], torch.tensor([0.2, 0.8]))
     floored = BayesianAverage().update(uniform_log_weights(2, 1), torch.tensor([[0.0], [-1000.0]])).exp()
     assert floored[0, 1].item() == pytest.approx(1e-4, rel=1e-3)

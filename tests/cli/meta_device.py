@@ -35,10 +35,10 @@ class HostWork(TorchDispatchMode):
     known: ClassVar[dict[Any, list[tuple[Any, ...]]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given: list[torch.Tensor] = []
-        kind = func, _kind(args, given), _kind(tuple((kwargs or {}).items()), given)
-        _refuse(func, given)
-        may_be_known = _makes_new_tensors(func) and all(value.device == META for value in given)
+        options: list[torch.Tensor] = []
+        kind = func, _kind(args, options), _kind(tuple((kwargs or {}).items()), options)
+        _refuse(func, options)
+        may_be_known = _makes_new_tensors(func) and all(value.device == META for value in options)
         if may_be_known and kind in self.known:
             made = [torch.empty_strided(*sizes, dtype=dtype, device=META) for *sizes, dtype in self.known[kind]]
             return tuple(made) if len(made) > 1 else made[0]
@@ -76,7 +76,7 @@ def _makes_new_tensors(func: Any) -> bool:
 
 
 class MetaGenerator(torch.Generator):
-    """A generator for the meta device, which has none of its own."""
+    """A generator for the meta device, which has none."""
 
     def __new__(cls, device: torch.device | str = "cpu") -> MetaGenerator:
         return super().__new__(cls, "cpu" if torch.device(device) == META else device)

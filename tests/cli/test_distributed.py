@@ -60,9 +60,9 @@ def test_two_processes_equal_one_with_the_joined_batch(recipe: str, tmp_path: Pa
     both = ["--config", DDP, "--trainer.devices=2", "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
     good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
-    found, expected = (validation(tmp_path / run) for run in ("two", "one"))
-    assert found.keys() == expected.keys()
-    assert found["val/mel_l1"] == pytest.approx(expected["val/mel_l1"], rel=1e-4)
+    actual, expected = (validation(tmp_path / run) for run in ("two", "one"))
+    assert actual.keys() == expected.keys()
+    assert actual["val/mel_l1"] == pytest.approx(expected["val/mel_l1"], rel=1e-4)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
@@ -94,8 +94,8 @@ def test_two_processes_equal_one_for_miipher(stage: str, rates: dict[str, float]
     both = ["--config", DDP, "--trainer.devices=2", "--trainer.accelerator=cpu", "--data.init_args.batch_size=2"]
     good_ranks(forked_ranks("fit", *args, *both, "--trainer.default_root_dir=two", cwd=tmp_path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
-    found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
-    assert found == pytest.approx(expected, rel=1e-4)
+    actual, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 FLOW = [
@@ -124,25 +124,25 @@ LAUNCHERS = {
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
     good(forked("fit", *FLOW, "--data.init_args.batch_size=8", "--trainer.default_root_dir=run", cwd=folder))
     return folder / "run"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_processes_of_a_launcher_equal_one(one: Path, tmp_path: Path, launcher: str) -> None:
+def test_two_processes_of_a_launcher_equal_one(run_one: Path, tmp_path: Path, launcher: str) -> None:
     words = LAUNCHERS[launcher] and ["-m", *LAUNCHERS[launcher]]
     args = [sys.executable, *words, "-m", "zoo", "fit", *map(str, FLOW), "--config", str(DDP), "--trainer.devices=2"]
     args += ["--trainer.accelerator=cpu", "--data.init_args.batch_size=4", "--trainer.default_root_dir=run"]
     result = subprocess.run(args, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     good(result)
     run = tmp_path / "run"
-    torch.testing.assert_close(weights(run), weights(one), rtol=0, atol=1e-10)
-    assert validation(run, "val/loss") == pytest.approx(validation(one, "val/loss"), rel=1e-5)
-    assert losses(run) == pytest.approx(losses(one), rel=1e-5)
+    torch.testing.assert_close(weights(run), weights(run_one), rtol=0, atol=1e-10)
+    assert validation(run, "val/loss") == pytest.approx(validation(run_one, "val/loss"), rel=1e-5)
+    assert losses(run) == pytest.approx(losses(run_one), rel=1e-5)
     # the warm-up counts updates, not processes
-    steps = [load_checkpoint(newest(each))["lr_schedulers"][0]["last_epoch"] for each in (one, run)]
+    steps = [load_checkpoint(newest(each))["lr_schedulers"][0]["last_epoch"] for each in (run_one, run)]
     assert steps == [3, 3]
     assert "2 processes" in result.stderr + result.stdout
 
@@ -178,9 +178,9 @@ def test_noise_and_times_of_flow_differ_between_ranks() -> None:
         return made["x0"], sample_times(UniformTimes(), 0.1, made["seeds"])[0]
 
     joined = batch(0, 1)
-    for whole, first, second in zip(joined, batch(0, 2), batch(1, 2), strict=True):
-        assert torch.equal(torch.stack([first, second], dim=1).flatten(0, 1), whole)
-        assert len(whole.flatten(1).unique(dim=0) if whole.dim() > 1 else whole.unique()) == 8
+    for full, first, second in zip(joined, batch(0, 2), batch(1, 2), strict=True):
+        assert torch.equal(torch.stack([first, second], dim=1).flatten(0, 1), full)
+        assert len(full.flatten(1).unique(dim=0) if full.dim() > 1 else full.unique()) == 8
 
 
 POLICY = "--model.init_args.policy.init_args"
@@ -249,18 +249,18 @@ def test_two_processes_equal_one_for_compressed_ad_and_share_no_history(
     (tmp_path / "witness").mkdir()
     (tmp_path / "witness" / "__init__.py").write_text(WITNESS)
     path = environment(PYTHONPATH=f"{environment()['PYTHONPATH']}:{tmp_path}")["PYTHONPATH"]
-    one = ["--trainer.devices=1", "--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
+    run_one = ["--trainer.devices=1", "--data.init_args.batch_size=8", "--trainer.default_root_dir=one"]
     two = ["--config", DDP, "--trainer.devices=2", "--trainer.accelerator=cpu", "--data.init_args.batch_size=4"]
     args = [*stage, *COMPRESSED_AD, EXACT]
-    good(forked("fit", *args, *one, cwd=tmp_path, PYTHONPATH=path))
+    good(forked("fit", *args, *run_one, cwd=tmp_path, PYTHONPATH=path))
     good_ranks(forked_ranks("fit", *args, *two, "--trainer.default_root_dir=two", cwd=tmp_path, PYTHONPATH=path))
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-10)
-    found, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual, expected = (validation(tmp_path / run, metric) for run in ("two", "one"))
+    assert actual == pytest.approx(expected, rel=1e-5)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-    seen = [set((tmp_path / f"seen_{name}.txt").read_text().split("\n")[:-1]) for name in ("1_0", "2_0", "2_1")]
-    assert [len(rows) for rows in seen] == [48, 24, 24]
-    assert not seen[1] & seen[2] and seen[1] | seen[2] == seen[0]
+    calls = [set((tmp_path / f"seen_{name}.txt").read_text().split("\n")[:-1]) for name in ("1_0", "2_0", "2_1")]
+    assert [len(rows) for rows in calls] == [48, 24, 24]
+    assert not calls[1] & calls[2] and calls[1] | calls[2] == calls[0]
     # stages of the schedule count updates, not processes
     steps = [load_checkpoint(newest(tmp_path / run))["lr_schedulers"][0]["last_epoch"] for run in ("one", "two")]
     assert steps == [6, 6]

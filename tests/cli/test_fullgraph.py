@@ -217,28 +217,28 @@ def test_net_is_one_graph(name: str) -> None:
     compiled = torch.compile(net.eval(), backend="eager", fullgraph=True, dynamic=True)
     with torch.no_grad():
         for size in (6, 9):
-            wanted, found = (torch.utils._pytree.tree_leaves(call(*inputs(size))) for call in (net, compiled))
-            for ours, theirs in zip(found, wanted, strict=True):
-                torch.testing.assert_close(ours, theirs)
+            expected, results = (torch.utils._pytree.tree_leaves(call(*inputs(size))) for call in (net, compiled))
+            for actual, reference in zip(results, expected, strict=True):
+                torch.testing.assert_close(actual, reference)
 
 
 def test_every_net_of_the_recipes_is_there() -> None:
-    known = {name.partition("-")[0] for name in NETS} | set(PARTS_OF)
+    available = {name.partition("-")[0] for name in NETS} | set(PARTS_OF)
     for recipe in RECIPES:
         if recipe not in FRAGMENTS:
-            assert nets(load_recipe(recipe)["model"]) <= known, recipe
+            assert nets(load_recipe(recipe)["model"]) <= available, recipe
 
 
 def nets(description: Any) -> set[str]:
     """Names of the nets and front ends that a recipe's model names."""
-    found = set()
+    results = set()
     if isinstance(description, dict):
         path = description.get("class_path", "")
         if path.startswith("zoo."):
             module, _, name = path.rpartition(".")
             cls = getattr(importlib.import_module(module), name)
             if issubclass(cls, nn.Module) and not issubclass(cls, (L.LightningModule, LossTerm, CosineDiffusion)):
-                found.add(name)
+                results.add(name)
         for value in description.values():
-            found |= nets(value)
-    return found
+            results |= nets(value)
+    return results

@@ -80,10 +80,10 @@ def test_warnings_of_the_table_are_suppressed_and_no_others(monkeypatch, text, c
 
 
 def test_handlers_of_a_program_stay(monkeypatch):
-    root, own = logging.getLogger(), logging.NullHandler()
-    monkeypatch.setattr(root, "handlers", [own])
+    root, separate = logging.getLogger(), logging.NullHandler()
+    monkeypatch.setattr(root, "handlers", [separate])
     log_filters.configure_logging()
-    assert root.handlers == [own]
+    assert root.handlers == [separate]
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setenv("ZOO_VERBOSITY", "quiet")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Every recipe trains and validates on a device that tells nothing back and lends nothing from the CPU."""
+"""Every recipe trains and validates on a device without values."""
 
 import importlib
 import inspect
@@ -32,7 +32,7 @@ SMALL = {
 NESTED = {"split": {"items": 2, "seconds": 1.0}, "corpus": {"embedded_utterances": 6}}  # of the audio systems
 
 
-# latents made in code have no captions; nobody can demonstrate the lakes
+# latents made in code have no captions; the lakes have no demonstrator
 LEFT_OUT = ("flow-text_latents", "compressed_ad-demo_lakes")
 
 
@@ -61,21 +61,21 @@ def on_the_meta_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device_type: False)
     monkeypatch.setattr(zoo.hifigan.task, "vocoder_metrics", lambda fake, real, sample_rate: {})  # measured on the host
     monkeypatch.setattr(zoo.hifigan.data, "FeatureFolder", FeaturesOfNothing)
-    monkeypatch.setattr(FrozenText, "to", moved)
-    monkeypatch.setattr(FrozenText, "_encode", encoded)
+    monkeypatch.setattr(FrozenText, "to", transferred)
+    monkeypatch.setattr(FrozenText, "_encode", encoded_bytes)
     monkeypatch.setattr(FrozenText, "fingerprint", lambda text: "")
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
 
 
-def moved(text: Any, device: torch.device) -> Any:
+def transferred(text: Any, device: torch.device) -> Any:
     """`FrozenText.to` of an encoder without weights."""
     text.where = device
     return text
 
 
-def encoded(text: Any, prompts: list[str]) -> dict[str, torch.Tensor]:
+def encoded_bytes(text: Any, prompts: list[str]) -> dict[str, torch.Tensor]:
     """`FrozenText._encode` of an encoder without weights: the data encodes on the CPU, the task on its device."""
     tokens = torch.zeros(len(prompts), text.max_tokens, text.width, device=getattr(text, "where", META))
     return {"tokens": tokens, "mask": torch.ones_like(tokens[..., 0], dtype=torch.bool), "pooled": tokens[:, 0]}
@@ -87,36 +87,38 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     overlay, spec = without_downloads(described), described["data"]
     module, _, kind = spec["class_path"].rpartition(".")
     classes = getattr(importlib.import_module(module), kind).__mro__
-    known = {key for cls in classes if cls.__module__.startswith("zoo") for key in inspect.signature(cls).parameters}
-    given = spec["init_args"]
-    small = {key: value for key, value in SMALL.items() if key in known and (key != "batch_size" or key in given)}
-    small |= NESTED if "split" in known else {}
+    available = {
+        key for cls in classes if cls.__module__.startswith("zoo") for key in inspect.signature(cls).parameters
+    }
+    inputs = spec["init_args"]
+    small = {key: value for key, value in SMALL.items() if key in available and (key != "batch_size" or key in inputs)}
+    small |= NESTED if "split" in available else {}
     if kind == "SuperResolutionData":
         small["split"] = {"items": 2}
     (folder / "small.yaml").write_text(yaml.safe_dump({**overlay, "data": {"init_args": small}}))
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}/run"]
     if kind == "TextData":
         options.append("--data.init_args.root=null")
-    elif "root" in given:
-        prefix = "corpus." if "split" in known else ""
+    elif "root" in inputs:
+        prefix = "corpus." if "split" in available else ""
         options.append(f"--data.init_args.{prefix}embedded_if_missing=true")
-    if "root" in given.get("images", {}).get("init_args", {}):
+    if "root" in inputs.get("images", {}).get("init_args", {}):
         options.append("--data.init_args.images.init_args.embedded_if_missing=true")
     with weightless():
         cli = ZooCLI("fit", ["--config", str(recipe), "--config", str(folder / "small.yaml"), *options])
     assert set(cli.model.specs["components"]) == set(cli.model.inference_modules)
     assert recipe.read_text().startswith("# ")
     model, spec = cli.model, cli.config["data"].as_dict()
-    given = spec["init_args"]
+    inputs = spec["init_args"]
     data: Any = cli.datamodule
     if kind == "LatentData":  # latents made in code: the autoencoder has no weights
         spec["class_path"], kind = "zoo.flow.PairData", "PairData"
-        spec["init_args"] = given = small | {"root": str(folder / "none"), "embedded_if_missing": True}
+        spec["init_args"] = inputs = small | {"root": str(folder / "none"), "embedded_if_missing": True}
     if kind == "PairData":
-        given |= {"embedded_shape": list(model.net.sample_shape), "embedded_classes": model.net.num_classes}
-    if kind == "ImageData" and given["root"] is not None:
-        shape = (given["channels"], given["image_resolution"], given["image_resolution"])
-        given["root"] = str(images(folder / "images.npz", getattr(model.net, "num_classes", 0), shape))
+        inputs |= {"embedded_shape": list(model.net.sample_shape), "embedded_classes": model.net.num_classes}
+    if kind == "ImageData" and inputs["root"] is not None:
+        shape = (inputs["channels"], inputs["image_resolution"], inputs["image_resolution"])
+        inputs["root"] = str(images(folder / "images.npz", getattr(model.net, "num_classes", 0), shape))
     if kind in ("PairData", "ImageData"):
         data = build(spec)
     if isinstance(getattr(data, "tokenizer", None), PretrainedTokenizer):
@@ -134,7 +136,7 @@ def images(path: Path, classes: int, shape: tuple[int, ...]) -> Path:
 @pytest.mark.parametrize(
     "recipe", [path for path in RECIPES if path not in FRAGMENTS and name(path) not in LEFT_OUT], ids=name
 )
-def test_recipe_asks_its_device_for_nothing(recipe: Path, tmp_path: Path) -> None:
+def test_recipe_requests_its_device_for_nothing(recipe: Path, tmp_path: Path) -> None:
     model, data = built(recipe, tmp_path)
     prepared(model, data)
     assert all(tensor.device == META for tensor in (*model.parameters(), *model.buffers()))
@@ -144,6 +146,6 @@ def test_recipe_asks_its_device_for_nothing(recipe: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"dopri5"}))  # which reads the norm of its error
-def test_solver_asks_its_device_for_nothing(method: Any) -> None:
+def test_solver_requests_its_device_for_nothing(method: Any) -> None:
     with HostWork():
         assert Solver(method, steps=3).solve(lambda t, x: t * x, torch.zeros(2, 5, device=META)).x.shape == (2, 5)

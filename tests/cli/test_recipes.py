@@ -78,8 +78,8 @@ def without_downloads(recipe: dict[str, Any]) -> dict[str, Any]:
             return {"init_args": {"channels": 32}}  # the original's sizes take seconds to build
         if path == "zoo.blocks.AutoencoderKL" and arguments["block_out_channels"][0] > 64:
             return {"init_args": {"block_out_channels": [32] * len(arguments["block_out_channels"])}}
-        found = {key: small(each) for key, each in value.items()}
-        return {key: each for key, each in found.items() if each} or None
+        results = {key: small(each) for key, each in value.items()}
+        return {key: each for key, each in results.items() if each} or None
 
     return small(recipe) or {}
 
@@ -96,10 +96,10 @@ def test_smoke_recipe_runs_through_all_stages(
             unused.update(name for name, each in task.named_parameters() if each.requires_grad and each.grad is None)
 
     monkeypatch.setattr(TrainingMetrics, "on_after_backward", note)
-    shown = ["--loggers=[tensorboard,wandb]"] if recipe in SMOKE else []
-    assert main(["fit", "--config", str(recipe), *extra, *shown, *LIMITS, "--trainer.max_steps=4"]) == 0
+    displayed = ["--loggers=[tensorboard,wandb]"] if recipe in SMOKE else []
+    assert main(["fit", "--config", str(recipe), *extra, *displayed, *LIMITS, "--trainer.max_steps=4"]) == 0
     (run,) = tmp_path.glob("runs/*/*/*")
-    if shown:
+    if displayed:
         assert_samples_are_everywhere(run)
     assert newest(run).name == "step_00000004.ckpt"
     assert {"config.yaml", "metrics.csv", "train.log"} <= {path.name for path in run.iterdir()}
@@ -169,9 +169,9 @@ def test_trainer_fragment_merges_into_a_recipe(
 ) -> None:
     assert main(["fit", "--config", str(VOCODER), "--config", str(fragment), "--print_config"]) == 0
     merged = yaml.safe_load(capsys.readouterr().out)["trainer"]
-    given = yaml.safe_load(fragment.read_text())
-    assert set(given) == {"trainer"}
-    for key, value in given["trainer"].items():
+    options = yaml.safe_load(fragment.read_text())
+    assert set(options) == {"trainer"}
+    for key, value in options["trainer"].items():
         if not isinstance(value, dict | list):
             assert merged[key] == value
 

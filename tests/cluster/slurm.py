@@ -91,7 +91,7 @@ class Slurm:
         return job
 
     def start_node(self, name: str, *options: str) -> None:
-        """Start a node's daemon; with -b it says that its machine has started anew."""
+        """Start a node's daemon; with -b it reports that its machine has restarted."""
         command = ["slurmd", "-D", *options, "-N", name, "-f", str(self.folder / "slurm.conf")]
         self.daemons[name] = self._spawn(*command)
 
@@ -163,23 +163,23 @@ def _tree(daemon: int, spool: Path) -> list[int]:
 
     node = spool.suffix[1:]
     log = str(spool.with_name(f"slurmd.{node}.log"))
-    found = [daemon]
+    results = [daemon]
     for process in psutil.process_iter(["pid", "environ", "cmdline"]):
         environ, line = process.info["environ"] or {}, " ".join(process.info["cmdline"] or ())
-        ours = environ.get("SLURM_CONF", "").startswith(str(spool.parent))
+        actual = environ.get("SLURM_CONF", "").startswith(str(spool.parent))
         with contextlib.suppress(psutil.Error):
             if (
                 str(spool) in line
-                or (ours and environ.get("SLURMD_NODENAME") == node)
+                or (actual and environ.get("SLURMD_NODENAME") == node)
                 # a step's daemon knows its node by the log it writes to
                 or ("slurmstepd" in line and log in {file.path for file in process.open_files()})
             ):
-                found.append(process.info["pid"])
+                results.append(process.info["pid"])
     for process in psutil.process_iter(["pid"]):
         with contextlib.suppress(psutil.Error):
-            if any(parent.pid in found for parent in process.parents()):
-                found.append(process.info["pid"])
-    return list(dict.fromkeys(found))
+            if any(parent.pid in results for parent in process.parents()):
+                results.append(process.info["pid"])
+    return list(dict.fromkeys(results))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -43,7 +43,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 class Driver:
-    """`zoo predict --engine ray` in a process of its own, in a folder with `in`."""
+    """`zoo predict --engine ray` in another process, in a folder with `in`."""
 
     def __init__(self, cluster: RayCluster, run: Path, work: Path) -> None:
         self.output, self.log = work / "out", work / "driver.log"
@@ -82,8 +82,8 @@ def assert_complete(work: Path, names: list[str], repeated: int = 0) -> None:
     assert sorted(set(computed)) == names
     assert len(computed) - len(names) <= repeated
     assert sorted(path.stem for path in (work / "out").rglob("*.wav")) == names
-    found = sorted(path.name for path in (work / "out").iterdir())
-    assert found == ["even", "manifest.jsonl", "odd", "settings.json", "summary.json"]
+    results = sorted(path.name for path in (work / "out").iterdir())
+    assert results == ["even", "manifest.jsonl", "odd", "settings.json", "summary.json"]
 
 
 def assert_equals_ranks(run: Path, work: Path) -> None:

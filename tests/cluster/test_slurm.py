@@ -61,9 +61,9 @@ class Job:
 
     def __post_init__(self) -> None:
         self.work.mkdir()
-        given = (f"PYTHONPATH={REPOSITORY}", "MASTER_ADDR=127.0.0.1", "CUDA_VISIBLE_DEVICES=", "OMP_NUM_THREADS=1")
+        inputs = (f"PYTHONPATH={REPOSITORY}", "MASTER_ADDR=127.0.0.1", "CUDA_VISIBLE_DEVICES=", "OMP_NUM_THREADS=1")
         options = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0", *self.options)
-        exported = "--export=" + ",".join(("ALL", "ZOO_WAIT=20", *given, *self.variables))
+        exported = "--export=" + ",".join(("ALL", "ZOO_WAIT=20", *inputs, *self.variables))
         script = (REPOSITORY / "scripts" / "slurm.sh", self.recipe, *FLAGS, *self.flags)
         self.command = (*options, exported, *script)
         self.number = self.cluster.run("sbatch", "--parsable", *self.command, cwd=self.work).strip()
@@ -88,16 +88,16 @@ class Job:
 
     def ranks(self) -> list[psutil.Process]:
         """The training processes, not their data workers."""
-        found = []
+        results = []
         for process in psutil.process_iter(["environ", "cmdline"]):
-            ours = (process.info["environ"] or {}).get("SLURM_JOB_ID") == self.number
-            ours = ours and process.info["environ"].get("SLURM_CONF") == self.cluster.environment["SLURM_CONF"]
-            if ours and (process.info["cmdline"] or [])[1:4] == ["-m", "zoo", "fit"]:
+            actual = (process.info["environ"] or {}).get("SLURM_JOB_ID") == self.number
+            actual = actual and process.info["environ"].get("SLURM_CONF") == self.cluster.environment["SLURM_CONF"]
+            if actual and (process.info["cmdline"] or [])[1:4] == ["-m", "zoo", "fit"]:
                 with contextlib.suppress(psutil.Error):
                     parent = process.parent()
                     if parent is None or parent.cmdline()[1:4] != ["-m", "zoo", "fit"]:
-                        found.append(process)
-        return found
+                        results.append(process)
+        return results
 
     def state(self) -> dict[str, str]:
         """What SLURM says; a job that waits to come back is let go at once, as SLURM would wait for two minutes."""
@@ -186,17 +186,17 @@ def test_a_storm_changes_nothing(cluster: Slurm, tmp_path: Path, system: str) ->
     calm.end()
     job = Job(cluster, tmp_path / "stormy", recipe, flags)
     for number, event in enumerate(storm):
-        known = job.saved()
-        job.until(lambda known=known: job.saved() > known and len(job.ranks()) == 2)  # type: ignore[misc]
+        existing = job.saved()
+        job.until(lambda existing=existing: job.saved() > existing and len(job.ranks()) == 2)  # type: ignore[misc]
         step = job.trained() + chance.randrange(3)
         job.until(lambda step=step: job.trained() >= step)  # type: ignore[misc]
         event(job, chance)
         job.until(lambda number=number: int(job.cluster.job(job.number)["Restarts"]) == number + 1)  # type: ignore[misc]
     state = job.end()
-    said = job.log
+    message = job.log
     assert fingerprint(newest(calm.run)) == fingerprint(newest(job.run))
-    assert state["Restarts"] == str(len(storm)) and said.count("stopped by a signal, checkpoint saved") == 2, said
-    assert said.count("a process was lost") in (3, 4), said  # a lost node is seen by SLURM, or first by its ranks
+    assert state["Restarts"] == str(len(storm)) and message.count("stopped by a signal, checkpoint saved") == 2, message
+    assert message.count("a process was lost") in (3, 4), message  # a lost node is seen by SLURM, or first by its ranks
     assert not list(job.work.glob("slurm-*.starts"))
 
 
@@ -214,7 +214,7 @@ def test_a_killed_rank_comes_back_by_itself(cluster: Slurm, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_what_a_user_or_a_scheduler_sends_means_what_the_script_says(cluster: Slurm, tmp_path: Path) -> None:
+def test_what_a_user_or_a_scheduler_sends_means_what_the_script_states(cluster: Slurm, tmp_path: Path) -> None:
     flags = ("--trainer.max_steps=100000", "--trainer.val_check_interval=1000", "--checkpoints.every_n_steps=1000")
     job = Job(cluster, tmp_path / "job", "flow/smoke", flags)
 

@@ -33,8 +33,8 @@ EVALUATE = ("evaluate", "compressed_ad", "--run", "run", "--episodes", "6", "--s
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chain")
-    said = good(forked(*COLLECT, *SPLIT, cwd=folder)).stdout
-    assert "made 25, skipped 0" in said and "mean over 25 tasks" in said
+    message = good(forked(*COLLECT, *SPLIT, cwd=folder)).stdout
+    assert "made 25, skipped 0" in message and "mean over 25 tasks" in message
     return folder / "rooms"
 
 
@@ -77,11 +77,11 @@ def test_no_goal_is_trained_and_evaluated(trained: Path) -> None:
         arguments[name] = options(**arguments[name])
     data = build(config["data"])
     data.setup("fit")
-    found: set[tuple[int, ...]] = set()
+    results: set[tuple[int, ...]] = set()
     for _ in range(3):
         for batch in data.train_dataloader():
-            found |= {tuple(cell) for cell in batch["steps"].next_states[batch["steps"].rewards > 0].tolist()}
-    assert found and found <= learned
+            results |= {tuple(cell) for cell in batch["steps"].next_states[batch["steps"].rewards > 0].tolist()}
+    assert results and results <= learned
     acted = {tuple(task) for batch in data.val_dataloader() if "tasks" in batch for task in batch["tasks"].tolist()}
     assert acted == held_out
 
@@ -93,8 +93,8 @@ def test_two_processes_evaluate_as_one(trained: Path) -> None:
         Forked(*EVALUATE, "--output", "shared", "--gap", "true", cwd=trained, RANK=str(rank), WORLD_SIZE="2")
         for rank in range(2)
     ]
-    said = [good(process.wait()).stdout for process in both]
-    assert sum("parts are missing" in text for text in said) <= 1
+    message = [good(process.wait()).stdout for process in both]
+    assert sum("parts are missing" in text for text in message) <= 1
     names = {path.name for path in (trained / "alone").glob("*.*")}
     assert {"eval_result.npy", "returns.npy", "gap.npy", "evaluation.json", "evaluation.csv"} <= names
     for name in names - {"evaluation.png"}:
@@ -109,8 +109,8 @@ def test_a_killed_collection_goes_on_and_processes_share_it(tmp_path: Path) -> N
     for name in ("whole", "killed", "shared"):
         (tmp_path / name).mkdir()
     good(forked(*LEARN, cwd=tmp_path / "whole"))
-    whole = shards(tmp_path / "whole" / "rooms")
-    assert len(whole) == 51
+    full = shards(tmp_path / "whole" / "rooms")
+    assert len(full) == 51
 
     process = Forked(*LEARN, cwd=tmp_path / "killed")
     second = tmp_path / "killed" / "rooms" / "shard_00001.sha256"
@@ -122,12 +122,12 @@ def test_a_killed_collection_goes_on_and_processes_share_it(tmp_path: Path) -> N
     made = len(list((tmp_path / "killed" / "rooms").glob("*.sha256")))
     assert 2 <= made < 25
     assert f"made {25 - made}, skipped {made}" in good(forked(*LEARN, cwd=tmp_path / "killed")).stdout
-    assert shards(tmp_path / "killed" / "rooms") == whole
+    assert shards(tmp_path / "killed" / "rooms") == full
 
     ranks = [Forked(*LEARN, cwd=tmp_path / "shared", RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
-    said = [good(process.wait()).stdout for process in ranks]
-    assert "made 13" in said[0] and "made 12" in said[1]
-    assert shards(tmp_path / "shared" / "rooms") == whole
+    message = [good(process.wait()).stdout for process in ranks]
+    assert "made 13" in message[0] and "made 12" in message[1]
+    assert shards(tmp_path / "shared" / "rooms") == full
 
 
 COUNTERS = {

@@ -26,7 +26,7 @@ def build(**options: Any) -> Agent:
     return Agent(net, ENV, **options).eval()
 
 
-def ask(folder: Path, request: Any, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+def send_request(folder: Path, request: Any, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
     source = folder / "request.json"
     source.write_text(request if isinstance(request, str) else json.dumps(request), encoding="utf-8")
     facts = build(**options).process_file(source, folder / "result.npy")
@@ -37,9 +37,9 @@ def test_a_call_is_a_rollout_whatever_the_chunk(monkeypatch: pytest.MonkeyPatch)
     agent, tasks, seeds = build(episodes=3), [[0, 1], [2, 3], [4, 4]], [7, 8, 9]
     expected = rollout(agent.policy, ENV, torch.tensor(tasks), seeds, 3).returns.numpy()
     monkeypatch.setattr(module, "CHUNK", 2)
-    found = agent(tasks, seeds)
-    np.testing.assert_array_equal(found, expected)
-    assert found.shape == (3, 3) and found.dtype == np.float32
+    results = agent(tasks, seeds)
+    np.testing.assert_array_equal(results, expected)
+    assert results.shape == (3, 3) and results.dtype == np.float32
     np.testing.assert_array_equal(agent(np.array(tasks), seeds, 2), expected[:, :2])
 
 
@@ -53,19 +53,22 @@ def test_pairs_depend_on_task_and_seed_alone() -> None:
 
 
 def test_a_request_of_tasks(tmp_path: Path) -> None:
-    result, facts = ask(tmp_path, {"tasks": [[0, 1], [2, 2]], "seeds": 3, "episodes": 4})
+    result, facts = send_request(tmp_path, {"tasks": [[0, 1], [2, 2]], "seeds": 3, "episodes": 4})
     agent = build()
     one = agent(*pairs(ENV, torch.tensor([[0, 1], [2, 2]]), [0, 1, 2]), 4).reshape(2, 3, 4)
     np.testing.assert_array_equal(result, one.mean(1))
     assert facts["tasks"] == 2 and facts["seeds"] == 3 and facts["episodes"] == 4
     assert facts["last_return"] == pytest.approx(result[:, -1].mean())
-    listed, _ = ask(tmp_path, {"tasks": [[2, 2]], "seeds": [2, 0, 1], "episodes": 4})
+    listed, _ = send_request(tmp_path, {"tasks": [[2, 2]], "seeds": [2, 0, 1], "episodes": 4})
     np.testing.assert_allclose(listed[0], result[1], rtol=1e-6)
 
 
 def test_a_request_of_a_split_takes_the_agents_episodes(tmp_path: Path) -> None:
-    assert ask(tmp_path, {"split": "test"}, episodes=2)[0].shape == (3, 2)
-    assert ask(tmp_path, {"split": "train", "train_share": 0.2, "split_seed": 1}, episodes=1)[0].shape == (5, 1)
+    assert send_request(tmp_path, {"split": "test"}, episodes=2)[0].shape == (3, 2)
+    assert send_request(tmp_path, {"split": "train", "train_share": 0.2, "split_seed": 1}, episodes=1)[0].shape == (
+        5,
+        1,
+    )
     train, test = (select_tasks(ENV, split).tolist() for split in ("train", "test"))
     assert sorted(train + test) == select_tasks(ENV, "all").tolist() == ENV.tasks().tolist()
 
@@ -90,4 +93,4 @@ def test_a_request_of_a_split_takes_the_agents_episodes(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_in_a_request_is_named(tmp_path: Path, request_: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"request\.json: .*" + message):
-        ask(tmp_path, request_)
+        send_request(tmp_path, request_)

@@ -58,7 +58,7 @@ def test_tokens_are_a_fixed_target() -> None:
     assert not any(parameter.grad is not None for parameter in policy.embedding.parameters())
 
 
-def test_fields_are_told_as_classes() -> None:
+def test_fields_are_reported_as_classes() -> None:
     policy = build(FieldDecoder(DIM, GRID, positions=None, heads=2, dropout=0.0))
     torch.nn.init.zeros_(policy.decoder.fields.weight)
     torch.nn.init.zeros_(policy.decoder.fields.bias)

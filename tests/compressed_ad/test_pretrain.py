@@ -105,8 +105,8 @@ def test_distillation_begins_with_it(tmp_path: Path) -> None:
     report = init_from(task, path)["policy"]
     assert set(report) == {"matched"}
     for part in ("compressor", "decoder", "embedding.context"):
-        ours, theirs = (each.policy.get_submodule(part).state_dict() for each in (task, pretrained))
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        actual, reference = (each.policy.get_submodule(part).state_dict() for each in (task, pretrained))
+        assert all(torch.equal(actual[key], reference[key]) for key in reference)
     assert not any(not parameter.requires_grad for parameter in task.parameters())
     longer = DistillationTask(build_policy(max_tokens=32), ENV, adam, recon_weight=0.5)
     assert init_from(longer, path)["policy"]["mismatched"] == 1  # the decoder's table of positions

@@ -31,11 +31,11 @@ def policy(learned: bool = True, window: int = 12) -> InContextPolicy:
 
 def test_the_recorded_history_is_one_of_the_environment_and_the_logits_those_of_the_whole() -> None:
     net = policy()
-    found = rollout(net, ENV, TASKS, SEEDS, 4, record=True)
-    steps = found.steps
+    results = rollout(net, ENV, TASKS, SEEDS, 4, record=True)
+    steps = results.steps
     assert steps is not None and steps.length == 24
-    assert found.returns.shape == (4, 4) and found.returns.dtype == torch.float32
-    torch.testing.assert_close(steps.rewards.view(4, 4, 6).sum(2).float(), found.returns)
+    assert results.returns.shape == (4, 4) and results.returns.dtype == torch.float32
+    torch.testing.assert_close(steps.rewards.view(4, 4, 6).sum(2).float(), results.returns)
     assert steps.dones.nonzero()[:, 1].unique().tolist() == [5, 11, 17, 23]
     worlds = ENV.start(TASKS)
     for t in range(steps.length):
@@ -44,20 +44,20 @@ def test_the_recorded_history_is_one_of_the_environment_and_the_logits_those_of_
         assert torch.equal(step.next_states, steps.next_states[:, t])
         assert torch.equal(step.rewards, steps.rewards[:, t])
     with torch.no_grad():
-        torch.testing.assert_close(net(steps).logits, found.logits, atol=1e-5, rtol=1e-5)
-    assert found.compressions == [10, 18]
-    assert not found.returns.is_inference() and not steps.states.is_inference()
+        torch.testing.assert_close(net(steps).logits, results.logits, atol=1e-5, rtol=1e-5)
+    assert results.compressions == [10, 18]
+    assert not results.returns.is_inference() and not steps.states.is_inference()
 
 
 def test_neither_cache_nor_company_nor_blocks_change_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     net = policy()
-    whole = rollout(net, ENV, TASKS, SEEDS, 5)
-    assert torch.equal(whole.returns, rollout(net, ENV, TASKS, SEEDS, 5, cached=False).returns)
+    full = rollout(net, ENV, TASKS, SEEDS, 5)
+    assert torch.equal(full.returns, rollout(net, ENV, TASKS, SEEDS, 5, cached=False).returns)
     for pair in range(4):
         alone = rollout(net, ENV, TASKS[pair : pair + 1], SEEDS[pair : pair + 1], 5)
-        assert torch.equal(alone.returns[0], whole.returns[pair])
+        assert torch.equal(alone.returns[0], full.returns[pair])
     monkeypatch.setattr(module, "RANDOM_STEPS", 7)  # which end within episodes
-    assert torch.equal(whole.returns, rollout(net, ENV, TASKS, SEEDS, 5).returns)
+    assert torch.equal(full.returns, rollout(net, ENV, TASKS, SEEDS, 5).returns)
 
 
 def test_the_mode_of_the_policy_is_kept() -> None:

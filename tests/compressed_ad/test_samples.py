@@ -76,11 +76,11 @@ def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> Distillat
     ],
 )
 def test_distillation_shows_how_it_learns_and_attends(
-    tmp_path: Path, env: Env, parts: dict[str, Any], data: dict[str, Any], shown: list[str]
+    tmp_path: Path, env: Env, parts: dict[str, Any], data: dict[str, Any], displayed: list[str]
 ) -> None:
     task = distillation(env, recon_weight=0.1 if "decoder" in parts else 0.0, **parts)
     media = fit(task, tmp_path, [Samples(items=1000, every_n_validations=1)], evaluation=data)
-    assert media == {1: shown, 2: sorted([*shown, EPISODES] if LEARNING in shown else shown)}
+    assert media == {1: displayed, 2: sorted([*displayed, EPISODES] if LEARNING in displayed else displayed)}
 
 
 def test_the_curve_is_of_the_validation(tmp_path: Path) -> None:

@@ -94,13 +94,13 @@ def test_returns_are_those_of_the_rollout_in_any_split() -> None:
     task = build(episodes=3).eval()
     tasks, seeds = ENV.tasks(), list(range(9))
     expected = rollout(task.policy, ENV, tasks, seeds, 3).returns
-    whole, parts = WeightedMeans(), WeightedMeans()
-    whole.add(*task.evaluate({"tasks": tasks, "seeds": seeds}, 0, "val"))
+    complete, parts = WeightedMeans(), WeightedMeans()
+    complete.add(*task.evaluate({"tasks": tasks, "seeds": seeds}, 0, "val"))
     for part in (slice(0, 4), slice(4, 9)):
         parts.add(*task.evaluate({"tasks": tasks[part], "seeds": seeds[part]}, 0, "val"))
-    assert whole.compute() == pytest.approx(parts.compute())
+    assert complete.compute() == pytest.approx(parts.compute())
     means = {"return_first": expected[:, 0], "return_last": expected[:, 2], "return_mean": expected}
-    assert whole.compute() == pytest.approx({key: float(value.mean()) for key, value in means.items()})
+    assert complete.compute() == pytest.approx({key: float(value.mean()) for key, value in means.items()})
 
 
 def test_parts_can_be_frozen() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.harness import REPOSITORY, SERVER
 
-# -I -S: it starts within milliseconds. What is no command of zoo and no script runs as ever.
+# -I -S: it starts within milliseconds. Other commands run as usual.
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
 if not " ".join(sys.argv[1:3]).startswith(("-m zoo", "-m scripts.", "scripts/", "-c")):

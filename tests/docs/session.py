@@ -1,6 +1,6 @@
 """A session at a terminal of 100 columns: the commands of docs/terminal.md and what the screen then shows.
 
-`python -m tests.docs.session` prints the blocks of the page anew.
+`python -m tests.docs.session` prints the blocks of the page.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def screen(step: Step, folder: Path) -> list[str]:
     """Run a command in a terminal; returns the lines that it leaves, without those at the end that are empty."""
     terminal = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(terminal)
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    actual, reference = pty.openpty()
+    fcntl.ioctl(reference, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     environ = {**environment(), "TERM": "xterm", "COLUMNS": str(COLUMNS), "LINES": str(LINES), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", *step.command.split()]
     process = subprocess.Popen(
-        words, cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        words, cwd=folder, env=environ, stdin=reference, stdout=reference, stderr=reference, start_new_session=True
     )
-    os.close(theirs)
+    os.close(reference)
     pending, ends = step.interrupt_at, time.monotonic() + 300
     while time.monotonic() < ends:
-        ready, _, _ = select.select([ours], [], [], 0.2)
+        ready, _, _ = select.select([actual], [], [], 0.2)
         try:
-            data = os.read(ours, 65536) if ready else b""
+            data = os.read(actual, 65536) if ready else b""
         except OSError:  # the terminal closes with its last process
             break
         stream.feed(data)
@@ -76,7 +76,7 @@ def screen(step: Step, folder: Path) -> list[str]:
             break
     process.kill()
     process.wait()
-    os.close(ours)
+    os.close(actual)
     lines = [line.rstrip() for line in terminal.display]
     while lines and not lines[-1]:
         lines.pop()

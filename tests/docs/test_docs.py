@@ -43,7 +43,7 @@ def title(document: Path) -> str:
 
 
 def blocks(document: Path) -> list[Block]:
-    found: list[Block] = []
+    results: list[Block] = []
     lines = document.read_text(encoding="utf-8").splitlines()
     start = None
     for number, line in enumerate(lines):
@@ -53,10 +53,10 @@ def blocks(document: Path) -> list[Block]:
             start = number
             continue
         before = lines[start - 1].strip() if start else ""
-        found.append(Block(start + 1, lines[start][3:].strip(), before, "\n".join(lines[start + 1 : number])))
+        results.append(Block(start + 1, lines[start][3:].strip(), before, "\n".join(lines[start + 1 : number])))
         start = None
     assert start is None, f"{document.name}: the block of line {start} is not closed"
-    return found
+    return results
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=title)
@@ -77,13 +77,13 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
         result = subprocess.run(
             [*command, code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
         )
-        told = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
-        assert result.returncode == 0, f"{document.name}:{block.line} ended with {result.returncode}\n{told}"
+        messages = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+        assert result.returncode == 0, f"{document.name}:{block.line} ended with {result.returncode}\n{messages}"
     python.close()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=title)
-def test_every_block_is_run_or_says_why_not(document: Path) -> None:
+def test_every_block_is_run_or_states_why_not(document: Path) -> None:
     for block in blocks(document):
         assert block.language, f"{document.name}:{block.line} names no language"
         if block.language == "python":
@@ -120,8 +120,8 @@ def test_links_are_found_where_they_stand(tmp_path: Path) -> None:
     links = '[a](x.md) [![b](c.png "B")](d.md#e) <a class="k" href="f.md">'
     text = f"{links}\n```bash\necho [g](h)\n# none\n```\n## Do `it`: now\n"
     (tmp_path / "text.md").write_text(text, encoding="utf-8")
-    found = ["".join(pair) for pair in LINK.findall(text_of(tmp_path / "text.md"))]
-    assert found == ["x.md", "c.png", "d.md#e", "f.md"]
+    results = ["".join(pair) for pair in LINK.findall(text_of(tmp_path / "text.md"))]
+    assert results == ["x.md", "c.png", "d.md#e", "f.md"]
     assert headings(tmp_path / "text.md") == {"do-it-now"}
 
 

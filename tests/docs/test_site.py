@@ -67,7 +67,7 @@ def test_every_public_name_of_the_package_is_a_part_or_in_the_reference() -> Non
         assert undescribed(place) == []
 
 
-def test_every_command_and_each_of_its_arguments_is_told() -> None:
+def test_every_command_and_each_of_its_arguments_is_reported() -> None:
     page = site._commands()
     for name, tool in find_tools().items():
         assert f"## zoo {name}\n" in page and docstring(tool.path).strip(), f"zoo {name} has no docstring"
@@ -84,7 +84,7 @@ def test_every_key_of_a_recipe_has_a_meaning(name: str, path: Path) -> None:
     assert all(re.fullmatch(r"\| <code class=\"key\">.+</code> \| `.*` \| .+ \|", row) for row in rows)
 
 
-def test_sounds_are_played_and_animations_stand_still_where_asked_to() -> None:
+def test_sounds_are_played_and_animations_stand_still_where_requested_to() -> None:
     html = '<td><a href="x.mp3">a voice</a></td><img alt="A" src="b/c.gif" />'
     made = site.on_page_content(html, SimpleNamespace(), site.MkDocsConfig(), None)
     assert '<audio controls preload="none" src="x.mp3" aria-label="a voice">' in made

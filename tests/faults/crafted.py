@@ -24,7 +24,7 @@ from tests.harness import REPOSITORY
 
 VALID_RUN = REPOSITORY / "tests" / "data" / "runs" / "flow" / "points"
 CHECKPOINT = "step_00000003.ckpt"
-DECOY = "zoo_decoy"  # a module on sys.path that nobody allowed
+DECOY = "zoo_decoy"  # a module on sys.path that is not allowed
 SECRET = "canary-3f1c"  # in the file that no call may read, and in the variable that none may show
 VARIABLE = "AWS_SECRET"
 
@@ -61,7 +61,7 @@ class Place(NamedTuple):
         return self.root / "work"
 
     @property
-    def given(self) -> Path:
+    def options(self) -> Path:
         return self.root / "given"
 
     @property
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
     @property
     def writable(self) -> tuple[Path, ...]:
-        folders = self.given, self.root / "out", self.root / "temporary", self.work / "runs"
+        folders = self.options, self.root / "out", self.root / "temporary", self.work / "runs"
         return (*folders, Path("/dev"), Path("/proc"))
 
 
@@ -161,7 +161,7 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
     def craft(place: Place, valid: Path) -> None:
         write_valid(kind, place, valid)
         name = {"checkpoint": CHECKPOINT, "export": "config.json"}.get(kind, "config.yaml")
-        file = place.given / name
+        file = place.options / name
         if kind == "checkpoint":
             content = torch.load(file, weights_only=True)
             edit(content["zoo"], place)
@@ -179,17 +179,21 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
 def write_valid(kind: str, place: Place, valid: Path) -> None:
     """Write a file of a kind as the zoo writes it."""
     if kind == "config":
-        shutil.copy(valid / "run" / "config.yaml", place.given)
+        shutil.copy(valid / "run" / "config.yaml", place.options)
     else:
-        shutil.copytree(valid / ("export" if kind == "export" else "run"), place.given, dirs_exist_ok=True)
+        shutil.copytree(valid / ("export" if kind == "export" else "run"), place.options, dirs_exist_ok=True)
     if kind == "checkpoint":
-        (place.given / "config.yaml").unlink()
+        (place.options / "config.yaml").unlink()
 
 
 def arguments(entry: str, kind: str, place: Place, valid: Path) -> list[str]:
     """Return the command line by which an entry meets the crafted file."""
-    file = str(place.given / CHECKPOINT if kind == "checkpoint" else place.given)
-    config, out, recipe = str(place.given / "config.yaml"), str(place.root / "out"), str(valid / "run" / "config.yaml")
+    file = str(place.options / CHECKPOINT if kind == "checkpoint" else place.options)
+    config, out, recipe = (
+        str(place.options / "config.yaml"),
+        str(place.root / "out"),
+        str(valid / "run" / "config.yaml"),
+    )
     root = f"--trainer.default_root_dir={place.work / 'runs'}"
     if entry in ("fit", "validate"):
         named = {
@@ -240,8 +244,8 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) 
         args = arguments(entry, kind, place, Path(valid))
         code, text, faults = _call(watch, args, place, usual)
         overridden = any(argument.startswith(f"--{case.option}=") for argument in args)
-        said = ("error: ", "failed: ", "  valid  NO: ")  # the last by `inspect`
-        errors = [line for line in text.splitlines() if any(each in line for each in said)]
+        message = ("error: ", "failed: ", "  valid  NO: ")  # the last by `inspect`
+        errors = [line for line in text.splitlines() if any(each in line for each in message)]
         if case.refused and kind in ENTRIES[entry][1] and not overridden and code == 0:
             faults.append("accepted it")
         if not faults and (SECRET in text or "Traceback" in text or (code and not errors)):
@@ -253,7 +257,7 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) 
 
 def _new_place(root: Path) -> Place:
     place = Place(root)
-    for folder in (place.work, place.given, place.elsewhere, root / "temporary"):
+    for folder in (place.work, place.options, place.elsewhere, root / "temporary"):
         folder.mkdir(parents=True)
     (place.elsewhere / "secret.yaml").write_text(f"secret: {SECRET}\n")
     return place

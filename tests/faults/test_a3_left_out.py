@@ -35,7 +35,7 @@ def corpus(tmp_path: Path) -> Path:
     return root
 
 
-def assert_says_what_is_left_out(message: str, root: Path) -> None:
+def assert_states_what_is_left_out(message: str, root: Path) -> None:
     lines = [line for line in message.splitlines() if f"{root}: left out " in line]
     assert len(lines) == 1
     for part in (
@@ -52,12 +52,12 @@ def assert_says_what_is_left_out(message: str, root: Path) -> None:
 def test_fit_names_what_is_left_out(corpus: Path, tmp_path: Path) -> None:
     run = [f"--data.init_args.root={corpus}", f"--trainer.default_root_dir={tmp_path / 'run'}"]
     result = good(zoo(*FIT, *run, cwd=tmp_path))
-    assert_says_what_is_left_out(result.stderr, corpus)
+    assert_states_what_is_left_out(result.stderr, corpus)
     assert "2 items to train on" in result.stdout + result.stderr
 
 
 def test_degrade_names_what_is_left_out(corpus: Path, tmp_path: Path) -> None:
     options = ["--copies", 1, "--val_items", 1, "--sample_rate", 16000]
     result = good(zoo("degrade", corpus, tmp_path / "out", *options, cwd=tmp_path))
-    assert_says_what_is_left_out(result.stderr, corpus)
+    assert_states_what_is_left_out(result.stderr, corpus)
     assert "done 3" in result.stdout and f"{corpus / 'a.txt'}:1: " in result.stderr

@@ -61,9 +61,9 @@ def check(attempt: Attempt, name: str | None = None, codes: tuple[int, ...] = (2
 
 
 def run(texts: list[str], build: bool, bait: str) -> list[Attempt]:
-    found = in_fork(parse_and_build, texts, build, bait)
-    assert not any(taken for _, taken in found)
-    return [attempt for attempt, _ in found]
+    results = in_fork(parse_and_build, texts, build, bait)
+    assert not any(selected for _, selected in results)
+    return [attempt for attempt, _ in results]
 
 
 def unknown_keys(recipe: dict[str, Any]) -> list[str]:

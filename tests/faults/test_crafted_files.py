@@ -67,7 +67,7 @@ NODES: dict[str, Node] = {
     "argument named __class__": lambda place: {**NET, "init_args": {"__class__": "os.system"}},
     "backbone from elsewhere": part("zoo.ci_llm.Backbone", source="ELSEWHERE"),
 }
-HARMLESS = "module of nobody, short"  # in a checkpoint: a text that nobody reads
+HARMLESS = "module of nobody, short"  # in a checkpoint: a text that is not read
 # key of the trainer -> what it may not be; in a run's config also what writes elsewhere
 TRAINER: dict[str, tuple[str, Node]] = {
     "callback of nobody": ("callbacks", lambda place: [NODES["module of nobody"](place)]),
@@ -175,9 +175,9 @@ def pickles() -> list[Case]:
 
         return craft
 
-    whole = {"state_dict": {}, "global_step": 3, "zoo": {}}
+    full = {"state_dict": {}, "global_step": 3, "zoo": {}}
     return [
-        Case("call in a checkpoint", "checkpoint", write(lambda call: {**whole, "trap": call})),
+        Case("call in a checkpoint", "checkpoint", write(lambda call: {**full, "trap": call})),
         Case("call in an original", "checkpoint", write(lambda call: {"generator": call})),
         Case("call alone", "checkpoint", write(lambda call: call)),
         Case("plain pickle", "checkpoint", lambda place, valid: (place.given / CHECKPOINT).write_bytes(

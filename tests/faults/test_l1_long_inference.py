@@ -38,13 +38,13 @@ def write(path: Path, seconds: float) -> int:
 def test_chunks_join_without_seams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = write(tmp_path / "in.wav", 5.01)
     model = build()
-    whole = model(files.read_mono(tmp_path / "in.wav"), RATE)
+    full = model(files.read_mono(tmp_path / "in.wav"), RATE)
     monkeypatch.setattr(inference, "CHUNK_FRAMES", 32)
     pieces = model(files.read_mono(tmp_path / "in.wav"), RATE)
     model.process_file(tmp_path / "in.wav", tmp_path / "out.wav")
-    assert len(whole) == files.info(tmp_path / "out.wav").samples == samples
-    np.testing.assert_allclose(pieces, whole, atol=1e-6)
-    np.testing.assert_allclose(files.read_mono(tmp_path / "out.wav"), whole, atol=1 / 2**15)
+    assert len(full) == files.info(tmp_path / "out.wav").samples == samples
+    np.testing.assert_allclose(pieces, full, atol=1e-6)
+    np.testing.assert_allclose(files.read_mono(tmp_path / "out.wav"), full, atol=1 / 2**15)
 
 
 @pytest.mark.slow

@@ -96,9 +96,9 @@ def test_without_classes_in_odd_colours_and_more_items_than_data(tmp_path: Path)
 @pytest.mark.parametrize("enabled", [False, True])
 def test_samples_change_no_weight(tmp_path: Path, enabled: bool) -> None:
     result = {}
-    for kind, shown in (("plain", False), ("this", enabled)):
+    for kind, displayed in (("plain", False), ("this", enabled)):
         task = images()
-        media = fit(task, digits(), tmp_path / kind, enabled=shown)
+        media = fit(task, digits(), tmp_path / kind, enabled=displayed)
         result[kind] = [weight.detach().clone() for weight in task.parameters()]
     assert bool(media) == enabled
     assert all(torch.equal(*pair) for pair in zip(result["plain"], result["this"], strict=True))
@@ -131,7 +131,7 @@ def test_other_samples_are_not_drawn(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "no samples" not in caplog.text
 
 
-class Kept(L.Callback):
+class Stored(L.Callback):
     """Keeps a metric of every validation."""
 
     def __init__(self, key: str) -> None:
@@ -141,8 +141,8 @@ class Kept(L.Callback):
         self.values.append(float(trainer.callback_metrics[self.key]))
 
 
-def judged(folder: Path, task: FlowTask, steps: int, **options: Any) -> list[float]:
-    remaining = Kept("val/frechet")
+def evaluated(folder: Path, task: FlowTask, steps: int, **options: Any) -> list[float]:
+    remaining = Stored("val/frechet")
     trainer = L.Trainer(
         accelerator="cpu", devices=1, default_root_dir=folder, logger=False, max_steps=steps, val_check_interval=1,
         check_val_every_n_epoch=None, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
@@ -158,18 +158,18 @@ def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) 
         return FeatureMetrics(["frechet", "spread", "nearest"], count=20, every=2, extractor="pixels")
 
     task = images(sample_metrics=metrics())
-    values = judged(tmp_path, task, 3)
+    values = evaluated(tmp_path, task, 3)
     assert task.logged_metric_names == ("val/loss", "val/frechet", "val/std_ratio", "val/nearest", "val/nearest_ratio")
     assert [math.isnan(value) for value in values] == [False, True, False]
     assert values[0] > 1 and values[0] != values[2]
-    resumed = judged(tmp_path, images(sample_metrics=metrics()), 5, ckpt_path=tmp_path / "last.ckpt")
+    resumed = evaluated(tmp_path, images(sample_metrics=metrics()), 5, ckpt_path=tmp_path / "last.ckpt")
     assert [math.isnan(value) for value in resumed] == [True, False]
 
 
 def test_the_digits_classifier_judges_and_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.flow.evaluation.digits_classifier.EPOCHS", 1)
     task, plain = images(sample_metrics=FeatureMetrics(["frechet", "accuracy"], 20, cache=None)), images()
-    values = judged(tmp_path, task, 2)
+    values = evaluated(tmp_path, task, 2)
     assert all(math.isfinite(value) for value in values)
     fit(plain, digits(), tmp_path / "plain", enabled=False)
     assert all(torch.equal(*pair) for pair in zip(task.parameters(), plain.parameters(), strict=True))

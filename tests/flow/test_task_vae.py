@@ -41,8 +41,8 @@ class Identity(nn.Module):
 def test_the_divergence_is_that_of_gaussians() -> None:
     moments = torch.randn(3, 4, 2, 2, dtype=torch.float64)
     mean, log_variance = moments.float().chunk(2, dim=1)
-    ours = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
-    expected = torch.distributions.kl_divergence(ours, torch.distributions.Normal(0.0, 1.0)).flatten(1).sum(dim=1)
+    actual = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
+    expected = torch.distributions.kl_divergence(actual, torch.distributions.Normal(0.0, 1.0)).flatten(1).sum(dim=1)
     torch.testing.assert_close(kl_divergence(moments), expected)
 
 
@@ -82,10 +82,10 @@ def test_an_identity_gives_what_pixels_give(tmp_path: Path) -> None:
     plain = prepared(digits(tmp_path, flips=True))
     made = prepared(LatentData(digits(tmp_path, flips=True), 4, str(tmp_path)), latents=space)
     keys = [(epoch, item) for epoch in range(2) for item in range(8)]
-    ours, pixels = made.train_set.__getitems__(keys), plain.train_set.__getitems__(keys)
-    torch.testing.assert_close(ours["x1"], pixels["x1"], atol=1e-3, rtol=0)  # of half precision
-    assert torch.equal(ours["x0"], pixels["x0"])
-    loss, expected = task(latents=space).training_step(ours, 0), task().training_step(pixels, 0)
+    actual, pixels = made.train_set.__getitems__(keys), plain.train_set.__getitems__(keys)
+    torch.testing.assert_close(actual["x1"], pixels["x1"], atol=1e-3, rtol=0)  # of half precision
+    assert torch.equal(actual["x0"], pixels["x0"])
+    loss, expected = task(latents=space).training_step(actual, 0), task().training_step(pixels, 0)
     torch.testing.assert_close(loss, expected, atol=2e-3, rtol=2e-3)
     samplers = [Sampler(net, ConditionalOT(0.0), Solver("euler", 3), latents=each) for each in (space, None)]
     torch.testing.assert_close(*(each.sample([1, 2], [3, 4]) for each in samplers))

@@ -39,7 +39,7 @@ def noise(*shape) -> np.ndarray:
     return np.random.default_rng(0).uniform(-0.5, 0.5, shape).astype(np.float32)
 
 
-def whole(vocoder: Vocoder, audio: np.ndarray) -> np.ndarray:
+def full(vocoder: Vocoder, audio: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return vocoder.generator(vocoder.mel(torch.from_numpy(audio)))[:, 0].numpy()
 
@@ -61,7 +61,7 @@ def test_chunks_equal_the_whole(small_chunks, frames, padding_mode):
 def test_audio_chunks_equal_the_whole(small_chunks, frames):
     vocoder = build()
     audio = noise(2, 16 * frames)
-    np.testing.assert_allclose(vocoder(audio, 8000), whole(vocoder, audio), atol=1e-6)
+    np.testing.assert_allclose(vocoder(audio, 8000), full(vocoder, audio), atol=1e-6)
 
 
 @pytest.mark.parametrize("samples", [1, 15, 100, 1601])

@@ -45,9 +45,9 @@ def made(folder: Path) -> dict[str, set[str]]:
 @pytest.mark.parametrize("recipe", MADE)
 def test_files_of_a_run(recipe: str, tmp_path: Path) -> None:
     fit(recipe, tmp_path)
-    found = made(tmp_path)
-    assert found["step_00000002"] == MADE[recipe]
-    assert found["step_00000001"] == {name for name in MADE[recipe] if "prediction" not in name}
+    results = made(tmp_path)
+    assert results["step_00000002"] == MADE[recipe]
+    assert results["step_00000001"] == {name for name in MADE[recipe] if "prediction" not in name}
     clips = {path.name: files.read(path) for path in (tmp_path / "media" / "step_00000002").glob("*.wav")}
     seconds = {name: round(audio.shape[-1] / rate, 1) for name, (audio, rate) in clips.items()}
     assert set(seconds.values()) == {1.0}
@@ -100,8 +100,8 @@ def test_odd_clips_of_a_backbone(sizes: list[tuple[int, int]], items: int, clips
     clean = batches("backbone", *sizes)
     train(task("backbone"), tmp_path, samples, clean * 2, clean)
     assert not samples._failed
-    found = made(tmp_path)["step_00000002"]
-    assert {name.partition("_")[0] for name in found} == {f"clip{clip}" for clip in range(clips)}
+    results = made(tmp_path)["step_00000002"]
+    assert {name.partition("_")[0] for name in results} == {f"clip{clip}" for clip in range(clips)}
 
 
 def test_a_vocoder_on_stored_features_shows_no_input(tmp_path: Path) -> None:

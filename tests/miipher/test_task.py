@@ -66,10 +66,10 @@ def loader(items: list[dict[str, torch.Tensor]]) -> DataLoader:
 
 
 def test_accumulation_equals_the_larger_batch(tmp_path):
-    whole = batch(4)
-    halves = [{key: value[i : i + 2] for key, value in whole.items()} for i in (0, 2)]
+    full = batch(4)
+    halves = [{key: value[i : i + 2] for key, value in full.items()} for i in (0, 2)]
     ends = []
-    for batches in ([whole], halves):
+    for batches in ([full], halves):
         torch.manual_seed(0)
         task = AdapterTask(cleaner(), SGD, WEIGHTS)
         trainer(tmp_path, max_steps=1, accumulate_grad_batches=len(batches)).fit(task, loader(batches))
@@ -82,9 +82,9 @@ def test_reductions_agree_on_equal_lengths_for_means():
     data = batch(3)
     net = cleaner()
     pair = net(data["input"]), net.target(data["clean"])
-    whole, items = feature_loss(*pair), feature_loss(*pair, reduction="item")
+    full, items = feature_loss(*pair), feature_loss(*pair, reduction="item")
     for key in ("mae", "mse"):
-        torch.testing.assert_close(whole[key], items[key])
+        torch.testing.assert_close(full[key], items[key])
 
 
 class Modes(L.Callback):
@@ -144,9 +144,9 @@ def test_clean_items_of_a_mixed_batch_pass_the_adapters_by():
 def test_segments_are_cut_from_their_context():
     task = vocoder_task(backbone())
     data = batch(2, 3200)
-    whole = task.features(data)
+    full = task.features(data)
     cut = task.features({**data, "first": torch.tensor([2, 0]), "frames": torch.tensor([4, 4])})
-    torch.testing.assert_close(cut, torch.stack([whole[0, :, 2:6], whole[1, :, :4]]))
+    torch.testing.assert_close(cut, torch.stack([full[0, :, 2:6], full[1, :, :4]]))
 
 
 def test_wrong_arguments_are_refused():
@@ -191,9 +191,9 @@ def test_the_shortcut_is_solved_for_before_the_first_batch(tmp_path):
     runs = {"max_steps": 1, "limit_val_batches": 0}
     trainer(tmp_path, **runs).fit(task, data)
     keys = [(epoch, item) for epoch in range(2) for item in range(len(data.train_set))]
-    whole = data.collate([data.train_set[key] for key in keys])
+    full = data.collate([data.train_set[key] for key in keys])
     expected = start()
-    expected.fit_shortcut([(task.features(whole), whole["audio"])])
+    expected.fit_shortcut([(task.features(full), full["audio"])])
     torch.testing.assert_close(task.generator.shortcut.weight, expected.shortcut.weight, atol=1e-4, rtol=1e-3)
     assert expected.shortcut.weight.abs().max() > 0.01
     other = VocoderTask(backbone("mel_hubert"), start(), **arguments)

@@ -62,10 +62,10 @@ class LegacyEncoder:
         policy = self.policy
         query = policy.embedding.queries(queries)[:, None]
         tokens = query[:, :0] if self.tokens is None else self.tokens
-        over = tokens.shape[1] - policy.capacity(compressed=True)
+        above = tokens.shape[1] - policy.capacity(compressed=True)
         if tokens.shape[1] > policy.capacity(self.latents is not None):
-            old = tokens[:, :over] if self.latents is None else torch.cat([self.latents, tokens[:, :over]], 1)
-            self.latents, self.tokens = self._compressor(old), tokens[:, over:]
+            old = tokens[:, :above] if self.latents is None else torch.cat([self.latents, tokens[:, :above]], 1)
+            self.latents, self.tokens = self._compressor(old), tokens[:, above:]
             self.compressions += 1
             tokens = self.tokens
         sequence = [tokens, query] if self.latents is None else [self.latents, tokens, query]
@@ -111,8 +111,8 @@ def training_logits(
         segment_lengths = []
         steps = steps.slice(max(0, steps.length - policy.window + 1), steps.length)
     elif segment_lengths is None:
-        over = steps.length - policy.capacity(False)
-        segment_lengths = [over + policy.num_latents] if over > 0 else []
+        above = steps.length - policy.capacity(False)
+        segment_lengths = [above + policy.num_latents] if above > 0 else []
     for length in segment_lengths:
         latents = policy.compress(latents, steps.slice(0, length)).latents
         steps = steps.slice(length, steps.length)

@@ -22,12 +22,12 @@ class Recorded:
     def arrays(self, name: str) -> dict[str, Tensor]:
         return {key: torch.from_numpy(value) for key, value in np.load(self.folder / name).items()}
 
-    def close(self, found: Tensor, stored: dict[str, Tensor], name: str, case: str) -> None:
+    def close(self, results: Tensor, stored: dict[str, Tensor], name: str, case: str) -> None:
         """In float64 within `exact`, in float32 within 20 times the rounding of the recording."""
         facts = self.cases[case]["arrays"].get(f"{name}.f32", {})
         scale = max(float(stored[f"{name}.f32"].abs().max()), 1e-3)
-        if found.dtype == torch.float64 and f"{name}.f64" in stored:
-            torch.testing.assert_close(found, stored[f"{name}.f64"], rtol=0, atol=self.exact * scale)
+        if results.dtype == torch.float64 and f"{name}.f64" in stored:
+            torch.testing.assert_close(results, stored[f"{name}.f64"], rtol=0, atol=self.exact * scale)
             return
         bound = max(20 * facts.get("max_abs_diff_to_f64", 0.0), 1e-6 * scale)
-        torch.testing.assert_close(found.float(), stored[f"{name}.f32"], rtol=0, atol=bound)
+        torch.testing.assert_close(results.float(), stored[f"{name}.f32"], rtol=0, atol=bound)

@@ -35,7 +35,7 @@ NAMES = ("vae_moments", "vae_dec", "unet_out_noglobal", "unet_out_global", "ge_g
 @torch.no_grad()
 def test_set_a_and_back(folder: Path, io: dict[str, Tensor], tmp_path: Path) -> None:
     """The file's nets run mel first; ours give the same with time first, and the same file again."""
-    source, ours, back = folder / "set_a" / "step_7.pt", tmp_path / "ours.ckpt", tmp_path / "back" / "step_7.pt"
+    source, actual, back = folder / "set_a" / "step_7.pt", tmp_path / "ours.ckpt", tmp_path / "back" / "step_7.pt"
     components = from_original(source, config=folder / "set_a" / "config.yaml")
 
     def evaluate(autoencoder: nn.Module, net: nn.Module, io: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -48,23 +48,23 @@ def test_set_a_and_back(folder: Path, io: dict[str, Tensor], tmp_path: Path) -> 
 
     recorded = {name: io[name] for name in NAMES}
     assert_agrees(evaluate, components["autoencoder"], components["net"], io, recorded=recorded, atol=1e-4, rtol=1e-3)
-    assert convert(source, ours)["step"] == 7
-    assert convert(ours, back)["layout"] == "modelV1"
-    theirs, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
-    assert again["ema"] == theirs["ema"] == {}
-    assert set(again["state_dict"]) == set(theirs["state_dict"])
-    for key, value in theirs["state_dict"].items():
+    assert convert(source, actual)["step"] == 7
+    assert convert(actual, back)["layout"] == "modelV1"
+    reference, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
+    assert again["ema"] == reference["ema"] == {}
+    assert set(again["state_dict"]) == set(reference["state_dict"])
+    for key, value in reference["state_dict"].items():
         assert torch.equal(again["state_dict"][key], value.to(again["state_dict"][key].dtype)), key
 
 
 @torch.no_grad()
 def test_audiosrs_layout(folder: Path, tmp_path: Path) -> None:
     """AudioSR's recorded UNet and vocoder with set_a's autoencoder, named as in its `.bin`."""
-    own = load_foreign_checkpoint(folder / "common" / "audiosr_unet.pt")
+    separate = load_foreign_checkpoint(folder / "common" / "audiosr_unet.pt")
     vocoder = load_foreign_checkpoint(folder / "common" / "vocoder.pt")
     autoencoder = load_foreign_checkpoint(folder / "set_a" / "step_7.pt")["state_dict"]
     named = {key: value for key, value in autoencoder.items() if key.startswith(("first_stage", "cond_stage"))}
-    named |= {f"model.diffusion_model.{key}": value for key, value in own.items()}
+    named |= {f"model.diffusion_model.{key}": value for key, value in separate.items()}
     named |= {f"first_stage_model.vocoder.{key}": value for key, value in vocoder.items()}
     path = tmp_path / "pytorch_model.bin"
     torch.save({"state_dict": {**named, "scale_factor": torch.tensor(0.37)}}, path)

@@ -72,15 +72,15 @@ def test_trajectories(folder, unet, steps, eta, scale):
     condition = golden["cond"] * golden["scale_factor"].float()
     nothing = torch.full_like(condition, float(golden["uncond_value"] * golden["scale_factor"]))
 
-    def under(given: torch.Tensor):
-        return lambda x, t: unet(torch.cat([x, given], dim=1), t)
+    def under(options: torch.Tensor):
+        return lambda x, t: unet(torch.cat([x, options], dim=1), t)
 
     key = f"s{steps}_eta{eta}_g{scale}"
     noises = iter(golden[f"ddim_noise_{key}"]) if eta else None
-    given, free = under(condition), under(nothing)
+    options, free = under(condition), under(nothing)
 
     def predict(x, t):
-        return given(x, t) if scale == 1 else classifier_free_guidance(given(x, t), free(x, t), scale)
+        return options(x, t) if scale == 1 else classifier_free_guidance(options(x, t), free(x, t), scale)
 
     x0 = DDIM(steps, eta, "original").sample(predict, golden["x_T"], CosineDiffusion(), noises)
     close(x0, golden[f"ddim_{key}"], 1e-4)

@@ -29,8 +29,8 @@ def test_loss_and_gradients(shared: Path) -> None:
     weights = load_foreign_checkpoint(folder / "step_7.pt")["state_dict"]
     unet = UNet(8, 4, 32, (1, 1), 1, (2,), 16, fusion="replace", context_channels=16)
     net = Denoiser(unet, GlobalEncoder(context_channels=16)).eval()
-    theirs = {key.removeprefix(PREFIX): value.float() for key, value in weights.items() if key.startswith(PREFIX)}
-    state = {key if key.startswith("global_encoder.") else f"unet.{key}": value for key, value in theirs.items()}
+    reference = {key.removeprefix(PREFIX): value.float() for key, value in weights.items() if key.startswith(PREFIX)}
+    state = {key if key.startswith("global_encoder.") else f"unet.{key}": value for key, value in reference.items()}
     net.load_state_dict({**state, "latent_scale": torch.tensor(1.0)})
     # the loss on latents needs neither; modelV1's latents come from the recorded moments
     unused = {
@@ -61,6 +61,6 @@ def test_loss_and_gradients(shared: Path) -> None:
     total = sum(value**2 for value in norms.values()) ** 0.5
     assert total == pytest.approx(meta["grad_norm_total"], rel=1e-4)
     for name, norm in meta["grad_norms_sample"].items():
-        ours = name.removeprefix(PREFIX)
-        found = norms.get(ours if ours.startswith("global_encoder.") else f"unet.{ours}", 0.0)
-        assert found == pytest.approx(norm, rel=1e-3, abs=1e-7), name
+        actual = name.removeprefix(PREFIX)
+        results = norms.get(actual if actual.startswith("global_encoder.") else f"unet.{actual}", 0.0)
+        assert results == pytest.approx(norm, rel=1e-3, abs=1e-7), name

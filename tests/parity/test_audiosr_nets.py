@@ -103,8 +103,8 @@ def test_denoiser_with_and_without_the_clip(io, denoiser):
     # is 1e-4 away from its own recording
     def evaluate(net, io):
         conditions = [concat(io["x_noisy"], io[name]) for name in ("cond_mean", "cond_small")]
-        given = [net(x, io["t"], io["ge_in"].mT) for x in conditions]
-        return timestep_embedding(io["temb_t"], 32), net(conditions[0], io["t"]), *given
+        options = [net(x, io["t"], io["ge_in"].mT) for x in conditions]
+        return timestep_embedding(io["temb_t"], 32), net(conditions[0], io["t"]), *options
 
     names = "temb", "unet_out_noglobal", "unet_out_global", "wrapper_out_small_cond"
     assert_agrees(evaluate, denoiser, io, recorded=tuple(io[name] for name in names), **STATED)

@@ -78,11 +78,11 @@ def test_schedule(common: Path) -> None:
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=float(base))
         schedule = OriginalWarmupCosine(optimizer, int(warmup), int(total), float(least))
         assert optimizer.param_groups[0]["lr"] == float(base)
-        wanted = {int(k): rate for k, rate in (table if isinstance(table, dict) else dict(enumerate(table))).items()}
-        for call in range(max(wanted) + 1):
+        expected = {int(k): rate for k, rate in (table if isinstance(table, dict) else dict(enumerate(table))).items()}
+        for call in range(max(expected) + 1):
             optimizer.step()
             schedule.step()
-            assert optimizer.param_groups[0]["lr"] == wanted.get(call, optimizer.param_groups[0]["lr"]), (name, call)
+            assert optimizer.param_groups[0]["lr"] == expected.get(call, optimizer.param_groups[0]["lr"]), (name, call)
 
 
 class Toy(L.LightningModule):
@@ -142,10 +142,10 @@ def test_average(common: Path) -> None:
     task.net.load_state_dict({key: torch.tensor(value) for key, value in trace["init"].items()})
     ema = EMA(["net"], decay=trace["decay"])
     ema._update(ema._model_tensors(task))
-    for increment, wanted in zip(trace["increments"], trace["shadow_after_each"], strict=True):
+    for increment, expected in zip(trace["increments"], trace["shadow_after_each"], strict=True):
         for parameter in task.net.parameters():
             parameter.data += increment
         ema._update(ema._model_tensors(task))
-        for key, value in wanted.items():
+        for key, value in expected.items():
             # one rounding apart: s + (1 - d) (p - s) where the original computes d s + (1 - d) p
             torch.testing.assert_close(ema.shadow[f"net.{key}"], torch.tensor(value), atol=6e-8, rtol=0)

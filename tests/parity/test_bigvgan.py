@@ -49,21 +49,21 @@ def test_generators(case, dtype):
     folder = GOLDEN / case
     net, stored = generator(folder), arrays(f"{case}/io.npz")
     state = torch.load(folder / "bigvgan_generator.pt", weights_only=True)["generator"]
-    ours = to_zoo_names({_flat(key): value for key, value in state.items() if not key.endswith(".filter")})
-    net.load_state_dict(ours)
+    actual = to_zoo_names({_flat(key): value for key, value in state.items() if not key.endswith(".filter")})
+    net.load_state_dict(actual)
     net.to(dtype)
     for index in range(3):
         close(net(stored[f"in{index}"].to(dtype)), stored, f"out{index}", case)
     names = [key.removesuffix(".f32") for key in stored if key.startswith("block.") and key.endswith(".f32")]
-    taps = {name: seen(net, name.removeprefix("block.")) for name in names if ".stage." not in name}
+    taps = {name: calls(net, name.removeprefix("block.")) for name in names if ".stage." not in name}
     net(stored["in0"].to(dtype)).square().mean().backward()
     for name, values in taps.items():
         close(values[0], stored, name, case)
     parameters = to_original_names(dict(net.named_parameters()))
     for name in (key[5:-4] for key in stored if key.startswith("grad.") and key.endswith(".f32")):
         close(parameters[_flat(name)].grad, stored, f"grad.{name}", case)
-    found = net.float().remove_weight_norm_()(stored["in0"])
-    torch.testing.assert_close(found, stored["out0_fused.f32"], rtol=0, atol=1e-4)
+    results = net.float().remove_weight_norm_()(stored["in0"])
+    torch.testing.assert_close(results, stored["out0_fused.f32"], rtol=0, atol=1e-4)
     assert not any("parametrizations" in key for key in net.state_dict())
 
 
@@ -71,7 +71,7 @@ def _flat(key):
     return re.sub(r"^(ups\.\d+)\.0\b", r"\1", key)
 
 
-def seen(net, name):
+def calls(net, name):
     values = []
     net.get_submodule(_flat(name)).register_forward_hook(lambda _, __, output: values.append(output.detach().clone()))
     return values
@@ -83,8 +83,8 @@ def test_activations(dtype):
     for name, value in stored.items():
         if name.startswith("filter_"):
             cutoff, width, taps = name.split("_")[1:]
-            found = kaiser_sinc(float(cutoff), float(width), int(taps))
-            torch.testing.assert_close(found, value.flatten(), rtol=0, atol=1e-7)
+            results = kaiser_sinc(float(cutoff), float(width), int(taps))
+            torch.testing.assert_close(results, value.flatten(), rtol=0, atol=1e-7)
     for case, options in ((f"act{i}", META["activation1d"][f"act{i}"]) for i in range(4)):
         snake = Snake(options["channels"], options["kind"] == "snakebeta", options["logscale"])
         for name, parameter in snake.named_parameters():
@@ -100,7 +100,7 @@ def test_activations(dtype):
             close(snake(x), stored, f"{case}.snake_T{length}", "activation1d")
 
 
-def to_ours(state):
+def to_zoo(state):
     """Names of the original's discriminators as ours."""
     skipped = (".window", "resample.kernel", "cqt_transform.")
     return to_zoo_names({key: value for key, value in state.items() if not any(each in key for each in skipped)})
@@ -122,9 +122,9 @@ CASES = {
 def test_discriminators(case, dtype):
     net, stored = CASES[case](), arrays(f"{case}.npz")
     if (GOLDEN / f"{case}.pt").exists():
-        state = to_ours(torch.load(GOLDEN / f"{case}.pt", weights_only=True))
-        whole = all(key.startswith("disc") for key in state)
-        net.load_state_dict(state if whole else {f"discriminators.0.{key}": value for key, value in state.items()})
+        state = to_zoo(torch.load(GOLDEN / f"{case}.pt", weights_only=True))
+        full = all(key.startswith("disc") for key in state)
+        net.load_state_dict(state if full else {f"discriminators.0.{key}": value for key, value in state.items()})
     else:
         fill(net)
     net.to(dtype).eval()
@@ -132,12 +132,12 @@ def test_discriminators(case, dtype):
     for index, (scores, maps) in enumerate(real):
         close(scores, {k: v.flatten(1) if "score" in k else v for k, v in stored.items()}, f"score_real.{index}", case)
         assert len(maps) == META[case]["fmaps_per_sub"][index]
-        for number, found in enumerate(maps):
+        for number, results in enumerate(maps):
             name = f"fmap_real.{index}.{number}"
             if f"{name}.f32" in stored:
-                close(found, stored, name, case)
+                close(results, stored, name, case)
             else:
-                close(statistics(found), stored, f"fmap_real_stat.{index}.{number}", case)
+                close(statistics(results), stored, f"fmap_real_stat.{index}.{number}", case)
     suffix = "f64" if dtype == torch.float64 else "f32"
     losses = {
         "disc": discriminator_loss(real, fake),
@@ -145,8 +145,8 @@ def test_discriminators(case, dtype):
         "fm": 2 * feature_matching_loss(real, fake),
     }
     for name, loss in losses.items():
-        wanted = stored[f"loss.{name}.{suffix}"].double()
-        torch.testing.assert_close(loss.double(), wanted, rtol=1e-4 if case == "mrd_sn" else 2e-6, atol=0)
+        expected = stored[f"loss.{name}.{suffix}"].double()
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-4 if case == "mrd_sn" else 2e-6, atol=0)
 
 
 def fill(net):
@@ -215,7 +215,7 @@ def test_three_steps(trained):
     adam = partial(torch.optim.AdamW, lr=0.001, betas=(0.8, 0.99))
     optimizers = adam(net.parameters()), adam([p for each in reversed(nets.values()) for p in each.parameters()])
     clip, weights = arguments["step"]["clip_g"], arguments["loss_weights"]
-    for step, wanted in enumerate(json.loads((GOLDEN / "three_steps" / "log.json").read_text())["log"]):
+    for step, expected in enumerate(json.loads((GOLDEN / "three_steps" / "log.json").read_text())["log"]):
         real = torch.from_numpy(np.load(GOLDEN / "three_steps" / "waves.npz")[f"wave{step}"])[:, None].double()
         fake = net(mel(real[:, 0]))
         log = {f"disc_{name}": discriminator_loss(each(real), each(fake.detach())) for name, each in nets.items()}
@@ -234,13 +234,13 @@ def test_three_steps(trained):
         optimizers[0].step()
         for name, value in log.items():
             bound = 5e-5 if name.startswith("grad_norm") else 5e-6
-            assert float(value.detach()) == pytest.approx(wanted[name], rel=bound), (step, name)
+            assert float(value.detach()) == pytest.approx(expected[name], rel=bound), (step, name)
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] *= 0.9
     end = torch.load(trained / "g_00000003", weights_only=True)["generator"]
     for key, value in to_original_names(net.state_dict()).items():
-        wanted = end[re.sub(r"^(ups\.\d+)\.", r"\1.0.", key)]
-        torch.testing.assert_close(value.detach().float(), wanted, rtol=0, atol=1e-5)
+        expected = end[re.sub(r"^(ups\.\d+)\.", r"\1.0.", key)]
+        torch.testing.assert_close(value.detach().float(), expected, rtol=0, atol=1e-5)
     assert set(unmapped) == {"num_gpus", "num_freq"}
 
 
@@ -268,7 +268,7 @@ def test_files_of_the_hub(case, tmp_path):
     """A folder with config.json; fused or not; also without the filters, which older files lack."""
     state = torch.load(GOLDEN / case / "bigvgan_generator.pt", weights_only=True)["generator"]
     x = arrays(f"{case}/io.npz")["in0"]
-    found = []
+    results = []
     variants = {"normed": state, "older": {key: value for key, value in state.items() if "filter" not in key}}
     if (GOLDEN / case / "bigvgan_generator_fused.pt").exists():
         variants["fused"] = torch.load(GOLDEN / case / "bigvgan_generator_fused.pt", weights_only=True)["generator"]
@@ -280,9 +280,9 @@ def test_files_of_the_hub(case, tmp_path):
         assert is_original(folder) and describe(folder)["format"] == "bigvgan"
         convert(folder, tmp_path / f"{name}_export")
         model = load(tmp_path / f"{name}_export")
-        found.append(torch.from_numpy(model.from_mel(x.numpy()[0])))
-    for each in found:
-        torch.testing.assert_close(each, found[0], rtol=0, atol=1e-5)
+        results.append(torch.from_numpy(model.from_mel(x.numpy()[0])))
+    for each in results:
+        torch.testing.assert_close(each, results[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(each, arrays(f"{case}/io.npz")["out0.f32"][0, 0], rtol=0, atol=1e-4)
     broken = dict(state) | {key: value + 0.1 for key, value in state.items() if key.endswith("upsample.filter")}
     torch.save({"generator": broken}, tmp_path / "normed" / "bigvgan_generator.pt")

@@ -21,8 +21,8 @@ def logits(io) -> torch.Tensor:
     return io["left.agent_logits"][:, :, -1]
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=0, rtol=2e-6)
+def close(results: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(results, expected, atol=0, rtol=2e-6)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -27,9 +27,9 @@ def test_logits(golden, name):
     for side in ("right", "left"):
         mask = io[f"{side}.attention_mask"]
         with torch.no_grad():
-            found = crowd(io[f"{side}.input_ids"], mask)
-        assert found.shape == io[f"{side}.agent_logits"].shape
-        assert (found - io[f"{side}.agent_logits"])[:, mask == 1].abs().max() <= 1e-4
+            results = crowd(io[f"{side}.input_ids"], mask)
+        assert results.shape == io[f"{side}.agent_logits"].shape
+        assert (results - io[f"{side}.agent_logits"])[:, mask == 1].abs().max() <= 1e-4
 
 
 def test_both_layouts_hold_the_same(golden):
@@ -44,8 +44,8 @@ def test_round_trips(golden, tmp_path):
     weights = read_original(source).weights
     convert(source, tmp_path / "adapters")
     for number in range(3):
-        theirs = load_file(golden / f"peft_adapters/agent{number}/adapter_model.safetensors")
-        assert_same_weights([load_file(tmp_path / f"adapters/agent{number}/adapter_model.safetensors")], [theirs])
+        reference = load_file(golden / f"peft_adapters/agent{number}/adapter_model.safetensors")
+        assert_same_weights([load_file(tmp_path / f"adapters/agent{number}/adapter_model.safetensors")], [reference])
     convert(tmp_path / "adapters", tmp_path / "checkpoint_step_7")
     convert(source, tmp_path / "run/step.ckpt", golden / "backbone")
     convert(tmp_path / "run/step.ckpt", tmp_path / "run/final_checkpoint")
@@ -54,9 +54,9 @@ def test_round_trips(golden, tmp_path):
             assert_same_weights(
                 [torch.load(folder / f"agent{number}_weights.pth", weights_only=True)], [weights[number]]
             )
-        ours = json.loads((folder / META).read_text())
-        ours.pop("backbone", None)
-        assert ours == json.loads((source / META).read_text())
+        actual = json.loads((folder / META).read_text())
+        actual.pop("backbone", None)
+        assert actual == json.loads((source / META).read_text())
         progress = "training_progress.json"
         assert json.loads((folder / progress).read_text()) == json.loads((source / progress).read_text())
     assert (tmp_path / "checkpoint_step_7" / META).read_bytes() == (source / META).read_bytes()
@@ -72,8 +72,8 @@ def test_peft_reads_what_we_write(golden, tmp_path):
     io = load_file(golden / "io.safetensors")
     mask = io["right.attention_mask"]
     with torch.no_grad():
-        found = model(io["right.input_ids"], attention_mask=mask).logits
-    assert (found - io["right.agent_logits"][2])[mask == 1].abs().max() <= 1e-4
+        results = model(io["right.input_ids"], attention_mask=mask).logits
+    assert (results - io["right.agent_logits"][2])[mask == 1].abs().max() <= 1e-4
 
 
 def test_agents_out_of_accelerates_state(golden, tmp_path):
@@ -85,9 +85,9 @@ def test_agents_out_of_accelerates_state(golden, tmp_path):
     assert_same_weights(read_original(folder).weights, read_original(golden / "checkpoint_step_7").weights)
 
 
-def test_what_the_files_say(golden):
+def test_what_the_files_state(golden):
     assert is_original(golden / "checkpoint_step_7") and is_original(golden / "peft_adapters")
     assert not is_original(golden / "backbone") and not is_original(golden)
     facts = describe(golden / "checkpoint_step_7")
     assert (facts["agents"], facts["global_step"], facts["backbone"]) == (3, 7, "backbone")
-    assert from_original(golden / "checkpoint_step_7").count == 3  # the backbone that it names lies beside it
+    assert from_original(golden / "checkpoint_step_7").count == 3  # the backbone that it names is in the same folder

@@ -60,12 +60,12 @@ def test_logits_hidden_states_and_losses(folder, golden, scalars, side, mode, at
         with crowd.without_agents():
             base = crowd(ids, mask)[0]
     assert output.hidden is not None
-    for ours, theirs in (
+    for actual, reference in (
         (output.logits[:, real], golden[f"{side}.agent_logits"][:, real]),
         (output.hidden[:, real], golden[f"{side}.agent_last_hidden"][:, real]),
         (base[real], golden[f"{side}.base_logits"][real]),
     ):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(actual, reference, atol=1e-4, rtol=0)
     for shift, name in ((True, "shifted"), (False, "original_unshifted")):
         expected = torch.tensor(scalars[f"{side}.agent_loss_{name}"])
         torch.testing.assert_close(losses(output.logits, labels, shift=shift), expected, atol=1e-5, rtol=0)
@@ -86,5 +86,5 @@ def test_gradients_of_every_agent(folder, golden, scalars, mode, checkpointing):
     assert len(expected) == 3 * len(gradients)
     for key, value in expected.items():
         agent, name = key.removeprefix("agent").split(".base_model.model.")
-        ours = gradients[name.removesuffix(".weight")][int(agent)]
-        assert (ours - value).norm() <= 1e-4 * value.norm(), key
+        actual = gradients[name.removesuffix(".weight")][int(agent)]
+        assert (actual - value).norm() <= 1e-4 * value.norm(), key

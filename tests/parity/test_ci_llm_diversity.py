@@ -35,8 +35,8 @@ def scalars(folder: Path) -> dict:
 def test_representations(io, side, strategy, mask):
     hidden, attention = io[f"{side}.agent_last_hidden"], io[f"{side}.attention_mask"]
     expected = io[f"{side}.repr_{'masked' if mask else 'original'}.{strategy}"]
-    found = text_representations(hidden, attention, None, strategy, mask)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    results = text_representations(hidden, attention, None, strategy, mask)
+    torch.testing.assert_close(results, expected, atol=1e-6, rtol=0)
 
 
 def directions_of(uniform):
@@ -46,17 +46,17 @@ def directions_of(uniform):
     """
     first, second = uniform.view(3, -1, 2, 8).unbind(2)
     radius, angle = (-2 * (1 - first).log()).sqrt(), 2 * torch.pi * second
-    drawn = torch.stack([radius * angle.cos(), radius * angle.sin()], 2).view_as(uniform)
-    return drawn / drawn.norm(dim=1, keepdim=True)
+    sampled = torch.stack([radius * angle.cos(), radius * angle.sin()], 2).view_as(uniform)
+    return sampled / sampled.norm(dim=1, keepdim=True)
 
 
 def test_directions_are_drawn_as_by_the_original(io, scalars):
     seed, recorded = 1000 + scalars["seed"], io["swd.projections_per_pair"]
     torch.manual_seed(seed)
-    found = random_directions(32, scalars["swd_num_projections"], pairs=3)
+    results = random_directions(32, scalars["swd_num_projections"], pairs=3)
     torch.manual_seed(seed)
     uniform = torch.rand(3, 32, scalars["swd_num_projections"])
-    for directions in (recorded, found):
+    for directions in (recorded, results):
         assert_agrees(directions_of, uniform, recorded=directions)
     assert scalars["swd.pair_order"] == torch.combinations(torch.arange(3)).tolist()
 
@@ -73,8 +73,8 @@ def test_distance_of_the_original(io, scalars, side, strategy):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_each_pair(io, scalars, side):
-    found = pairwise_sliced_wasserstein(io[f"{side}.repr_original.last_token"], io["swd.projections_per_pair"])
-    assert found.tolist() == pytest.approx(scalars[f"{side}.swd_original.last_token.per_pair"], rel=1e-5)
+    results = pairwise_sliced_wasserstein(io[f"{side}.repr_original.last_token"], io["swd.projections_per_pair"])
+    assert results.tolist() == pytest.approx(scalars[f"{side}.swd_original.last_token.per_pair"], rel=1e-5)
 
 
 def test_masked_distance_and_its_part_of_the_total(io, scalars):

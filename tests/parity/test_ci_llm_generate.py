@@ -44,5 +44,5 @@ def test_left_padded_batch(crowd, io):
 
 def test_single_prompt(crowd, io):
     expected, ids = io["gen.single"], io["right.input_ids"][:1, :6]
-    found = generate(crowd, ids, torch.ones_like(ids), Mean(), expected.shape[1] - 6, eos=[2], pad=0)
-    assert torch.equal(found, expected)
+    results = generate(crowd, ids, torch.ones_like(ids), Mean(), expected.shape[1] - 6, eos=[2], pad=0)
+    assert torch.equal(results, expected)

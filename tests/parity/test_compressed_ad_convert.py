@@ -23,7 +23,7 @@ def folder() -> Path:
     return reference_folder("compressed_ad")
 
 
-def same(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
+def assert_equal_files(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> None:
     assert list(after) == list(before)
     assert all(torch.equal(after[key], before[key]) for key in before)
 
@@ -37,7 +37,7 @@ def test_there_and_back(folder, tmp_path, name):
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     for file in ("net.pt", "back.pt"):
         after = torch.load(tmp_path / file, weights_only=True)
-        same(after["model"], before["model"])
+        assert_equal_files(after["model"], before["model"])
         assert is_original(tmp_path / file)
     added = {"tf_dim_feedforward"}
     assert set(after["config"]) - set(before["config"]) <= added
@@ -45,7 +45,7 @@ def test_there_and_back(folder, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_the_files_say(folder, name):
+def test_what_the_files_state(folder, name):
     path = folder / f"{name}_ckpt-0.pt"
     assert is_original(path)
     facts = describe(path)
@@ -67,8 +67,8 @@ def test_the_originals_names_and_shapes(folder):
         "cadv1": json.loads((folder / "cadv1_state_dict_keys.json").read_text())["state_dict"],
     }
     for name, kind in KINDS.items():
-        theirs = to_original_state(from_original(folder / f"{name}_ckpt-0.pt").state_dict(), kind)
-        assert {key: list(value.shape) for key, value in theirs.items()} == {
+        reference = to_original_state(from_original(folder / f"{name}_ckpt-0.pt").state_dict(), kind)
+        assert {key: list(value.shape) for key, value in reference.items()} == {
             key: shape for key, (shape, _) in keys[name].items()
         }
 

@@ -49,14 +49,14 @@ def test_dark_key_to_door(golden, number):
     task = np.concatenate([golden[f"{name}_key"], golden[f"{name}_door"]])
     replay(DarkKeyToDoor(), task, golden, name)
     worlds = DarkKeyToDoor().start(torch.from_numpy(task)[None])
-    found = 0
+    results = 0
     for moment, action in enumerate(golden[f"{name}_opt_actions"]):
         assert int(worlds.optimal_actions()) == action
         reward = int(worlds.step(worlds.optimal_actions()).rewards)
         assert reward == golden[f"{name}_opt_rewards"][moment]
-        found += reward
-        assert (found >= 1) == golden[f"{name}_opt_have_key"][moment]
-        assert (found == 2) == golden[f"{name}_opt_success"][moment]
+        results += reward
+        assert (results >= 1) == golden[f"{name}_opt_have_key"][moment]
+        assert (results == 2) == golden[f"{name}_opt_success"][moment]
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -1,4 +1,4 @@
-"""The original's history file: every step is ours, under the right goals, there and back."""
+"""The original's history file: every step is ours, under the right goals, in both directions."""
 
 import numpy as np
 import pytest

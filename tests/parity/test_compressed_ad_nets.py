@@ -75,8 +75,8 @@ def compress(policy: InContextPolicy, steps: Steps, latents: Tensor | None = Non
 
 
 def check_gradients(policy: InContextPolicy, expected: dict[str, float | None], kind: str) -> None:
-    found = {name: parameter.grad for name, parameter in policy.named_parameters()}
-    renamed = to_original_state(found, kind)
+    results = {name: parameter.grad for name, parameter in policy.named_parameters()}
+    renamed = to_original_state(results, kind)
     assert set(renamed) == set(expected)
     for name, norm in expected.items():
         grad = renamed[name]
@@ -203,10 +203,10 @@ def play(agent: LegacyCAD | LegacyEncoder | Sound, expected: dict, forced: bool 
     worlds = Darkroom(5, 6).start(torch.as_tensor(expected["goals"]))
     differing, rewards = [], []
     for number, (logits, actions) in enumerate(zip(expected["logits"], expected["actions"], strict=True)):
-        found, chosen, states = agent.act(worlds.states), torch.as_tensor(actions), worlds.states
-        if not torch.allclose(found, logits, atol=1e-5, rtol=0):
+        results, chosen, states = agent.act(worlds.states), torch.as_tensor(actions), worlds.states
+        if not torch.allclose(results, logits, atol=1e-5, rtol=0):
             differing.append(number)
-        assert forced or torch.equal(found.argmax(1), chosen)
+        assert forced or torch.equal(results.argmax(1), chosen)
         step = worlds.step(chosen)
         rewards.append(step.rewards)
         done = step.dones[:, None]
@@ -240,7 +240,7 @@ class Sound:
         self.step += 1
 
 
-def test_cad_of_ours_differs_only_where_the_original_forgets_its_latents(golden, load):
+def test_cad_of_zoo_differs_only_where_the_original_forgets_its_latents(golden, load):
     expected = golden["cad"]["eval_rollout_greedy"]
     agent = Sound(load("cad"))
     assert play(agent, expected, forced=True) == [step + 1 for step in expected["compression_events"]]

@@ -140,7 +140,7 @@ def test_round_trip(folder, tmp_path, name):
         assert is_original(tmp_path / file)
 
 
-def test_what_the_files_say(folder):
+def test_what_the_files_state(folder):
     facts = describe(folder / "cfg_fmsave.ckpt")
     assert facts["format"] == "fm.save" and facts["net"] == "UNet"
     assert facts["settings in the file"] == {

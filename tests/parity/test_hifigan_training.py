@@ -196,12 +196,12 @@ def test_three_steps_equal_those_with_legacy_norms(folder, channel_mult):
         name: with_legacy_norms(cls(channel_mult=channel_mult), nets[name].state_dict())
         for name, cls in classes.items()
     }
-    found, logs = three_steps(nets, *start(folder))
-    wanted, expected_logs = three_steps(references, *start(folder))
+    results, logs = three_steps(nets, *start(folder))
+    required, expected_logs = three_steps(references, *start(folder))
     for log, expected in zip(logs, expected_logs, strict=True):
         assert log == pytest.approx(expected, rel=1e-5)
-    for key, value in wanted["generator"].state_dict().items():
-        torch.testing.assert_close(found["generator"].state_dict()[key], value, atol=1e-6, rtol=1e-5, msg=key)
+    for key, value in required["generator"].state_dict().items():
+        torch.testing.assert_close(results["generator"].state_dict()[key], value, atol=1e-6, rtol=1e-5, msg=key)
     for key, value in references["msd"].state_dict().items():
         if key.endswith("weight_u"):
             torch.testing.assert_close(to_original_names(nets["msd"].state_dict())[key], value, atol=1e-6, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Files of the Miipher-2 reproduction: features, waveforms and losses, and every tensor there and back."""
+"""Files of the Miipher-2 reproduction: features, waveforms and losses, and every tensor in both directions."""
 
 import json
 from pathlib import Path
@@ -52,17 +52,17 @@ def test_features_and_losses(golden: Path, waveforms: dict[str, Tensor], case: s
 
     @torch.no_grad()
     def evaluate(cleaner: Cleaner, waveforms: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        found = {f"features_{kind}": cleaner(waveforms[f"{kind}_16k"]) for kind in ("noisy", "clean")}
-        found["target_clean"] = cleaner.target(waveforms["clean_16k"])
-        terms = feature_loss(found["features_noisy"], found["target_clean"], None)
-        return {name: found[name] for name in features}, {**terms, "total": sum(terms.values())}
+        results = {f"features_{kind}": cleaner(waveforms[f"{kind}_16k"]) for kind in ("noisy", "clean")}
+        results["target_clean"] = cleaner.target(waveforms["clean_16k"])
+        terms = feature_loss(results["features_noisy"], results["target_clean"], None)
+        return {name: results[name] for name in features}, {**terms, "total": sum(terms.values())}
 
     exact = assert_agrees(evaluate, cleaner, waveforms, recorded=(features, losses))
     if case == "hubert_stableln":
         return  # float64 itself is 2.6e-5 away from this recording: of its rounding only the measured bound is known
-    for found, recorded, atol in zip(exact, (features, losses), (1e-5, 1e-6), strict=True):
+    for results, recorded, atol in zip(exact, (features, losses), (1e-5, 1e-6), strict=True):
         for name, value in recorded.items():
-            torch.testing.assert_close(found[name], torch.as_tensor(value).double(), atol=atol, rtol=0)
+            torch.testing.assert_close(results[name], torch.as_tensor(value).double(), atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("case", VOCODERS)
@@ -77,10 +77,10 @@ def test_waveforms(golden: Path, case: str) -> None:
             torch.testing.assert_close(generator.conditioner(features), expected["mel"], atol=1e-5, rtol=0)
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert sorted(found) == sorted(expected)
+def assert_same(results: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert sorted(results) == sorted(expected)
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+        assert results[name].dtype == value.dtype and torch.equal(results[name], value), name
 
 
 def cleaner_tensors(path: Path) -> dict[str, Tensor]:

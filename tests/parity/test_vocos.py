@@ -40,8 +40,8 @@ def test_generators(case, dtype):
         "htk", 0.0, 1e-7,
     )  # fmt: skip
     state = torch.load(GOLDEN / case / "pytorch_model.bin", weights_only=True)
-    ours = {key: value for key, value in state.items() if not key.startswith(("feature_extractor.", "head.istft"))}
-    net.load_state_dict(to_zoo_names(ours))
+    actual = {key: value for key, value in state.items() if not key.startswith(("feature_extractor.", "head.istft"))}
+    net.load_state_dict(to_zoo_names(actual))
     net.to(dtype), front.to(dtype)
     stored = arrays(f"{case}/io.npz")
     for index in range(3):
@@ -57,10 +57,10 @@ def test_spectral_operations():
     for index, (hop, window, padding) in enumerate(
         [(16, 64, "same"), (16, 64, "center"), (20, 60, "same"), (16, 48, "center")]
     ):
-        wanted = stored[f"istft{index}.out.f32"]
+        required = stored[f"istft{index}.out.f32"]
         spectrum = torch.view_as_real(stored[f"istft{index}.spec"].transpose(1, 2))
-        found = InverseSTFT(2 * (spectrum.shape[2] - 1), hop, window, padding)(*spectrum.unbind(-1))
-        torch.testing.assert_close(found[:, : wanted.shape[-1]], wanted, rtol=0, atol=5e-6)
+        results = InverseSTFT(2 * (spectrum.shape[2] - 1), hop, window, padding)(*spectrum.unbind(-1))
+        torch.testing.assert_close(results[:, : required.shape[-1]], required, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("case", ["mel_center", "mel_same"])
@@ -82,9 +82,11 @@ def test_files_there_and_back(case, tmp_path):
     convert(GOLDEN / case, tmp_path / "export")
     stored = arrays(f"{case}/io.npz")
     model = load(tmp_path / "export")
-    found = torch.from_numpy(model.from_mel(stored["features0.f32"].numpy()))
-    wanted = stored["out0.f32"]
-    torch.testing.assert_close(found[:, : wanted.shape[-1]], wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+    results = torch.from_numpy(model.from_mel(stored["features0.f32"].numpy()))
+    required = stored["out0.f32"]
+    torch.testing.assert_close(
+        results[:, : required.shape[-1]], required, rtol=0, atol=2e-5 * float(required.abs().max())
+    )
     wave = stored["wave1"][0].numpy()
     assert len(model(wave, model.sample_rate)) == len(wave)
 
@@ -111,8 +113,8 @@ def test_norms_that_adapt():
         offsets = options["bins"] * torch.arange(len(codes))[:, None, None]
         features = rows[codes + offsets].sum(0).transpose(1, 2)
         torch.testing.assert_close(features, stored[f"features{number}.f32"], rtol=0, atol=1e-6)
-        found = net(features, torch.tensor(int(condition)))
-        torch.testing.assert_close(found[:, 0], stored[name], rtol=0, atol=2e-5)
+        results = net(features, torch.tensor(int(condition)))
+        torch.testing.assert_close(results[:, 0], stored[name], rtol=0, atol=2e-5)
     with pytest.raises(ValueError, match="expected a condition"):
         net(features)
 
@@ -151,8 +153,8 @@ def test_a_vocoder_of_codes_there_and_back(tmp_path, monkeypatch):
         model = load(tmp_path / "export", bandwidth=bandwidths[number])
         features = model.mel.embed(stored["codes0"])
         torch.testing.assert_close(features, stored["features0.f32"], rtol=0, atol=1e-6)
-        found = torch.from_numpy(model.from_mel(features.numpy()))
-        torch.testing.assert_close(found, stored[name], rtol=0, atol=2e-5)
+        results = torch.from_numpy(model.from_mel(features.numpy()))
+        torch.testing.assert_close(results, stored[name], rtol=0, atol=2e-5)
     audio = np.random.default_rng(0).normal(0, 0.1, 1001).astype(np.float32)
     assert len(model(audio, 24000)) == 1001
     state = dict(before, **{"feature_extractor.codebook_weights": rows + 1})
@@ -168,9 +170,9 @@ def test_a_checkpoint_of_the_training(tmp_path):
     config = yaml.safe_load((GOLDEN / "mel_center" / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {"init_args": config | {"mrd_loss_coeff": 0.1}}}))
     report = convert(tmp_path / "last.ckpt", tmp_path / "ours.ckpt")
-    ours = load_checkpoint(tmp_path / "ours.ckpt")
-    assert ours["global_step"] == 42 and ours["zoo"]["config"]["loss_weights"]["d/mrd"] == pytest.approx(0.1 / 3)
-    prefixes = {key.partition(".")[0] for key in ours["state_dict"]}
+    actual = load_checkpoint(tmp_path / "ours.ckpt")
+    assert actual["global_step"] == 42 and actual["zoo"]["config"]["loss_weights"]["d/mrd"] == pytest.approx(0.1 / 3)
+    prefixes = {key.partition(".")[0] for key in actual["state_dict"]}
     assert prefixes == {"generator", "mpd", "mrd"} and report["notes"] == [NO_TRAINING]
 
 

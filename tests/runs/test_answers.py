@@ -35,7 +35,7 @@ def write_sound(path: Path, seconds: float = 1.0) -> Path:
     return path
 
 
-def ask(inference: Inference, folder: Path, **entered: Any) -> list[Output]:
+def request(inference: Inference, folder: Path, **entered: Any) -> list[Output]:
     """The results of a form; fields and outputs pass through JSON, as to and from another process."""
     fields = tuple(InputField(**json.loads(json.dumps(asdict(field)))) for field in inference.fields())
     assert fields == inference.fields()
@@ -64,7 +64,7 @@ def ask(inference: Inference, folder: Path, **entered: Any) -> list[Output]:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: "/".join(run.parts[-2:]))
 def test_every_system_answers(run: Path, tmp_path: Path) -> None:
-    kinds = [output.kind for output in ask(zoo.load(run), tmp_path)]
+    kinds = [output.kind for output in request(zoo.load(run), tmp_path)]
     assert kinds[0] in ("audio", "image", "animation", "text")
     assert "table" in kinds
 
@@ -72,7 +72,7 @@ def test_every_system_answers(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["audiosr/smoke", "miipher/smoke_finetune"])
 def test_defaults_equal_prediction_over_files(name: str, tmp_path: Path) -> None:
     inference = zoo.load(find_run(name))
-    ask(inference, tmp_path)
+    request(inference, tmp_path)
     target = tmp_path / f"bulk{inference.output_suffix}"
     inference.process_file(tmp_path / "tone.wav", target)
     assert target.read_bytes() == (tmp_path / "answer" / f"result{inference.output_suffix}").read_bytes()
@@ -81,7 +81,7 @@ def test_defaults_equal_prediction_over_files(name: str, tmp_path: Path) -> None
 def test_long_recordings_are_refused(tmp_path: Path) -> None:
     long = write_sound(tmp_path / "long.wav", MAX_RECORDING_SECONDS + 1)
     with pytest.raises(ValueError, match="61 seconds, at most 60"):
-        ask(zoo.load(find_run("hifigan/smoke")), tmp_path, input=long)
+        request(zoo.load(find_run("hifigan/smoke")), tmp_path, input=long)
 
 
 def test_batched_samples_equal_single_ones(tmp_path: Path) -> None:

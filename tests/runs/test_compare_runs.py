@@ -9,18 +9,18 @@ def test_differences_and_results(tmp_path):
     two = make(
         tmp_path / "x" / "2", steps=20, rows="step,epoch,train/loss,val/loss,val/more\n9,0,3.0,0.25,1\n19,0,1,0.75,2\n"
     )
-    found = compare_runs([one, two], tmp_path)
-    assert found.names == ["1", "2"]
-    assert found.config == {"trainer.max_steps": [10, 20]}
-    assert found.shared == ["train/loss", "val/loss"]
-    assert (found.best("val/loss"), found.last("val/loss")) == ([0.5, 0.25], [0.5, 0.75])
-    assert result_table(found, ["val/loss"]) == {"val/loss ↓": ["0.5 (0.5)", "0.25 (0.75)"]}
+    results = compare_runs([one, two], tmp_path)
+    assert results.names == ["1", "2"]
+    assert results.config == {"trainer.max_steps": [10, 20]}
+    assert results.shared == ["train/loss", "val/loss"]
+    assert (results.best("val/loss"), results.last("val/loss")) == ([0.5, 0.25], [0.5, 0.75])
+    assert result_table(results, ["val/loss"]) == {"val/loss ↓": ["0.5 (0.5)", "0.25 (0.75)"]}
 
 
-def test_more_is_better_where_a_run_says_so(tmp_path):
+def test_more_is_better_where_a_run_states_so(tmp_path):
     rows = "step,epoch,val/loss\n9,0,1\n19,0,3\n29,0,2\n"
-    found = compare_runs([make(tmp_path / name, mode="max", rows=rows) for name in "ab"], tmp_path)
-    assert result_table(found, ["val/loss"]) == {"val/loss ↑": ["3 (2)", "3 (2)"]}
+    results = compare_runs([make(tmp_path / name, mode="max", rows=rows) for name in "ab"], tmp_path)
+    assert result_table(results, ["val/loss"]) == {"val/loss ↑": ["3 (2)", "3 (2)"]}
 
 
 def test_names_are_as_long_as_it_takes(tmp_path):
@@ -32,9 +32,9 @@ def test_results_of_validate_test_and_evaluate(tmp_path):
     run = make(tmp_path / "run")
     (run / "test.csv").write_text("step,epoch,test/loss\n10,0,0.125\n")
     (run / "validate.csv").write_text("step,epoch,val/loss\n10,0,9\n")
-    found = compare_runs([run, run], tmp_path)
-    assert found.last("test/loss") == [0.125, 0.125]
-    assert found.last("val/loss") == [0.5, 0.5]
+    results = compare_runs([run, run], tmp_path)
+    assert results.last("test/loss") == [0.125, 0.125]
+    assert results.last("val/loss") == [0.5, 0.5]
     audio = tmp_path / "audio"
     audio.mkdir()
     (audio / "summary.csv").write_text("system,measure,mean\nours,lsd,1.5\nbase,lsd,nan?\n")

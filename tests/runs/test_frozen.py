@@ -157,16 +157,16 @@ def test_weights_that_train_and_are_not_saved_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 def test_resume_equals_the_uninterrupted_run(tmp_path: Path, precision: str) -> None:
     option = f"--trainer.precision={precision}"
-    whole = fit(tmp_path, option, **HERE)
+    complete = fit(tmp_path, option, **HERE)
     (tmp_path / "b").mkdir()
     parts = fit(tmp_path / "b", option, "--trainer.max_steps=2", **HERE)
     written = (parts / "config.yaml").read_text()
     assert main(["fit", "--ckpt_path", str(parts), *TOY_ARGS, "--trainer.max_steps=4"]) == 0
     assert (parts / "config.yaml").read_text() == written.replace("max_steps: 2", "max_steps: 4")
-    found, expected = load_checkpoint(newest(parts)), load_checkpoint(newest(whole))
-    assert torch.equal(found["state_dict"]["net.gain"], expected["state_dict"]["net.gain"])
-    assert found["frozen"] == expected["frozen"]
-    assert found["frozen"]["net.backbone"]["sha256"] == Scale(**HERE).fingerprint()  # of the weights as they came
+    results, expected = load_checkpoint(newest(parts)), load_checkpoint(newest(complete))
+    assert torch.equal(results["state_dict"]["net.gain"], expected["state_dict"]["net.gain"])
+    assert results["frozen"] == expected["frozen"]
+    assert results["frozen"]["net.backbone"]["sha256"] == Scale(**HERE).fingerprint()  # of the weights as they came
 
 
 def go_on(run: Path, tmp_path: Path) -> None:
@@ -220,13 +220,13 @@ def test_another_backbone_is_refused_and_both_are_named(
     other = source(tmp_path / "other")
     config = ["--config", str(run / "config.yaml"), "--config", str(recipe(tmp_path, source=other, config=None))]
     assert main(["fit", *config, "--ckpt_path", str(run), *TOY_ARGS]) == 1
-    said = capsys.readouterr().err
-    ours, theirs = Scale(**HERE).fingerprint()[:16], Scale(source=other).fingerprint()[:16]
-    assert all(word in said for word in ("net.backbone", "built here", ours, other, theirs))
+    message = capsys.readouterr().err
+    actual, reference = Scale(**HERE).fingerprint()[:16], Scale(source=other).fingerprint()[:16]
+    assert all(word in message for word in ("net.backbone", "built here", actual, other, reference))
     assert len(list((run / "frozen").iterdir())) == 1
     monkeypatch.setattr("toy_wing.backbone.draw", other_draw)
     shutil.rmtree(run / "frozen")
-    with pytest.raises(ValueError, match=ours):
+    with pytest.raises(ValueError, match=actual):
         loaded(run)
     assert main(["predict", "--ckpt_path", str(run), *TOY_ARGS, "--input", other, "--output", str(tmp_path / "o")]) == 1
 
@@ -248,8 +248,8 @@ def test_export_is_self_contained(run: Path, tmp_path: Path, monkeypatch: pytest
     files.write(tmp_path / "in.wav", np.full(50, 0.01, np.float32), 16000)
     args = ["--ckpt_path", str(moved), "--input", str(tmp_path / "in.wav"), "--output", str(tmp_path / "out")]
     assert main(["predict", *args, *TOY_ARGS, "--model.offset=0.25"]) == 0
-    found = files.read(tmp_path / "out" / "in.wav")[0]
-    np.testing.assert_allclose(found, 0.01 * expected[0] + 0.25, atol=1e-4)
+    results = files.read(tmp_path / "out" / "in.wav")[0]
+    np.testing.assert_allclose(results, 0.01 * expected[0] + 0.25, atol=1e-4)
 
 
 def test_hub_weights_are_neither_copied_nor_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,10 +32,10 @@ def checkpoint(path: Path, state: dict[str, torch.Tensor]) -> Path:
 
 
 def test_reports_by_component_and_copies(tmp_path: Path) -> None:
-    given, task = Task(), Task()
-    state = {key: value for key, value in given.state_dict().items() if key.startswith("net")}
+    options, task = Task(), Task()
+    state = {key: value for key, value in options.state_dict().items() if key.startswith("net")}
     report = init_from(task, checkpoint(tmp_path / "a.ckpt", {**state, "extra.x": torch.zeros(1)}), 0.9)
-    assert torch.equal(task.net.weight, given.net.weight)
+    assert torch.equal(task.net.weight, options.net.weight)
     assert report["net"] == {"matched": 2}
     assert report["head"] == {"missing": 2}
     assert report["extra"] == {"unexpected": 1}
@@ -70,20 +70,20 @@ def test_several_files_add_up_and_later_ones_win(tmp_path: Path) -> None:
 
 
 def test_a_list_in_the_config_survives_the_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = []
+    options = []
     for name, gain in (("a", 0.5), ("b", 1.5)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"toy_gain": gain}))
-        given.append(str(tmp_path / f"{name}.json"))
+        options.append(str(tmp_path / f"{name}.json"))
     run = tmp_path / "run"
     limits = ["--trainer.max_steps=1", "--model.init_args.optimizer.init_args.lr=0"]
     args = ["fit", "--config", str(TOY_RECIPE), *TOY_ARGS, *limits, f"--trainer.default_root_dir={run}"]
-    assert main([*args, f"--init_from=[{', '.join(given)}]"]) == 0
+    assert main([*args, f"--init_from=[{', '.join(options)}]"]) == 0
     assert load(run, allow_import=["toy_wing"]).net.gain == 1.5
-    assert yaml.safe_load((run / "config.yaml").read_text())["init_from"] == given
+    assert yaml.safe_load((run / "config.yaml").read_text())["init_from"] == options
     capsys.readouterr()
     for extra in ([], ["--init_from=x"]):
         assert main(["fit", "--config", str(run / "config.yaml"), *TOY_ARGS, *extra, "--print_config"]) == 0
-        assert yaml.safe_load(capsys.readouterr().out)["init_from"] == ("x" if extra else given)
+        assert yaml.safe_load(capsys.readouterr().out)["init_from"] == ("x" if extra else options)
 
 
 class Alone(L.LightningModule):
@@ -99,13 +99,13 @@ def records(module: nn.Module) -> dict:
 
 def test_frozen_weights_are_compared_and_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
-    given = Alone(Scaled(Scale(config={"seed": 1})))
-    left_out = frozen.frozen_keys(frozen.frozen_modules({"": given}))
-    state = {key: value for key, value in given.state_dict().items() if key not in left_out}
-    save_checkpoint({"state_dict": state, "frozen": records(given)}, path)
+    options = Alone(Scaled(Scale(config={"seed": 1})))
+    left_out = frozen.frozen_keys(frozen.frozen_modules({"": options}))
+    state = {key: value for key, value in options.state_dict().items() if key not in left_out}
+    save_checkpoint({"state_dict": state, "frozen": records(options)}, path)
     task = Alone(Scaled(Scale(config={"seed": 1})))
     assert init_from(task, path) == {"encoder": {"matched": 1}, "head": {"matched": 2}}
-    assert torch.equal(task.encoder.gain, given.encoder.gain)
+    assert torch.equal(task.encoder.gain, options.encoder.gain)
     with pytest.raises(ValueError, match=r"belongs to encoder\.backbone = weights built here .* and not to"):
         init_from(Alone(Scaled(Scale(config={"seed": 2}))), path)
     # the same backbone without its adapter, at another place
@@ -115,13 +115,13 @@ def test_frozen_weights_are_compared_and_not_counted(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_backbone_are_taken_only_where_it_has_no_source(tmp_path: Path) -> None:
-    given = Alone(Scaled(Scale(config={"seed": 1}, trained=True)))
-    path = checkpoint(tmp_path / "a.ckpt", given.state_dict())
-    own = Alone(Scaled(Scale(config={"seed": 2})))
-    before = own.encoder.backbone.fingerprint()
-    assert init_from(own, path) == {"encoder": {"matched": 3}, "head": {"matched": 2}}
-    assert torch.equal(own.encoder.backbone.weight, given.encoder.backbone.weight)
-    assert own.encoder.backbone.fingerprint() != before
+    options = Alone(Scaled(Scale(config={"seed": 1}, trained=True)))
+    path = checkpoint(tmp_path / "a.ckpt", options.state_dict())
+    separate = Alone(Scaled(Scale(config={"seed": 2})))
+    before = separate.encoder.backbone.fingerprint()
+    assert init_from(separate, path) == {"encoder": {"matched": 3}, "head": {"matched": 2}}
+    assert torch.equal(separate.encoder.backbone.weight, options.encoder.backbone.weight)
+    assert separate.encoder.backbone.fingerprint() != before
     for seed in (1, 2):
         Scale(config={"seed": seed}).save_source(tmp_path)
         sourced = Alone(Scaled(Scale(source=str(tmp_path))))

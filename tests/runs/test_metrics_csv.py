@@ -59,13 +59,13 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path_factory, calls, checkp
         for step in range(start, min(stop, len(calls))):
             logger.log_metrics({"epoch": 0} | {key: step / 7 for key in sorted(calls[step])}, step=step)
 
-    whole, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
-    log(MetricsCSV(whole), 0, len(calls))
+    entire, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
+    log(MetricsCSV(entire), 0, len(calls))
     log(MetricsCSV(resumed), 0, max(checkpoint, killed))
     again = MetricsCSV(resumed)
     again.trim(checkpoint - 1)
     log(again, checkpoint, len(calls))
-    assert (resumed / "metrics.csv").read_text() == (whole / "metrics.csv").read_text()
+    assert (resumed / "metrics.csv").read_text() == (entire / "metrics.csv").read_text()
 
 
 def test_trim_keeps_rows_without_step_and_drops_unused_columns(tmp_path):

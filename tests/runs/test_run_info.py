@@ -56,7 +56,7 @@ def test_best_comes_from_names_then_from_the_record(tmp_path):
 
 
 @pytest.mark.parametrize("config", ["", "\0\xff", "trainer: [", "trainer:\n  max_steps: many\ncheckpoints: 3\n", "- a"])
-def test_broken_folders_are_listed_and_told(tmp_path, config):
+def test_broken_folders_are_listed_and_reported(tmp_path, config):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text(config)

@@ -54,9 +54,9 @@ def test_parses():
     ],
 )  # fmt: skip
 def test_what_was_stopped_or_lost_a_process_comes_back(tmp_path, code, requeued, exit_code):
-    left, printed, said = submit(tmp_path, srun=f"exit {code}")
+    left, printed, output = submit(tmp_path, srun=f"exit {code}")
     assert (left, "requeue 7" in printed) == (exit_code, requeued), printed
-    assert said[said.index("--ckpt_path") + 1] == "auto"
+    assert output[output.index("--ckpt_path") + 1] == "auto"
     assert records(tmp_path) == (["1"] if requeued else [])
 
 
@@ -91,7 +91,7 @@ def test_goes_on_while_something_is_gained(tmp_path):
         assert submit(tmp_path, *flags, srun=saves, ZOO_RESTARTS="0")[0] == 0
 
 
-def test_says_when_slurm_does_not_take_it_back(tmp_path):
+def test_states_when_slurm_does_not_take_it_back(tmp_path):
     left, printed, _ = submit(tmp_path, srun="exit 75", scontrol="echo disabled >&2; exit 1")
     assert left == 75 and "disabled" in printed
 
@@ -113,17 +113,17 @@ def test_a_job_that_is_cancelled_never_comes_back(tmp_path, reason, requeued):
 def test_containers(tmp_path):
     stand_in(tmp_path, "apptainer", f'printf "%s\\n" "$@" >"{tmp_path}/apptainer.said"')
     mounts = f"{tmp_path}:{tmp_path},/data:/data"
-    left, _, said = submit(tmp_path, srun=RUN_TASK, ZOO_CONTAINER="zoo.sif", ZOO_MOUNTS="/data:/data")
+    left, _, output = submit(tmp_path, srun=RUN_TASK, ZOO_CONTAINER="zoo.sif", ZOO_MOUNTS="/data:/data")
     inside = (tmp_path / "apptainer.said").read_text().splitlines()
     expected = ["exec", "--nv", "--bind", mounts, "--pwd", str(tmp_path), "zoo.sif", "python", "-m", "zoo", "fit"]
-    assert left == 0 and inside[: len(expected)] == expected and not any("--container" in word for word in said)
-    _, _, said = submit(tmp_path, ZOO_CONTAINER="nvcr.io#nvidia/pytorch:25.01-py3", ZOO_MOUNTS="/data:/data")
+    assert left == 0 and inside[: len(expected)] == expected and not any("--container" in word for word in output)
+    _, _, output = submit(tmp_path, ZOO_CONTAINER="nvcr.io#nvidia/pytorch:25.01-py3", ZOO_MOUNTS="/data:/data")
     expected = ["--container-image=nvcr.io#nvidia/pytorch:25.01-py3", f"--container-mounts={mounts}"]
-    assert [*expected, f"--container-workdir={tmp_path}"] == said[3 : said.index("bash")]
+    assert [*expected, f"--container-workdir={tmp_path}"] == output[3 : output.index("bash")]
     assert not any("--container" in word for word in submit(tmp_path)[2])
 
 
 def test_tasks_of_an_array_have_runs_of_their_own(tmp_path):
-    said = submit(tmp_path, "--seed_everything=%a", SLURM_ARRAY_TASK_ID="3")[2]
-    assert said[-2:] == ["--trainer.default_root_dir=runs/array/r-3", "--seed_everything=3"]
+    output = submit(tmp_path, "--seed_everything=%a", SLURM_ARRAY_TASK_ID="3")[2]
+    assert output[-2:] == ["--trainer.default_root_dir=runs/array/r-3", "--seed_everything=3"]
     assert submit(tmp_path, "--seed_everything=%a")[2][-1] == "--seed_everything=%a"

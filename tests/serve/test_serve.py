@@ -47,7 +47,7 @@ FIELDS = (
 
 
 class Echo(Inference):
-    """Returns the values; the text says what goes wrong."""
+    """Returns the values; the text names the failure."""
 
     input_suffixes, output_suffix = (".txt",), ".txt"
 
@@ -74,12 +74,12 @@ class Echo(Inference):
             parts.insert(0, Output("file", "Result", "out.txt"))
         return parts
 
-    def answer_batch(self, asked: Any, report: Any) -> list[Any]:
+    def answer_batch(self, requested: Any, report: Any) -> list[Any]:
         self.go.wait(30)
-        self.batches.append(len(asked))
-        if any(values["text"] == "broken" for values, _ in asked):
+        self.batches.append(len(requested))
+        if any(values["text"] == "broken" for values, _ in requested):
             raise RuntimeError("no device")
-        return super().answer_batch(asked, report)
+        return super().answer_batch(requested, report)
 
 
 @pytest.fixture

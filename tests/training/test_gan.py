@@ -105,11 +105,11 @@ def batches(size=4):
 
 
 def test_steps_equal_the_original_loop():
-    ours, reference = Task(optimizer=ADAM), Task(optimizer=ADAM)
+    actual, reference = Task(optimizer=ADAM), Task(optimizer=ADAM)
     by_hand(reference, batches())
-    fit(ours)
-    assert gap(weights(ours), weights(reference)) < 1e-6
-    assert ours.generated == 6
+    fit(actual)
+    assert gap(weights(actual), weights(reference)) < 1e-6
+    assert actual.generated == 6
 
 
 def test_weight_zero_skips_the_computation_and_the_log():
@@ -158,12 +158,12 @@ def test_wrong_arguments_are_named(build, key):
 
 @pytest.mark.parametrize("accumulate", [2, 3])
 def test_accumulation_equals_the_big_batch(accumulate):
-    whole, parts = Task(optimizer=SGD), Task(optimizer=SGD, step=GANStep(accumulate=accumulate))
-    fit(whole, batch_size=8)
+    complete, parts = Task(optimizer=SGD), Task(optimizer=SGD, step=GANStep(accumulate=accumulate))
+    fit(complete, batch_size=8)
     trainer = fit(parts, batch_size=8)
-    assert gap(weights(whole), weights(parts)) <= 1e-6
+    assert gap(weights(complete), weights(parts)) <= 1e-6
     assert trainer.global_step == 3
-    for key, value in whole.logs[-1].items():
+    for key, value in complete.logs[-1].items():
         assert parts.logs[-1][key] == pytest.approx(value, rel=1e-4, abs=1e-6)
 
 
@@ -244,12 +244,12 @@ def test_fp16_overflow_of_the_discriminator_leaves_the_generators_scale():
 def test_resume_is_exact_at_the_end_of_an_epoch(tmp_path):
     decay = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
     build = functools.partial(Task, optimizer=ADAM, scheduler_g=decay, scheduler_d=decay)
-    whole, first, second = build(), build(), build()
-    fit(whole, max_epochs=2)
+    complete, first, second = build(), build(), build()
+    fit(complete, max_epochs=2)
     fit(first, max_epochs=1).save_checkpoint(tmp_path / "a.ckpt")
     torch.load(tmp_path / "a.ckpt", weights_only=True)
     fit(second, max_epochs=2, ckpt_path=tmp_path / "a.ckpt")
-    assert gap(weights(whole), weights(second)) == 0
+    assert gap(weights(complete), weights(second)) == 0
 
 
 @pytest.mark.parametrize(

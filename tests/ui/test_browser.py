@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 TABS = ("Train", "Watch", "Runs", "Predict")
 
 
-def test_an_empty_page_says_what_to_do(server: Server, browser: Any) -> None:
+def test_an_empty_page_states_what_to_do(server: Server, browser: Any) -> None:
     problems: list[str] = []
     began = time.monotonic()
     page = open_page(browser, server, problems)
@@ -45,7 +45,7 @@ def test_ten_tabs_live_side_by_side(server: Server, browser: Any) -> None:
     assert problems == []
 
 
-def test_a_stranger_sees_nothing(server: Server, browser: Any) -> None:
+def test_a_visitor_sees_nothing(server: Server, browser: Any) -> None:
     page = browser.new_context().new_page()
     page.goto(server.home)
     assert "zoo ui" in page.inner_text("body") and page.get_by_role("tab").count() == 0

@@ -194,7 +194,7 @@ def test_rooms_are_explored_and_jobs_are_cancelled(page: Any, server: Server) ->
             worker.resume()
 
 
-def test_a_run_without_a_checkpoint_or_without_a_folder_says_so(page: Any, server: Server) -> None:
+def test_a_run_without_a_checkpoint_or_without_a_folder_states_so(page: Any, server: Server) -> None:
     page.get_by_label("Run", exact=True).click()
     page.get_by_role("option", name=f"flow/points/{TIME}").click()
     page.get_by_text("train first").wait_for()

@@ -116,10 +116,10 @@ def test_a_form_takes_no_press_once_another_is_chosen(server: Server, browser: A
     assert run_names(server) == set() and problems == []
 
 
-def check_run(server: Server, run: str, shown: dict[str, str]) -> None:
+def check_run(server: Server, run: str, displayed: dict[str, str]) -> None:
     """A run's config is what the form has shown."""
     system, recipe, _ = run.split("/")
-    assert (shown["System"].partition(" ")[0], shown["Recipe"]) == (system, recipe)
+    assert (displayed["System"].partition(" ")[0], displayed["Recipe"]) == (system, recipe)
     file, end = server.folder / "runs" / run / "config.yaml", time.monotonic() + PATIENCE / 1000
     while not file.is_file():
         assert time.monotonic() < end, (file.parent / "console.log").read_text()
@@ -128,13 +128,13 @@ def check_run(server: Server, run: str, shown: dict[str, str]) -> None:
     assert f"# recipe: {system}/{recipe}\n" in text
     values = flatten_values(load_yaml(text))
     controls = {control.label: control.find_key(values) for control in CONTROLS}
-    compared = {label: key for label, key in controls.items() if key is not None and label in shown}
+    compared = {label: key for label, key in controls.items() if key is not None and label in displayed}
     assert len(compared) > 10
     for label, key in compared.items():
         if isinstance(values[key], bool):
             continue
-        expected = None if shown[label] == "not set" else read_value(shown[label])
-        assert equal_values(values[key], expected), (run, label, values[key], shown[label])
+        expected = None if displayed[label] == "not set" else read_value(displayed[label])
+        assert equal_values(values[key], expected), (run, label, values[key], displayed[label])
 
 
 @pytest.mark.slow
@@ -167,8 +167,8 @@ def test_twenty_starts_of_random_recipes_with_random_edits(server: Server, brows
         run = page.get_by_role("combobox", name="Run", exact=True).input_value().partition(" ")[0]
         runs[run] = pressed["shown"]
     assert len(runs) == 20
-    for run, shown in runs.items():
-        check_run(server, run, shown)
+    for run, displayed in runs.items():
+        check_run(server, run, displayed)
     end = time.monotonic() + 600
     while any(
         "zoo" in " ".join(child.cmdline()) and "fit" in child.cmdline()

@@ -37,9 +37,9 @@ def test_wrong_options_are_named(monkeypatch: pytest.MonkeyPatch, arguments: dic
 def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nicegui", reason="needs the extra `ui`")
     monkeypatch.chdir(tmp_path)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as selected:
+        selected.bind(("127.0.0.1", 0))
+        selected.listen()
+        port = selected.getsockname()[1]
         with pytest.raises(OSError, match=f"port {port} cannot be used"):
             commands.main(port=port, runs=Path("runs"))

@@ -15,7 +15,7 @@ from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, Waitin
 from zoo.ui.run_actions import Notes, write_notes
 from zoo.ui.run_index import RunIndex
 
-OURS = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
+KNOWN_RUNS = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_states(index: RunIndex, rows: int, record: dict[str, Any] | None, state
     folder = make_run(index.folders, "flow/smoke/1", rows)
     (folder / "train.log").unlink()
     if record is not None:
-        write_record(folder, ProcessRecord(**(OURS | record)))
+        write_record(folder, ProcessRecord(**(KNOWN_RUNS | record)))
     assert states(index) == {"flow/smoke/1": state}
 
 

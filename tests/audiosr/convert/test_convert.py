@@ -38,9 +38,9 @@ def content(layout: str, made: dict) -> dict:
         for name, value in made["unet"].named_parameters():
             state["model_ema." + f"diffusion_model.{name}".replace(".", "")] = value.detach() + 1
         return {"state_dict": state | {"model_ema.decay": torch.tensor(0.9999)}}
-    kept = {key: value + 1 for key, value in state.items() if value.is_floating_point() and "running" not in key}
+    remaining = {key: value + 1 for key, value in state.items() if value.is_floating_point() and "running" not in key}
     state = {f"module._orig_mod.{key}": value for key, value in state.items()}
-    return {"state_dict": state | {"model_ema.diffusion_modelout2bias": torch.zeros(4)}, "ema": kept}
+    return {"state_dict": state | {"model_ema.diffusion_modelout2bias": torch.zeros(4)}, "ema": remaining}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -70,21 +70,21 @@ def test_nets_compute_time_first_what_the_file_computes(tmp_path: Path, layout: 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_there_and_back(tmp_path: Path, layout: str) -> None:
     source = write(tmp_path / "theirs", layout, content(layout, nets(layout)))
-    ours = tmp_path / "ours" / "step_00000040.ckpt"
-    report = convert(source, ours)
+    actual = tmp_path / "ours" / "step_00000040.ckpt"
+    report = convert(source, actual)
     assert report["layout"] == layout
     assert report["step"] == 40
     back = tmp_path / "back" / ("step_40.bin" if layout == "audiosr" else "step_40.pt")
-    convert(ours, back)
-    theirs, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
-    expected = {key.replace("module._orig_mod.", ""): value for key, value in theirs["state_dict"].items()}
+    convert(actual, back)
+    reference, again = load_foreign_checkpoint(source), load_foreign_checkpoint(back)
+    expected = {key.replace("module._orig_mod.", ""): value for key, value in reference["state_dict"].items()}
     left_out = ("clap.", "model_ema.dec", "vae.vocoder.")
     if layout != "audiosr":
         left_out += ("model_ema.",)
     expected = {key: value for key, value in expected.items() if not any(part in key for part in left_out)}
     for key, value in expected.items():
         assert torch.equal(again["state_dict"][key], value), key
-    for key, value in theirs.get("ema", {}).items():
+    for key, value in reference.get("ema", {}).items():
         if key.startswith("model."):
             assert torch.equal(again["ema"][key], value), key
 
@@ -114,7 +114,7 @@ def test_incomplete_nets_are_refused_and_unknown_names_counted(tmp_path: Path) -
     ):
         part = {key: value for key, value in state.items() if key != name}
         if name.startswith("cond"):
-            part[f"{conditioner}.bias"] = part[f"{conditioner}.bias"] + 1  # an autoencoder of its own
+            part[f"{conditioner}.bias"] = part[f"{conditioner}.bias"] + 1  # another autoencoder
         with pytest.raises(ValueError, match="missing"):
             from_original(write(tmp_path, "model.py", part))
 
@@ -133,17 +133,17 @@ def test_projection_that_was_never_trained(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_two_autoencoders_stay_two(tmp_path: Path, layout: str) -> None:
     """The conditioner's own autoencoder encodes the condition, restores, and is written back."""
-    made, own = nets(layout), nets(layout, seed=1)["vae"]
+    made, separate = nets(layout), nets(layout, seed=1)["vae"]
     state = state_of(made, layout)
     prefix = f"cond_stage_models.{'concat_lowpass_cond' if layout == 'model.py' else '0'}.vae."
-    state |= {prefix + key: value for key, value in original_tensors(own).items()}
+    state |= {prefix + key: value for key, value in original_tensors(separate).items()}
     path = write(tmp_path / "theirs", layout, {"state_dict": state, **({} if layout == "audiosr" else {"ema": {}})})
-    ours, back = tmp_path / "ours" / "step_00000040.ckpt", tmp_path / "back" / f"step_40{path.suffix}"
-    convert(path, ours)
-    assert set(load_checkpoint(ours)["frozen"]) == {"autoencoder", "condition_autoencoder", "vocoder"}
-    convert(ours, back.with_suffix(".bin") if layout == "audiosr" else back)
+    actual, back = tmp_path / "ours" / "step_00000040.ckpt", tmp_path / "back" / f"step_40{path.suffix}"
+    convert(path, actual)
+    assert set(load_checkpoint(actual)["frozen"]) == {"autoencoder", "condition_autoencoder", "vocoder"}
+    convert(actual, back.with_suffix(".bin") if layout == "audiosr" else back)
     written = load_foreign_checkpoint(next(back.parent.glob("step_40.*")))["state_dict"]
-    assert all(torch.equal(written[prefix + key], value) for key, value in original_tensors(own).items())
+    assert all(torch.equal(written[prefix + key], value) for key, value in original_tensors(separate).items())
     assert torch.equal(written["first_stage_model.quant_conv.bias"], made["vae"].quant_conv.bias)
     if layout == "modelV1":
         return  # its global encoder takes no clips this short
@@ -151,7 +151,7 @@ def test_two_autoencoders_stay_two(tmp_path: Path, layout: str) -> None:
     one = load(tmp_path / "export", restore={"guidance_scale": 1.0, "cutoff_hz": 2000.0, "sampler": DPMSolver(1)})
     audio = torch.randn(4000, generator=torch.Generator().manual_seed(0)).numpy()
     kernel = one.condition_autoencoder.net.encoder.conv_in.weight
-    assert torch.equal(kernel if layout == "audiosr" else kernel.transpose(-1, -2), own.encoder.conv_in.weight)
+    assert torch.equal(kernel if layout == "audiosr" else kernel.transpose(-1, -2), separate.encoder.conv_in.weight)
     conditions: list[torch.Tensor] = []
     one.net.register_forward_pre_hook(lambda module, inputs: conditions.append(inputs[0][:, 4:]))
     one(audio, 16000)

@@ -38,7 +38,7 @@ TRAIN = {
 }
 
 
-def written(folder: Path, layout: str, **train: object) -> Path:
+def written_files(folder: Path, layout: str, **train: object) -> Path:
     values = config(layout, **train)
     values["data"]["dataset_root"] = str(folder / "data")
     values["experiment"] = {"seed": 7, "out_dir": "out"}
@@ -54,7 +54,7 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
     for number in range(10):
         with wave.open(str(high / f"{number}.wav"), "wb") as file:
             file.setparams((1, 2, 16000, 0, "NONE", ""))
-    recipe, unmapped = convert_config(written(tmp_path, "modelV1", **TRAIN))
+    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", **TRAIN))
     trainer, model, data = recipe["trainer"], recipe["model"]["init_args"], recipe["data"]["init_args"]
     callbacks = {each["class_path"].rpartition(".")[2]: each["init_args"] for each in trainer.pop("callbacks")}
     assert callbacks == {
@@ -93,7 +93,7 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["modelV1", "model.py"])
 def test_the_nets_that_it_names(tmp_path: Path, layout: str) -> None:
-    recipe, unmapped = convert_config(written(tmp_path, layout, epochs=3))
+    recipe, unmapped = convert_config(written_files(tmp_path, layout, epochs=3))
     model = OmegaConf.to_container(OmegaConf.create(recipe), resolve=True)["model"]["init_args"]
     net = build(model["net"])
     assert net.unet.fusion == {"modelV1": "replace", "model.py": "residual"}[layout]
@@ -110,13 +110,15 @@ def test_weights_to_start_from(tmp_path: Path) -> None:
     (tmp_path / "step_1.pt").touch()
     start = {"pretrained_path": str(tmp_path / "step_1.pt"), "key_filter_contains": "first_stage_model."}
     names = ["model.diffusion_model.global_encoder.", "input_blocks", "norm"]
-    recipe, unmapped = convert_config(written(tmp_path, "modelV1", **start, freeze_substrings=names))
+    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", **start, freeze_substrings=names))
     assert recipe["init_from"] == start["pretrained_path"]
     left = ["time_embed", "middle_block", "output_blocks", "out", "global_fusion"]
     assert recipe["model"]["init_args"]["trains"] == left
     assert any(line.startswith("train.key_filter_contains") for line in unmapped)
     assert any("'norm' names no" in line for line in unmapped)
-    recipe, unmapped = convert_config(written(tmp_path, "modelV1", pretrained_path="gone.pt", freeze_substrings=names))
+    recipe, unmapped = convert_config(
+        written_files(tmp_path, "modelV1", pretrained_path="gone.pt", freeze_substrings=names)
+    )
     assert "init_from" not in recipe
     assert "trains" not in recipe["model"]["init_args"]  # unfreeze_if_no_pretrained
     assert "no file at gone.pt" in unmapped[1]
@@ -129,6 +131,6 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected model\.params\.unet_config, found trainer"):
         convert_config(tmp_path / "other.yaml")
     with pytest.raises(ValueError, match=r"train\.patience is 'long', expected a whole number"):
-        convert_config(written(tmp_path, "modelV1", patience="long"))
+        convert_config(written_files(tmp_path, "modelV1", patience="long"))
     with pytest.raises(ValueError, match=r"train\.early_stopping is true or false, not 1"):
-        convert_config(written(tmp_path, "modelV1", early_stopping=1))
+        convert_config(written_files(tmp_path, "modelV1", early_stopping=1))

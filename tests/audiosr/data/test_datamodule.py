@@ -68,11 +68,11 @@ def test_batch_as_promised(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["simulate", "paired"])
 def test_epochs_differ_and_workers_and_resume_do_not(corpus: Path, tmp_path: Path, mode: str) -> None:
     alone, helped = (data(corpus, tmp_path, mode=mode, num_workers=workers) for workers in (0, 2))
-    whole = list(batches(alone, 1))
-    assert len(whole) == 2
-    for one, two in zip(whole, batches(helped, 1), strict=True):
+    complete = list(batches(alone, 1))
+    assert len(complete) == 2
+    for one, two in zip(complete, batches(helped, 1), strict=True):
         assert_equal(one, two)
-    assert_equal(next(batches(alone, 1, first=1)), whole[1])
+    assert_equal(next(batches(alone, 1, first=1)), complete[1])
     items = [alone.train_set[epoch, 0] for epoch in (0, 1)]
     assert not torch.equal(items[0]["high"], items[1]["high"])
     if mode == "simulate":

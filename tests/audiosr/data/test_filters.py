@@ -17,10 +17,10 @@ def tone(hz: float) -> np.ndarray:
 @pytest.mark.parametrize("filter_type", FILTER_TYPES)
 def test_the_band_below_stays_in_place_and_the_band_above_goes(filter_type, order, resample):
     inside = slice(RATE // 4, -RATE // 4)
-    kept = lowpass(tone(300), RATE, 3000, filter_type, order, resample)
-    assert kept.dtype == np.float32
-    assert kept.shape == (RATE,)
-    assert np.abs(kept - tone(300))[inside].max() < 0.05
+    remaining = lowpass(tone(300), RATE, 3000, filter_type, order, resample)
+    assert remaining.dtype == np.float32
+    assert remaining.shape == (RATE,)
+    assert np.abs(remaining - tone(300))[inside].max() < 0.05
     assert np.abs(lowpass(tone(7500), RATE, 3000, filter_type, order, resample))[inside].max() < 0.03
 
 

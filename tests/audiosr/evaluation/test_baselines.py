@@ -27,9 +27,9 @@ def test_shaped_noise_meets_the_envelope_at_the_level_of_the_low_band():
     envelope = mean_envelope([tilted])
     for level in (1.0, 0.05):
         low = level * lowpass(tilted, RATE, 3000.0)
-        found = mean_envelope([shaped_noise(low, RATE, 3000.0, envelope)])
-        np.testing.assert_allclose(found[450:1000] - np.log(level), envelope[450:1000], atol=0.5)
-        assert np.mean(found[450:1000] - np.log(level) - envelope[450:1000]) == pytest.approx(0, abs=0.1)
+        results = mean_envelope([shaped_noise(low, RATE, 3000.0, envelope)])
+        np.testing.assert_allclose(results[450:1000] - np.log(level), envelope[450:1000], atol=0.5)
+        assert np.mean(results[450:1000] - np.log(level) - envelope[450:1000]) == pytest.approx(0, abs=0.1)
 
 
 def test_both_beat_doing_nothing_on_speech():
@@ -37,8 +37,8 @@ def test_both_beat_doing_nothing_on_speech():
     envelope = mean_envelope(clips[:3])
     low = lowpass(clips[3], RATE, 4000.0)
     distances = [
-        float(lsd_bands(torch.from_numpy(found), torch.from_numpy(clips[3]), RATE, (4000.0, RATE / 2))[0])
-        for found in (low, linear(low, RATE, 4000.0), shaped_noise(low, RATE, 4000.0, envelope))
+        float(lsd_bands(torch.from_numpy(results), torch.from_numpy(clips[3]), RATE, (4000.0, RATE / 2))[0])
+        for results in (low, linear(low, RATE, 4000.0), shaped_noise(low, RATE, 4000.0, envelope))
     ]
     assert distances[2] < 0.5 * distances[0] and distances[1] < 0.8 * distances[0]
 

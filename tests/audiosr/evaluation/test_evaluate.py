@@ -68,8 +68,8 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
         "steps": 2, "seconds": 0.4,
     }  # fmt: skip
     assert evaluate_run(export, output, **arguments, keep=0) == 0
-    shown = capsys.readouterr().out
-    assert "## 2000 Hz" in shown and "shaped_noise" in shown
+    displayed = capsys.readouterr().out
+    assert "## 2000 Hz" in displayed and "shaped_noise" in displayed
     summary = json.loads((output / "summary.json").read_text())
     means = {(row["cutoff"], row["system"], row["measure"]): row["mean"] for row in summary["summary"]}
     systems = {"unprocessed", "linear", "shaped_noise", "ceiling", "restored"}
@@ -78,14 +78,14 @@ def test_the_command_writes_all_and_goes_on(export, tmp_path, capsys):
     assert means["all", "restored", "si_sdr_low"] > 30 and means["all", "restored", "real_time_factor"] > 0
     assert means["all", "shaped_noise", "lsd_hf"] < means["all", "unprocessed", "lsd_hf"]
     table = (output / "per_item.csv").read_text()
-    whole = table.splitlines()
+    full = table.splitlines()
     rows = (output / "per_item.jsonl").read_text().splitlines()
     (output / "per_item.jsonl").write_text("\n".join([*rows[:6], rows[6][:9]]))  # as a kill leaves it
     assert evaluate_run(export, output, **arguments, keep=1) == 0
     again = (output / "per_item.csv").read_text().splitlines()
-    assert again[:7] == whole[:7] and len(again) == len(whole) == 11
-    kept = {path.name for path in (output / "samples").iterdir()}  # of what was computed now
-    assert kept == {f"0.wav@4000{end}" for end in (".png", *(f"_{name}.wav" for name in (*systems, "target")))}
+    assert again[:7] == full[:7] and len(again) == len(full) == 11
+    remaining = {path.name for path in (output / "samples").iterdir()}  # of what was computed now
+    assert remaining == {f"0.wav@4000{end}" for end in (".png", *(f"_{name}.wav" for name in (*systems, "target")))}
 
 
 def test_without_training_audio_a_row_is_missing_and_a_bad_file_is_named(export, tmp_path):

@@ -25,7 +25,7 @@ from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.options import RestoreOptions
 
 SHORT = {"chunk_seconds": 0.8, "overlap_seconds": 0.32}
-WHOLE = {"chunk_seconds": 1000.0, "overlap_seconds": 0.32}
+FULL = {"chunk_seconds": 1000.0, "overlap_seconds": 0.32}
 
 
 class LocalAutoencoder(nn.Module):
@@ -79,9 +79,9 @@ def test_the_length_is_exact(samples, rate):
 @pytest.mark.parametrize("samples", [12_000, 40_000, 66_001])
 def test_chunks_equal_the_whole(samples, sampler):
     audio = noise(2, samples)
-    chunked, whole = (restorer(**cut, sampler=sampler)(audio, RATE) for cut in (SHORT, WHOLE))
-    assert np.abs(whole).max() > 0.1
-    np.testing.assert_allclose(chunked, whole, atol=1e-5)
+    chunked, full = (restorer(**cut, sampler=sampler)(audio, RATE) for cut in (SHORT, FULL))
+    assert np.abs(full).max() > 0.1
+    np.testing.assert_allclose(chunked, full, atol=1e-5)
 
 
 def test_a_moved_grid_and_another_batch_change_nothing():
@@ -99,11 +99,11 @@ def test_the_low_band_and_the_level_stay():
         audio = level * np.stack([speech, 0.3 * speech[::-1]])
         audio = np.stack([lowpass(channel, RATE, 3000.0) for channel in audio])
         result = restorer()(audio, RATE)
-        for found, wanted in zip(result, audio, strict=True):
-            assert low_band_si_sdr(found, wanted, RATE, 3000) > 50
-            low_level, wanted_level = (np.std(lowpass(each, RATE, 1500.0)) for each in (found, wanted))
+        for results, required in zip(result, audio, strict=True):
+            assert low_band_si_sdr(results, required, RATE, 3000) > 50
+            low_level, wanted_level = (np.std(lowpass(each, RATE, 1500.0)) for each in (results, required))
             assert low_level == pytest.approx(wanted_level, rel=1e-3)
-            assert np.abs(found - wanted).max() > 0.01 * level  # and something was generated
+            assert np.abs(results - required).max() > 0.01 * level  # and something was generated
 
 
 def test_channels_of_a_stereo_file_share_the_noise():
@@ -135,12 +135,12 @@ def test_a_result_beyond_full_scale_is_lowered_as_a_whole():
 
 def test_guidance_is_one_call_with_the_scaled_empty_condition():
     net = LocalNet()
-    seen: list[Tensor] = []
-    net.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    observed: list[Tensor] = []
+    net.register_forward_pre_hook(lambda module, inputs: observed.append(inputs[0]))
     audio = noise(5000)
     guided = restorer(net, guidance_scale=3.0, guidance_rescale=0.7)(audio, RATE)
     assert all(shape[0] == 2 for shape in net.calls) and len(net.calls) == 2
-    assert torch.unique(seen[0][1, 2:]).tolist() == pytest.approx([0.25 * UNCONDITIONAL])
+    assert torch.unique(observed[0][1, 2:]).tolist() == pytest.approx([0.25 * UNCONDITIONAL])
     plain = restorer(net, guidance_scale=1.0)(audio, RATE)
     assert net.calls[-1][0] == 1 and np.abs(guided - plain).max() > 1e-4
 
@@ -149,13 +149,13 @@ def test_the_cutoff_is_found_and_mp3_residue_ignored(tmp_path):
     speech = np.concatenate([SyntheticSpeech(sample_rate=RATE).utterance(index) for index in range(2)])
     audio = lowpass(speech, RATE, 4000.0)
     files.write(tmp_path / "in.wav", audio, RATE)
-    found = restorer(cutoff_hz=None).process_file(tmp_path / "in.wav", tmp_path / "out.wav")
-    assert 2000 < found["cutoff_hz"] < 4100 and (found["cutoff"], found["restored"]) == ("found", True)
+    results = restorer(cutoff_hz=None).process_file(tmp_path / "in.wav", tmp_path / "out.wav")
+    assert 2000 < results["cutoff_hz"] < 4100 and (results["cutoff"], results["restored"]) == ("found", True)
     residue = audio + (noise(len(audio), level=0.01) - lowpass(noise(len(audio), level=0.01), RATE, 5000.0))
     files.write(tmp_path / "mp3.wav", residue, RATE)
     model = restorer(cutoff_hz=None, lowpass_hz=4500.0)
     limited = model.process_file(tmp_path / "mp3.wav", tmp_path / "out.wav")
-    assert limited["cutoff_hz"] == pytest.approx(found["cutoff_hz"], rel=0.05)
+    assert limited["cutoff_hz"] == pytest.approx(results["cutoff_hz"], rel=0.05)
 
 
 def test_full_band_passes_untouched():
@@ -166,7 +166,7 @@ def test_full_band_passes_untouched():
     assert not net.calls
 
 
-def test_the_rate_of_the_input_tells_where_its_band_ends():
+def test_the_rate_of_the_input_shows_where_its_band_ends():
     model = restorer(cutoff_hz=None)
     result = model(noise(6 * RATE // 2), RATE // 2)
     assert np.abs(np.fft.rfft(result))[len(result) * 5 // 16 :].max() > 1  # above 5 kHz
@@ -192,10 +192,10 @@ def test_the_whole_clip_is_pooled_evenly():
     front = features()
     audio = noise(1, 100_000)
     (exact,) = clip_mel(front, [audio], 100_000, torch.device("cpu"))
-    whole = front(torch.from_numpy(audio)[:, None])[0]
-    torch.testing.assert_close(exact, whole, atol=1e-4, rtol=0)
+    full = front(torch.from_numpy(audio)[:, None])[0]
+    torch.testing.assert_close(exact, full, atol=1e-4, rtol=0)
     (pooled,) = clip_mel(front, [audio[:, :60_000], audio[:, 60_000:]], 100_000, torch.device("cpu"), most=100)
-    torch.testing.assert_close(pooled[:, :89], whole[:, :623].unflatten(1, (89, 7)).mean(2), atol=1e-4, rtol=0)
+    torch.testing.assert_close(pooled[:, :89], full[:, :623].unflatten(1, (89, 7)).mean(2), atol=1e-4, rtol=0)
 
 
 def test_every_chunk_has_the_context_of_the_clip():

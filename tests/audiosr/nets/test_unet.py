@@ -54,13 +54,13 @@ def test_attention_to_one_vector_is_torchs():
     key = net.global_proj(context)[:, None]
     expected, _ = net.global_attn(x.flatten(2).transpose(1, 2), key, key)
     expected = expected.transpose(1, 2).reshape(x.shape)
-    seen = []
-    net.norm.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
+    calls = []
+    net.norm.register_forward_pre_hook(lambda module, arguments: calls.append(arguments[0]))
     net(x, context).sum().backward()
     net.fusion = "replace"
     net(x, context)
-    torch.testing.assert_close(seen[0], x + expected)
-    torch.testing.assert_close(seen[1], expected)
+    torch.testing.assert_close(calls[0], x + expected)
+    torch.testing.assert_close(calls[1], expected)
     assert all(parameter.grad is not None for parameter in net.parameters())  # DDP refuses parameters without
 
 

@@ -15,7 +15,7 @@ def convert_config(path):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    # A name of its own per test, since Python keeps imported modules.
+    # Another name per test, since Python keeps imported modules.
     name = f"shapes_{tmp_path.name.replace('-', '_')}"
     folder = tmp_path / name
     folder.mkdir()

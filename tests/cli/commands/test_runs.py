@@ -37,9 +37,9 @@ def test_one_run(tmp_path, capsys):
     (folder / "media" / "step_00000010").mkdir(parents=True)
     (folder / "media" / "step_00000010" / "grid.png").touch()
     assert main(["runs", "1", "--root", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
+    messages = capsys.readouterr().out
     for part in ("stopped", "10/99", "2 min", "val/loss 0.5 at step 10", "step_00000010.ckpt", "valid", "grid.png"):
-        assert part in told
+        assert part in messages
     assert main(["runs", "1", "--root", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["batch size"] == 4
 
@@ -65,9 +65,9 @@ def test_compare_writes_tables_and_plots(tmp_path, capsys):
     make(tmp_path / "flow/smoke/2", steps=20, rows="step,epoch,train/loss,val/loss\n9,0,3,0.25\n19,0,1,\n")
     output = tmp_path / "out"
     assert main(["compare", "1", "2", "--root", str(tmp_path), "--output", str(output)]) == 0
-    told = capsys.readouterr().out
+    messages = capsys.readouterr().out
     for part in ("trainer.max_steps", "val/loss ↓", "0.25 (0.25)", "train/loss ↓"):
-        assert part in told
+        assert part in messages
     with (output / "compare.csv").open() as file:
         rows = {(row["run"], row["metric"]): (row["best"], row["last"]) for row in csv.DictReader(file)}
     assert rows["2", "val/loss"] == ("0.25", "0.25")

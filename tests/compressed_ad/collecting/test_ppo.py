@@ -163,9 +163,9 @@ def test_targets_are_rewards_and_what_follows(env: Env) -> None:
     rewards = torch.from_numpy(rows["reward"].copy())
     rewards = rewards if scaler is None else (rewards / scaler._moments.std()).clamp(-10, 10)
     states = torch.from_numpy(rows["next_state"].astype(env.schema.observation.dtype))
-    seen = [observer.preview(states[:, time], observer.frames) for time in range(10)]
+    calls = [observer.preview(states[:, time], observer.frames) for time in range(10)]
     after = torch.cat([nets.evaluate_actions(parameters, observer.table, each, torch.zeros(2, 1).long() if is_grid else
-                                             torch.zeros(2, 1, 2))[1] for each in seen], 1)  # fmt: skip
+                                             torch.zeros(2, 1, 2))[1] for each in calls], 1)  # fmt: skip
     ended = terminated | truncated if is_grid else terminated
     targets, last = rewards + 0.5 * after * ~ended, terminated | truncated
     last[:, -1] = True  # within episodes, the next value is that of the observation when it was scaled

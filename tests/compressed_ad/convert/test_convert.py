@@ -58,7 +58,7 @@ def content_of(policy: InContextPolicy, kind: str, prefix: str = "") -> dict[str
     return {"step": 40, "config": config, "model": model}
 
 
-def same(a: nn.Module, b: nn.Module) -> bool:
+def assert_equal_files(a: nn.Module, b: nn.Module) -> bool:
     x, y = a.state_dict(), b.state_dict()
     return list(x) == list(y) and all(torch.equal(x[key], y[key]) for key in x)
 
@@ -69,7 +69,7 @@ def test_sizes_and_names(tmp_path, kind, prefix):
     policy = policy_of(kind)
     torch.save(content_of(policy, kind, prefix), tmp_path / "ckpt-40.pt")
     again = from_original(tmp_path / "ckpt-40.pt")
-    assert same(policy, again) and not again.training
+    assert assert_equal_files(policy, again) and not again.training
     facts = describe(tmp_path / "ckpt-40.pt")
     assert facts["format"] == kind and facts["step"] == 40 and facts["settings in the file"]["max_reward"] == 20
     assert set(original_state(tmp_path / "ckpt-40.pt")) == {f"policy.{key}" for key in policy.state_dict()}
@@ -86,10 +86,10 @@ def test_pretrained_compressor(tmp_path):
     assert is_original(tmp_path / "pretrain-final.pt")
     assert describe(tmp_path / "pretrain-final.pt")["format"] == "pre-trained compressor of CAD"
     state = original_state(tmp_path / "pretrain-final.pt")
-    ours = policy_of("CAD").state_dict()
+    actual = policy_of("CAD").state_dict()
     parts = {key.split(".")[1] for key in state}
     assert parts == {"compressor", "decoder", "embedding"}
-    assert all(torch.equal(value, ours[key.removeprefix("policy.")]) for key, value in state.items())
+    assert all(torch.equal(value, actual[key.removeprefix("policy.")]) for key, value in state.items())
     with pytest.raises(ValueError, match="start a training from it with init_from"):
         from_original(tmp_path / "pretrain-final.pt")
 

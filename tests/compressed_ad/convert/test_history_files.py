@@ -1,4 +1,4 @@
-"""The original's hdf5 layout, there and back, and XLand-MiniGrid's; wrong orders and corrupt files are refused."""
+"""The original's hdf5 layout in both directions, and XLand-MiniGrid's; wrong orders and corrupt files are refused."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def file(tmp_path, store):
     return tmp_path / "out.hdf5"
 
 
-def same(first, second):
+def assert_equal_files(first, second):
     position = second.task_indices.tolist()
     return sorted(position) == sorted(first.task_indices.tolist()) and all(
         np.array_equal(first.read(i, slice(None)), second.read(position.index(task), slice(None)))
@@ -42,7 +42,7 @@ def test_there_and_back(tmp_path, store, order):
     export_histories(store.folder, tmp_path / "out.hdf5", order)
     import_histories(tmp_path / "out.hdf5", tmp_path / "again", order, ROOM, shard_size=2)
     again = HistoryStore(tmp_path / "again")
-    assert same(store, again) and again.task_indices.tolist() == task_order(ROOM, order)
+    assert assert_equal_files(store, again) and again.task_indices.tolist() == task_order(ROOM, order)
 
 
 @pytest.mark.parametrize("env", [DarkKeyToDoor(2, 6), DarkroomPermuted(3, 6)])
@@ -50,7 +50,7 @@ def test_other_environments(tmp_path, env):
     collect(env, tmp_path / "store", EpsilonAlgorithm(), episodes=2, streams=2, progress=False)
     export_histories(tmp_path / "store", tmp_path / "out.hdf5")
     import_histories(tmp_path / "out.hdf5", tmp_path / "again", "row_major", env)
-    assert same(HistoryStore(tmp_path / "store"), HistoryStore(tmp_path / "again"))
+    assert assert_equal_files(HistoryStore(tmp_path / "store"), HistoryStore(tmp_path / "again"))
 
 
 def test_layout_of_the_original(file):

@@ -57,10 +57,10 @@ def test_a_batch_has_one_length_on_all_ranks_and_a_stage_begins_at_its_step() ->
 
 
 def test_lengths_go_on_where_a_resume_begins() -> None:
-    whole, resumed = (CurriculumBatches(64, 4, SMALL, 30, 7) for _ in range(2))
-    whole.set_epoch(1)
+    full, resumed = (CurriculumBatches(64, 4, SMALL, 30, 7) for _ in range(2))
+    full.set_epoch(1)
     resumed.resume_at(1, 5)
-    assert list(resumed) == list(whole)[5:]
+    assert list(resumed) == list(full)[5:]
 
 
 def test_accumulated_batches_are_one_step() -> None:

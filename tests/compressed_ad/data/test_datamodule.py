@@ -59,7 +59,7 @@ def test_goals_that_are_trained_are_never_evaluated() -> None:
                 assert all((tuple(cell) in trained) is is_training for cell in cells)
 
 
-def test_a_folder_is_split_as_its_index_says(tmp_path: Path) -> None:
+def test_a_folder_is_split_as_its_index_states(tmp_path: Path) -> None:
     root = write_store(tmp_path, split_seed=3)
     data = build(root=root, split_seed=0)
     assert torch.equal(data.train_tasks, ENV.tasks()[ENV.split(3, 0.7)[0]])

@@ -62,11 +62,11 @@ def test_who_explores_knows_nothing_before_the_goal_is_found():
     env = Darkroom(5, 10)
     tasks, seeds = env.tasks(), [7] * 25  # the same random numbers in every room
     steps = EpsilonCurriculum(env, 10, explores=True).histories(tasks, seeds)
-    found = steps.rewards.cumsum(1) > 0
+    results = steps.rewards.cumsum(1) > 0
     for one, other in ((0, 24), (3, 21), (10, 14)):
-        same = ~(found[one] | found[other])
+        same = ~(results[one] | results[other])
         assert torch.equal(steps.actions[one][same], steps.actions[other][same]) and same.sum() > 3
     curve = steps.rewards.view(25, 10, 10).sum(2)
     assert torch.equal(curve[:, -1], env.best_return(tasks, torch.full((25, 2), 2)).float())
     greedy = EpsilonCurriculum(env, 4, greedy_after=1e-9, explores=True).histories(tasks, seeds)
-    assert (greedy.rewards.view(25, 4, 10).sum(2)[:, 2] > 0).all()  # 25 cells are looked at in 30 steps
+    assert (greedy.rewards.view(25, 4, 10).sum(2)[:, 2] > 0).all()  # 25 cells are visited in 30 steps

@@ -44,7 +44,7 @@ def windows(source: Any, *args: Any, **options: Any) -> HistoryWindows:
     return HistoryWindows(source, *args, options=WindowOptions(**options))
 
 
-def same(one: Steps, other: Steps) -> bool:
+def assert_equal_files(one: Steps, other: Steps) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -69,12 +69,12 @@ def test_every_part_of_a_stored_history_is_an_item(store: HistoryStore) -> None:
     for item in (0, 19, 20, 43, 79):
         number, offset = divmod(item, 20)
         expected = history(store, [2, 0][number // 2], number % 2).slice(offset, offset + 5)
-        assert same(items[item]["steps"], expected)
+        assert assert_equal_files(items[item]["steps"], expected)
     source = StoredSource(store, [1, 2], streams=1, length=10)
-    assert same(windows(source)[1]["steps"], history(store, 2, 0).slice(0, 10))
+    assert assert_equal_files(windows(source)[1]["steps"], history(store, 2, 0).slice(0, 10))
     steps = StoredSource(store, [1]).read([1, 0], [0, 0], torch.tensor([[3, 9, 4], [23, 0, 1]]))
     for number, (stream, times) in enumerate([(1, [3, 9, 4]), (0, [23, 0, 1])]):
-        assert same(row(steps, number), Steps(*(field[:, times] for field in history(store, 1, stream))))
+        assert assert_equal_files(row(steps, number), Steps(*(field[:, times] for field in history(store, 1, stream))))
 
 
 @pytest.mark.parametrize("offset", ["start", "random"])
@@ -82,9 +82,9 @@ def test_an_item_does_not_depend_on_its_batch(offset: str) -> None:
     items = windows(demonstrated(), 7, 20, 3, offset=offset, shuffle_episodes=True)
     batch = items.__getitems__([(2, 4), (0, 9), (2, 19)])["steps"]
     for number, key in enumerate([(2, 4), (0, 9), (2, 19)]):
-        assert same(items[key]["steps"], row(batch, number))
-    assert not same(items[(3, 4)]["steps"], items[(2, 4)]["steps"])
-    assert same(items[4]["steps"], items[(-1, 4)]["steps"])
+        assert assert_equal_files(items[key]["steps"], row(batch, number))
+    assert not assert_equal_files(items[(3, 4)]["steps"], items[(2, 4)]["steps"])
+    assert assert_equal_files(items[4]["steps"], items[(-1, 4)]["steps"])
 
 
 def test_random_parts_begin_anywhere_and_a_key_may_give_the_length(store: HistoryStore) -> None:
@@ -93,7 +93,7 @@ def test_random_parts_begin_anywhere_and_a_key_may_give_the_length(store: Histor
     batch = items.__getitems__([(0, index, 22) for index in range(100)])["steps"]
     assert batch.length == 22 and items[(0, 3)]["steps"].length == 24
     offsets = {
-        next(start for start in range(3) if same(row(batch, number), expected.slice(start, start + 22)))
+        next(start for start in range(3) if assert_equal_files(row(batch, number), expected.slice(start, start + 22)))
         for number in range(100)
     }
     assert offsets == {0, 1, 2}
@@ -121,7 +121,7 @@ def test_shuffled_and_skipped_episodes(store: HistoryStore) -> None:
 def test_mixed_histories_have_another_history_in_each_episode(store: HistoryStore) -> None:
     items = windows(StoredSource(store, [2, 0, 1]), None, 40, 1, mix_tasks=True)
     batch = items.__getitems__([(0, item) for item in range(40)])["steps"]
-    assert same(items[(0, 7)]["steps"], row(batch, 7))
+    assert assert_equal_files(items[(0, 7)]["steps"], row(batch, 7))
     sources = [episodes(history(store, position, stream)) for position in range(3) for stream in (0, 1)]
     mixed = [episodes(row(batch, number)) for number in range(40)]
     assert all(each[number] in [source[number] for source in sources] for each in mixed for number in range(EPISODES))
@@ -133,22 +133,22 @@ def test_controls_take_complete_episodes_of_different_lengths(tmp_path: Path) ->
     collect(env, tmp_path / "store", QLearning(bonus=0.5), steps=24, streams=3, train_share=0.5, progress=False)
     source = StoredSource(HistoryStore(tmp_path / "store"), [0, 1])
     plain = [history(source.store, position, stream) for position in (0, 1) for stream in range(3)]
-    known = {episode for steps in plain for episode in episodes(steps)}
+    existing = {episode for steps in plain for episode in episodes(steps)}
     for options in ({"shuffle_episodes": True}, {"mix_tasks": True, "shuffle_episodes": True}, {"episode_stride": 2}):
         items = windows(source, None, 12, 1, **options)
         batch = items.__getitems__([(0, item) for item in range(12)])["steps"]
         assert batch.length == items.available and (batch.length == 24 or "episode_stride" in options)
-        assert {episode for number in range(12) for episode in episodes(row(batch, number))} <= known
-        assert same(items[(0, 5)]["steps"], row(batch, 5))
+        assert {episode for number in range(12) for episode in episodes(row(batch, number))} <= existing
+        assert assert_equal_files(items[(0, 5)]["steps"], row(batch, 5))
     shuffled = windows(source, shuffle_episodes=True)[(0, 0)]["steps"]
-    assert torch.equal(plain[0].states.sum(), shuffled.states.sum()) and not same(plain[0], shuffled)
+    assert torch.equal(plain[0].states.sum(), shuffled.states.sum()) and not assert_equal_files(plain[0], shuffled)
 
 
 def test_an_episode_may_end_where_the_next_begins() -> None:
     true, reset = (windows(demonstrated(), terminal_next_state=state)[2]["steps"] for state in ("true", "reset"))
     assert torch.equal(reset.next_states[:, :-1], true.states[:, 1:])
     assert (reset.next_states[reset.dones] == 1).all()
-    assert same(true._replace(next_states=reset.next_states), reset)
+    assert assert_equal_files(true._replace(next_states=reset.next_states), reset)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_evaluation_batches_hold_all_items_and_all_pairs() -> None:
     assert [len(part["steps"].actions) for part in parts[:3]] == [4, 4, 2]
     assert torch.equal(torch.cat([part["tasks"] for part in parts[3:]]), ENV.tasks()[:7])
     assert [seed for part in parts[3:] for seed in part["seeds"]] == list(range(7))
-    assert same(parts[1]["steps"], items.__getitems__([4, 5, 6, 7])["steps"])
+    assert assert_equal_files(parts[1]["steps"], items.__getitems__([4, 5, 6, 7])["steps"])
     assert len(EvaluationBatches(None, 4, ENV.tasks(), range(9), 100)) == 1
 
 

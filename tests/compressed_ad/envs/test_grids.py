@@ -129,14 +129,14 @@ def test_random_starts_depend_on_seed_and_episode_alone():
     env = Darkroom(5, 2, random_start=True)
     seeds = [3, 4, 5, 2**64 - 1]
     together, alone = env.start(torch.zeros(4, 2, dtype=torch.int64), seeds), env.start(torch.zeros(1, 2).long(), [5])
-    seen = []
+    calls = []
     for _ in range(12):
         assert together.states[2].tolist() == alone.states[0].tolist()
-        seen.append(tuple(together.states.flatten().tolist()))
+        calls.append(tuple(together.states.flatten().tolist()))
         for worlds in (together, alone):
             worlds.step(torch.zeros(len(worlds.tasks), dtype=torch.int64))
             worlds.step(torch.zeros(len(worlds.tasks), dtype=torch.int64))
-    assert len(set(seen)) == 12
+    assert len(set(calls)) == 12
     many = env.start(torch.zeros(20000, 2, dtype=torch.int64), range(20000)).states
     counts = torch.bincount(many[:, 0] * 5 + many[:, 1], minlength=25)
     assert (counts - 800).abs().max() < 150  # 800 expected, standard deviation 28
@@ -166,11 +166,11 @@ def test_wrong_actions_are_refused():
 @pytest.mark.parametrize("env", ENVS, ids=NAMES)
 def test_worlds_on_a_gpu_equal_worlds_on_the_cpu(env):
     tasks = some_tasks(env, 64)
-    here, there = env.start(tasks, range(64)), env.start(tasks.cuda(), range(64))
+    here, present = env.start(tasks, range(64)), env.start(tasks.cuda(), range(64))
     actions = torch.randint(5, (2 * env.horizon, 64), generator=torch.Generator().manual_seed(1))
     for chosen in actions:
-        assert torch.equal(here.optimal_actions(), there.optimal_actions().cpu())
-        one, other = here.step(chosen), there.step(chosen.cuda())
+        assert torch.equal(here.optimal_actions(), present.optimal_actions().cpu())
+        one, other = here.step(chosen), present.step(chosen.cuda())
         assert torch.equal(one.next_states, other.next_states.cpu())
         assert torch.equal(one.rewards, other.rewards.cpu())
-    assert torch.equal(env.best_return(here.tasks, here.states), env.best_return(there.tasks, there.states).cpu())
+    assert torch.equal(env.best_return(here.tasks, here.states), env.best_return(present.tasks, present.states).cpu())

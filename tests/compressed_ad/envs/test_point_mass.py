@@ -7,7 +7,7 @@ from zoo.compressed_ad.envs.point_mass import PointMass
 
 
 @pytest.mark.parametrize("env", [PointMass(), PointMass(goals=5, horizon=7, speed=0.3)], ids=("plain", "odd"))
-def test_the_straight_line_earns_what_the_closed_form_says(env: PointMass) -> None:
+def test_the_straight_line_earns_what_the_closed_form_states(env: PointMass) -> None:
     tasks = env.tasks()
     envs, total = env.start(tasks), torch.zeros(len(tasks), dtype=torch.float64)
     for _ in range(env.horizon):

@@ -95,8 +95,8 @@ def test_the_files_hold_what_the_agent_does(run: Path, tmp_path: Path) -> None:
     probed = np.load(tmp_path / "out" / "gap.npy")
     pairs = module.pairs(ENV, tasks, range(3))
     with ContextPlayer(agent.policy, ENV, *pairs) as player:
-        found = probe_memory(player, player.run_episodes(4), 12)
-    np.testing.assert_array_equal(probed.reshape(9, 3), found)
+        results = probe_memory(player, player.run_episodes(4), 12)
+    np.testing.assert_array_equal(probed.reshape(9, 3), results)
     assert facts["gap"]["steps"] == 12 and facts["gap"]["pairs"] == 9
 
 

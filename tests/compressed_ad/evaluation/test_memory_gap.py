@@ -48,15 +48,15 @@ def memory_gap(net: InContextPolicy, env: Env, tasks: Tensor, episodes: int, gap
         return probe_memory(player, player.run_episodes(episodes), gap_steps)
 
 
-def test_who_remembers_is_told_from_who_forgets() -> None:
+def test_who_remembers_is_reported_from_who_forgets() -> None:
     tasks = ENV.tasks().repeat(20, 1)
-    kept = memory_gap(Remembers(), ENV, tasks, 4)
+    remaining = memory_gap(Remembers(), ENV, tasks, 4)
     lost = memory_gap(Remembers(forgets=True), ENV, tasks, 4)
     best = ENV.best_return(tasks, torch.tensor([[2, 2]]).expand(len(tasks), 2)).float()
-    found = kept[:, 0] > 0
-    assert torch.equal(kept[found, 2], best[found])
-    assert torch.equal(kept[:, 0], lost[:, 0])
-    facts = summarise_gap(kept, ENV, tasks), summarise_gap(lost, ENV, tasks)
+    results = remaining[:, 0] > 0
+    assert torch.equal(remaining[results, 2], best[results])
+    assert torch.equal(remaining[:, 0], lost[:, 0])
+    facts = summarise_gap(remaining, ENV, tasks), summarise_gap(lost, ENV, tasks)
     assert facts[0]["pairs"] == len(tasks) and 0 < facts[0]["count"] < len(tasks)
     assert facts[0]["after"] == facts[0]["oracle"]
     assert facts[1]["random"] < facts[1]["after"] < facts[0]["after"] / 2
@@ -69,7 +69,7 @@ def test_the_gap_is_at_least_a_window_and_ends_with_an_episode() -> None:
         player.run_episodes(2)
         player.run_episodes(2, avoid_goals=True)
         after = player.run_episodes(1)[:, 0]
-    found = memory_gap(net, ENV, ENV.tasks(), 2, gap_steps=13)
-    assert torch.equal(found[:, 2], after)
+    results = memory_gap(net, ENV, ENV.tasks(), 2, gap_steps=13)
+    assert torch.equal(results[:, 2], after)
     with pytest.raises(ValueError, match="gap of 11 steps does not empty the window of 12"):
         memory_gap(net, ENV, ENV.tasks(), 2, gap_steps=11)

@@ -72,7 +72,7 @@ def test_a_report_on_arms_and_a_sweep(tmp_path: Path) -> None:
     assert "| many | " in page and "## Memory gap" in page and "![sweep](sweep.png)" in page
 
 
-def test_unlike_evaluations_are_told_apart(tmp_path: Path) -> None:
+def test_unlike_evaluations_are_reported_apart(tmp_path: Path) -> None:
     folders = [make(tmp_path / "a", 3.0), make(tmp_path / "b", 3.5, episodes=12)]
     result = report(folders, tmp_path / "out")
     assert result["evaluations"][1]["over_first"] is None

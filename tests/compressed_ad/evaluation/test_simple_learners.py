@@ -30,11 +30,11 @@ def test_replays_repeat_the_last_or_the_best_success(best: bool, expected: list[
     assert learner.act(np.array(0)) is None
     for actions, paid in (((0, 0), 0.0), ((2, 0), 5.0), ((1, 1), 3.0), ((3, 3), 1.0)):  # the last is below the mean
         episode(learner, [(0, actions[0], 0.0), (1, actions[1], paid)])
-    found = []
+    results = []
     for state in (7, 8):
-        found.append(int(learner.act(np.array(state))))
+        results.append(int(learner.act(np.array(state))))
         learner.observe(np.array(state), np.array(0), 0.0, False)
-    assert found == expected
+    assert results == expected
     assert learner.act(np.array(9)) is None  # beyond the end of what it repeats
 
 

@@ -41,7 +41,7 @@ def net() -> UNet:
     return lineage_net(**SIZES[0])
 
 
-def same(a: nn.Module, b: nn.Module) -> bool:
+def assert_equal_files(a: nn.Module, b: nn.Module) -> bool:
     x, y = a.state_dict(), b.state_dict()
     return list(x) == list(y) and all(torch.equal(x[key], y[key]) for key in x)
 
@@ -51,7 +51,7 @@ def test_sizes_come_from_the_tensors(tmp_path, sizes):
     net = lineage_net(**sizes)
     torch.save(state_of(net), tmp_path / "flat.ckpt")
     again = from_original(tmp_path / "flat.ckpt", image_resolution=16)
-    assert same(net, again) and not again.training
+    assert assert_equal_files(net, again) and not again.training
     for name in ("channel_mult", "attention_levels", "res_blocks", "num_classes", "sample_shape"):
         assert getattr(again, name) == getattr(net, name), name
     x, t = torch.randn(2, *net.sample_shape), torch.rand(2)
@@ -62,7 +62,7 @@ def test_sizes_come_from_the_tensors(tmp_path, sizes):
 @pytest.mark.parametrize("prefix", ["module.network.", "module._orig_mod.network.", "network._orig_mod."])
 def test_wrapped_names(tmp_path, net, prefix):
     torch.save(state_of(net, prefix), tmp_path / "last.ckpt")
-    assert same(net, from_original(tmp_path / "last.ckpt"))
+    assert assert_equal_files(net, from_original(tmp_path / "last.ckpt"))
     facts = describe(tmp_path / "last.ckpt")
     assert facts["format"] == ("accelerate" if prefix.startswith("module.") else "state dict")
     assert set(original_state(tmp_path / "last.ckpt")) == {f"net.{key}" for key in net.state_dict()}
@@ -71,11 +71,11 @@ def test_wrapped_names(tmp_path, net, prefix):
 def test_perceptual_loss_is_left_out(tmp_path, net):
     state = state_of(net) | {"lpips_fn.net.slice1.0.weight": torch.zeros(2)}
     torch.save({"hparams": {}, "state_dict": state}, tmp_path / "student.ckpt")
-    assert same(net, from_original(tmp_path / "student.ckpt"))
+    assert assert_equal_files(net, from_original(tmp_path / "student.ckpt"))
     assert describe(tmp_path / "student.ckpt")["left out"] == "1 tensors of a perceptual loss"
 
 
-def test_written_files_say_what_they_know(tmp_path, net):
+def test_written_files_state_what_they_know(tmp_path, net):
     to_original(net, tmp_path / "a.pt", {"sigma_min": 0.0})
     assert torch.load(tmp_path / "a.pt", weights_only=True)["hparams"] == {
         "sigma_min": 0.0,
@@ -88,7 +88,7 @@ def test_written_files_say_what_they_know(tmp_path, net):
     assert from_original(tmp_path / "a.pt").sample_shape == (3, 16, 16)
     toy = ToyNet(2, (8, 4), time_scale=1.0)
     assert convert(toy, tmp_path / "toy.pt")["tensors"] == len(toy.state_dict())
-    assert same(toy, from_original(tmp_path / "toy.pt"))
+    assert assert_equal_files(toy, from_original(tmp_path / "toy.pt"))
 
 
 def test_checkpoint_there_and_back(tmp_path, net):
@@ -98,9 +98,9 @@ def test_checkpoint_there_and_back(tmp_path, net):
     checkpoint = load_checkpoint(tmp_path / "ours.ckpt")
     parts = checkpoint["zoo"]["components"]
     assert build(parts["path"]).sigma_min == 0.01
-    ours = build(parts["net"])
-    ours.load_state_dict({key.removeprefix("net."): value for key, value in checkpoint["state_dict"].items()})
-    assert same(ours, net)
+    actual = build(parts["net"])
+    actual.load_state_dict({key.removeprefix("net."): value for key, value in checkpoint["state_dict"].items()})
+    assert assert_equal_files(actual, net)
     convert(tmp_path / "ours.ckpt", tmp_path / "back.pt")
     before, after = (torch.load(tmp_path / name, weights_only=True) for name in ("a.pt", "back.pt"))
     assert before["hparams"] == after["hparams"]
@@ -126,7 +126,9 @@ def test_export_and_what_was_assumed(tmp_path, net):
         "sigma_min is not in the file: 0.001 assumed",
     ]
     config = json.loads((tmp_path / "export" / "config.json").read_text())
-    assert same(build(config["components"]["net"]), net) is False  # random weights; the sizes are the point
+    assert (
+        assert_equal_files(build(config["components"]["net"]), net) is False
+    )  # random weights; the sizes are the point
     assert list(build(config["components"]["net"]).state_dict()) == list(net.state_dict())
 
 
@@ -161,7 +163,7 @@ def test_damaged_states_are_refused(tmp_path, net):
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"state_dict": {"net.gain": torch.zeros(1)}}, {}])
-def test_strangers_are_no_originals(tmp_path: Path, content):
+def test_unknown_files_are_no_originals(tmp_path: Path, content):
     torch.save(content, tmp_path / "strange.pt")
     assert not is_original(tmp_path / "strange.pt")
     assert not is_original(tmp_path / "absent.pt") and not is_original(tmp_path)
@@ -228,26 +230,26 @@ def test_other_configurations_are_refused(tmp_path, content, message):
 
 def sit_state(net: DiT) -> dict[str, torch.Tensor]:
     """A net's weights as SiT names and orders them, with variances that it discards."""
-    ours, side = net.state_dict(), net.sample_shape[1] // net.patch
-    table = ours["class_embedding.weight"]
+    actual, side = net.state_dict(), net.sample_shape[1] // net.patch
+    table = actual["class_embedding.weight"]
     state = {"pos_embed": sine_table(side, side, net.dim)[None]}
     state["y_embedder.embedding_table.weight"] = torch.cat([table[1:], table[:1]])
     for kind in ("weight", "bias"):
-        state[f"x_embedder.proj.{kind}"] = ours[f"patches.{kind}"]
-        state[f"final_layer.adaLN_modulation.1.{kind}"] = ours[f"norm.linear.{kind}"]
-        pixels = ours[f"tail.{kind}"].unflatten(0, (net.patch**2, -1))
+        state[f"x_embedder.proj.{kind}"] = actual[f"patches.{kind}"]
+        state[f"final_layer.adaLN_modulation.1.{kind}"] = actual[f"norm.linear.{kind}"]
+        pixels = actual[f"tail.{kind}"].unflatten(0, (net.patch**2, -1))
         state[f"final_layer.linear.{kind}"] = torch.cat([pixels, torch.randn_like(pixels)], dim=1).flatten(0, 1)
         for layer in (0, 2):
-            state[f"t_embedder.mlp.{layer}.{kind}"] = ours[f"time_embedding.mlp.{layer}.{kind}"]
+            state[f"t_embedder.mlp.{layer}.{kind}"] = actual[f"time_embedding.mlp.{layer}.{kind}"]
         for block in range(len(net.blocks)):
-            for theirs, name in (
+            for reference, name in (
                 ("attn.qkv", "qkv"),
                 ("attn.proj", "out"),
                 ("mlp.fc1", "feed_forward.0"),
                 ("mlp.fc2", "feed_forward.2"),
                 ("adaLN_modulation.1", "modulation.linear"),
             ):
-                state[f"blocks.{block}.{theirs}.{kind}"] = ours[f"blocks.{block}.{name}.{kind}"]
+                state[f"blocks.{block}.{reference}.{kind}"] = actual[f"blocks.{block}.{name}.{kind}"]
     return state
 
 
@@ -259,7 +261,7 @@ def test_sit_is_read(tmp_path):
     for name, content in (("flat.pt", sit_state(net)), ("run.pt", {"model": {}, "ema": sit_state(net), "opt": {}})):
         torch.save(content, tmp_path / name)
         again = from_original(tmp_path / name)
-        assert same(net, again) and again.sample_shape == (4, 8, 8)
+        assert assert_equal_files(net, again) and again.sample_shape == (4, 8, 8)
         x, t, label = torch.randn(2, 4, 8, 8), torch.rand(2), torch.tensor([0, 5])
         assert torch.equal(net(x, t, label), again(x, t, label))
     report = convert(tmp_path / "run.pt", tmp_path / "ours.ckpt")

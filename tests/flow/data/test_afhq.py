@@ -15,9 +15,9 @@ from zoo.flow.data.image_sets import folder
 from zoo.flow.data.images import to_values
 
 
-def make(root: Path, held: str = "val", classes: tuple[str, ...] = ("cat", "dog", "wild")) -> Path:
+def make(root: Path, held_out: str = "val", classes: tuple[str, ...] = ("cat", "dog", "wild")) -> Path:
     rng = np.random.default_rng(0)
-    for part, count in (("train", 4), (held, 2)):
+    for part, count in (("train", 4), (held_out, 2)):
         for name in classes:
             (root / part / name).mkdir(parents=True)
             for i in range(count):
@@ -57,7 +57,7 @@ def test_archives_are_unpacked_and_their_folder_is_found(tmp_path: Path, suffix:
         prepare(archive)
 
 
-def test_versions_are_told_by_their_counts(
+def test_versions_are_reported_by_their_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make(tmp_path / "afhq")

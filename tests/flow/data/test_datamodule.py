@@ -182,7 +182,7 @@ def test_broken_images_stop_the_preparation(tmp_path: Path, cached: bool) -> Non
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, caplog: pytest.LogCaptureFixture) -> None:
     afhq(tmp_path / "set")
-    whole = folder_without_cache(tmp_path / "set")
+    full = folder_without_cache(tmp_path / "set")
     (tmp_path / "set" / "train" / "cat" / "01.png").write_bytes(b"x")
     for _ in range(2):  # the second time from the cache
         caplog.clear()
@@ -190,8 +190,8 @@ def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, capl
         data.prepare_data()
         assert "cat/01.png" in caplog.text
         data.setup("fit")
-        assert data.train_set.labels.tolist() == [1, 1, 2, 2, 2] and len(data.val_set) == len(whole.val_set)
-        expected = [whole.train_set[0, item]["x1"] for item in (0, 2, 3, 4, 5)]
+        assert data.train_set.labels.tolist() == [1, 1, 2, 2, 2] and len(data.val_set) == len(full.val_set)
+        expected = [full.train_set[0, item]["x1"] for item in (0, 2, 3, 4, 5)]
         assert torch.equal(torch.stack([data.train_set[0, item]["x1"] for item in range(5)]), torch.stack(expected))
     with pytest.raises(ValueError, match=r"1 of 6 images cannot be read.*0\.1 \(max_bad_share\)"):
         folder(tmp_path / "set", tmp_path / "cache" if cached else None).prepare_data()

@@ -21,7 +21,7 @@ def test_an_image_is_the_same_for_any_number_of_images() -> None:
     assert np.array_equal(first, same) and not np.array_equal(same, other)
 
 
-def test_jitter_moves_the_way_it_says() -> None:
+def test_jitter_moves_the_way_it_states() -> None:
     def centre(character: str, **moved: float) -> tuple[float, float]:
         names = ["font", "turn", "right", "down", "scale", "shear"]
         numbers = [moved.get(name, value) for name, value in zip(names, MIDDLE, strict=False)] + MIDDLE[6:]

@@ -82,8 +82,8 @@ def install(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> None:
 
 def test_sets_of_the_hub_have_two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {"train": Rows([0, 1, 1, 1], ClassLabel()), "test": Rows([1, 0], ClassLabel())})
-    train, held = image_sets.hub("user/name", limit=2)
-    assert train.classes == ["cat", "dog"] and train.labels == [1, 2, 2] and held.labels == [2, 1]
+    train, held_out = image_sets.hub("user/name", limit=2)
+    assert train.classes == ["cat", "dog"] and train.labels == [1, 2, 2] and held_out.labels == [2, 1]
     assert train.source.pixels(2, Framing(4, 3))[0, 0].tolist() == [2, 0, 0]
     assert len(image_sets.hub("user/name")[0].source) == 4
     install(monkeypatch, {"train": Rows([0], ClassLabel())})
@@ -98,11 +98,11 @@ def test_the_package_datasets_gives_what_is_expected_of_it(tmp_path: Path, monke
                 Image.new("RGB", (8, 8), (grey + number,) * 3).save(tmp_path / "set" / split / name / f"{number}.png")
     datasets = pytest.importorskip("datasets")  # the extra images
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    train, held = image_sets.hub(str(tmp_path / "set"), limit=2)
-    assert train.classes == held.classes == ["cat", "dog"] and train.labels == held.labels == [1, 1, 2, 2]
+    train, held_out = image_sets.hub(str(tmp_path / "set"), limit=2)
+    assert train.classes == held_out.classes == ["cat", "dog"] and train.labels == held_out.labels == [1, 1, 2, 2]
     pixels = [int(train.source.pixels(index, Framing(8, 1)).flatten()[0]) for index in range(4)]
     assert [abs(result - grey) < 60 for result, grey in zip(pixels, (50, 50, 200, 200), strict=True)] == [True] * 4
-    assert train.source.stamp(0) != held.source.stamp(0)
+    assert train.source.stamp(0) != held_out.source.stamp(0)
 
 
 def test_what_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ def test_other_modes_are_converted(tmp_path: Path, mode: str) -> None:
 def test_broken_images_are_named_together_and_nothing_misplaced(tmp_path: Path) -> None:
     files = pictures(tmp_path, 6)
     files.paths[1].write_bytes(b"no image")
-    whole = files.paths[3].read_bytes()
-    files.paths[3].write_bytes(whole[: len(whole) // 2])
+    complete = files.paths[3].read_bytes()
+    files.paths[3].write_bytes(complete[: len(complete) // 2])
     files.paths[4].unlink()
     Image.fromarray(np.zeros((4, 4), dtype=np.float32)).save(files.paths[5], format="TIFF")
     got = []
@@ -76,7 +76,7 @@ def saved(folder: Path, image: Image.Image, name: str = "a.png", **options: obje
     return FileImages(folder, [folder / name])
 
 
-def test_images_are_turned_as_their_exif_data_say(tmp_path: Path) -> None:
+def test_images_are_turned_as_their_exif_data_state(tmp_path: Path) -> None:
     """Orientation 6: the camera was turned, the first row is the right side."""
     values = np.array([[0, 80], [160, 240]], dtype=np.uint8)
     exif = Image.Exif()

@@ -60,7 +60,7 @@ def test_items_have_states_and_images(tmp_path: Path) -> None:
     assert torch.equal(conditions.images, data.val_set.__getitems__([0, 1])["conditions"]["image"])
 
 
-def test_what_task_and_data_say_must_agree(tmp_path: Path) -> None:
+def test_what_task_and_data_state_must_agree(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="texts need both"):
         prepared(digits(tmp_path), text=text(), net=net())
     with pytest.raises(ValueError, match="texts need both"):

@@ -22,7 +22,7 @@ def cost(items: Items, epoch: int = 0) -> float:
     return float((batch["x1"] - batch["x0"]).square().sum())
 
 
-def same(a: dict, b: dict) -> bool:
+def assert_equal_files(a: dict, b: dict) -> bool:
     return all(torch.equal(a[k], b[k]) for k in ("x0", "x1", "label")) and a["seeds"] == b["seeds"]
 
 
@@ -96,8 +96,8 @@ def test_pools_see_the_data_as_the_epoch_shows_it() -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_neither_workers_nor_ranks_matter(workers: int, world: int) -> None:
     items = build(flips=True, pooled=PooledTransport(pool=16))
-    whole = items.__getitems__([(3, i) for i in range(COUNT)])
-    seen = []
+    full = items.__getitems__([(3, i) for i in range(COUNT)])
+    calls = []
     for rank in range(world):
         sampler = ResumableBatchSampler(COUNT, 10, 5, rank, world)
         sampler.set_epoch(3)
@@ -105,6 +105,6 @@ def test_neither_workers_nor_ranks_matter(workers: int, world: int) -> None:
                             num_workers=workers, collate_fn=dict)  # fmt: skip
         for keys, batch in zip(sampler, loader, strict=True):
             rows = [item for _, item in keys]
-            assert same(batch, items.__getitems__(keys)) and torch.equal(batch["x0"], whole["x0"][rows])
-            seen += rows
-    assert sorted(seen) == list(range(COUNT))
+            assert assert_equal_files(batch, items.__getitems__(keys)) and torch.equal(batch["x0"], full["x0"][rows])
+            calls += rows
+    assert sorted(calls) == list(range(COUNT))

@@ -106,8 +106,8 @@ def test_conditions_reach_latents(tmp_path):
     batch, plain = made.train_set.__getitems__(keys), made.images.train_set.__getitems__(keys)
     for name, value in plain["conditions"].items():
         assert torch.equal(batch["conditions"][name], value)
-    told = latents.condition(batch["conditions"]["image"], masked=True)
-    assert told.shape == (3, 1 + 2, 4, 4)
+    messages = latents.condition(batch["conditions"]["image"], masked=True)
+    assert messages.shape == (3, 1 + 2, 4, 4)
     remaining = latents.normalise(latents.encode(batch["conditions"]["image"][:, 1:]).chunk(2, dim=1)[0])
-    torch.testing.assert_close(told[:, 1:], remaining)
-    assert (told[:, :1].sum() * 4 >= batch["conditions"]["image"][:, :1].sum()) and told[:, 0].max() == 1
+    torch.testing.assert_close(messages[:, 1:], remaining)
+    assert (messages[:, :1].sum() * 4 >= batch["conditions"]["image"][:, :1].sum()) and messages[:, 0].max() == 1

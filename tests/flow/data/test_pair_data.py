@@ -144,8 +144,8 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leave none for training"):
         setup(val_share=0.96)
     shard, meta = tmp_path / "pairs-00001.npy", tmp_path / "meta.json"
-    whole = np.load(shard)
-    other = whole.copy()
+    full = np.load(shard)
+    other = full.copy()
     other["x0_start"][1] += 0.1
     for write, message in [
         (lambda: shard.write_bytes(shard.read_bytes()[:-8]), "is corrupt"),

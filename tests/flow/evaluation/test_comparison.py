@@ -82,14 +82,14 @@ def test_classes_stand_in_a_table():
 
 def test_mean_and_covariance_are_a_reference_for_the_frechet_distance_alone():
     real, fake = quantise_samples(images(0), LABELS), quantise_samples(images(1), LABELS)
-    whole = Comparison(real, PixelFeatures(4), metrics=["frechet"])
-    comparison = Comparison(moments(whole.real), PixelFeatures(4), metrics=METRICS)
-    assert comparison.figures(fake) == pytest.approx(whole.figures(fake), rel=1e-9)
+    full = Comparison(real, PixelFeatures(4), metrics=["frechet"])
+    comparison = Comparison(moments(full.real), PixelFeatures(4), metrics=METRICS)
+    assert comparison.figures(fake) == pytest.approx(full.figures(fake), rel=1e-9)
     assert comparison.by_class(fake, comparison.features(fake)) == []
     with pytest.raises(ValueError, match="of 4 features, the extractor gives 1"):
-        Comparison(moments(whole.real), Bright())
+        Comparison(moments(full.real), Bright())
     with pytest.raises(ValueError, match="alone frechet can be had, not manifold"):
-        Comparison(moments(whole.real), PixelFeatures(4), metrics=["manifold"])
+        Comparison(moments(full.real), PixelFeatures(4), metrics=["manifold"])
 
 
 def test_mistakes_are_named():

@@ -24,10 +24,10 @@ def test_matching_labels_keep_the_shares():
 
 def test_the_gaussian_has_mean_and_covariance_of_the_images():
     source = images(30)
-    drawn = gaussian(source, 200_000, torch.Generator().manual_seed(1)).flatten(1).double()
+    sampled = gaussian(source, 200_000, torch.Generator().manual_seed(1)).flatten(1).double()
     flat = source.flatten(1).double()
-    assert torch.allclose(drawn.mean(dim=0), flat.mean(dim=0), atol=0.02)
-    assert torch.allclose(torch.cov(drawn.T), torch.cov(flat.T), atol=0.03)
+    assert torch.allclose(sampled.mean(dim=0), flat.mean(dim=0), atol=0.02)
+    assert torch.allclose(torch.cov(sampled.T), torch.cov(flat.T), atol=0.03)
     with pytest.raises(ValueError, match="at least 2 images of a class, found 1"):
         gaussian(source[:1], 3, torch.Generator())
 

@@ -11,8 +11,8 @@ from zoo.flow.evaluation.samples import read_digits
 
 @pytest.fixture(scope="module")
 def digits():
-    train, held = read_digits(val_every=2, split_seed=0, resolution=8, channels=1)
-    return train.images(), train.labels, held.images(), held.labels
+    train, held_out = read_digits(val_every=2, split_seed=0, resolution=8, channels=1)
+    return train.images(), train.labels, held_out.images(), held_out.labels
 
 
 def accuracy(net, images, labels):
@@ -21,27 +21,29 @@ def accuracy(net, images, labels):
 
 
 def test_a_few_passes_learn_most_digits(digits):
-    images, labels, held, held_labels = digits
+    images, labels, held_out, held_labels = digits
     net = train_digits_classifier(images, labels, epochs=4)
-    assert accuracy(net, held, held_labels) > 0.9
-    assert net(held[:3]).shape == (3, 64) and not net.training and not any(p.requires_grad for p in net.parameters())
+    assert accuracy(net, held_out, held_labels) > 0.9
+    assert (
+        net(held_out[:3]).shape == (3, 64) and not net.training and not any(p.requires_grad for p in net.parameters())
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_held_out_accuracy(seed):
-    train, held = read_digits(val_every=2, split_seed=seed, resolution=8, channels=1)
+    train, held_out = read_digits(val_every=2, split_seed=seed, resolution=8, channels=1)
     net = train_digits_classifier(train.images(), train.labels, seed)
-    assert accuracy(net, held.images(), held.labels) >= 0.985
+    assert accuracy(net, held_out.images(), held_out.labels) >= 0.985
 
 
 def test_training_repeats_and_leaves_the_global_generator(digits):
     images, labels = digits[0][:40], digits[1][:40]
     torch.manual_seed(5)
     one = train_digits_classifier(images, labels, seed=1, epochs=1, num_classes=10)
-    drawn = torch.rand(1)
+    sampled = torch.rand(1)
     torch.manual_seed(5)
-    assert torch.equal(drawn, torch.rand(1))
+    assert torch.equal(sampled, torch.rand(1))
     same, other = (train_digits_classifier(images, labels, seed, epochs=1, num_classes=10) for seed in (1, 2))
     assert torch.equal(one.head.weight, same.head.weight) and not torch.equal(one.head.weight, other.head.weight)
 

@@ -86,7 +86,7 @@ def test_statistics_are_a_reference_of_the_frechet_distance(tmp_path, capsys):
     assert (tmp_path / "out" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_interval_covers_other_draws_about_as_often_as_it_says():
+def test_interval_covers_other_draws_about_as_often_as_it_states():
     generator = torch.Generator().manual_seed(0)
     real = torch.randn(400, 2, generator=generator)
     truth = 1.0  # a shift by (1, 0), whose noise is larger than bias and the real set's own draw
@@ -121,7 +121,7 @@ def test_mistakes_are_named(tmp_path, options, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_uneven_classes_are_told():
+def test_uneven_classes_are_reported():
     pixels = np.zeros((100, 1, 1, 1), np.uint8)
     one, other = (SampleSet(pixels, labels) for labels in ([1, 2] * 50, [1] * 60 + [2] * 40))
     assert evaluation.comparison_warnings(one, one, 1) == []

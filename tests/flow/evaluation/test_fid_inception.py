@@ -43,7 +43,7 @@ def test_resizing_by_corners_without_antialiasing() -> None:
     # place i of 4 lies at i / 2: between both pixels at 0.5, on the last from 1 on
     assert resized_as_tensorflow(row, 4)[0, 0].tolist() == [[0.0, 5.0, 10.0, 10.0]] * 4
     wide = torch.arange(8.0).reshape(1, 1, 1, 8)
-    assert resized_as_tensorflow(wide, 2)[0, 0].tolist() == [[0.0, 4.0]] * 2  # nothing between is looked at
+    assert resized_as_tensorflow(wide, 2)[0, 0].tolist() == [[0.0, 4.0]] * 2  # nothing between is used
 
 
 def test_features_of_a_users_file(tmp_path: Path, state: dict[str, Tensor]) -> None:
@@ -67,9 +67,9 @@ def test_files_of_other_nets_are_refused(tmp_path: Path, state: dict[str, Tensor
 
 def test_features_are_those_of_torch_fidelity(tmp_path: Path, state: dict[str, Tensor]) -> None:
     path = saved(tmp_path, state)
-    theirs = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], path)
+    reference = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], path)
     pixels = torch.randint(0, 256, (3, 3, 32, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    (expected,) = theirs(pixels)
+    (expected,) = reference(pixels)
     result = load_fid_inception(path)(pixels / 127.5 - 1)
     assert float(expected.std()) > 1e-3
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)

@@ -82,10 +82,10 @@ def test_other_arrays_are_refused(tmp_path, arrays):
 def test_the_digits_are_split_as_in_training():
     data = ImageData(image_resolution=8, channels=1, val_every=3, split_seed=4)
     data.setup("fit")
-    train, held = read_digits(3, 4, 8, 1)
-    assert len(train) == len(data.train_set) and len(held) == len(data.val_set) and held.classes == data.classes
+    train, held_out = read_digits(3, 4, 8, 1)
+    assert len(train) == len(data.train_set) and len(held_out) == len(data.val_set) and held_out.classes == data.classes
     items = [data.val_set[index] for index in (0, 100)]
-    assert all(torch.equal(held.images()[index], item["x1"]) for index, item in zip((0, 100), items, strict=True))
+    assert all(torch.equal(held_out.images()[index], item["x1"]) for index, item in zip((0, 100), items, strict=True))
     with pytest.raises(ValueError, match="at least 2, not 1"):
         read_digits(1, None, 8, 1)
 
@@ -98,9 +98,9 @@ def test_statistics_of_the_fields_tools(tmp_path, save):
     # ADM's hold the images too, and statistics of other features
     save(tmp_path / "adm.npz", arr_0=pictures(), mu=mean, sigma=covariance, mu_s=mean[:2], sigma_s=covariance[:2, :2])
     for name in ("edm", "adm"):
-        known = read_reference(tmp_path / f"{name}.npz", 8, 3)
-        assert known.mean.dtype == torch.float64
-        assert frechet_distance(known, torch.from_numpy(rows)) == pytest.approx(0, abs=1e-9)
+        available = read_reference(tmp_path / f"{name}.npz", 8, 3)
+        assert available.mean.dtype == torch.float64
+        assert frechet_distance(available, torch.from_numpy(rows)) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(

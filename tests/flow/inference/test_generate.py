@@ -80,21 +80,21 @@ def test_images_have_the_names_of_the_lineage(tmp_path: Path) -> None:
     assert [row["file"] for row in rows] == [f"{index}.png" for index in range(10)]
     # a row, asked for by itself, gives the same image
     (tmp_path / "in.jsonl").write_text(json.dumps({key: int(rows[7][key]) for key in ("label", "seed")}))
-    drawn = model(*read_request_file(tmp_path / "in.jsonl", model)[:2])[0, ..., 0]
+    sampled = model(*read_request_file(tmp_path / "in.jsonl", model)[:2])[0, ..., 0]
     found_pixels = np.array(Image.open(output / "7.png"))
-    assert abs(drawn.astype(int) - found_pixels).max() <= 1
+    assert abs(sampled.astype(int) - found_pixels).max() <= 1
     grid = np.array(Image.open(output.with_name("samples_grid.png")))
     assert np.array_equal(grid[:: grid.shape[0] // 12, :: grid.shape[1] // 16][4:8, 12:16], found_pixels)
 
 
 def test_ranks_share_the_work_and_the_last_one_finishes(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    generate(build(), whole, count=10)
+    complete = tmp_path / "whole"
+    generate(build(), complete, count=10)
     shared = tmp_path / "shared"
     result = [generate(build(), shared, count=10, rank=rank, world_size=2) for rank in (1, 0)]
     assert [(each["done"], each["missing"]) for each in result] == [(4, 6), (6, 0)]
     assert (result[0]["written"], result[1]["written"]) == ([], ["shared_grid.png"])
-    assert contents(shared) == contents(whole)
+    assert contents(shared) == contents(complete)
     assert (tmp_path / "shared_grid.png").read_bytes() == (tmp_path / "whole_grid.png").read_bytes()
 
 
@@ -135,7 +135,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         generate(build(), output, count=2, rank=2, world_size=2)
 
 
-def test_a_run_is_loaded_with_what_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_loaded_with_what_is_requested_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = {
         "inference": "zoo.flow.Sampler",
         "components": {

@@ -43,25 +43,25 @@ def conditions(model: Sampler, prompts: list[str]) -> GenerationConditions:
 
 
 def test_scales_of_one_are_the_conditional_field(model: Sampler) -> None:
-    told = conditions(model, ["a cat", "a dog", "a cat"])
+    messages = conditions(model, ["a cat", "a dog", "a cat"])
     x = model.noise([1, 2, 3])
-    whole = model.using(model.solver, None).field(None, told)(0.3, x)
+    complete = model.using(model.solver, None).field(None, messages)(0.3, x)
     for guidance in (NestedGuidance({"image": 1.0, "text": 1.0}), Guidance(1.0)):
-        torch.testing.assert_close(model.using(model.solver, guidance).field(None, told)(0.3, x), whole)
+        torch.testing.assert_close(model.using(model.solver, guidance).field(None, messages)(0.3, x), complete)
     empty = GenerationConditions([""] * 3, torch.zeros(3, 2, 8, 8))
     none = model.using(model.solver, None).field(None, empty)(0.3, x)
-    torch.testing.assert_close(model.using(model.solver, Guidance(0.0)).field(None, told)(0.3, x), none)
-    assert not torch.allclose(whole, none, atol=1e-3)
+    torch.testing.assert_close(model.using(model.solver, Guidance(0.0)).field(None, messages)(0.3, x), none)
+    assert not torch.allclose(complete, none, atol=1e-3)
 
 
 def test_a_sample_depends_on_what_it_is_given_alone(model: Sampler) -> None:
-    told = conditions(model, ["a cat", "a dog", "a cat"])
-    together = model.sample(None, [4, 5, 6], told)
-    torch.testing.assert_close(model.sample(None, [6], told.rows(slice(2, 3)))[0], together[2])
-    other = model.sample(None, [6], GenerationConditions(["a dog"], told.images[2:]))
+    messages = conditions(model, ["a cat", "a dog", "a cat"])
+    together = model.sample(None, [4, 5, 6], messages)
+    torch.testing.assert_close(model.sample(None, [6], messages.rows(slice(2, 3)))[0], together[2])
+    other = model.sample(None, [6], GenerationConditions(["a dog"], messages.images[2:]))
     assert not torch.allclose(other[0], together[2], atol=1e-4)
-    drawn = model(seeds=[1, 2], prompts=["x", "y"], images=IMAGES, masks=np.ones((2, 8, 8), bool))
-    assert drawn.shape == (2, 8, 8, 1) and drawn.dtype == np.uint8
+    sampled = model(seeds=[1, 2], prompts=["x", "y"], images=IMAGES, masks=np.ones((2, 8, 8), bool))
+    assert sampled.shape == (2, 8, 8, 1) and sampled.dtype == np.uint8
     assert model.dry_run() == "1 sample of shape (1, 8, 8)" and "prompts" in model.usage
 
 
@@ -123,15 +123,15 @@ def test_pairs_hold_what_their_samples_were_given(model: Sampler, tmp_path: Path
     prepared(data, text=student.text, image_condition=student.image_condition, net=student.net)
     assert (len(data.train_set), len(data.val_set)) == (5, 2)
     batch = data.collate([data.train_set[0, item] for item in range(5)])
-    told = data.train_set.generation_conditions(range(5))
-    assert told.prompts == ["a cat", "", "a dog", "a cat", ""] and data.val_set.generation_conditions([0]).prompts == [
-        "a dog"
-    ]
-    assert torch.equal(batch["conditions"]["image"], told.images) and told.images.shape == (5, 2, 8, 8)
-    seen = told.images[:, :1] == 0
+    messages = data.train_set.generation_conditions(range(5))
+    assert messages.prompts == ["a cat", "", "a dog", "a cat", ""] and data.val_set.generation_conditions(
+        [0]
+    ).prompts == ["a dog"]
+    assert torch.equal(batch["conditions"]["image"], messages.images) and messages.images.shape == (5, 2, 8, 8)
+    calls = messages.images[:, :1] == 0
     source = torch.from_numpy(IMAGES[[0, 1, 0, 1, 0]]).permute(0, 3, 1, 2) / 127.5 - 1
-    torch.testing.assert_close(told.images[:, 1:][seen], source[seen])
-    again = model.solver.solve(model.field(None, told), batch["x0"]).x
+    torch.testing.assert_close(messages.images[:, 1:][calls], source[calls])
+    again = model.solver.solve(model.field(None, messages), batch["x0"]).x
     torch.testing.assert_close(batch["x1"], again.detach())
     student.training_step(batch, 0).backward()
     assert data.val_set.labels.tolist() == [0, 0]
@@ -147,18 +147,18 @@ def test_what_is_known_is_put_back(method: Method) -> None:
     parts = {"text": text(), "image_condition": condition}
     made = Sampler(net(condition_channels=2), ConditionalOT(0.1), Solver(method, 3), None, **parts).eval()
     images = torch.rand(3, 1, 8, 8) * 2 - 1
-    told = GenerationConditions(["a", "b", ""], condition.from_training(images, [1, 2, 3]))
-    remaining = told.images[:, :1] == 0
+    messages = GenerationConditions(["a", "b", ""], condition.from_training(images, [1, 2, 3]))
+    remaining = messages.images[:, :1] == 0
     x0 = made.noise([4, 5, 6])
-    trajectory = made.trajectory(None, [4, 5, 6], told)
+    trajectory = made.trajectory(None, [4, 5, 6], messages)
     for t, state in zip(made.solver.times()[1:-1], trajectory[1:-1], strict=True):
         on_path = made.path.sample(x0, images, torch.full((3,), t))
         torch.testing.assert_close(state[remaining], on_path[remaining])
     assert torch.equal(trajectory[-1][remaining], images[remaining])
-    expected = inpaint(made.field(None, told), x0, images, remaining, made.path, made.solver).x
-    torch.testing.assert_close(made.sample(None, [4, 5, 6], told), expected.detach())
+    expected = inpaint(made.field(None, messages), x0, images, remaining, made.path, made.solver).x
+    torch.testing.assert_close(made.sample(None, [4, 5, 6], messages), expected.detach())
     condition.put_back = False
-    assert not torch.allclose(made.sample(None, [4, 5, 6], told)[remaining], images[remaining], atol=0.1)
+    assert not torch.allclose(made.sample(None, [4, 5, 6], messages)[remaining], images[remaining], atol=0.1)
     assert vars(Inpainting()) == {"least": 0.25, "most": 0.75, "put_back": False}  # of folders that were begun before
 
 
@@ -173,11 +173,11 @@ def test_in_latents_known_pixels_are_put_back() -> None:
     images = torch.rand(2, 1, 8, 8) * 2 - 1
     holes = torch.zeros(2, 1, 8, 8)
     holes[:, :, :3, :3] = 1  # reaches into the second cell of the latents
-    told = GenerationConditions(None, condition.from_user(images, holes, [0, 1]))
+    messages = GenerationConditions(None, condition.from_user(images, holes, [0, 1]))
     with torch.no_grad():
-        result = made.sample(None, [1, 2], told)
-        (solution,) = made.solutions(None, [1, 2], conditions=told, decode=False)
-        latents = space.normalise(space.encode(told.images[:, 1:]).chunk(2, dim=1)[0])
+        result = made.sample(None, [1, 2], messages)
+        (solution,) = made.solutions(None, [1, 2], conditions=messages, decode=False)
+        latents = space.normalise(space.encode(messages.images[:, 1:]).chunk(2, dim=1)[0])
     assert torch.equal(result[holes == 0], images[holes == 0])
     torch.testing.assert_close(solution.x[:, :, 2:], latents[:, :, 2:])
     assert not torch.allclose(solution.x[:, :, :2, :2], latents[:, :, :2, :2], atol=1e-2)
@@ -205,16 +205,16 @@ def test_solvers_and_scales_are_compared_with_what_is_given(model: Sampler, tmp_
     assert same == pytest.approx(row["quality"]["mean"], abs=1e-5) and abs(more - same) > 1e-4
 
 
-def test_the_page_asks_for_them(model: Sampler, tmp_path: Path) -> None:
+def test_the_page_requests_for_them(model: Sampler, tmp_path: Path) -> None:
     Image.fromarray(IMAGES[0, ..., 0]).save(tmp_path / "a.png")
     fields = {field.name: field for field in model.fields()}
     assert {"prompt", "image", "mask", "guidance_image", "guidance_text"} <= fields.keys() and "guidance" not in fields
     assert fields["guidance_text"].default == 3.0 and fields["mask"].optional
     values = {name: field.default for name, field in fields.items()} | {"count": 2, "image": tmp_path / "a.png"}
     values["animation"] = False
-    asked = [(values, tmp_path), ({**values, "prompt": "a cat", "guidance_text": 1.0}, tmp_path)]
-    asked.append(({**values, "prompt": "a dog"}, tmp_path))
-    answers = model.answer_batch(asked, lambda share, text: None)
+    requested = [(values, tmp_path), ({**values, "prompt": "a cat", "guidance_text": 1.0}, tmp_path)]
+    requested.append(({**values, "prompt": "a dog"}, tmp_path))
+    answers = model.answer_batch(requested, lambda share, text: None)
     assert [[part.kind for part in parts] for parts in answers] == [["image", "table"]] * 3
     sizes = Sampler(net(condition_channels=1), ConditionalOT(0.0), text=text(), image_condition=SuperResolution(4))
     assert {"guidance", "prompt", "image"} <= {field.name for field in sizes.fields()}
@@ -239,10 +239,10 @@ def test_training_drops_each_kind_and_evaluation_none(tmp_path: Path) -> None:
     assert torch.equal(exclude_images, task(joint_drop=1.0).training_step(batch, 0)) and not torch.equal(
         exclude_images, plain
     )
-    told = {**batch["conditions"], **{name: value.expand_as(batch["conditions"][name]) for name, value in
+    messages = {**batch["conditions"], **{name: value.expand_as(batch["conditions"][name]) for name, value in
             made.text.null().items() if name in batch["conditions"]}}  # fmt: skip
-    told["image"] = torch.zeros_like(told["image"])
-    torch.testing.assert_close(made.training_step({**batch, "conditions": told}, 0), exclude_images)
+    messages["image"] = torch.zeros_like(messages["image"])
+    torch.testing.assert_close(made.training_step({**batch, "conditions": messages}, 0), exclude_images)
     remaining = task(condition_drop={"text": 0.3, "image": 0.5}, joint_drop=0.2).prepare_training_batch(batch)["keep"]
     shares = {kind: float((value == 0).float().mean()) for kind, value in remaining.items()}
     assert 0.05 < shares["label"] < shares["text"] < shares["image"] < 0.8

@@ -96,7 +96,7 @@ def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["meta.json", *(f"pairs-0000{i}.npy" for i in range(3))]
 
 
-def test_meta_tells_how_they_were_made(tmp_path: Path) -> None:
+def test_meta_shows_how_they_were_made(tmp_path: Path) -> None:
     sampler = teacher(guidance=Guidance(1.5, null_mode="none"))
     make(tmp_path, sampler, labels=[1, 2], seed=7, run="runs/a", classes=["cat", "dog", "wild"])
     meta = read_metadata(tmp_path)
@@ -185,15 +185,15 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=space))
     data.setup("fit")
     pairs = [data.train_set[number] for number in range(5)]
-    own = torch.stack([pair["x1"] for pair in pairs])
+    separate = torch.stack([pair["x1"] for pair in pairs])
     labels, seeds = [pair["label"] for pair in pairs], content(tmp_path / "pairs")["seed"][:5].tolist()
     with torch.no_grad():
         made = sampler.solver.solve(sampler.field(labels), torch.stack([pair["x0"] for pair in pairs])).x
-        torch.testing.assert_close(space.normalise(own), made)
+        torch.testing.assert_close(space.normalise(separate), made)
         torch.testing.assert_close(data.train_set.examples(range(5))[0], sampler.sample(labels, seeds))
     mean, deviation = data.statistics()
-    torch.testing.assert_close(mean, own.double().mean(dim=(0, 2, 3)))
-    torch.testing.assert_close(deviation, own.double().std(dim=(0, 2, 3), correction=0))
+    torch.testing.assert_close(mean, separate.double().mean(dim=(0, 2, 3)))
+    torch.testing.assert_close(deviation, separate.double().std(dim=(0, 2, 3), correction=0))
     other = LatentSpace(FrozenAutoencoder(config={**config, "block_out_channels": [4, 6]}))
     for latents, message in ((None, "hold latents"), (other, "of another")):
         data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=latents))

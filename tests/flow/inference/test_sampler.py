@@ -57,7 +57,7 @@ def test_trajectory_leads_from_the_noise_to_the_sample() -> None:
     torch.testing.assert_close(states[2], states[0] + 0.4 * (states[-1] - states[0]))
 
 
-def test_solutions_tell_their_evaluations() -> None:
+def test_solutions_show_their_evaluations() -> None:
     model = build(guidance=Guidance(2.0), chunk=2)
     result = list(model.solutions([1, 2, 3], [1, 2, 3], record=1))
     assert [(len(each.x), each.nfe, len(each.trajectory)) for each in result] == [(2, 5, 6), (1, 5, 0)]
@@ -75,8 +75,8 @@ def test_field_serves_what_stands_around_sampling() -> None:
     torch.testing.assert_close(line[::2], x1, atol=1e-4, rtol=0)
     images = build()
     assert straightness(images.field([2]), images.noise([1, 2, 3]), Solver("euler", 3)).shape == (3,)
-    known, mask = torch.full((2, 1, 2, 3), 0.9), torch.tensor([True, False, False])
-    x = inpaint(images.field([2, 4]), images.noise([1, 2]), known, mask, images.path, images.solver).x
+    available, mask = torch.full((2, 1, 2, 3), 0.9), torch.tensor([True, False, False])
+    x = inpaint(images.field([2, 4]), images.noise([1, 2]), available, mask, images.path, images.solver).x
     torch.testing.assert_close(x[:, 0, 0], torch.tensor([[0.9, 0.5, 0.5], [0.9, 1.0, 1.0]]))
     with pytest.raises(ValueError, match="between 1 and 4"):
         images.field([5])

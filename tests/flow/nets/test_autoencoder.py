@@ -64,17 +64,20 @@ def test_scale_of_the_config_and_of_the_data(tmp_path: Path):
         )
     space.fit(torch.ones(3), torch.ones(3))  # has one
     assert space.scale.tolist() == [0.5] * 3
-    own = LatentSpace(FrozenAutoencoder(config=CONFIG))
-    assert not own.is_fitted
-    own.fit(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
-    assert own.normalise(torch.tensor([1.5, 6.0])[None, :, None, None]).flatten().tolist() == [1, 1] and own.is_fitted
+    separate = LatentSpace(FrozenAutoencoder(config=CONFIG))
+    assert not separate.is_fitted
+    separate.fit(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
+    assert (
+        separate.normalise(torch.tensor([1.5, 6.0])[None, :, None, None]).flatten().tolist() == [1, 1]
+        and separate.is_fitted
+    )
     per_channel = {**CONFIG, "latents_mean": [1.0, 2.0], "latents_std": [0.5, 4.0], "scaling_factor": 2.0}
     assert LatentSpace(FrozenAutoencoder(config=per_channel)).scale.tolist() == [4, 0.5]
     with pytest.raises(ValueError, match="constant"):
         LatentSpace(FrozenAutoencoder(config=CONFIG)).fit(torch.zeros(2), torch.zeros(2))
-    own.autoencoder.save_source(tmp_path)
+    separate.autoencoder.save_source(tmp_path)
     again = FrozenAutoencoder(str(tmp_path))
-    assert again.fingerprint() == own.autoencoder.fingerprint() and not LatentSpace(again).is_fitted
+    assert again.fingerprint() == separate.autoencoder.fingerprint() and not LatentSpace(again).is_fitted
 
 
 def test_shapes_and_sampling():

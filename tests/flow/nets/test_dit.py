@@ -15,8 +15,8 @@ COUNTS = {"S": 32_865_056, "B": 130_315_808, "L": 457_840_672, "XL": 674_834_720
 
 def small(**arguments) -> DiT:
     torch.manual_seed(0)
-    given = {"image_resolution": 8, "in_channels": 3, "depth": 2, "dim": 32, "heads": 2, "num_classes": 3}
-    return DiT(**{**given, **arguments})
+    options = {"image_resolution": 8, "in_channels": 3, "depth": 2, "dim": 32, "heads": 2, "num_classes": 3}
+    return DiT(**{**options, **arguments})
 
 
 def awake(net: DiT) -> DiT:
@@ -74,12 +74,12 @@ def by_hand(net: DiT, x: Tensor, t: Tensor, label: Tensor) -> Tensor:
             name = f"blocks.{block}"
             shift, scale, gate, shift_f, scale_f, gate_f = linear(f"{name}.modulation.linear", vector).split(dim)
             query, key, value = linear(f"{name}.qkv", normed(h) * (1 + scale) + shift).split(dim, dim=1)
-            width, found = dim // net.heads, []
+            width, results = dim // net.heads, []
             for head in range(net.heads):
                 part = slice(head * width, (head + 1) * width)
                 weight = (query[:, part] @ key[:, part].T / width**0.5).softmax(dim=1)
-                found.append(weight @ value[:, part])
-            h = h + gate * linear(f"{name}.out", torch.cat(found, dim=1))
+                results.append(weight @ value[:, part])
+            h = h + gate * linear(f"{name}.out", torch.cat(results, dim=1))
             hidden = linear(f"{name}.feed_forward.0", normed(h) * (1 + scale_f) + shift_f)
             hidden = 0.5 * hidden * (1 + torch.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
             h = h + gate_f * linear(f"{name}.feed_forward.2", hidden)

@@ -12,7 +12,7 @@ from zoo.flow.nets.velocity import TimeEmbedding, expand_time
 
 def small(**arguments) -> UNet:
     torch.manual_seed(0)
-    given = {
+    options = {
         "image_resolution": 8,
         "channels": 16,
         "channel_mult": (1, 2),
@@ -20,7 +20,7 @@ def small(**arguments) -> UNet:
         "res_blocks": 1,
         "dropout": 0.0,
     }
-    return UNet(**{**given, **arguments})
+    return UNet(**{**options, **arguments})
 
 
 def awake(net: UNet) -> UNet:
@@ -117,14 +117,14 @@ def test_other_resolutions_and_shapes():
 
 def test_initial_weights():
     torch.manual_seed(0)
-    ours, original = small(channels=64), small(channels=64, attention_gain=1.0)
-    block = ours.middleblocks[0]
-    assert block.block2[-1].weight.abs().max() < 10 * NEARLY_ZERO and ours.tail[-1].weight.abs().max() < NEARLY_ZERO
+    actual, original = small(channels=64), small(channels=64, attention_gain=1.0)
+    block = actual.middleblocks[0]
+    assert block.block2[-1].weight.abs().max() < 10 * NEARLY_ZERO and actual.tail[-1].weight.abs().max() < NEARLY_ZERO
     assert block.attn.proj.weight.abs().max() < 10 * NEARLY_ZERO
     # Xavier on 128 channels: variance 2 / (128 + 128)
     assert original.middleblocks[0].attn.proj.weight.std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.05)
     assert block.block1[-1].bias.abs().max() == 0
-    assert ours.class_embedding.weight.std().item() == pytest.approx(1, abs=0.1)
+    assert actual.class_embedding.weight.std().item() == pytest.approx(1, abs=0.1)
 
 
 def test_embedding_by_hand():

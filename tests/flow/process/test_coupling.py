@@ -97,7 +97,7 @@ def test_rounding_does_not_decide():
     assert torch.equal(order[x1[:, 0].argsort()], x0[:, 0].argsort())
 
 
-def test_pooled_transport_pairs_within_classes_if_asked():
+def test_pooled_transport_pairs_within_classes_if_requested():
     torch.manual_seed(0)
     x0, x1, label = torch.randn(90, 2), torch.randn(90, 2), torch.arange(90) % 3
     remaining, mixed = (

@@ -100,31 +100,31 @@ class Sum(Table):
         return table + (text + 10 * image + text * image)[:, None] + text[:, None] * table
 
 
-GIVEN = {"pooled": torch.tensor([[1.0], [2.0]]), "image": torch.tensor([3.0, 4.0])[:, None, None, None]}
+INPUTS = {"pooled": torch.tensor([[1.0], [2.0]]), "image": torch.tensor([3.0, 4.0])[:, None, None, None]}
 NULL = {"pooled": torch.zeros(1, 1), "image": torch.zeros(1, 1, 1, 1)}
 
 
 def nested(guidance: Guidance | None, t: float = 0.5, label: torch.Tensor | None = LABEL) -> torch.Tensor:
     net = Sum()
     net.condition_shapes = {"pooled": (1,), "image": (1,)}
-    conditions = ConditionBatch(GIVEN, NULL)
+    conditions = ConditionBatch(INPUTS, NULL)
     return velocity_field(net, ConditionalOT(), label, guidance, conditions=conditions)(t, X)[:, 0]
 
 
 def test_nested_conditions():
-    whole = nested(None)
-    assert whole.tolist() == [10 + 1 + 30 + 3 + 10, 20 + 2 + 40 + 8 + 40]
+    complete = nested(None)
+    assert complete.tolist() == [10 + 1 + 30 + 3 + 10, 20 + 2 + 40 + 8 + 40]
     for scales in ({"image": 1.0, "text": 1.0, "label": 1.0}, {"text": 1.0}):
-        torch.testing.assert_close(nested(NestedGuidance(scales)), whole)
-    assert torch.equal(nested(NestedGuidance({"text": 9.0}, interval=(0.6, 1.0))), whole)
+        torch.testing.assert_close(nested(NestedGuidance(scales)), complete)
+    assert torch.equal(nested(NestedGuidance({"text": 9.0}, interval=(0.6, 1.0))), complete)
     no_text = torch.tensor([10.0 + 30, 20.0 + 40])
-    torch.testing.assert_close(nested(NestedGuidance({"text": 3.0})), no_text + 3 * (whole - no_text))
+    torch.testing.assert_close(nested(NestedGuidance({"text": 3.0})), no_text + 3 * (complete - no_text))
     nothing, image = torch.tensor([0.5, 0.5]), torch.tensor([30.5, 40.5])
     both = image + torch.tensor([1 + 3 + 0.5, 2 + 8 + 1])
     result = nested(NestedGuidance({"image": 2.0, "text": 5.0, "label": 0.5}))
-    torch.testing.assert_close(result, nothing + 2 * (image - nothing) + 5 * (both - image) + 0.5 * (whole - both))
-    torch.testing.assert_close(nested(Guidance(4.0)), nothing + 4 * (whole - nothing))
-    assert nested(Guidance(0)).tolist() == [0.5, 0.5] and torch.equal(nested(Guidance(1)), whole)
+    torch.testing.assert_close(result, nothing + 2 * (image - nothing) + 5 * (both - image) + 0.5 * (complete - both))
+    torch.testing.assert_close(nested(Guidance(4.0)), nothing + 4 * (complete - nothing))
+    assert nested(Guidance(0)).tolist() == [0.5, 0.5] and torch.equal(nested(Guidance(1)), complete)
     assert nested(Guidance(2), label=None).shape == (2,)
     with pytest.raises(ValueError, match="scales are by text, image, label, found"):
         NestedGuidance({"audio": 1.0})
@@ -132,7 +132,7 @@ def test_nested_conditions():
 
 def test_conditions_are_dropped_by_row():
     remaining = {"text": torch.tensor([1, 0]), "image": torch.tensor([0, 1])}
-    result = ConditionBatch(GIVEN, NULL).drop(remaining)
+    result = ConditionBatch(INPUTS, NULL).drop(remaining)
     assert result["pooled"].flatten().tolist() == [1, 0] and result["image"].flatten().tolist() == [0, 4]
 
 

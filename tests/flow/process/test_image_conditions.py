@@ -8,15 +8,15 @@ IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 12).reshape(2, 3, 8, 12)
 
 def test_inpainting_hides_a_rectangle_of_each_image() -> None:
     condition = Inpainting(0.25, 0.5)
-    told = condition.from_training(IMAGES, [5, 6])
-    mask, remaining = told[:, :1], told[:, 1:]
-    assert told.shape == (2, condition.channels(3), 8, 12) and condition.masked
+    messages = condition.from_training(IMAGES, [5, 6])
+    mask, remaining = messages[:, :1], messages[:, 1:]
+    assert messages.shape == (2, condition.channels(3), 8, 12) and condition.masked
     assert torch.equal(remaining, IMAGES * (1 - mask)) and set(mask.unique().tolist()) == {0.0, 1.0}
     for hole in mask[:, 0].bool():
         rows, columns = hole.any(dim=1), hole.any(dim=0)
         assert torch.equal(hole, rows[:, None] & columns[None])  # one rectangle
         assert 2 <= rows.sum() <= 4 and 3 <= columns.sum() <= 6
-    assert torch.equal(condition.from_training(IMAGES[1:], [6])[0], told[1])  # of its seed alone
+    assert torch.equal(condition.from_training(IMAGES[1:], [6])[0], messages[1])  # of its seed alone
     conditions = condition.from_user(IMAGES, torch.ones(2, 1, 8, 12), [1, 2])
     assert not conditions[:, 1:].any() and conditions[:, :1].all()
     sizes = Inpainting(1.0, 1.0).from_training(IMAGES, [1, 2])
@@ -25,10 +25,10 @@ def test_inpainting_hides_a_rectangle_of_each_image() -> None:
 
 def test_super_resolution_gives_the_enlarged_small_image() -> None:
     condition = SuperResolution(4)
-    told = condition.from_training(IMAGES, [0, 0])
+    messages = condition.from_training(IMAGES, [0, 0])
     small = IMAGES.unflatten(3, (3, 4)).unflatten(2, (2, 4)).mean(dim=(3, 5))
-    torch.testing.assert_close(told, condition.from_user(small, None, [0, 0]))
-    assert told.shape == IMAGES.shape and condition.channels(3) == 3 and condition.side(64) == 16
+    torch.testing.assert_close(messages, condition.from_user(small, None, [0, 0]))
+    assert messages.shape == IMAGES.shape and condition.channels(3) == 3 and condition.side(64) == 16
     torch.testing.assert_close(
         condition.from_training(torch.full((1, 1, 8, 8), 0.3), [0]), torch.full((1, 1, 8, 8), 0.3)
     )
@@ -36,7 +36,7 @@ def test_super_resolution_gives_the_enlarged_small_image() -> None:
         condition.from_training(torch.zeros(1, 1, 6, 6), [0])
 
 
-def test_a_source_is_told_as_it_is() -> None:
+def test_a_source_is_reported_as_it_is() -> None:
     assert torch.equal(SourceImage().from_training(IMAGES, [0, 1]), IMAGES) and SourceImage().paired
     with pytest.raises(ValueError, match="least <= most"):
         Inpainting(0.8, 0.5)

@@ -56,7 +56,7 @@ def test_interpolation_ends_at_the_images():
 @pytest.mark.parametrize("method", ["euler", "heun2", "dopri5"])
 def test_inpainting_keeps_what_is_known_and_shows_it_to_the_net(method):
     mask = torch.tensor([True, False])
-    known = torch.tensor([[3.0, float("nan")]]).expand(4, 2)
+    available = torch.tensor([[3.0, float("nan")]]).expand(4, 2)
     x0 = noise(range(4), (2,))
 
     def field(t, x):
@@ -64,7 +64,7 @@ def test_inpainting_keeps_what_is_known_and_shows_it_to_the_net(method):
         drift = 10 * (x[:, :1] - x[:, 1:]) + 3.0 - x0[:, :1]
         return torch.cat([torch.zeros_like(drift), drift], dim=1)
 
-    solution = inpaint(field, x0, known, mask, ConditionalOT(0.0), Solver(method, 50))
+    solution = inpaint(field, x0, available, mask, ConditionalOT(0.0), Solver(method, 50))
     assert torch.equal(solution.x[:, 0], torch.full((4,), 3.0))
     torch.testing.assert_close(solution.x[:, 1], torch.full((4,), 3.0), atol=0.1, rtol=0)
 

@@ -88,7 +88,7 @@ def test_dopri5_sample_does_not_depend_on_easier_neighbours():
     assert torch.equal(a.x, b.x[:1]) and a.nfe == b.nfe
 
 
-def test_dopri5_says_why_it_gives_up():
+def test_dopri5_states_why_it_gives_up():
     with pytest.raises(ValueError, match="dopri5 cannot keep"):
         Solver("dopri5").solve(lambda t, x: x * float("nan"), torch.ones(1, 1))
     with pytest.raises(ValueError, match="dopri5 cannot keep"):
@@ -110,16 +110,16 @@ def test_own_times():
 
 
 def test_projection_is_applied_at_every_time():
-    seen = []
+    calls = []
 
     def project(t, x):
-        seen.append(t)
+        calls.append(t)
         return x * 0
 
     for method in ("euler", "dopri5"):
-        seen.clear()
+        calls.clear()
         solution = Solver(method, 4).solve(lambda t, x: torch.ones_like(x), torch.ones(1, 1), project=project)
-        assert seen == [0.25, 0.5, 0.75, 1.0] and solution.x.item() == 0
+        assert calls == [0.25, 0.5, 0.75, 1.0] and solution.x.item() == 0
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,8 @@ def test_coqui_layouts(tmp_path):
     current |= {f"model_d.msd.{key}": value for key, value in legacy_spectral.items()}
     torch.save({"config": {}, "model": current, "step": 5}, tmp_path / "checkpoint_5.pth")
     name = "discriminators.0.convs.0.{}weight{}_u"
-    found = original_state(tmp_path / "checkpoint_5.pth")["msd." + name.format("parametrizations.", ".0.")]
-    assert torch.equal(found, legacy_spectral[name.format("", "")])
+    results = original_state(tmp_path / "checkpoint_5.pth")["msd." + name.format("parametrizations.", ".0.")]
+    assert torch.equal(results, legacy_spectral[name.format("", "")])
     again = from_original(tmp_path / "checkpoint_5.pth", CONFIG)
     assert_identical(dict(again.state_dict()), dict(state))
     torch.save({"model": to_original_names(state), "model_disc": {}}, tmp_path / "old.pth")
@@ -217,8 +217,8 @@ def test_speechbrain_layout(tmp_path):
     nets = {"mpd." + pattern.sub(r".conv.\1", key): value for key, value in to_original_names(mpd.state_dict()).items()}
     nets |= {f"msd.{key}": value for key, value in to_original_names(msd.state_dict()).items()}
     torch.save(nets, tmp_path / "discriminator.ckpt")
-    found = original_state(tmp_path / "discriminator.ckpt")
-    assert set(found) == {f"mpd.{key}" for key in mpd.state_dict()} | {f"msd.{key}" for key in msd.state_dict()}
+    results = original_state(tmp_path / "discriminator.ckpt")
+    assert set(results) == {f"mpd.{key}" for key in mpd.state_dict()} | {f"msd.{key}" for key in msd.state_dict()}
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
@@ -233,8 +233,8 @@ def test_prefixes_of_wrappers_are_removed(folder, tmp_path, prefix):
     assert_identical(plain["state_dict"], wrapped["state_dict"])
     state = {f"model_g.{prefix}{key}": value for key, value in load(folder / G)["generator"].items()}
     torch.save({"model": state}, tmp_path / "checkpoint_5.pth")
-    found = dict(from_original(tmp_path / "checkpoint_5.pth", CONFIG).state_dict())
-    assert_identical({f"generator.{key}": value for key, value in found.items()}, {
+    results = dict(from_original(tmp_path / "checkpoint_5.pth", CONFIG).state_dict())
+    assert_identical({f"generator.{key}": value for key, value in results.items()}, {
         key: value for key, value in plain["state_dict"].items() if key.startswith("generator.")
     })  # fmt: skip
 
@@ -356,7 +356,7 @@ def test_contradictions_are_refused(folder, tmp_path):
 
 
 def test_channels_that_do_not_halve_evenly(tmp_path: Path) -> None:
-    """24 -> 12 -> 6 -> 3 -> 1, by integer division as in the original: there and back, bit-equal."""
+    """24 -> 12 -> 6 -> 3 -> 1, by integer division as in the original: bit-equal in both directions."""
     sizes = {"upsample_initial_channel": 24, "upsample_rates": [2] * 4, "upsample_kernel_sizes": [4] * 4}
     config = {**CONFIG, **sizes, "hop_size": 16}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -39,10 +39,10 @@ def test_waveform_is_folded_in_rows_of_a_period():
 
 def test_pooling_counts_padding():
     msd = MultiScaleDiscriminator(scales=2, channel_mult=1 / 16)
-    seen = []
-    msd.discriminators[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    calls = []
+    msd.discriminators[1].register_forward_pre_hook(lambda module, args: calls.append(args[0]))
     msd(torch.ones(1, 1, 8))
-    torch.testing.assert_close(seen[0], torch.tensor([[[0.5, 1.0, 1.0, 1.0, 0.5]]]))
+    torch.testing.assert_close(calls[0], torch.tensor([[[0.5, 1.0, 1.0, 1.0, 0.5]]]))
 
 
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*")

@@ -26,8 +26,8 @@ def test_codes_and_features_are_those_of_transformers(codec, samples):
         codes = codec.codes(audio, number)
         assert codes.shape == (min(number + 1, 3), 2, codec.frames(samples))
         if samples >= codec.min_samples:
-            theirs = codec.model.encode(audio[:, None], bandwidth=bandwidth).audio_codes[0].transpose(0, 1)
-            assert torch.equal(codes, theirs)
+            reference = codec.model.encode(audio[:, None], bandwidth=bandwidth).audio_codes[0].transpose(0, 1)
+            assert torch.equal(codes, reference)
         torch.testing.assert_close(codec.embed(codes), codec.model.quantizer.decode(codes))
     assert torch.equal(codec.embed(codes[:, :1])[0], codec.embed(codes[:, 0])[0])
 
@@ -43,11 +43,11 @@ def test_a_vocoder_has_one_of_its_bandwidths(codec, tmp_path):
     padded = torch.nn.functional.pad(torch.from_numpy(audio)[None], (0, -len(audio) % 40))
     features = codec(padded, 3)
     with torch.no_grad():
-        wanted = net(features, torch.tensor(3))[0, 0, :3001].numpy()
-    np.testing.assert_allclose(high(audio, 24000), wanted, atol=1e-6)
-    np.testing.assert_allclose(high.from_mel(features[0].numpy())[:3001], wanted, atol=1e-6)
+        required = net(features, torch.tensor(3))[0, 0, :3001].numpy()
+    np.testing.assert_allclose(high(audio, 24000), required, atol=1e-6)
+    np.testing.assert_allclose(high.from_mel(features[0].numpy())[:3001], required, atol=1e-6)
     pieces = np.concatenate(list(high.stream(np.split(features[0].numpy(), [30], 1))))
-    np.testing.assert_allclose(pieces[:3001], wanted, atol=1e-6)
+    np.testing.assert_allclose(pieces[:3001], required, atol=1e-6)
     assert high.onnx_graph().examples
 
 

@@ -144,14 +144,14 @@ def test_windows_with_context_join_without_seams(net, output_padding):
     context = generator.receptive_frames
     x = torch.randn(1, 4, 100, dtype=torch.float64)
     with torch.no_grad():
-        whole = generator(x)
+        full = generator(x)
         middle = generator(x[..., 50 - context : 55 + context])[..., context * HOP : (context + 5) * HOP]
         end = generator(x[..., 55 - context :])[..., context * HOP :]
-    torch.testing.assert_close(middle, whole[..., 50 * HOP : 55 * HOP], atol=1e-12, rtol=0)
-    torch.testing.assert_close(end, whole[..., 55 * HOP :], atol=1e-12, rtol=0)
+    torch.testing.assert_close(middle, full[..., 50 * HOP : 55 * HOP], atol=1e-12, rtol=0)
+    torch.testing.assert_close(end, full[..., 55 * HOP :], atol=1e-12, rtol=0)
 
 
-def test_odd_stages_are_refused_unless_asked_for():
+def test_odd_stages_are_refused_unless_requested_for():
     with pytest.raises(ValueError, match=r"kernel 10 with rate 5.*set output_padding"):
         Generator(**ODD)
     with pytest.raises(ValueError, match="output_padding is one of None, 0, 1, not 2"):

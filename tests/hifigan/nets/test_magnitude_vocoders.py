@@ -14,7 +14,7 @@ def magnitudes(**changes):
     return MagnitudeVocos(**{**settings, "iterations": 3, "training_iterations": 1, **changes})
 
 
-def test_the_shortcut_is_solved_for_beside_the_backbone():
+def test_the_shortcut_is_solved_for_next_to_the_backbone():
     """Features of which the logarithms are a linear function, but for what the backbone adds, are reproduced."""
     net = magnitudes()
     torch.nn.init.normal_(net.out.weight, std=0.1)

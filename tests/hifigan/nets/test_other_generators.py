@@ -45,22 +45,22 @@ def test_a_frame_depends_on_its_context_and_on_nothing_more(generator):
 def test_streamed_is_the_whole(generator):
     x = torch.randn(1, 6, 700)
     with torch.inference_mode():
-        whole = generator(x)[0, 0].numpy()
+        full = generator(x)[0, 0].numpy()
     steps = np.random.default_rng(0).integers(1, 60, 30).cumsum()
     pieces = np.concatenate(list(Vocoder(generator, None, 8000).stream(np.split(x[0].numpy(), steps[steps < 700], 1))))
-    np.testing.assert_allclose(pieces, whole, atol=1e-6)
+    np.testing.assert_allclose(pieces, full, atol=1e-6)
 
 
 def test_fused_exported_and_in_half_precision(generator, tmp_path):
     x = torch.randn(2, 6, 30)
     assert export_onnx(generator, tmp_path / "net.onnx") <= 1e-5
     with torch.no_grad():
-        wanted = generator(x)
+        expected = generator(x)
         with torch.autocast("cpu", torch.bfloat16):
-            found = generator(x).float()
+            results = generator(x).float()
         fused = generator.remove_weight_norm_()(x)
-    torch.testing.assert_close(fused, wanted, rtol=0, atol=1e-5)
-    assert (found - wanted).abs().max() <= 0.1 * wanted.abs().max()
+    torch.testing.assert_close(fused, expected, rtol=0, atol=1e-5)
+    assert (results - expected).abs().max() <= 0.1 * expected.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_an_untrained_stochastic_vocos_gives_noise_back_as_noise_of_its_level():
     with torch.no_grad():
         net.out.bias[: mel.n_fft // 2 + 1] = -20.0  # no deterministic part
         audio = 0.1 * torch.randn(1, 32000, generator=torch.Generator().manual_seed(1))
-        found = net(mel(audio))[:, 0]
-    assert found.shape == audio.shape
-    levels = [mel(each).mean((0, 2)) for each in (found, audio)]
+        results = net(mel(audio))[:, 0]
+    assert results.shape == audio.shape
+    levels = [mel(each).mean((0, 2)) for each in (results, audio)]
     assert (levels[0] - levels[1]).std() < 0.2  # the shape of the spectrum; the level is learned
     spectra = [
-        torch.stft(each, 2048, return_complex=True, window=torch.hann_window(2048)).abs() for each in (found, audio)
+        torch.stft(each, 2048, return_complex=True, window=torch.hann_window(2048)).abs() for each in (results, audio)
     ]
     spreads = [each[0, 100:900].log().std(1).mean() for each in spectra]  # over time, in each bin
     assert 0.8 < spreads[0] / spreads[1] < 1.2

@@ -52,16 +52,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def state(folder: Path) -> State:
     """An adapter's state dict as the original's last era names it: 2 of 3 blocks, trained norms."""
     torch.manual_seed(0)
-    whole = Backbone(layer=3, source=str(folder)).model.state_dict()
-    found = {f"{PREFIX}{key}": value.clone() for key, value in whole.items()}
+    full = Backbone(layer=3, source=str(folder)).model.state_dict()
+    results = {f"{PREFIX}{key}": value.clone() for key, value in full.items()}
     for block in range(2):
         norm = f"{PREFIX}encoder.layers.{block}.final_layer_norm"
-        found[f"{norm}.weight"] = 1 + 0.1 * torch.randn(32)
-        found[f"{norm}.bias"] = 0.1 * torch.randn(32)
+        results[f"{norm}.weight"] = 1 + 0.1 * torch.randn(32)
+        results[f"{norm}.bias"] = 0.1 * torch.randn(32)
         shapes = {"ff.0.weight": (32,), "ff.0.bias": (32,), "ff.1.weight": (24, 32), "ff.1.bias": (24,)}
         for name, shape in {**shapes, "ff.3.weight": (32, 24), "ff.3.bias": (32,)}.items():
-            found[f"adapters.{block}.{name}"] = 0.2 * torch.randn(shape)
-    return found
+            results[f"adapters.{block}.{name}"] = 0.2 * torch.randn(shape)
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +174,9 @@ def test_contradicting_layers_are_refused(folder: Path, state: State, expected: 
 
 
 def test_untrained_norms_are_ambiguous(folder: Path, state: State, tmp_path: Path) -> None:
-    whole = Backbone(layer=3, source=str(folder)).model.state_dict()
+    full = Backbone(layer=3, source=str(folder)).model.state_dict()
     untrained = {
-        key: whole[key.removeprefix(PREFIX)] if "final_layer_norm" in key else value for key, value in state.items()
+        key: full[key.removeprefix(PREFIX)] if "final_layer_norm" in key else value for key, value in state.items()
     }
     with pytest.raises(ValueError, match="followed the whole block"):
         from_original(bare(untrained, tmp_path), folder)
@@ -226,13 +226,13 @@ def test_tensors_that_do_not_fit(
 
 
 def test_tensors_for_init_from(folder: Path, state: State, tmp_path: Path) -> None:
-    found = original_state(bare(state, tmp_path))
-    own = {f"encoder.{key}": value for key, value in cleaner().state_dict().items()}
-    adapters = {key for key in own if key.startswith("encoder.adapters.")}
-    assert adapters <= set(found)
-    assert all(found[key].shape == own[key].shape for key in adapters)
-    assert torch.equal(found["encoder.adapters.blocks.1.up.bias"], state["adapters.1.ff.3.bias"])
-    assert not any("final_layer_norm" in key for key in found)
+    results = original_state(bare(state, tmp_path))
+    separate = {f"encoder.{key}": value for key, value in cleaner().state_dict().items()}
+    adapters = {key for key in separate if key.startswith("encoder.adapters.")}
+    assert adapters <= set(results)
+    assert all(results[key].shape == separate[key].shape for key in adapters)
+    assert torch.equal(results["encoder.adapters.blocks.1.up.bias"], state["adapters.1.ff.3.bias"])
+    assert not any("final_layer_norm" in key for key in results)
 
 
 class Payload:
@@ -273,20 +273,20 @@ def generator(front: Any = None) -> Generator:
 
 def nets_of(model: Generator) -> tuple[State, State]:
     """Prenet and generator as the older training script names them."""
-    whole = to_original_names(model.state_dict())
-    prenet = {key.removeprefix("conditioner."): value for key, value in whole.items() if key.startswith("conditioner.")}
+    full = to_original_names(model.state_dict())
+    prenet = {key.removeprefix("conditioner."): value for key, value in full.items() if key.startswith("conditioner.")}
     return (
         {**prenet, "scale": torch.tensor(model.conditioner.scale)},
-        {key: value for key, value in whole.items() if not key.startswith("conditioner.")},
+        {key: value for key, value in full.items() if not key.startswith("conditioner.")},
     )
 
 
 def assert_sounds_alike(path: Path, model: Generator, **arguments: Any) -> Generator:
     x = torch.randn(1, 32, 6, generator=torch.Generator().manual_seed(3))
-    found = vocoder_from_original(path, **arguments)
+    results = vocoder_from_original(path, **arguments)
     with torch.no_grad():
-        assert torch.equal(found(x), model(x))
-    return found
+        assert torch.equal(results(x), model(x))
+    return results
 
 
 @pytest.mark.parametrize("layers", [0, 1])
@@ -304,8 +304,8 @@ def test_older_vocoder_layouts(tmp_path: Path, layers: int) -> None:
     }
     for name, content in contents.items():
         torch.save(content, tmp_path / name)
-        found = assert_sounds_alike(tmp_path / name, model)
-        assert isinstance(found.conditioner, PrenetConditioner)
+        results = assert_sounds_alike(tmp_path / name, model)
+        assert isinstance(results.conditioner, PrenetConditioner)
         assert describe(tmp_path / name)["parts"][0] == "generator"
     start = original_state(tmp_path / "a.pt")
     assert {key.partition(".")[0] for key in start} == {"generator", "mpd", "msd"}
@@ -342,10 +342,10 @@ def test_averaged_weights(tmp_path: Path) -> None:
     assert_sounds_alike(tmp_path / "c.pt", average, config=config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     convert(tmp_path / "c.pt", tmp_path / "ours.ckpt")
-    ours = torch.load(tmp_path / "ours.ckpt", weights_only=True)
+    actual = torch.load(tmp_path / "ours.ckpt", weights_only=True)
     name = "generator.conv_pre.bias"
-    assert torch.equal(ours["state_dict"][name], live.conv_pre.bias)
-    assert torch.equal(ours["ema"]["shadow"][name], average.conv_pre.bias)
+    assert torch.equal(actual["state_dict"][name], live.conv_pre.bias)
+    assert torch.equal(actual["ema"]["shadow"][name], average.conv_pre.bias)
 
 
 @pytest.mark.parametrize("front", [None, "conformer"])
@@ -380,10 +380,10 @@ def test_unified_folder(folder: Path, state: State, tmp_path: Path, front: str |
     assert torch.equal(features(from_original(tmp_path / "back")), features(from_original(repository)))
 
 
-def assert_similar(found: Generator, model: Generator) -> None:
+def assert_similar(results: Generator, model: Generator) -> None:
     x = torch.randn(1, 32, 6, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        torch.testing.assert_close(found(x), model(x), atol=1e-5, rtol=0)
+        torch.testing.assert_close(results(x), model(x), atol=1e-5, rtol=0)
 
 
 def test_a_vocoder_alone_becomes_an_export(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def test_a_batch_is_padded() -> None:
 
 
 def test_validation_has_other_noise() -> None:
-    whole = MemoryCorpus(["a"], [np.arange(100, dtype=np.float32)])
-    begin, end = TrimmedCorpus(whole, 0.0, 0.8), TrimmedCorpus(whole, 0.8, 1.0)
+    complete = MemoryCorpus(["a"], [np.arange(100, dtype=np.float32)])
+    begin, end = TrimmedCorpus(complete, 0.0, 0.8), TrimmedCorpus(complete, 0.8, 1.0)
     assert begin.lengths[0] == 80 and end.lengths[0] == 20
     assert begin.read(0)[-1] == 79 and end.read(0)[0] == 80
     assert len(begin.read(0, 70, 50)) == 10 and len(end.read(0, 25)) == 0

@@ -43,7 +43,7 @@ def content(folder):
     }
 
 
-def test_transcripts_beside_the_corpus_are_kept(corpus, tmp_path):
+def test_transcripts_next_to_the_corpus_are_kept(corpus, tmp_path):
     (corpus / "ann" / "a.txt").write_text("said by ann")
     (tmp_path / "metadata.csv").write_text("bob/c|said by bob\n")
     degrade(corpus, tmp_path / "out")
@@ -76,17 +76,17 @@ def test_mirrored_trees(corpus, tmp_path):
 
 def test_result_does_not_depend_on_workers_or_on_what_was_there(corpus, tmp_path):
     degrade(corpus, tmp_path / "a", val_items=0)
-    whole = content(tmp_path / "a")
+    complete = content(tmp_path / "a")
     degrade(corpus, tmp_path / "b", val_items=0, workers=2)
-    assert content(tmp_path / "b") == whole
-    for name in list(whole)[::3]:
+    assert content(tmp_path / "b") == complete
+    for name in list(complete)[::3]:
         if name.endswith(".wav"):
             (tmp_path / "b" / name).unlink()
     lines = (tmp_path / "b" / "manifest.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "b" / "manifest.jsonl").write_text("".join(lines[:4]) + lines[4][:20])  # torn by a kill
     (tmp_path / "b" / "train" / "clean" / ".x.wav.tmp-1").write_bytes(b"half")
     assert degrade(corpus, tmp_path / "b", val_items=0)["done"] == 10
-    assert content(tmp_path / "b") == whole
+    assert content(tmp_path / "b") == complete
     assert degrade(corpus, tmp_path / "b", val_items=0)["skipped"] == 10
 
 

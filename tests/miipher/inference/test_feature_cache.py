@@ -16,36 +16,36 @@ def recipe(path, encoder):
     return path
 
 
-def described(name="Backbone", **changes):
+def description(name="Backbone", **changes):
     arguments = {"layer": "${data.dim}", "config": CONFIGS["hubert"]}
     return {"class_path": f"zoo.miipher.{name}", "init_args": arguments | changes}
 
 
 def test_features_of_a_folder_by_the_encoder_of_a_recipe(tmp_path, capsys):
-    given = recipe(tmp_path / "recipe.yaml", described())
+    options = recipe(tmp_path / "recipe.yaml", description())
     source, output = corpus(tmp_path / "in", 2, "cut.wav"), tmp_path / "out"
-    command = ["cache-features", str(source), str(output), str(given)]
+    command = ["cache-features", str(source), str(output), str(options)]
     assert main(command) == 1
     assert "done 2, failed 1" in capsys.readouterr().out
-    found = np.load(output / "001.npy", mmap_mode="r")
-    np.testing.assert_allclose(found, FeatureExtractor(backbone())(TONE, RATE), atol=2e-2)
+    results = np.load(output / "001.npy", mmap_mode="r")
+    np.testing.assert_allclose(results, FeatureExtractor(backbone())(TONE, RATE), atol=2e-2)
     (source / "cut.wav").unlink()
     assert main(command) == 0
     assert "done 0, failed 0, skipped 2" in capsys.readouterr().out
 
 
 def test_features_of_another_encoder_are_refused(tmp_path, capsys):
-    given = recipe(tmp_path / "recipe.yaml", described())
-    command = ["cache-features", str(corpus(tmp_path / "in", 1)), str(tmp_path / "out"), str(given)]
+    options = recipe(tmp_path / "recipe.yaml", description())
+    command = ["cache-features", str(corpus(tmp_path / "in", 1)), str(tmp_path / "out"), str(options)]
     assert main(command) == 0
-    recipe(given, described(normalize=True))
+    recipe(options, description(normalize=True))
     assert main(command) == 1
     assert "--overwrite true" in capsys.readouterr().err
     assert main([*command, "--overwrite", "true"]) == 0
 
 
 def test_the_encoder_is_read_as_it_is_described(tmp_path):
-    encoder = read_encoder(recipe(tmp_path / "recipe.yaml", described(normalize=True)))
+    encoder = read_encoder(recipe(tmp_path / "recipe.yaml", description(normalize=True)))
     assert encoder.layer == 2 and encoder.front.normalize and not encoder.training
     assert torch.equal(encoder.model.encoder.layers[0].final_layer_norm.weight, torch.ones(32))
 
@@ -58,7 +58,7 @@ def test_what_describes_no_trained_encoder_is_refused(tmp_path):
     adapters = {"class_path": "zoo.miipher.ParallelAdapters", "init_args": {"hidden_dim": 4}}
     cleaner = {
         "class_path": "zoo.miipher.Cleaner",
-        "init_args": {"backbone": described(), "adapters": adapters},
+        "init_args": {"backbone": description(), "adapters": adapters},
     }
     with pytest.raises(ValueError, match="name its run instead"):
         read_encoder(recipe(tmp_path / "cleaner.yaml", cleaner))

@@ -64,11 +64,11 @@ def test_one_graph_restores_as_torch_at_five_lengths(encoder, generator, rate, t
     assert list(model.generator.state_dict()) == list(before)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     audio = 0.1 * torch.randn(1, 320 * 43)
-    (found,) = session.run(None, {"waveform": audio.numpy()})
-    wanted = model.compute(audio.numpy(), [audio.shape[1]])  # as `predict` computes a chunk
-    torch.testing.assert_close(found, wanted, atol=1e-4 * peak, rtol=0)
+    (results,) = session.run(None, {"waveform": audio.numpy()})
+    expected = model.compute(audio.numpy(), [audio.shape[1]])  # as `predict` computes a chunk
+    torch.testing.assert_close(results, expected, atol=1e-4 * peak, rtol=0)
     (other,) = session.run(None, {"waveform": audio.flip(1).numpy()})
-    assert abs(other - found).max() > 1e-2 * peak  # the vocoder hears the encoder
+    assert abs(other - results).max() > 1e-2 * peak  # the vocoder hears the encoder
 
 
 @pytest.mark.parametrize("name", ["wav2vec2-bert", "gemma3n_audio", "mel_hubert"])

@@ -16,7 +16,7 @@ from zoo.miipher.inference.restorer import Restorer
 from zoo.miipher.options import RestoreOptions
 
 SHORT = {"chunk_seconds": 1.0, "overlap_seconds": 0.4}
-WHOLE = {"chunk_seconds": 1000.0, "overlap_seconds": 0.4}
+FULL = {"chunk_seconds": 1000.0, "overlap_seconds": 0.4}
 
 
 def noise(*shape: int, level: float = 0.1) -> np.ndarray:
@@ -50,9 +50,9 @@ def test_the_length_of_files_is_exact(tmp_path):
 @pytest.mark.parametrize("loudness", ["keep", "input"])
 def test_chunks_equal_the_whole(samples, loudness):
     audio = noise(2, samples)
-    chunked, whole = (restorer(**cut, loudness=loudness)(audio, 16000) for cut in (SHORT, WHOLE))
-    assert np.abs(whole).max() > 0.01
-    np.testing.assert_allclose(chunked, whole, atol=1e-5)
+    chunked, complete = (restorer(**cut, loudness=loudness)(audio, 16000) for cut in (SHORT, FULL))
+    assert np.abs(complete).max() > 0.01
+    np.testing.assert_allclose(chunked, complete, atol=1e-5)
 
 
 def test_shifted_chunks_equal_the_whole():
@@ -89,10 +89,10 @@ def test_each_channel_is_restored_alone_or_all_are_mixed():
 def test_loudness_follows_the_input_or_is_kept():
     audio = noise(48000, level=0.02)
     assert loudness(restorer()(audio, 16000), 8000) == pytest.approx(loudness(audio, 16000), abs=0.1)
-    kept = restorer(loudness="keep")(audio, 16000)
-    gain = restorer()(audio, 16000)[1000] / kept[1000]
+    remaining = restorer(loudness="keep")(audio, 16000)
+    gain = restorer()(audio, 16000)[1000] / remaining[1000]
     assert abs(gain - 1) > 0.1
-    np.testing.assert_allclose(restorer()(audio, 16000), gain * kept, atol=1e-5)
+    np.testing.assert_allclose(restorer()(audio, 16000), gain * remaining, atol=1e-5)
 
 
 def test_levels_stay_sane():
@@ -157,9 +157,9 @@ def test_features_of_files_are_mapped_frame_after_frame(tmp_path):
     frames = -(-int(np.ceil(90001 * 16000 / 22050)) // 320)
     assert features.dtype == np.float16 and features.shape == (8, frames) and features.flags.f_contiguous
     assert (facts["frames"], facts["dim"], facts["chunks"]) == (frames, 8, 7)
-    whole = FeatureExtractor(model.encoder, **WHOLE)(audio, 22050)
-    np.testing.assert_allclose(model(audio, 22050), whole, atol=1e-5)
-    np.testing.assert_allclose(features, whole, atol=1e-3)
+    complete = FeatureExtractor(model.encoder, **FULL)(audio, 22050)
+    np.testing.assert_allclose(model(audio, 22050), complete, atol=1e-5)
+    np.testing.assert_allclose(features, complete, atol=1e-3)
     assert model(noise(1), 16000).shape == (8, 1)
 
 

@@ -24,8 +24,8 @@ BROKEN = ["empty.wav", "html.mp3", "cut_header.wav", "cut.flac", "cut.ogg", "nan
 
 
 def predict(source: Path, output: Path, inference: Inference) -> dict[str, Any]:
-    found = list_input_files(source, output, inference.input_suffixes, inference.output_suffix)
-    return predict_files(inference, found, output, {"checkpoint": "none"})
+    results = list_input_files(source, output, inference.input_suffixes, inference.output_suffix)
+    return predict_files(inference, results, output, {"checkpoint": "none"})
 
 
 def rows(output: Path) -> dict[str, dict[str, Any]]:
@@ -35,13 +35,13 @@ def rows(output: Path) -> dict[str, dict[str, Any]]:
 def test_broken_files_are_named_and_second_call_computes_what_is_missing(tmp_path):
     source, output = corpus(tmp_path / "in", 93, *BROKEN), tmp_path / "out"
     summary = predict(source, output, restorer())
-    found = rows(output)
-    assert len(found) == 100
-    assert {name for name, row in found.items() if row["status"] == "failed"} == set(BROKEN) <= set(BAD)
-    assert all(str(source / name) in found[name]["error"] for name in BROKEN)
+    results = rows(output)
+    assert len(results) == 100
+    assert {name for name, row in results.items() if row["status"] == "failed"} == set(BROKEN) <= set(BAD)
+    assert all(str(source / name) in results[name]["error"] for name in BROKEN)
     assert summary["failed"] == 7  # what makes `zoo predict` exit with 1
     assert len(list(output.glob("*.wav"))) == 93
-    good = found["000.wav"]
+    good = results["000.wav"]
     assert good["channels"] == 1 and good["chunks"] == 1 and good["sample_rate"] == 8000
     assert good["audio_seconds"] == files.info(output / "000.wav").samples / 8000 == len(TONE) / RATE
     assert 0 < good["peak"] <= 1 and good["gain"][0] > 0 and good["real_time_factor"] > 0

@@ -60,17 +60,17 @@ def test_a_sweep_shows_no_step_at_seams(levelled):
     """Also where each chunk is levelled over what it sees, as the group norm of an encoder does."""
     model = copier(levelled, **SHORT)
     audio = sweep()
-    found, elsewhere = seam_steps(model(audio, RATE), seams(model, len(audio), RATE))
-    assert found <= elsewhere
+    actual, elsewhere = seam_steps(model(audio, RATE), seams(model, len(audio), RATE))
+    assert actual <= elsewhere
 
 
 def test_a_sweep_through_attention_is_no_steeper_at_seams_than_without_chunks():
     torch.manual_seed(0)
     nets = backbone(), vocoder(32), 8000
-    chunked, whole = (Restorer(*nets, RestoreOptions(**SHORT | cut)).eval() for cut in ({}, {"chunk_seconds": 10.0}))
+    chunked, full = (Restorer(*nets, RestoreOptions(**SHORT | cut)).eval() for cut in ({}, {"chunk_seconds": 10.0}))
     fades = seams(chunked, 6 * RATE, RATE)
-    found, expected = (seam_steps(model(sweep(), RATE), fades)[0] for model in (chunked, whole))
-    assert found <= 1.1 * expected
+    actual, expected = (seam_steps(model(sweep(), RATE), fades)[0] for model in (chunked, full))
+    assert actual <= 1.1 * expected
 
 
 def test_a_step_is_noticed():
@@ -78,13 +78,13 @@ def test_a_step_is_noticed():
     fades = seams(copier(**SHORT), len(audio), RATE)
     first, last = fades[2]
     audio[first + np.abs(audio[first:last]).argmax() :] *= -1
-    found, elsewhere = seam_steps(audio, fades)
-    assert found > elsewhere
+    actual, elsewhere = seam_steps(audio, fades)
+    assert actual > elsewhere
 
 
 def test_shifting_the_grid_changes_nothing_for_a_local_net_and_little_for_attention():
     audio = sweep()
     assert shift_effect(restorer(**SHORT), audio).max() < 1e-3
     torch.manual_seed(0)
-    found = shift_effect(Restorer(backbone(), vocoder(32), 8000, RestoreOptions(**SHORT)).eval(), audio)
-    assert 0 < found.mean() < found.quantile(0.99) < found.max()
+    actual = shift_effect(Restorer(backbone(), vocoder(32), 8000, RestoreOptions(**SHORT)).eval(), audio)
+    assert 0 < actual.mean() < actual.quantile(0.99) < actual.max()

@@ -58,16 +58,16 @@ def test_level_matters_unless_normalised(normalize):
 
 @pytest.mark.parametrize("name", WAVEFORMS)
 def test_truncation_gives_the_hidden_state_of_the_whole(name):
-    whole = backbone(name, layer=3)
+    full = backbone(name, layer=3)
     part = backbone(name, layer=2)
-    own = whole.model.state_dict()
-    part.model.load_state_dict({key: own[key] for key in part.model.state_dict()})
+    separate = full.model.state_dict()
+    part.model.load_state_dict({key: separate[key] for key in part.model.state_dict()})
     assert len(part.blocks) == 2
-    kept = []
-    whole.blocks[1].register_forward_hook(lambda *args: kept.append(args[2]))
+    remaining = []
+    full.blocks[1].register_forward_hook(lambda *args: remaining.append(args[2]))
     x = noise(1, 3200)
-    whole(x)
-    expected = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
+    full(x)
+    expected = remaining[0][0] if isinstance(remaining[0], tuple) else remaining[0]
     torch.testing.assert_close(part(x), expected)
 
 
@@ -186,8 +186,8 @@ def test_feature_loss_counts_valid_frames_alone():
     assert float(terms["mae"]) == pytest.approx(4 / 3)
     assert float(terms["mse"]) == pytest.approx(6 / 3)
     assert float(terms["sc"]) == pytest.approx(12 / 6)
-    whole = feature_loss(prediction[:1, :2], target[:1], None)
-    assert float(whole["mae"]) == pytest.approx(1.5)
+    full = feature_loss(prediction[:1, :2], target[:1], None)
+    assert float(full["mae"]) == pytest.approx(1.5)
 
 
 def test_features_of_mel_hubert_keep_the_log_mels():
@@ -201,11 +201,13 @@ def test_features_of_mel_hubert_keep_the_log_mels():
             lambda module, inputs, output: (inputs[0],) if isinstance(output, tuple) else inputs[0]
         )
     net.model.encoder.pos_conv_embed.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
-    found = net(clips)
+    results = net(clips)
     assert entered[0].shape == (2, 10, 24)
     (low, high) = net.front.mel(torch.nn.functional.pad(clips, (480, 480))).transpose(1, 2)[:, 3:23]
     torch.testing.assert_close(entered[0], (torch.stack([low, high]).unflatten(1, (10, 2)).flatten(2) + 6.0) / 2.5)
     weight = net.model.feature_projection.projection.weight
-    torch.testing.assert_close(found[0] - found[1], (entered[0][0] - entered[0][1]) @ weight.T, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        results[0] - results[1], (entered[0][0] - entered[0][1]) @ weight.T, atol=1e-5, rtol=1e-4
+    )
     with pytest.raises(ValueError, match=r"conv_dim is \[bands of two frames\]"):
         backbone("hubert", family="mel_hubert")

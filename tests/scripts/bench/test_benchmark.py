@@ -40,15 +40,15 @@ def test_verdict(limits, value, passed, target):
 def test_findings_are_kept_and_shown(tmp_path, capsys):
     findings = [Finding("speed", 1.5, "x", at_least=1.4, details={"rounds": 3}), Finding("cost", 7.0, "%", at_most=5.0)]
     benchmark.save(tmp_path / "a" / "b.json", findings, quick=True)
-    kept = json.loads((tmp_path / "a" / "b.json").read_text())
-    assert [each["passed"] for each in kept["findings"]] == [True, False]
-    assert kept["quick"] is True
-    assert kept["findings"][0]["details"] == {"rounds": 3}
-    assert kept["machine"]["cores"] >= 1
+    remaining = json.loads((tmp_path / "a" / "b.json").read_text())
+    assert [each["passed"] for each in remaining["findings"]] == [True, False]
+    assert remaining["quick"] is True
+    assert remaining["findings"][0]["details"] == {"rounds": 3}
+    assert remaining["machine"]["cores"] >= 1
     benchmark.show("title", findings)
-    shown = capsys.readouterr().out
-    assert "met" in shown
-    assert "missed" in shown
+    displayed = capsys.readouterr().out
+    assert "met" in displayed
+    assert "missed" in displayed
 
 
 class Line(L.LightningModule):

@@ -56,15 +56,15 @@ def test_reports_figures(name: str, settings: Settings) -> None:
     assert all(np.isfinite(each.value) for each in findings)
 
 
-def test_python_worlds_do_what_ours_do() -> None:
+def test_python_worlds_do_what_zoo_do() -> None:
     env = Darkroom()
     tasks = env.tasks()[[0, 31, 40, 49]]
-    ours, original = env.start(tasks), PythonEnvs([PythonDarkroom(task) for task in tasks.tolist()])
+    actual, original = env.start(tasks), PythonEnvs([PythonDarkroom(task) for task in tasks.tolist()])
     total = 0
     for actions in torch.randint(5, (2 * env.horizon, 4), generator=torch.Generator().manual_seed(0)):
-        step = ours.step(actions)
+        step = actual.step(actions)
         states, rewards, dones, records = original.step(actions.numpy())
-        assert np.array_equal(states, ours.states) and np.array_equal(rewards, step.rewards)
+        assert np.array_equal(states, actual.states) and np.array_equal(rewards, step.rewards)
         assert np.array_equal(dones, step.dones)
         ends = step.next_states.tolist()
         assert [record["terminal_observation"].tolist() for record in records if record] == (
@@ -74,7 +74,7 @@ def test_python_worlds_do_what_ours_do() -> None:
     assert total > 3
 
 
-def test_the_original_tells_the_same_last_action() -> None:
+def test_the_original_shows_the_same_last_action() -> None:
     policy = build_policy("separate")
     steps = EpsilonCurriculum(ENV, 3).histories(ENV.tasks(), range(9))
     original = LastActionPolicy(policy)

@@ -89,11 +89,11 @@ def test_plain_loop_trains_its_own_net_and_averages_it() -> None:
     plain = build_plain(task)
     before = [parameter.clone() for parameter in task.net.parameters()]
     plain()
-    for first, own, average, theirs in zip(
+    for first, separate, average, reference in zip(
         before, plain.net.parameters(), plain.average, task.net.parameters(), strict=True
     ):
-        assert torch.equal(first, theirs)
-        torch.testing.assert_close(average, first + 0.9 * (own - first))  # decay of the first update: 1 / 10
+        assert torch.equal(first, reference)
+        torch.testing.assert_close(average, first + 0.9 * (separate - first))  # decay of the first update: 1 / 10
     assert any(not torch.equal(a, b) for a, b in zip(before, plain.net.parameters(), strict=True))
 
 
@@ -102,8 +102,8 @@ def test_plain_loop_sees_an_image_at_most_once_an_epoch() -> None:
     plain.images = torch.arange(10)
     assert plain.epoch_steps == 2
     for _ in range(3):
-        seen = torch.cat([plain.batch()[0] for _ in range(2)]).tolist()
-        assert len(set(seen)) == 8
+        calls = torch.cat([plain.batch()[0] for _ in range(2)]).tolist()
+        assert len(set(calls)) == 8
 
 
 def test_both_ways_of_guiding_agree() -> None:

@@ -56,7 +56,7 @@ def test_plain_loops_train_like_the_task(tmp_path, step):
     other = step(task, benchmark._endless(data))
     before = torch.nn.utils.parameters_to_vector(other.generator.parameters()).clone()
     interleave_with_trainer(SimpleNamespace(trainer=trainer, model=task, datamodule=data), other, rounds=2)
-    found = torch.nn.utils.parameters_to_vector(other.generator.parameters())
+    results = torch.nn.utils.parameters_to_vector(other.generator.parameters())
     expected = torch.nn.utils.parameters_to_vector(task.generator.parameters())
-    assert (found - before).abs().max() > 1e-3
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (results - before).abs().max() > 1e-3
+    torch.testing.assert_close(results, expected, rtol=0, atol=1e-5)

@@ -21,10 +21,10 @@ def test_reports_figures(name):
 
 
 def whole_and_truncated(pad: bool = True) -> tuple[WholeBackbone, Backbone]:
-    whole, part = WholeBackbone(SMALL, pad), Backbone(SMALL.layer, config=SMALL.config, pad=pad)
-    state = whole.model.state_dict()
+    full, part = WholeBackbone(SMALL, pad), Backbone(SMALL.layer, config=SMALL.config, pad=pad)
+    state = full.model.state_dict()
     part.model.load_state_dict({key: state[key] for key in part.model.state_dict()})
-    return whole, part
+    return full, part
 
 
 def test_all_steps_train_alike_where_nothing_is_padded(monkeypatch):

@@ -21,7 +21,7 @@ from zoo.audiosr.options import RestoreOptions
 
 
 def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, tuple[str, int]] = {}
+    requested: dict[str, tuple[str, int]] = {}
     parts = FrozenAutoencoder(config=AUTOENCODER), FrozenVocoder(config=VOCODER), features(), CosineDiffusion()
     net = denoiser()
     torch.nn.init.normal_(net.unet.out[-1].weight, std=0.1)
@@ -32,7 +32,7 @@ def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, m
         return Restorer(net, *parts, restore=options).eval()
 
     def evaluate(run: Path, output: Path, settings: Any) -> Any:
-        asked[output.name] = (run.name, settings.restore["sampler"]["init_args"]["steps"])
+        requested[output.name] = (run.name, settings.restore["sampler"]["init_args"]["steps"])
         lsd = {"student": 1.2, "teacher": 1.5, "undistilled": 1.4}[output.name]
         return SimpleNamespace(rows=[{"status": "done", "system": audiosr_distill.RESTORED, "lsd": lsd}])
 
@@ -47,6 +47,6 @@ def test_a_student_is_compared_with_many_and_with_as_few_steps(tmp_path: Path, m
     monkeypatch.setattr(audiosr_distill, "evaluate", evaluate)
     monkeypatch.setattr(audiosr_distill, "load_recipe_data", lambda *_: data)
     lsd, distance = audiosr_distill.measure(tmp_path / "student", tmp_path / "demo", quick=True).values()
-    assert asked == {"student": ("student", 2), "teacher": ("demo", 4), "undistilled": ("demo", 2)}
+    assert requested == {"student": ("student", 2), "teacher": ("demo", 4), "undistilled": ("demo", 2)}
     assert lsd == pytest.approx(0.8)
     assert distance == pytest.approx(1.0)  # the nets are the same, the noise too

@@ -39,14 +39,14 @@ def make_run(
     torch.manual_seed(seed)
     compressor, arguments = COMPRESSORS[kind]
     described = {"class_path": f"{PARTS}.{type(env).__name__}", "init_args": env.arguments()}
-    known = {"grid_size": env.grid_size} if isinstance(env, Darkroom) else {"env": env}
+    available = {"grid_size": env.grid_size} if isinstance(env, Darkroom) else {"env": env}
     embedding = FactoredEmbedding if isinstance(env, Darkroom) else SpaceEmbedding
-    net = InContextPolicy(embedding(dim=8, **known), Transformer(8, 1, 2, window), compressor)
+    net = InContextPolicy(embedding(dim=8, **available), Transformer(8, 1, 2, window), compressor)
     name = f"{PARTS}.{type(compressor).__name__}"
     policy = {
         "embedding": {
             "class_path": f"{PARTS}.{embedding.__name__}",
-            "init_args": {"dim": 8, **({"env": described} if "env" in known else known)},
+            "init_args": {"dim": 8, **({"env": described} if "env" in available else available)},
         },
         "transformer": {"class_path": f"{PARTS}.Transformer", "init_args": {**SIZES, "context": window}},
         "compressor": None if compressor is None else {"class_path": name, "init_args": arguments},

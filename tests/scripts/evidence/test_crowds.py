@@ -21,8 +21,8 @@ def test_tasks_are_exact_and_held_out(name):
         assert answer == f"{right}\n"
     texts = Texts.from_pairs(new[:3], "B")
     for (prompt, answer), ids, labels in zip(new, texts.ids.tolist(), texts.labels.tolist(), strict=False):
-        said = "".join(crowds.CHARACTERS[each] for each in ids if each)
-        assert said == f"B{prompt}{answer}"
+        message = "".join(crowds.CHARACTERS[each] for each in ids if each)
+        assert message == f"B{prompt}{answer}"
         assert [each for each in labels if each != IGNORED] == [crowds.CHARACTERS.index(each) for each in answer]
 
 
@@ -39,7 +39,7 @@ def test_a_backbone_is_right_where_greedy_writing_is():
     assert 0 < sum(right) < len(pairs) and crowds.exact(backbone, pairs) == pytest.approx(sum(right) / len(pairs))
 
 
-def test_arms_have_the_size_and_compute_that_they_say():
+def test_arms_have_the_size_and_compute_that_they_state():
     for name, arm in ARMS.items():
         assert arm.count * arm.rank == COUNT * RANK, name
     examples = {name: arm.count * arm.batch * arm.steps for name, arm in ARMS.items()}
@@ -54,11 +54,11 @@ def test_agents_are_parted_and_scored(name):
     arm = ARMS[name]._replace(steps=3)
     crowd = trained(backbone, arm, new[:40], 3)
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
-    found = scores(crowd, arm, new[40:60])
+    results = scores(crowd, arm, new[40:60])
     texts = [Texts.from_pairs(new[40:60], crowds.PROMPTS[agent] if arm.prompts else "") for agent in range(arm.count)]
     with torch.no_grad():
-        own = [float(losses(crowd(each.ids, each.mask)[agent : agent + 1], each.labels))
+        separate = [float(losses(crowd(each.ids, each.mask)[agent : agent + 1], each.labels))
                for agent, each in enumerate(texts)]  # fmt: skip
-    assert found["best agent's NLL"] == pytest.approx(min(own), abs=1e-5)
-    assert found["agents' mean NLL"] == pytest.approx(sum(own) / len(own), abs=1e-5)
-    assert found["NLL"] <= found["agents' mean NLL"] and found["pair KL"] > 0
+    assert results["best agent's NLL"] == pytest.approx(min(separate), abs=1e-5)
+    assert results["agents' mean NLL"] == pytest.approx(sum(separate) / len(separate), abs=1e-5)
+    assert results["NLL"] <= results["agents' mean NLL"] and results["pair KL"] > 0

@@ -23,7 +23,7 @@ def fit(recipe: str, folder: str, *options: str) -> Path:
     return Path(folder)
 
 
-def test_digits_are_judged_beside_their_controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_judged_next_to_their_controls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evidence, "cached_digits_classifier", hasty)
     run = fit("demo_digits.yaml", "run", *SMALL)

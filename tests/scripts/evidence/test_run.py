@@ -48,13 +48,13 @@ def write_results(output: Path, demo: str, figures: Sequence[dict[str, float]]) 
 def test_seeds_are_those_of_the_date_and_never_the_demos_own() -> None:
     assert evidence.seeds_of("2026-11-23", 3) == [758507, *evidence.seeds_of("2026-11-23", 3)[1:]]
     days = [f"2026-02-{day:02}" for day in range(1, 29)]
-    drawn = {seed for day in days for again in (0, 1) for seed in evidence.seeds_of(day, 3, again)}
-    assert len(drawn) == 168 and min(drawn) >= 1000 and max(drawn) < 2**32
+    sampled = {seed for day in days for again in (0, 1) for seed in evidence.seeds_of(day, 3, again)}
+    assert len(sampled) == 168 and min(sampled) >= 1000 and max(sampled) < 2**32
 
 
 def test_systems_are_chosen_by_their_names_or_their_demos() -> None:
-    found = [demo.name for demo in evidence.select_demos(["flow/digits", "hifigan"])]
-    assert found == ["flow/digits", "hifigan/demo"]
+    actual = [demo.name for demo in evidence.select_demos(["flow/digits", "hifigan"])]
+    assert actual == ["flow/digits", "hifigan/demo"]
     assert len(evidence.select_demos()) == len(DEMOS)
     with pytest.raises(ValueError, match=r"--systems hifi: expected some of audiosr, audiosr/demo, .*hifigan/demo"):
         evidence.select_demos(["hifi"])
@@ -137,17 +137,17 @@ def test_a_killed_training_goes_on_and_a_finished_one_is_left_alone(
     for key, value in environment().items():
         monkeypatch.setenv(key, value)
     toy = [*map(str, TOY_FIT), "--trainer.max_steps=20", "--model.init_args.scheduler.init_args.total_steps=20"]
-    folder, whole = tmp_path / "7" / "toy", tmp_path / "whole"
+    folder, full = tmp_path / "7" / "toy", tmp_path / "whole"
     killed = [*toy, f"--trainer.default_root_dir={folder}", *callback("KillAt", step=13)]
     assert subprocess.run([sys.executable, "-m", "zoo", *killed], check=False).returncode == -9
     step = EvidenceStep("toy", [*toy, f"--trainer.default_root_dir={folder}"])
     demo = Demo("toy/demo", lambda *_: [step], lambda *_, **__: {"steps": float(read_run(folder, folder).step)})
     monkeypatch.setitem(evidence.DEMOS, "toy/demo", demo)
     evidence.run_seed("toy/demo", tmp_path / "7", 7)
-    found = json.loads((tmp_path / "7" / evidence.RESULT).read_text())
-    assert (found["figures"], found["error"], found["resumed"]) == ({"steps": 20}, None, False)
-    train_once(whole, [*toy, f"--trainer.default_root_dir={whole}"])
-    assert record(folder) == record(whole)
+    actual = json.loads((tmp_path / "7" / evidence.RESULT).read_text())
+    assert (actual["figures"], actual["error"], actual["resumed"]) == ({"steps": 20}, None, False)
+    train_once(full, [*toy, f"--trainer.default_root_dir={full}"])
+    assert record(folder) == record(full)
     written = (folder / "metrics.csv").stat().st_mtime_ns
     (tmp_path / "7" / evidence.RESULT).unlink()  # killed while it measured
     evidence.run_seed("toy/demo", tmp_path / "7", 7)
@@ -178,10 +178,10 @@ def test_a_published_seed_is_not_trained_again_in_another_checkout(
     evidence.run_seed("toy/demo", tmp_path / "first" / "toy/demo" / str(seed), seed)
     page = tmp_path / "page.md"
     evidence.reproduce("2026-01-02", tmp_path / "first", seeds=1, document=page, only_report=True)
-    kept = page.with_suffix(".json").read_bytes()
+    remaining = page.with_suffix(".json").read_bytes()
     content = evidence.reproduce("2026-01-02", tmp_path / "second", seeds=1, document=page, only_report=True)
     assert "toy/demo those of `2026-01-02+1`" in page.read_text()
-    assert content["claims"][0]["verdict"] == evidence.PASSED and page.with_suffix(".json").read_bytes() == kept
+    assert content["claims"][0]["verdict"] == evidence.PASSED and page.with_suffix(".json").read_bytes() == remaining
     evidence.run_seed("toy/demo", tmp_path / "second" / "toy/demo" / str(seed), seed)
     assert len(made) == 1
     more.append("--other")  # another recipe: its figures are not taken
@@ -197,7 +197,7 @@ def test_quick_goes_through_every_demo(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 1, ended.stderr[-3000:]  # two steps teach nothing
     content = json.loads((tmp_path / "runs" / evidence.REPORT).read_text())
-    errors = {name: error for name, found in content["results"].items() for error in [_only(found)["error"]] if error}
+    errors = {name: error for name, actual in content["results"].items() for error in [_only(actual)["error"]] if error}
     # an agent that never found its goal has nothing to remember
     assert set(errors) <= {"compressed_ad/demo_memory"}, errors
     for name in DEMOS.keys() - errors.keys():
@@ -205,15 +205,15 @@ def test_quick_goes_through_every_demo(tmp_path: Path) -> None:
         assert needed <= _only(content["results"][name])["figures"].keys()
 
 
-def _only(found: dict[str, Any]) -> dict[str, Any]:
-    (result,) = found.values()
+def _only(actual: dict[str, Any]) -> dict[str, Any]:
+    (result,) = actual.values()
     return result
 
 
 def report() -> dict[str, Any]:
     """The report of ZOO_EVIDENCE, else of the newest run, else the page's; without any, one is made, in hours."""
-    known = sorted((REPOSITORY / evidence.ROOT).glob(f"*/{evidence.REPORT}"))
-    folder = Path(os.environ.get("ZOO_EVIDENCE") or (known[-1].parent if known else evidence.DOCUMENT.parent))
+    available = sorted((REPOSITORY / evidence.ROOT).glob(f"*/{evidence.REPORT}"))
+    folder = Path(os.environ.get("ZOO_EVIDENCE") or (available[-1].parent if available else evidence.DOCUMENT.parent))
     if (folder / evidence.REPORT).is_file():
         return json.loads((folder / evidence.REPORT).read_text(encoding="utf-8"))
     if os.environ.get("ZOO_EVIDENCE"):
@@ -227,5 +227,5 @@ def report() -> dict[str, Any]:
 @pytest.mark.parametrize("number", range(len(CLAIMS)), ids=[f"{each.demo}: {each.title}" for each in CLAIMS])
 def test_every_claim_passes(number: int) -> None:
     content, claim = report(), CLAIMS[number]
-    found = evidence.check_claim(claim, content["results"][claim.demo])
-    assert not content["quick"] and found["verdict"] == evidence.PASSED, found
+    actual = evidence.check_claim(claim, content["results"][claim.demo])
+    assert not content["quick"] and actual["verdict"] == evidence.PASSED, actual

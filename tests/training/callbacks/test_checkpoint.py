@@ -81,9 +81,9 @@ def test_chain_of_resumes_at_ends_of_epochs_equals_one_run(ends, tmp_path):
     for end in (*ends, 60):
         options = ["--trainer.default_root_dir=run", "--ckpt_path=auto", f"--trainer.max_steps={end}"]
         good(forked(*TOY_FIT, *ema, *options, cwd=tmp_path))
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert fingerprint(newest(run)) == fingerprint(newest(whole))
-    assert record(run) == record(whole) and bests(run) == bests(whole)
+    full, run = tmp_path / "whole", tmp_path / "run"
+    assert fingerprint(newest(run)) == fingerprint(newest(full))
+    assert record(run) == record(full) and bests(run) == bests(full)
 
 
 def test_signal_at_one_rank_ends_both_and_saves_once(tmp_path):

@@ -92,11 +92,11 @@ class Single(SingleOptimizerTask):
         self.judge = nn.Sequential(nn.Conv1d(1, 8, 3), nn.Conv1d(8, 1, 3)).requires_grad_(False)
 
     def training_step(self, batch, batch_idx):
-        found = self.net(batch["x"])
-        loss = (found - batch["x"][:, :1].cumsum(-1)).square().mean()
+        results = self.net(batch["x"])
+        loss = (results - batch["x"][:, :1].cumsum(-1)).square().mean()
         loud = batch["x"].mean((1, 2)) > 0.18
         if loud.any():
-            loss = loss + self.judge(found[loud]).square().mean((1, 2)).sum() / len(found)
+            loss = loss + self.judge(results[loud]).square().mean((1, 2)).sum() / len(results)
         self.log("train/loss", loss)
         return loss
 
@@ -211,11 +211,11 @@ def pair(tmp_path_factory):
 @pytest.mark.cluster
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_equal_ddp(pair, case):
-    whole, sharded = last(pair / f"{case}_ddp"), last(pair / f"{case}_fsdp")
+    full, sharded = last(pair / f"{case}_ddp"), last(pair / f"{case}_fsdp")
     for key in ("state_dict", "ema", "optimizer_states"):
-        assert distance(whole[key], sharded[key]) <= 1e-5, key
-    assert whole.keys() == sharded.keys()
-    assert whole["loops"] == sharded["loops"] and whole["Data"]["epoch"] == sharded["Data"]["epoch"]
+        assert distance(full[key], sharded[key]) <= 1e-5, key
+    assert full.keys() == sharded.keys()
+    assert full["loops"] == sharded["loops"] and full["Data"]["epoch"] == sharded["Data"]["epoch"]
     of_ddp, of_shards = (torch.load(pair / f"{case}_{each}" / "logged.pt") for each in ("ddp", "fsdp"))
     measured = {"train/samples_per_sec", "train/data_wait", "train/memory_gib"}
     of_ddp = {key: value for key, value in of_ddp.items() if key not in measured}

@@ -98,7 +98,7 @@ def test_switches_add_and_remove_callbacks() -> None:
     assert edits.to_changes() == {}
 
 
-def test_what_follows_is_told_apart_from_what_was_edited() -> None:
+def test_what_follows_is_reported_apart_from_what_was_edited() -> None:
     edits = ConfigEdits(CONFIG)
     edits.edit("trainer.max_steps", 20)
     parsed = merge(CONFIG, {"trainer": {"max_steps": 20}, "model": {"init_args": {"sizes": [4]}}})
