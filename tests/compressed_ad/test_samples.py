@@ -61,7 +61,7 @@ def distillation(env: Env, recon_weight: float = 0.0, **parts: Any) -> Distillat
 
 
 @pytest.mark.parametrize(
-    ("env", "parts", "data", "media"),
+    ("env", "parts", "data", "displayed"),
     [
         (Darkroom(3, 4), {}, {}, [ATTENTION, LEARNING]),
         (Darkroom(3, 4), {"compressor": Forget()}, {"items": 1}, [ATTENTION, LEARNING]),
