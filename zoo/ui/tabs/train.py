@@ -53,7 +53,7 @@ def find_previous_run(runs: Iterable[RunInfo], recipe: str, config: Mapping[str,
 def describe_time(previous: PreviousRun | None, steps: Any) -> str:
     """Describe how long a training of so many steps takes."""
     if previous is None:
-        return "No run of it with this data on this machine yet tells how long it takes."
+        return "How long it takes is known after a first run with this data on this machine."
     measured = f"{previous.seconds:.2g} s a batch in {previous.name.rpartition('/')[2]}"
     total = f"about {format_duration(previous.seconds * steps)} for {steps} batches: " if (steps or 0) > 0 else ""
     return f"On this machine {total}{measured}."
@@ -175,8 +175,10 @@ class TrainTab:
             if ROOT_KEY in edits.values:
                 self._add_source(ROOT_KEY, "Data", {"": AS_RECIPE} | folders)
         if ROOT_KEY in edits.values:
+            data = self.app.folders.data
+            place = data.relative_to(Path.cwd()) if data.is_relative_to(Path.cwd()) else data
             ui.label(
-                f"Your own files: put their folder into {self.app.folders.data} and choose it under Data, or write its "
+                f"Your own files: put their folder into {place} and choose it under Data, or write its "
                 f"path into {ROOT_KEY} under Every key."
             ).classes("zoo-small")
 
