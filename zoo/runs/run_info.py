@@ -82,9 +82,10 @@ def find_runs(root: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def list_runs(root: Path) -> list[RunInfo]:
-    """List all runs below a folder, the newest first."""
-    return sorted((read_run(folder, root) for folder in find_runs(root)), key=lambda run: (-run.changed, run.name))
+def list_runs(root: Path, last: int | None = None) -> list[RunInfo]:
+    """List the runs below a folder, the newest first; all, or the `last` so many."""
+    folders = sorted(find_runs(root), key=lambda folder: (-_last_change(folder), folder))
+    return [read_run(folder, root) for folder in folders[:last]]
 
 
 def find_run(name: str, root: Path) -> Path:

@@ -70,7 +70,7 @@ def explain_error(exception: BaseException, config: Mapping[str, Any]) -> Explai
         if isinstance(error, ExplainedError):
             return error
         text = str(error).lower()
-        lost = "gloo" in text and any(mark in text for mark in CONNECTION_LOST)
+        lost = isinstance(error, RuntimeError) and "gloo" in text and any(mark in text for mark in CONNECTION_LOST)
         if lost or type(error).__name__ in DISTRIBUTED_ERRORS:
             return ConnectionLostError(
                 "lost contact with another process, which was killed or hangs; nothing saved is lost: start all of "
@@ -83,13 +83,13 @@ def explain_error(exception: BaseException, config: Mapping[str, Any]) -> Explai
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes; torch and worker processes wrap errors."""
+    """Yield an exception and what it was raised from; torch and worker processes wrap errors."""
     visited: set[int] = set()
     error: BaseException | None = exception
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = error.__cause__
 
 
 def _explain_memory(error: BaseException, text: str, config: Mapping[str, Any]) -> str | None:

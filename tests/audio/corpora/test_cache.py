@@ -74,7 +74,7 @@ def test_built_once_and_again_when_something_changes(tmp_path, monkeypatch):
     paths = corpus(tmp_path)
     first = build_cache(paths, tmp_path / "out", RATE)
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "read_channels", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(cache, "read_mono", lambda *_: pytest.fail("decoded again"))
         assert build_cache(paths, tmp_path / "out", RATE).key == first.key
     assert build_cache(paths, tmp_path / "out", 8000).sample_rate == 8000
     files.write(paths[0], np.full(7, 0.25), RATE)
@@ -92,8 +92,8 @@ def test_kill_9_leaves_nothing_and_the_next_build_is_whole(tmp_path):
 import sys, time
 from pathlib import Path
 from zoo.audio.corpora import cache
-read = cache.read_channels
-cache.read_channels = lambda *a: (time.sleep(0.02), read(*a))[1]
+read = cache.read_mono
+cache.read_mono = lambda *a: (time.sleep(0.02), read(*a))[1]
 paths = sorted(Path({str(tmp_path / "in")!r}).rglob("*.wav"))
 cache.build_cache(paths, {str(tmp_path / "out")!r}, {RATE})
 """
@@ -132,14 +132,6 @@ def test_quiet_files_keep_their_precision(tmp_path, peak_db, subtype):
     source = files.read_mono(tmp_path / "a.wav").astype(np.float64)  # what the file itself holds
     expected = source / np.abs(source).max() * 0.95
     assert 10 * np.log10(np.sum(expected**2) / np.sum((audio - expected) ** 2)) >= 80
-
-
-def test_channels_are_part_of_the_cache(tmp_path):
-    files.write(tmp_path / "a.wav", np.stack([np.full(50, 0.25), np.full(50, -0.5)]), RATE)
-    assert build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE).channels is None
-    built_cache = build_cache([tmp_path / "a.wav"], tmp_path / "out", RATE, channels="each")
-    assert built_cache.channels.tolist() == [2]
-    np.testing.assert_array_equal(built_cache.read(0), np.repeat([0.25, -0.5], 50))
 
 
 def test_too_many_bad_files_and_other_folders_are_refused(tmp_path):

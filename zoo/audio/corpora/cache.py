@@ -20,7 +20,7 @@ from filelock import FileLock
 from rich.progress import track
 
 from zoo.audio.corpora.corpus import relative_name
-from zoo.audio.io.files import AudioFileError, Channels, read_channels
+from zoo.audio.io.files import AudioFileError, read_mono
 from zoo.common.atomic_files import replace_folder
 from zoo.common.checks import check_unreadable_share
 from zoo.common.journal import Journal
@@ -36,10 +36,9 @@ class CorpusCache:
     """Random access to the samples of a cache made by `build_cache`; every process opens its files itself.
 
     Attributes:
-        lengths: samples per file (N,) int64, those of all its channels, one after the other.
+        lengths: samples per file (N,) int64.
         peaks: largest absolute sample per file (N,) float32, in [0, 1].
         exponents: per file (N,) int8; samples are stored times 2 to this power, so that quiet files stay precise.
-        channels: per file (N,) int64; None where files were mixed down.
         unreadable: cause by name of the files that were left out.
 
     Raises:
@@ -61,8 +60,6 @@ class CorpusCache:
         self.offsets, self.lengths, self.peaks, self.exponents = (
             np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "lengths", "peaks", "exponents")
         )
-        path = self.folder / "channels.npy"
-        self.channels = np.load(path, mmap_mode="r") if path.is_file() else None
         # read and not mapped: every page touched would count as this process' memory
         self._audio = os.open(self.folder / "audio.i16", os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._audio).atexit = False
@@ -107,18 +104,16 @@ def build_cache(
     folder: str | os.PathLike[str],
     sample_rate: int,
     max_bad_share: float = 0.1,
-    channels: Channels = "mono",
     root: str | os.PathLike[str] | None = None,
 ) -> CorpusCache:
     """Decode, mix down and resample audio files, in their order, into one cache; a killed build is resumed.
 
-    The cache is keyed by names, sizes, modification times, sample rate and channels: any change rebuilds it. A file
+    The cache is keyed by names, sizes, modification times, and sample rate: any change rebuilds it. A file
     beyond full scale is scaled down to it. Unreadable files are logged and left out.
 
     Args:
         folder: appears only when the cache is complete.
         max_bad_share: share of unreadable files in [0, 1] above which the build is given up.
-        channels: see `zoo.audio.io.files.read_channels`.
         root: folder that the names are relative to; None takes the deepest one that holds all files.
 
     Raises:
@@ -129,7 +124,7 @@ def build_cache(
     if not paths:
         raise ValueError(f"{folder}: expected at least one audio file to build the corpus cache from, got none")
     names = relative_names(paths, root)
-    key = _key(paths, names, sample_rate, channels)
+    key = _key(paths, names, sample_rate)
     if folder.exists() and not (folder / "meta.json").is_file() and any(folder.iterdir()):
         raise ValueError(f"{folder}: exists and is not a corpus cache; give an empty or a new folder")
     partial = folder.with_name(f".{folder.name}.partial")
@@ -142,8 +137,8 @@ def build_cache(
             return cache
         partial.mkdir(exist_ok=True)
         try:
-            rows = _decode_files(paths, partial, key, sample_rate, channels, max_bad_share)
-            _write_index(names, rows, partial, channels, {"key": key, "sample_rate": sample_rate})
+            rows = _decode_files(paths, partial, key, sample_rate, max_bad_share)
+            _write_index(names, rows, partial, {"key": key, "sample_rate": sample_rate})
         except (OSError, ValueError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError):
@@ -160,8 +155,8 @@ def relative_names(files: Sequence[str | os.PathLike[str]], root: str | os.PathL
     return [relative_name(path, base) for path in paths]
 
 
-def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int, channels: Channels) -> str:
-    digest = hashlib.sha256(f"{VERSION} {sample_rate} {channels}\n".encode())
+def _key(paths: Iterable[Path], names: Iterable[str], sample_rate: int) -> str:
+    digest = hashlib.sha256(f"{VERSION} {sample_rate} mono\n".encode())
     for path, name in zip(paths, names, strict=True):
         stat = path.stat()
         digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
@@ -179,7 +174,7 @@ def _open_current(folder: Path, key: str) -> CorpusCache | None:
     return cache if cache.key == key else None
 
 
-Row = list[Any]  # of a file in the journal: samples, peak, exponent, channels; or the cause why it cannot be read
+Row = list[Any]  # of a file in the journal: samples, peak, exponent; or the cause why it cannot be read
 
 
 def _decode_files(
@@ -187,7 +182,6 @@ def _decode_files(
     partial: Path,
     key: str,
     sample_rate: int,
-    channels: Channels,
     max_bad_share: float,
 ) -> list[Row]:
     """Append the samples of the files that the journal of a killed build lacks; a row follows its samples."""
@@ -205,11 +199,10 @@ def _decode_files(
         handle.seek(0, os.SEEK_END)
         for path in track(paths[len(rows) :], description="corpus cache"):
             try:
-                decoded = read_channels(path, sample_rate, channels)
-                content, peak, exponent = to_int16(decoded.reshape(-1))
+                content, peak, exponent = to_int16(read_mono(path, sample_rate))
                 handle.write(content.tobytes())
                 handle.flush()
-                row: Row = [len(content), peak, exponent, len(decoded)]
+                row: Row = [len(content), peak, exponent]
             except AudioFileError as error:
                 _LOG.warning("left out of the corpus cache: %s", error)
                 row = [str(error)]
@@ -244,13 +237,9 @@ def from_int16(samples: np.ndarray, exponent: int) -> np.ndarray:
     return samples.astype(np.float32) / np.float32(_FULL_SCALE * 2.0**exponent)
 
 
-def _write_index(
-    names: Sequence[str], rows: Sequence[Row], partial: Path, channels: Channels, meta: dict[str, object]
-) -> None:
+def _write_index(names: Sequence[str], rows: Sequence[Row], partial: Path, meta: dict[str, object]) -> None:
     """Write the index beside the finished `audio.i16`; `meta.json` comes last and makes the cache valid."""
-    lengths, peaks, exponents, counts = zip(*(row for row in rows if len(row) > 1), strict=True)
-    if channels != "mono":
-        np.save(partial / "channels.npy", np.array(counts, np.int64))
+    lengths, peaks, exponents = zip(*(row for row in rows if len(row) > 1), strict=True)
     np.save(partial / "lengths.npy", np.array(lengths, np.int64))
     np.save(partial / "offsets.npy", np.cumsum(lengths) - lengths)
     np.save(partial / "peaks.npy", np.array(peaks, np.float32))

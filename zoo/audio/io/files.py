@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 import numpy as np
 import soundfile
@@ -43,7 +42,6 @@ _UNSUPPORTED_SUFFIXES = (
 BLOCK_SAMPLES = 1 << 18
 _STREAMED_BYTES = 0x7FFF0000  # a wav header with a larger size was written into a pipe
 _OGG_PAGE_BYTES, _OGG_END = 65307, 4  # longest page; flag of the last one
-Channels = Literal["mono", "each", "mid_side"]
 
 
 class AudioFileError(ValueError):
@@ -82,21 +80,6 @@ def read_mono(path: str | os.PathLike[str], sample_rate: int | None = None) -> n
     audio, rate = read(path)
     mono = audio[0] if len(audio) == 1 else audio.mean(axis=0, dtype=np.float32)
     return mono if sample_rate is None else _resample(mono, rate, sample_rate)
-
-
-def read_channels(path: str | os.PathLike[str], sample_rate: int, channels: Channels) -> np.ndarray:
-    """Read a file (C, T) float32, resampled.
-
-    Args:
-        channels: "mono": the mean of its channels. "each": left and right of a stereo file. "mid_side": their mean and
-            half of their difference. A file that is not stereo is one channel, the mean of those that it has.
-    """
-    if channels == "mono" or info(path).channels != 2:
-        return read_mono(path, sample_rate)[None]
-    audio, rate = read(path)
-    if channels == "mid_side":
-        audio = np.stack([audio[0] + audio[1], audio[0] - audio[1]]) / np.float32(2)
-    return np.stack([_resample(channel, rate, sample_rate) for channel in audio])
 
 
 def _resample(audio: np.ndarray, source_rate: int, target_rate: int) -> np.ndarray:

@@ -48,8 +48,8 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
         return 0
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; --root names the one that runs lie below")
-    runs_below = run_info.list_runs(root)
-    newest = runs_below[:last] if last > 0 else runs_below
+    newest = run_info.list_runs(root, last if last > 0 else None)
+    older = sum(1 for _ in run_info.find_runs(root)) - len(newest)
     rows = [
         (each.recipe, each.folder.name, each.state, format_steps(each),
          "-" if each.best is None else f"{each.monitor} {each.best:.4g}", format_age(each.changed))
@@ -57,12 +57,12 @@ def runs(*run: str, root: Path = Path("runs"), last: int = 20, json: bool = Fals
     ]  # fmt: skip
     if json:
         print(format_json([asdict(each) for each in newest]))
-    elif not runs_below:
+    elif not newest:
         print(f"no runs below {root}; `zoo fit --config RECIPE` makes one")
     else:
         print_columns(["recipe", "run", "state", "step", "best", "age"], rows)
-        if len(newest) < len(runs_below):
-            print(f"{len(runs_below) - len(newest)} older ones: --last 0 lists all")
+        if older:
+            print(f"{older} older ones: --last 0 lists all")
     return 0
 
 

@@ -40,7 +40,7 @@ from zoo.miipher.nets.backbone import Backbone
 from zoo.miipher.nets.cleaner import Cleaner
 from zoo.miipher.nets.families import MelFamily
 from zoo.miipher.options import check_fit
-from zoo.runs.components import component_state, is_export, read_components
+from zoo.runs.components import component_state, is_export, load_weights, read_components
 from zoo.runs.export import AUDIO_USAGE, FEATURES_USAGE
 from zoo.runs.load import build_components
 from zoo.runs.pretrained_files import load_config
@@ -185,9 +185,7 @@ class MiipherConverter(Converter[MiipherFile]):
         components = build_components(specs, source if source.is_dir() else source.parent)
         for name, component in components.items():
             if isinstance(component, nn.Module):
-                if name in fused:
-                    component.remove_weight_norm_()  # type: ignore[operator]
-                component.load_state_dict(component_state(state, name))
+                load_weights(component, component_state(state, name), name in fused)
         encoder, generator = components.get("encoder"), components.get("generator")
         step, rate = int(specs.get("step") or 0), int(components.get("sample_rate", SAMPLE_RATE))
         nets: Nets = {"adapter": encoder} if isinstance(encoder, Cleaner) else {}

@@ -21,7 +21,7 @@ from rich.progress import track
 
 from zoo import __version__
 from zoo.common.atomic_files import delete_temporary_files
-from zoo.common.environment import exit_on_sigterm
+from zoo.common.environment import exit_on_sigterm, verbosity
 from zoo.common.journal import json_line
 from zoo.common.reports import Row
 from zoo.runs.inference.base import Inference
@@ -97,7 +97,7 @@ def predict_with_ray(
     arguments = ({**model, "device": device}, precision, output.absolute(), Path.cwd(), __version__)
     with exit_on_sigterm():  # Ray's own handler leaves with 15
         outcomes = map_chunks(chunks, arguments, workers, device == "cuda").iter_rows() if chunks else ()
-        for outcome in track(outcomes, "predict", len(chunks)):
+        for outcome in track(outcomes, "predict", len(chunks), disable=verbosity() == "quiet"):
             content = json.loads(outcome["item"])
             if content["error"]:
                 raise OSError(content["error"])
