@@ -39,7 +39,6 @@ WITHOUT_IMPORT = {
 # Distribution that is imported and not declared -> the declared one whose interface it belongs to.
 PART_OF = {
     "antlr4-python3-runtime": "omegaconf",
-    "docstring-parser": "jsonargparse",
     "httpx": "nicegui",
     "ipython": "ipykernel",
     "lightning-utilities": "lightning",

@@ -163,7 +163,7 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     ),
     **{
         f"DiT-{positions}": lambda positions=positions: (
-            DiT(8, 1, depth=2, dim=16, heads=2, num_classes=3, positions=positions, context_dim=4, interpolate=True),
+            DiT(8, 1, depth=2, dim=16, heads=2, num_classes=3, positions=positions, context_dim=4),
             lambda size: (
                 noise(3, 1, 8, 2 * size), torch.linspace(0, 1, 3), ones(3),
                 {"tokens": noise(3, size, 4), "mask": ones(3, size)},
@@ -172,7 +172,6 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
         for positions in ("sincos", "rope")
     },
     "ToyNet": lambda: (ToyNet(), lambda size: (noise(size, 2), torch.linspace(0, 1, size))),
-    "Backbone-layers": lambda: (backbone(layers=[1, 2]), lambda size: (noise(2, 640 * size),)),
     **{f"Backbone-{kind}": (lambda kind=kind: encoder(kind)) for kind in WAVEFORM},
     "Cleaner": lambda: (cleaner(), encoder("hubert")[1]),
     **{f"Crowd-{name}": (lambda name=name: language_model(name)) for name in ("llama", "gemma2")},

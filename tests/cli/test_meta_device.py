@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 import zoo.hifigan.data
 import zoo.hifigan.task
@@ -116,9 +117,10 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
         spec["init_args"] = inputs = small | {"root": str(folder / "none"), "embedded_if_missing": True}
     if kind == "PairData":
         inputs |= {"embedded_shape": list(model.net.sample_shape), "embedded_classes": model.net.num_classes}
-    if kind == "ImageData" and inputs["root"] is not None:
+    if kind == "ImageData" and (inputs["root"] or inputs["hub"]):
+        inputs["hub"] = None
         shape = (inputs["channels"], inputs["image_resolution"], inputs["image_resolution"])
-        inputs["root"] = str(images(folder / "images.npz", getattr(model.net, "num_classes", 0), shape))
+        inputs["root"] = str(images(folder / "images", getattr(model.net, "num_classes", 0), shape))
     if kind in ("PairData", "ImageData"):
         data = build(spec)
     if isinstance(getattr(data, "tokenizer", None), PretrainedTokenizer):
@@ -127,10 +129,14 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     return model, data
 
 
-def images(path: Path, classes: int, shape: tuple[int, ...]) -> Path:
-    labels = np.repeat(np.arange(max(classes, 1)), 12)
-    np.savez(path, images=np.zeros((len(labels), *shape[1:], shape[0]), np.uint8).squeeze(), labels=labels)
-    return path
+def images(root: Path, classes: int, shape: tuple[int, ...]) -> Path:
+    """Write a folder of 12 black images for each class."""
+    for label in range(max(classes, 1)):
+        (root / str(label)).mkdir(parents=True)
+        for index in range(12):
+            pixels = np.zeros((*shape[1:], shape[0]), np.uint8).squeeze()
+            Image.fromarray(pixels).save(root / str(label) / f"{index}.png")
+    return root
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Place(NamedTuple):
         return self.root / "work"
 
     @property
-    def options(self) -> Path:
+    def given(self) -> Path:
         return self.root / "given"
 
     @property
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
     @property
     def writable(self) -> tuple[Path, ...]:
-        folders = self.options, self.root / "out", self.root / "temporary", self.work / "runs"
+        folders = self.given, self.root / "out", self.root / "temporary", self.work / "runs"
         return (*folders, Path("/dev"), Path("/proc"))
 
 
@@ -161,7 +161,7 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
     def craft(place: Place, valid: Path) -> None:
         write_valid(kind, place, valid)
         name = {"checkpoint": CHECKPOINT, "export": "config.json"}.get(kind, "config.yaml")
-        file = place.options / name
+        file = place.given / name
         if kind == "checkpoint":
             content = torch.load(file, weights_only=True)
             edit(content["zoo"], place)
@@ -179,18 +179,18 @@ def edited(kind: str, edit: Callable[[dict[str, Any], Place], Any]) -> Callable[
 def write_valid(kind: str, place: Place, valid: Path) -> None:
     """Write a file of a kind as the zoo writes it."""
     if kind == "config":
-        shutil.copy(valid / "run" / "config.yaml", place.options)
+        shutil.copy(valid / "run" / "config.yaml", place.given)
     else:
-        shutil.copytree(valid / ("export" if kind == "export" else "run"), place.options, dirs_exist_ok=True)
+        shutil.copytree(valid / ("export" if kind == "export" else "run"), place.given, dirs_exist_ok=True)
     if kind == "checkpoint":
-        (place.options / "config.yaml").unlink()
+        (place.given / "config.yaml").unlink()
 
 
 def arguments(entry: str, kind: str, place: Place, valid: Path) -> list[str]:
     """Return the command line by which an entry meets the crafted file."""
-    file = str(place.options / CHECKPOINT if kind == "checkpoint" else place.options)
+    file = str(place.given / CHECKPOINT if kind == "checkpoint" else place.given)
     config, out, recipe = (
-        str(place.options / "config.yaml"),
+        str(place.given / "config.yaml"),
         str(place.root / "out"),
         str(valid / "run" / "config.yaml"),
     )
@@ -257,7 +257,7 @@ def meet(entry: str, kind: str, cases: Sequence[Case], folder: str, valid: str) 
 
 def _new_place(root: Path) -> Place:
     place = Place(root)
-    for folder in (place.work, place.options, place.elsewhere, root / "temporary"):
+    for folder in (place.work, place.given, place.elsewhere, root / "temporary"):
         folder.mkdir(parents=True)
     (place.elsewhere / "secret.yaml").write_text(f"secret: {SECRET}\n")
     return place

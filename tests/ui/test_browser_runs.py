@@ -45,8 +45,7 @@ def test_runs_are_opened_compared_and_deleted(server: Server, browser: Any) -> N
     page.get_by_role("button", name=FIRST, exact=True).wait_for()
     check_layout(page, "runs")
 
-    page.get_by_role("button", name=FIRST, exact=True).focus()
-    page.keyboard.press("Enter")
+    page.get_by_role("button", name=FIRST, exact=True).press("Enter")
     page.get_by_role("heading", name=FIRST).wait_for()
     page.get_by_label("Label", exact=True).fill(HOSTILE)
     page.get_by_label("Tags, separated by commas").fill("good, <b>bold</b>")

@@ -115,7 +115,7 @@ def _report(error: Exception) -> int:
     if explained is None and isinstance(error, (ValueError, OSError, ImportError)):
         explained = error
     message = None if explained is None else str(explained) or type(error).__name__
-    code = getattr(explained or error, "exit_code", 1)
+    code = getattr(explained, "exit_code", getattr(error, "exit_code", 1))
     if message is None and isinstance(error, RecursionError):
         message, code = f"a file or an option nests too deeply ({error}); {TRACEBACK_VARIABLE}=1 shows where", 2
     if message is None or os.environ.get(TRACEBACK_VARIABLE):

@@ -27,7 +27,7 @@ def build_page(app: AppState, tab: str, run: str) -> None:
     """Build the page for one client: by default on Watch while something trains, else on Train."""
     rows = app.index.rows
     active = next((name for name, row in rows.items() if row.state in ACTIVE_STATES), "")
-    page = PageState(app, run if run in rows else active or next(iter(rows), ""))
+    page = PageState(app, run or active or next(iter(rows), ""))
     for style in sorted(STATIC.glob("*.css")):
         ui.add_css(style.read_text(encoding="utf-8"))
     ui.colors(primary="#0f766e", negative="#b42318", positive="#0f766e")

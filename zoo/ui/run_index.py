@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,4 +103,8 @@ def _file_times(folder: Path) -> FileTimes:
     if not folder.exists():  # queued
         return ()
     entries = [entry for entry in os.scandir(folder) if entry.name in _FILES or entry.name.endswith((".ckpt", ".lock"))]
-    return tuple(sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in entries))
+    times = []
+    for entry in entries:
+        with contextlib.suppress(FileNotFoundError):  # just deleted, or a link to nothing
+            times.append((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size))
+    return tuple(sorted(times))

@@ -116,7 +116,7 @@ def test_failed_file_gives_exit_code_1_and_left_out_files_are_counted(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["predict", "flow/smoke"], "required: ckpt_path"),
+        (["predict", "flow/smoke"], "predict needs --ckpt_path"),
         ([*ARGS, "flow/smoke"], "takes no recipe"),
         ([*ARGS, "--trainer.devices", "2"], "torchrun"),
         ([*ARGS, "--trainer.precision", "bf16-mixed"], "--precision"),

@@ -82,7 +82,10 @@ def test_the_value_of_the_recipe_is_no_edit_and_the_newest_edit_wins() -> None:
     assert edits.edits == {"model.init_args.weights.b": 2}
 
 
-def test_switches_add_and_remove_callbacks() -> None:
+@pytest.mark.parametrize(
+    "switch_off", [lambda edits: edits.edit("guard.on", False), lambda edits: edits.reset("guard.on")]
+)
+def test_switches_add_and_remove_callbacks(switch_off: Any) -> None:
     edits = ConfigEdits(CONFIG)
     assert edits.values["guard.on"] is False is edits.values["early.on"]
     edits.edit("guard.on", True)
@@ -92,7 +95,7 @@ def test_switches_add_and_remove_callbacks() -> None:
     assert values["trainer.callbacks.LossGuard.init_args.factor"] == 3.0 and values["guard.on"]
     assert values["trainer.callbacks.EarlyStopping.init_args.monitor"] == "val/x"
     assert values["trainer.callbacks.EMA.init_args.decay"] == 0.99
-    edits.edit("guard.on", False)
+    switch_off(edits)
     assert edits.edits == {"early.on": True}
     edits.reset("early.on")
     assert edits.to_changes() == {}
@@ -147,7 +150,7 @@ def test_a_value_is_read_as_it_was_written(value: Any) -> None:
 
 
 def test_texts_that_users_write() -> None:
-    assert [read_value(text) for text in ("1e-4", "010", "", "auto")] == [1e-4, 10, None, "auto"]
+    assert [read_value(text) for text in ("1e-4", "010", "", "auto")] == [1e-4, "010", None, "auto"]
     for text in ("no: [1", "a: 1\na: 2", "!!python/object:os.system x"):
         with pytest.raises(ValueError):
             read_value(text)

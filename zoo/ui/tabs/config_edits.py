@@ -77,9 +77,7 @@ class ConfigEdits:
 
     def reset(self, key: str) -> None:
         """Return to the recipe's value."""
-        self.edits.pop(key, None)
-        self.problems.pop(key, None)
-        self.values = flatten_values(self._apply(self.edits)[0])
+        self.edit(key, self.recipe_values.get(key, ABSENT))
 
     def set_config(self, config: dict[str, Any]) -> list[Edit]:
         """Take the complete config that the parser made of the edits; returns what has changed besides them."""

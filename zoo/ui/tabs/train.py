@@ -183,7 +183,8 @@ class TrainTab:
             ).classes("zoo-small")
 
     def _add_source(self, key: str, label: str, options: dict[str, str]) -> None:
-        current = self.edits.edits.get(key) if self.edits else None
+        edited = self.edits.edits.get(key) if self.edits else None
+        current = edited if isinstance(edited, str) else ""  # a list of sources is written under Every key
 
         def choose(event: Any) -> None:
             if self.edits is not None:
@@ -194,7 +195,7 @@ class TrainTab:
                 self._edited()
 
         options = options | ({current: current} if current and current not in options else {})
-        select = ui.select(options, value=current or "", label=label, with_input=True, on_change=choose)
+        select = ui.select(options, value=current, label=label, with_input=True, on_change=choose)
         select.props("outlined dense")
 
     def _add_summary(self) -> None:
