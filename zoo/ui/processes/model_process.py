@@ -89,11 +89,11 @@ class ModelProcess:
     async def _load(self, source: ModelSource) -> tuple[InputField, ...]:
         if source != self._source or self._process.pid is None:
             await self.close()
-            self._source = source
             packages = list(allowed_packages())
             await self._process.send({"path": str(source.path), "device": source.device, "allow_import": packages})
             reply = await self._receive()
             self._fields = tuple(InputField(**entry) for entry in reply["fields"])
+            self._source = source  # not after an error: the next call starts a new process
         return self._fields
 
     async def _receive(self) -> dict[str, Any]:

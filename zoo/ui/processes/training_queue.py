@@ -108,10 +108,7 @@ class TrainingQueue:
         folder = self.folders.runs / run
         paths = [str(file) for file in files] + ([str(folder / CHANGES_NAME)] if changes else [])
         arguments = [f"--config={path}" for path in paths]
-        self.waiting[run] = WaitingTraining((*arguments, f"--trainer.default_root_dir={folder}"), changes)
-        self.tick()
-        if run not in self.waiting and run not in self._running:
-            raise OSError(f"{run} cannot be started; the console of `zoo ui` shows why")
+        self._enqueue(run, WaitingTraining((*arguments, f"--trainer.default_root_dir={folder}"), changes))
         return run
 
     def resume(self, run: str, options: Sequence[str] = ()) -> None:
@@ -121,8 +118,14 @@ class TrainingQueue:
             raise ValueError(f"{run} is running or queued")
         if not find_checkpoints(folder):
             raise ValueError(f"{run} has no checkpoint to resume from")
-        self.waiting[run] = WaitingTraining((f"--ckpt_path={folder}", *options))
+        self._enqueue(run, WaitingTraining((f"--ckpt_path={folder}", *options)))
+
+    def _enqueue(self, run: str, training: WaitingTraining) -> None:
+        """Start a training, or queue it."""
+        self.waiting[run] = training
         self.tick()
+        if run not in self.waiting and run not in self._running:
+            raise OSError(f"{run} cannot be started; the console of `zoo ui` shows why")
 
     def cancel(self, run: str) -> None:
         """Take a training out of the queue; ValueError when it has started."""
