@@ -115,7 +115,7 @@ class Diversity:
         mask: leave padding out; false for parity with the original.
         normalize: scale every point to length 1, so that longer vectors are not farther apart.
         target: the term is `weight * max(0, target - R)` and stops pushing at the target; without one, `-weight * R`.
-        warmup_steps: batches until the weight is full; it grows linearly from batch 0 on.
+        warmup_steps: optimizer steps until the weight is full; it grows linearly from step 0 on.
         gather: compare the point sets of all ranks instead of each rank's own.
         kind: `swd`, or `js` or `kl` for divergences of the agents' predictions (at the single positions of
             `strategy`).
@@ -216,7 +216,7 @@ class Diversity:
         return F.normalize(points, dim=-1, eps=_TINY) if self.normalize else points
 
     def directions(self, dims: int, agents: int, step: int) -> Tensor | None:
-        """Directions of batch `step`, see `random_directions`; None if nothing is projected."""
+        """Directions of optimizer step `step`, see `random_directions`; None if nothing is projected."""
         if self.kind != "swd" or agents < 2:
             return None
         # torch's generator uses 32 bits of its seed
@@ -237,11 +237,11 @@ class Diversity:
         return sliced_wasserstein(points, directions=directions)
 
     def factor(self, step: int) -> float:
-        """Weight of the term in batch `step` (from 0)."""
+        """Weight of the term at optimizer step `step` (from 0)."""
         return self.weight * min(1.0, (step + 1) / (self.warmup_steps + 1))
 
     def loss(self, value: Tensor, step: int = 0) -> Tensor:
-        """The term to add to the task loss for R in batch `step`, counted from 0."""
+        """The term to add to the task loss for R at optimizer step `step`, counted from 0."""
         if self.target is None:
             return -self.factor(step) * value
         return self.factor(step) * (self.target - value).clamp(min=0)

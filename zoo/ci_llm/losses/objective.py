@@ -58,7 +58,7 @@ class CrowdObjective:
         batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); optional `label_positions`,
             `loss_positions` (of a loss without shift) and `directions` of the diversity term.
         diversity: the term; None for none.
-        step: number of the batch, for the term's schedule and directions.
+        step: number of the optimizer step, for the term's schedule and directions.
         normaliser: divides the sums of the losses; each agent's number of labels by default.
         share: factor on the diversity term, for batches that are a part of a step.
         shift: let a position predict the next token, see `token_losses`.
