@@ -249,5 +249,8 @@ def test_settings_that_do_not_fit_are_refused():
     made.trainer = SimpleNamespace(datamodule=data, checkpoint_callbacks=[], strategy=None)
     with pytest.raises(ValueError, match=r"max_length is 65, the backbone's context 64 tokens"):
         made.setup("fit")
+    made.trainer.datamodule = TextData(ByteTokenizer(), max_length=64, agents=7, agent_data="shuffled")
+    with pytest.raises(ValueError, match=r"agents is 7, the crowd has \d"):
+        made.setup("fit")
     with pytest.raises(ValueError, match="normalise"):
         task(normalise="tokens")

@@ -114,6 +114,7 @@ def test_aliases_are_kept() -> None:
         "!!python/name:os.system",
         "!!timestamp x",
         "a: &a [*a]",
+        "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
         "a: {b: 1, b: 2}",
         "[" * 100_000,
         "'" + "x" * 2**20 + "'",

@@ -121,6 +121,19 @@ def test_refused_resume_changes_no_file(options, named, tmp_path, monkeypatch, c
     assert fit(run, "--trainer.max_steps=20", *TOY_ARGS) == 0
 
 
+@pytest.mark.parametrize("name", ["train.log", "metrics.csv", ".lock", "media"])
+def test_run_with_a_link_to_elsewhere_is_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    assert fit(run, "--trainer.max_steps=4", *TOY_ARGS, recipe=TOY_RECIPE) == 0
+    outside.write_text("kept")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(outside)
+    assert fit(run, "--trainer.max_steps=8", *TOY_ARGS) == 1
+    assert f"{name} is a link out of the run folder" in capsys.readouterr().err
+    assert outside.read_text() == "kept"
+
+
 @pytest.mark.parametrize("interval", [2, 7, 11])
 def test_resume_with_another_validation_interval_repeats_no_batch(interval, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -97,7 +97,14 @@ class CrowdTask(SingleOptimizerTask):
                 f"the tokenizer has {self.tokenizer.vocab_size} tokens, the backbone's vocabulary {vocab_size}: set "
                 "model.init_args.tokenizer to the backbone's own"
             )
-        max_length = getattr(getattr(self.trainer, "datamodule", None), "max_length", 0)
+        data: Any = getattr(self.trainer, "datamodule", None)
+        agents = getattr(data, "agents", self.crowd.count)
+        if agents != self.crowd.count and (data.agent_data == "shuffled" or data.token_budget is not None):
+            raise ValueError(
+                f"data.init_args.agents is {agents}, the crowd has {self.crowd.count}: set it to "
+                "${model.init_args.crowd.init_args.agents.init_args.count}"
+            )
+        max_length = getattr(data, "max_length", 0)
         context = self.crowd.backbone.context_tokens
         if context is not None and max_length > context:
             raise ValueError(

@@ -213,6 +213,7 @@ class ZooCLI(LightningCLI):
         self.checkpoint, self.folder = choose_run_folder(self.command, self.config, self.recipe)
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
+        runs.refuse_links(self.folder)
         if self.command == "fit" and self.lock_stack is not None:
             self.lock_stack.enter_context(lock_folder(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)

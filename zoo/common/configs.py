@@ -76,9 +76,23 @@ def load_yaml(text: str) -> Any:
     if len(text) > MAX_YAML:
         raise yaml.YAMLError(f"{len(text)} characters of YAML, at most {MAX_YAML} are read")
     try:
-        return yaml.load(text, Loader=PlainLoader)
+        content = yaml.load(text, Loader=PlainLoader)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # a tag on another kind of value
         raise yaml.YAMLError(f"no YAML of plain values ({type(error).__name__}: {error})") from error
+    if _count_values(content, {}) > MAX_YAML:
+        raise yaml.YAMLError(f"its aliases stand for more than {MAX_YAML} values")
+    return content
+
+
+def _count_values(value: Any, counts: dict[int, int]) -> int:
+    """Count nested values with each alias written out; a list within itself counts as too many."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in counts:
+        counts[id(value)] = MAX_YAML + 1  # found again only within itself
+        nested = value.values() if isinstance(value, dict) else value
+        counts[id(value)] = 1 + sum(_count_values(each, counts) for each in nested)
+    return counts[id(value)]
 
 
 def dump_yaml(value: Any) -> str:

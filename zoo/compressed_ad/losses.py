@@ -48,6 +48,6 @@ def reconstruction_loss(
     return (errors * (1 + (reward_weight - 1) * rewarded)).mean()
 
 
-def cross_entropy(logits: Tensor, classes: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
     """Cross-entropy (B, L) of logits (B, L, classes), in nats."""
-    return F.cross_entropy(logits.float().transpose(1, 2), classes, reduction="none", label_smoothing=label_smoothing)
+    return F.cross_entropy(logits.float().transpose(1, 2), classes, reduction="none")

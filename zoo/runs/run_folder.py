@@ -42,6 +42,14 @@ def run_folder(trainer: L.Trainer) -> Path:
     return folder
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise ValueError for a link in a run folder that leads out of it: a run writes nowhere else."""
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise ValueError(f"{path} is a link out of the run folder: remove it, or copy what it names")
+
+
 def find_latest_run(root: Path) -> Path | None:
     """Return the run folder below `root` (or `root` itself) that holds the most recently written checkpoint."""
     newest = max(root.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 from zoo.common.checks import check_at_least, check_within
@@ -44,9 +45,9 @@ def main(
     check_within(0, 65535, port=port)
     check_at_least(1, max_upload_mib=max_upload_mib, trainings_at_once=trainings_at_once)
     token = None if token_env is None else os.environ.get(token_env, "")
-    if token is not None and (len(token) < MIN_TOKEN_LENGTH or not (token.isascii() and token.isprintable())):
+    if token is not None and not re.fullmatch(rf"[\w.~-]{{{MIN_TOKEN_LENGTH},}}", token, re.ASCII):
         raise ValueError(
-            f"--token_env {token_env}: expected a variable of at least {MIN_TOKEN_LENGTH} ASCII characters"
+            f"--token_env {token_env}: expected a variable of at least {MIN_TOKEN_LENGTH} letters, digits and . _ ~ -"
         )
     from zoo.ui.server import serve
 

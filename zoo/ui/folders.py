@@ -71,7 +71,8 @@ class Folders:
     def data_sets(self) -> dict[str, Path]:
         """Return the folders below `data`, two levels deep, by name."""
         folders = sorted([*self.data.glob("*/"), *self.data.glob("*/*/")])
-        return {folder.relative_to(self.data).as_posix(): folder for folder in folders if folder.is_dir()}
+        names = {folder.relative_to(self.data).as_posix(): folder for folder in folders if folder.is_dir()}
+        return {name: folder for name, folder in names.items() if name.isprintable()}  # a page cannot show other bytes
 
     def run(self, name: str) -> Path:
         """Return a run's folder; ValueError when there is none."""

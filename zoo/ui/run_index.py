@@ -11,7 +11,14 @@ from typing import NamedTuple
 from zoo.runs.run_folder import CONFIG_NAME, CSV_NAME, LOG_NAME
 from zoo.runs.run_info import RunInfo, find_runs, path_size, read_run
 from zoo.ui.folders import CONSOLE_NAME, Folders, resolve_below
-from zoo.ui.processes.training_queue import PROCESS_NAME, STOPPED_CODES, ProcessRecord, TrainingQueue, read_record
+from zoo.ui.processes.training_queue import (
+    PROCESS_NAME,
+    STOPPED_CODES,
+    ProcessRecord,
+    TrainingQueue,
+    find_records,
+    read_record,
+)
 from zoo.ui.run_actions import NOTES_NAME, Notes, read_notes
 
 ACTIVE_STATES = ("running", "stopping", "active", "queued")
@@ -49,14 +56,14 @@ class RunIndex:
         self.folders = folders
         self.queue = queue
         self.rows: dict[str, RunRow] = {}
-        self.version = 0  # counts the changes of `rows`
         self._cache: dict[str, _CachedRun] = {}
 
     def scan(self) -> None:
         """Read what has changed in the folders of the runs."""
         root, waiting = self.folders.runs, list(self.queue.waiting)
-        records = {path.parent for path in root.glob(f"*/*/*/{PROCESS_NAME}")}
-        names = {folder.relative_to(root).as_posix() for folder in {*find_runs(root), *records}} - {"."}
+        folders = {*find_runs(root), *(path.parent for path in find_records(root))}
+        names = {folder.relative_to(root).as_posix() for folder in folders} - {"."}
+        names = {name for name in names if name.isprintable()}  # a page cannot show other bytes
         cache = {name: self._read(name) for name in {*names, *waiting}}
         self._cache = {name: cached for name, cached in cache.items() if cached is not None}
         rows = []
@@ -65,9 +72,7 @@ class RunIndex:
             state = "queued" if position else find_state(cached.row.info, cached.record)
             rows.append(replace(cached.row, state=state, position=position))
         rows.sort(key=lambda row: (row.state not in ACTIVE_STATES, -row.info.changed, row.name))
-        if rows != list(self.rows.values()):
-            self.rows = {row.name: row for row in rows}
-            self.version += 1
+        self.rows = {row.name: row for row in rows}
 
     def _read(self, name: str) -> _CachedRun | None:
         folder, before = self.folders.runs / name, self._cache.get(name)

@@ -197,6 +197,7 @@ def test_configuration(tmp_path):
     assert arguments["optimizer"]["init_args"] == {"lr": 3e-5, "weight_decay": 0.01}
     assert recipe["trainer"]["max_steps"] == 3 * 935 and recipe["trainer"]["precision"] == "bf16-mixed"
     assert arguments["scheduler"]["init_args"]["warmup_steps"] == 84
+    assert recipe["data"]["init_args"]["agents"].startswith("${model.init_args.crowd.")
     assert recipe["data"]["init_args"]["max_length"] == 768 and recipe["data"]["init_args"]["root"].endswith("/gsm8k")
     assert {each.partition(":")[0] for each in left} == {"use_deepspeed", "output_dir", "eval_batch_size"}
     path.write_text(yaml.safe_dump({**MAIN, "max_train_steps": 17}))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS, crowd
+from zoo.ci_llm.aggregation import Dirichlet, Mean
 from zoo.ci_llm.data.arithmetic import Arithmetic, Split
 from zoo.ci_llm.data.text_files import Example, TextFormat
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
@@ -172,6 +173,12 @@ def test_a_row_without_answer_is_wrong() -> None:
     vote = accuracies["vote"]
     assert vote["mean"] == 0.75 and accuracies[SINGLE]["mean"] == 0.375 and vote["gain"] == 0.375
     assert vote["se"] == pytest.approx(np.std([1, 1, 1, 0], ddof=1) / 2) and vote["low"] <= 0.75 <= vote["high"]
+
+
+def test_dirichlet_has_the_alpha_of_the_run() -> None:
+    own = Dirichlet(alpha=0.5)
+    assert token_rules(2, aggregator=own)["dirichlet"] is own
+    assert token_rules(2, aggregator=Mean())["dirichlet"].alpha == token_rules(2)["dirichlet"].alpha == 1.0
 
 
 def test_texts_do_not_depend_on_other_questions() -> None:

@@ -5,8 +5,10 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 
 from tests import harness
 from tests.compressed_ad.envs.scripted import PACKAGE
@@ -32,6 +34,14 @@ ENV = Darkroom(3, 5)
 CORRIDOR = GymnasiumEnv("Corridor-v0", [{"mirrored": False}, {"mirrored": True}], reward=[0, 1])
 SMALL_PPO = PPO(rollout_steps=10, minibatch=40, epochs=1)
 SMALL = {"episodes": 4, "streams": 6, "progress": False}
+
+
+class Pictures(PointMass):
+    """Says that its observations are pictures."""
+
+    def __init__(self, size, limit):
+        super().__init__(size, limit)
+        self.schema = dataclasses.replace(self.schema, observation=Box(0, 255, (4, 4, 3), np.uint8))
 
 
 def content(folder):
@@ -157,6 +167,7 @@ class Disguised(Darkroom):
         (CORRIDOR, {}, "--epsilon.demonstrator"),
         (CORRIDOR, {"steps": 25}, "multiple of 6 steps"),
         (PointMass(8, 6), {"algorithm": QLearning()}, "q_learning learns Discrete"),
+        (Pictures(8, 6), {"algorithm": SMALL_PPO}, "ppo learns no pictures"),
     ],
 )
 def test_refused_before_anything_is_written(tmp_path, env, change, message):

@@ -117,6 +117,17 @@ def test_resume_goes_on_in_the_same_folder(queue: TrainingQueue) -> None:
     (folder / "step_00000004.ckpt").touch()
     with lock_folder(folder, "fit"), pytest.raises(ValueError, match="running"):
         queue.resume("flow/smoke/1")
+    write_record(folder, ProcessRecord(os.getpid(), psutil.Process().create_time()))  # of another server
+    with pytest.raises(ValueError, match="running"):
+        queue.resume("flow/smoke/1")
+    (folder / "process.json").unlink()
+    outside = queue.folders.work / "outside"
+    outside.write_text("kept")
+    (folder / "console.log").symlink_to(outside)
+    with pytest.raises(ValueError, match=r"console\.log is a link out of the run folder"):
+        queue.resume("flow/smoke/1")
+    assert outside.read_text() == "kept"
+    (folder / "console.log").unlink()
     queue.resume("flow/smoke/1", ["--trainer.max_steps=20"])
     wait_until(lambda: is_ready(queue, "flow/smoke/1"))
     record = read_record(folder)

@@ -35,7 +35,7 @@ HINTS = {
     "spark": "not needed: texts are tokenised into data.init_args.cache",
     "eval_batch_size": "an option of zoo evaluate ci_llm",
     "max_new_tokens": "an option of zoo evaluate ci_llm",
-    "dirichlet_alpha_aggregator": "an option of zoo evaluate ci_llm",
+    "dirichlet_alpha_aggregator": "set model.init_args.aggregator to zoo.ci_llm.Dirichlet with this alpha",
 }
 
 
@@ -131,6 +131,7 @@ def _data(settings: SettingsReader) -> dict[str, Any]:
         "text_format": {"template": "{prompt}"},  # the original's text is question, space, answer
         "max_length": settings.number("max_seq_length", 512, int),
         "batch_size": settings.number("batch_size", 1, int),
+        "agents": "${model.init_args.crowd.init_args.agents.init_args.count}",
         "max_items": settings.number("debug_subset_size", None, int),
         "num_workers": settings.number("num_workers", 4, int),
         "seed": settings.number("seed", 42, int),

@@ -61,7 +61,7 @@ class CrowdEvaluation:
     def __post_init__(self) -> None:
         nll = self.weights.get("nll", [0.0])
         self.sampled_agent = nll.index(min(nll))
-        self.rules = token_rules(self.trained.crowd.count, self.weights.get("alpha"))
+        self.rules = token_rules(self.trained.crowd.count, self.weights.get("alpha"), self.trained.aggregator)
         self.new_tokens = self.settings.max_new_tokens or 1
 
     def path(self, number: int) -> Path:
@@ -171,6 +171,8 @@ def evaluate(
         device: torch device.
     """
     trained, data, limit = load_crowd(run, local_device(device))
+    if (prompt_field or answer_field) and questions is None and validation is None:
+        raise ValueError("--prompt_field and --answer_field name the fields of --questions, which is not given")
     fields = (prompt_field or data.text_format.prompt_field, answer_field or data.text_format.answer_field)
     if questions is None:
         examples, held_out = data.examples(split), data.validation_examples()
@@ -257,7 +259,7 @@ def _describe(
 def _read_weights(
     trained: TrainedCrowd, validation: Sequence[Example] | None, path: Path, batch_size: int
 ) -> dict[str, list[float]]:
-    """The posterior of the agents' weights and their NLL, fitted by the first process; empty without validation."""
+    """The posterior of the agents' weights and their NLL; fitted where `path` is missing, empty without validation."""
     if not validation or trained.crowd.count == 1:
         return {}
     if not path.is_file():

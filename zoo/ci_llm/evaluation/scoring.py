@@ -45,16 +45,20 @@ class Scores:
     representations: dict[str, Tensor]
 
 
-def token_rules(count: int, alpha: Sequence[float] | None = None) -> dict[str, Aggregator]:
+def token_rules(
+    count: int, alpha: Sequence[float] | None = None, aggregator: Aggregator | None = None
+) -> dict[str, Aggregator]:
     """The rules that combine the predictions of agents token by token, by name, `mean` first.
 
     Args:
         count: of agents.
         alpha: fitted weights in proportion, see `fit_weights`; without any there is no `fitted`.
+        aggregator: of the run; a Dirichlet of its own alpha takes the place of that of alpha 1.
     """
     if count == 1:
         return {"mean": Mean()}
-    rules: dict[str, Aggregator] = {"mean": Mean(), "geometric": Geometric(), "dirichlet": Dirichlet()}
+    dirichlet = aggregator if isinstance(aggregator, Dirichlet) else Dirichlet()
+    rules: dict[str, Aggregator] = {"mean": Mean(), "geometric": Geometric(), "dirichlet": dirichlet}
     if alpha is not None:
         rules["fitted"] = FittedMixture(alpha)
     rules["bma"] = BayesianAverage(alpha=alpha)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from zoo.ci_llm.aggregation import Aggregator
 from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.text_files import Example, TextFormat, read_examples, split_files
@@ -29,6 +30,7 @@ class TrainedCrowd:
     tokenizer: Tokenizer
     text_format: TextFormat
     name: str = "crowd"
+    aggregator: Aggregator | None = None  # of the run
 
 
 def load_crowd(run: Path, device: str | torch.device = "cpu") -> tuple[TrainedCrowd, TextData, int]:
@@ -53,7 +55,8 @@ def load_crowd(run: Path, device: str | torch.device = "cpu") -> tuple[TrainedCr
     annotations = constructor_annotations(TextData)
     options = {key: build(value, annotations.get(key, Any)) for key, value in arguments.items()}
     data = TextData(tokenizer, text_format=text_format, **options)
-    return TrainedCrowd(crowd, tokenizer, data.text_format, str(run)), data, generator.max_new_tokens
+    trained = TrainedCrowd(crowd, tokenizer, data.text_format, str(run), generator.aggregator)
+    return trained, data, generator.max_new_tokens
 
 
 def read_questions(path: Path, split: Split, fields: tuple[str, str]) -> list[Example]:

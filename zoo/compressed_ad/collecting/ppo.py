@@ -15,8 +15,9 @@ from zoo.common.tensors import sample_uniforms
 from zoo.compressed_ad.collecting.base import Algorithm, HistoryRequest
 from zoo.compressed_ad.collecting.ppo_nets import ActorCritics, Observer, RewardScaler, clip_norms
 from zoo.compressed_ad.data.history_writer import Recorder
-from zoo.compressed_ad.envs.base import BatchedEnvs
+from zoo.compressed_ad.envs.base import BatchedEnvs, Env
 from zoo.compressed_ad.envs.grids import GridEnv
+from zoo.compressed_ad.envs.spaces import Box
 from zoo.training.resume import item_seed
 
 STARTS, ACTIONS, LEARNERS = -2, 0, -4  # numbers of a task's seeds; -1 is that of its weights
@@ -87,6 +88,12 @@ class PPO(Algorithm):
         check_at_least(2, minibatch=self.minibatch)
         check_within(0, 1, discount=self.discount, trace=self.trace)
         check_positive(learning_rate=self.learning_rate, clip=self.clip)
+
+    def check(self, env: Env, steps: int) -> None:
+        """Refuse observations that are pictures: the nets have no convolutions."""
+        space = env.schema.observation
+        if isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3:
+            raise ValueError(f"ppo learns no pictures; {env.name} has {env.schema.describe()}")
 
     def make(self, request: HistoryRequest) -> np.ndarray:
         """Learn tasks from scratch; learning takes complete rollouts, the histories are cut."""

@@ -23,6 +23,7 @@ from zoo.common.configs import dump_yaml
 from zoo.common.journal import load_json
 from zoo.common.locks import is_locked
 from zoo.runs.checkpoints import find_checkpoints
+from zoo.runs.run_folder import refuse_links
 from zoo.ui.folders import CHANGES_NAME, CONSOLE_NAME, Folders
 from zoo.ui.processes.command import kill_tree, zoo_program
 
@@ -61,6 +62,11 @@ def read_record(folder: Path) -> ProcessRecord | None:
         return None
 
 
+def find_records(root: Path) -> list[Path]:
+    """Return the records of the runs below a folder; a run that is being deleted is in a hidden folder."""
+    return list(root.glob(f"[!.]*/[!.]*/[!.]*/{PROCESS_NAME}"))
+
+
 def write_record(folder: Path, record: ProcessRecord) -> None:
     """Write a run folder's record."""
     write_atomic(folder / PROCESS_NAME, lambda file: file.write(json.dumps(asdict(record), indent=2).encode()))
@@ -89,7 +95,7 @@ class TrainingQueue:
         self.waiting: dict[str, WaitingTraining] = {}  # by run, the first in first
         self._environment = environment
         self._program = list(program or zoo_program())
-        records = {path.parent: read_record(path.parent) for path in folders.runs.glob(f"*/*/*/{PROCESS_NAME}")}
+        records = {path.parent: read_record(path.parent) for path in find_records(folders.runs)}
         running = [folder for folder, record in records.items() if record is not None and record.is_running()]
         self._running: dict[str, subprocess.Popen[bytes] | None] = {
             folder.relative_to(folders.runs).as_posix(): None for folder in running
@@ -114,8 +120,11 @@ class TrainingQueue:
     def resume(self, run: str, options: Sequence[str] = ()) -> None:
         """Resume or queue a run with further options of `zoo fit`; ValueError when that is not possible."""
         folder = self.folders.run(run)
-        if run in self.waiting or run in self._running or is_locked(folder):
+        record = read_record(folder)
+        is_running = record is not None and record.is_running()  # also one of another server
+        if run in self.waiting or run in self._running or is_running or is_locked(folder):
             raise ValueError(f"{run} is running or queued")
+        refuse_links(folder)  # the console's log is written before `zoo fit` looks
         if not find_checkpoints(folder):
             raise ValueError(f"{run} has no checkpoint to resume from")
         self._enqueue(run, WaitingTraining((f"--ckpt_path={folder}", *options)))
@@ -159,14 +168,14 @@ class TrainingQueue:
                 continue
             del self._running[run]
             if record is not None and code is not None:
-                with contextlib.suppress(OSError):  # its folder is gone
+                with contextlib.suppress(OSError):
                     write_record(self.folders.runs / run, replace(record, exit_code=code))
         while self.waiting and len(self._running) < self.at_once:
             run = next(iter(self.waiting))
             training = self.waiting.pop(run)
             try:
                 self._running[run] = self._launch(run, training)
-            except OSError as error:
+            except (OSError, psutil.Error) as error:
                 log.warning("%s cannot be started: %s", run, error)
 
     def _launch(self, run: str, training: WaitingTraining) -> subprocess.Popen[bytes]:

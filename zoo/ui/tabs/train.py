@@ -77,6 +77,8 @@ class TrainTab:
     def __init__(self, page: PageState) -> None:
         self.page, self.app = page, page.app
         self.edits: ConfigEdits | None = None  # None while the recipe is read
+        self._requested: dict[str, Any] = {}  # edits of the form that is read
+        self._sources: dict[str, tuple[ui.select, dict[str, str]]] = {}  # of weights and data, with the options, by key
         self._files: list[Path] = []
         self._refused = ("", "")  # key and message of the parser's last error
         self._revision = 0  # counts recipes and edits
@@ -109,6 +111,9 @@ class TrainTab:
         self._offer_recipes(next((name for name in names if name.startswith("smoke")), names[0]), "")
         self._open({})
 
+    def _choose_machine(self) -> None:
+        self._open(self._requested if self.edits is None else self.edits.edits)
+
     def _offer_recipes(self, recipe: str, machine: str) -> None:
         """Offer recipes and machine presets by new elements, so that a press on the former ones does nothing."""
         self.choices.clear()
@@ -116,7 +121,7 @@ class TrainTab:
             names, presets = list(self.app.folders.recipes(self.system.value)), self.app.folders.machine_presets()
             self.recipe = ui.select(names, value=recipe, label="Recipe", on_change=lambda: self._open({}))
             self.machine = ui.select({"": AS_RECIPE} | {name: name for name in presets}, value=machine, label="Machine")
-            self.machine.on_value_change(lambda: self._open(self.edits.edits if self.edits else {}))
+            self.machine.on_value_change(self._choose_machine)
         for choice in (self.recipe, self.machine):
             choice.props("outlined dense").on("update:model-value", js_handler=_DISABLE)
 
@@ -126,7 +131,7 @@ class TrainTab:
         self._files = [self.app.folders.recipes(system)[recipe]]
         if machine:
             self._files.append(self.app.folders.machine_presets()[machine])
-        self.edits = None
+        self.edits, self._requested, self._sources = None, dict(edits), {}
         self._revision += 1
         for box in (self.fields, self.summary, self.about):
             box.clear()
@@ -135,14 +140,17 @@ class TrainTab:
         with self.summary:
             self.status = StatusLine()
             self.status.show("busy", "Reading the config ...")
-        background_tasks.create(self._load(self._revision, dict(edits)))
+        background_tasks.create(self._load(self._revision))
 
     def _is_current(self, revision: int) -> bool:
         return revision == self._revision and not self.root.is_deleted
 
-    async def _load(self, revision: int, edits: dict[str, Any]) -> None:
+    async def _load(self, revision: int) -> None:
         try:
             parsed = await self.app.parser.parse(self._files, {})
+            edits = ConfigEdits(parsed.config)
+            for key, value in self._requested.items():
+                edits.edit(key, value)
         except (ValueError, OSError) as error:
             if self._is_current(revision):
                 self.status.show("bad", " ".join(str(error).split()))
@@ -152,9 +160,7 @@ class TrainTab:
         previous = await asyncio.to_thread(find_previous_run, runs, recipe, parsed.config)
         if not self._is_current(revision):
             return
-        self.edits = ConfigEdits(parsed.config)
-        for key, value in edits.items():
-            self.edits.edit(key, value)
+        self.edits = edits
         with self.fields:
             self._add_sources(self.edits)
             self.form = ConfigForm(self.edits, parsed.arguments, self._edited)
@@ -176,27 +182,29 @@ class TrainTab:
                 self._add_source(ROOT_KEY, "Data", {"": AS_RECIPE} | folders)
         if ROOT_KEY in edits.values:
             data = self.app.folders.data
-            place = data.relative_to(Path.cwd()) if data.is_relative_to(Path.cwd()) else data
+            work = self.app.folders.work
+            place = data.relative_to(work) if data.is_relative_to(work) else data
             ui.label(
                 f"Your own files: put their folder into {place} and choose it under Data, or write its "
                 f"path into {ROOT_KEY} under Every key."
             ).classes("zoo-small")
 
     def _add_source(self, key: str, label: str, options: dict[str, str]) -> None:
-        edited = self.edits.edits.get(key) if self.edits else None
-        current = edited if isinstance(edited, str) else ""  # a list of sources is written under Every key
-
         def choose(event: Any) -> None:
-            if self.edits is not None:
-                if event.value:
-                    self.edits.edit(key, event.value)
-                else:
-                    self.edits.reset(key)
-                self._edited()
+            if self.edits is None or event.value == self._edited_source(key):
+                return
+            if event.value:
+                self.edits.edit(key, event.value)
+            else:
+                self.edits.reset(key)
+            self._edited()
 
-        options = options | ({current: current} if current and current not in options else {})
-        select = ui.select(options, value=current, label=label, with_input=True, on_change=choose)
-        select.props("outlined dense")
+        select = ui.select(options, value="", label=label, with_input=True, on_change=choose).props("outlined dense")
+        self._sources[key] = select, options
+
+    def _edited_source(self, key: str) -> str:
+        value = None if self.edits is None else self.edits.edits.get(key)
+        return value if isinstance(value, str) else ""  # several sources are a list, written under Every key
 
     def _add_summary(self) -> None:
         heading("Differs from the recipe", 3)
@@ -234,6 +242,9 @@ class TrainTab:
         key, message = self._refused
         if self.edits is not None and self.edits.problems.get(key) == message:  # another key may have mended it
             del self.edits.problems[key]
+        for key, (select, options) in self._sources.items():
+            source = self._edited_source(key)
+            select.set_options({source: source} | options, value=source)
         self.form.refresh()
         self._show_differences([])
         if not self._is_busy:
@@ -320,7 +331,10 @@ class TrainTab:
 
     async def _press(self, action: Action) -> None:
         """Do something with the form as it is at this moment, once the parser has accepted it."""
-        if self._is_busy or self.edits is None:
+        if self._is_busy:
+            ui.notify("The former action has not ended.", type="warning")
+            return
+        if self.edits is None:
             return
         self._is_busy = True
         buttons, files, recipe = self.buttons, self._files, f"{self.system.value}/{self.recipe.value}"
@@ -351,6 +365,8 @@ class TrainTab:
             config = Path(folder) / "recipe.yaml"
             config.write_text(parsed.text, encoding="utf-8")
             code, output = await run_command(["doctor", "--config", str(config)], self.app.environment)
+        if files is not self._files:  # another recipe has been chosen meanwhile
+            return
         self.status.show("good" if code == 0 else "bad", "It works." if code == 0 else last_error(output))
         with self.rows:
             for line in output.splitlines():
