@@ -73,6 +73,13 @@ def pick(page: Any, label: str, option: str) -> None:
     page.get_by_role("option", name=re.compile(rf"^{re.escape(option)}( |$)")).first.click()
 
 
+def _resize(page: Any, size: Any) -> None:
+    """Resize the window and wait until the page has its layout for it: its former elements are gone then."""
+    page.set_viewport_size(size)
+    page.wait_for_function("width => Quasar.Screen.width === width", arg=size["width"])
+    page.wait_for_timeout(600)
+
+
 def check_layout(page: Any, name: str) -> None:
     """Look at a page at both widths: axe-core finds nothing serious, nothing has to be scrolled sideways.
 
@@ -82,8 +89,7 @@ def check_layout(page: Any, name: str) -> None:
 
     page.add_style_tag(content="* { transition: none !important; animation: none !important; }")  # nothing half faded
     for size in (WIDE, NARROW):
-        page.set_viewport_size(size)
-        page.wait_for_timeout(600)
+        _resize(page, size)
         if folder := os.environ.get("ZOO_SCREENSHOTS"):
             page.screenshot(path=Path(folder) / f"{name}_{size['width']}.png", full_page=True)
         violations = [
@@ -92,4 +98,4 @@ def check_layout(page: Any, name: str) -> None:
         nodes = [f"{each['id']}: {node['html'][:200]}" for each in violations for node in each["nodes"]]
         assert nodes == [], (name, size)
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-    page.set_viewport_size(WIDE)
+    _resize(page, WIDE)
