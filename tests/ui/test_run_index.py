@@ -11,8 +11,8 @@ from tests.ui.conftest import make_run
 from zoo.common.locks import lock_folder
 from zoo.ui import run_index
 from zoo.ui.folders import Folders
-from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, WaitingTraining, write_record
-from zoo.ui.run_actions import Notes, write_notes
+from zoo.ui.processes.training_queue import ProcessRecord, TrainingQueue, write_record
+from zoo.ui.run_files import write_label
 from zoo.ui.run_index import RunIndex
 
 KNOWN_RUNS = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
@@ -65,9 +65,11 @@ def test_a_start_that_failed_is_listed_and_links_are_not(index: RunIndex) -> Non
 def test_queue_labels_and_runs_of_the_command_line(index: RunIndex) -> None:
     folder = make_run(index.folders, "flow/smoke/1")
     make_run(index.folders, "odd")  # of `--trainer.default_root_dir`
-    index.queue.waiting["flow/smoke/2"] = WaitingTraining(())
-    write_notes(folder, Notes("mine", ("good",)))
+    index.queue.waiting["flow/smoke/2"] = [], {}
+    index.queue.launch_errors["flow/smoke/3"] = "no space left"
+    write_label(folder, "mine")
     index.scan()
+    assert index.rows["flow/smoke/3"].state == "failed"
     assert next(iter(index.rows)) == "flow/smoke/2" and index.rows["flow/smoke/2"].position == 1
     assert index.rows["flow/smoke/1"].title == "mine" and index.rows["odd"].info.step == 4
     with lock_folder(folder, "fit"):

@@ -148,10 +148,15 @@ def test_a_training_that_ends_makes_room(queue: TrainingQueue) -> None:
     assert queue.is_busy(following) and not queue.waiting
 
 
-def test_a_start_that_is_impossible_is_an_error(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_that_is_impossible_is_an_error(folders: Folders) -> None:
     queue = make_queue(folders)
-    folders.runs.rmdir()
-    folders.runs.touch()
+    run = start(queue)
+    waiting = start(queue)
+    kill_trainings(folders.work)
+    (folders.runs / "flow" / "smoke").rename(folders.runs / "gone")
+    (folders.runs / "flow" / "smoke").touch()
+    wait_until(lambda: not queue.is_busy(run))
+    assert waiting in queue.launch_errors and not queue.waiting
     with pytest.raises(OSError, match="flow/smoke"):
         start(queue)
-    assert "cannot be started" in caplog.text and not queue.waiting
+    assert list(queue.launch_errors) == [waiting]

@@ -54,12 +54,12 @@ def test_dots_log_scale_and_raw_curves() -> None:
 
 def test_several_runs_have_a_color_each_and_dash_the_validation() -> None:
     panel = Panel("loss", ("train/loss", "val/loss"))
-    curves = {"train/loss": ((0, 1.0),), "val/loss": ((0, 2.0),)}
-    runs: Any = {"smoke/1": (curves, {}), "smoke/2": ({"val/loss": ((0, 3.0),)}, {})}
+    curves: Any = {"train/loss": (((0, 1.0),), ()), "val/loss": (((0, 2.0),), ())}
+    runs: Any = {"smoke/1": curves, "smoke/2": {"val/loss": (((0, 3.0),), ())}}
     assert [(line.name, COLORS.index(line.color), line.dashed) for line in panel_lines(panel, runs)] == [
         ("smoke/1 train/loss", 0, False),
         ("smoke/1 val/loss", 0, True),
         ("smoke/2 val/loss", 1, True),
     ]
-    single = panel_lines(panel, {"": (curves, {})})
+    single = panel_lines(panel, {"": curves})
     assert [(COLORS.index(line.color), line.dashed) for line in single] == [(0, False), (1, False)]
