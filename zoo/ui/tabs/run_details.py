@@ -89,7 +89,7 @@ class RunDetails:
         self._row = row
         self.name.text = row.title
         facts = [row.name, row.info.recipe, f"step {format_progress(row)}", format_best(row), format_bytes(row.size)]
-        self.facts.set_text(" · ".join(facts))
+        self.facts.set_text(" · ".join(filter(None, facts)))
         self.state.show(*STATES[row.state])
         checkpoints = []
         for path in find_checkpoints(row.info.folder):

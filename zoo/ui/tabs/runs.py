@@ -32,7 +32,7 @@ _STATE = """<span :class="'zoo-chip ' + props.row.color">{{ props.row.state }}</
 _SELECT = """<q-checkbox dense v-model="props.selected" :aria-label="'Select ' + props.row.run"></q-checkbox>"""
 _CARD = f"""<div class="col-12 q-pa-xs"><div class="zoo-queue"><div class="row items-center">{_SELECT}
   <div class="col">{_OPEN}</div>{_STATE}</div><div class="zoo-small">{{{{ props.row.recipe }}}} · step
-  {{{{ props.row.step }}}} · {{{{ props.row.best }}}} · {{{{ props.row.age }}}} · {{{{ props.row.size }}}}
+  {{{{ props.row.step }}}} · {{{{ props.row.age }}}} · {{{{ props.row.size }}}} {{{{ props.row.best }}}}
   </div></div></div>"""
 SLOTS = {
     "body-cell-run": f'<q-td :props="props">{_OPEN}</q-td>',

@@ -139,4 +139,4 @@ def format_progress(row: RunRow) -> str:
 
 def format_best(row: RunRow) -> str:
     """Write the best value of the monitored metric."""
-    return "-" if row.info.best is None else f"{row.info.monitor} {row.info.best:.4g}"
+    return "" if row.info.best is None else f"{row.info.monitor} {row.info.best:.4g}"
