@@ -82,19 +82,15 @@ def test_ctrl_c_twice_leaves_at_once_and_costs_the_steps_since_the_last_save(ref
     assert_same(tmp_path / "run", reference)
 
 
-def test_a_real_process_leaves_with_the_signals_code(tmp_path):
-    stopped = zoo(*FIT, *kill(TERM, "train"), f"--trainer.default_root_dir={tmp_path / 'run'}", cwd=tmp_path)
-    assert stopped.returncode == 143, stopped.stderr[-3000:]
-
-
-def test_a_hang_up_that_nohup_ignores_stays_ignored(reference, tmp_path):
-    root = f"--trainer.default_root_dir={tmp_path / 'run'}"
+def test_a_real_process_ignores_a_hang_up_like_nohup_and_leaves_with_the_signals_code(tmp_path):
+    both = [*kill(HUP, "train"), *callback("KillAt", step=30, signum=int(TERM))]
     before = signal.signal(HUP, signal.SIG_IGN)
     try:
-        good(zoo(*FIT, *kill(HUP, "train"), root, cwd=tmp_path))
+        stopped = zoo(*FIT, *both, f"--trainer.default_root_dir={tmp_path / 'run'}", cwd=tmp_path)
     finally:
         signal.signal(HUP, before)
-    assert_same(tmp_path / "run", reference)
+    assert stopped.returncode == 143, stopped.stderr[-3000:]
+    assert newest(tmp_path / "run").name == "step_00000030.ckpt"
 
 
 @pytest.fixture(scope="module")
