@@ -9,13 +9,11 @@ import yaml
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, original_tensors, state_of, write
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
 from zoo.audiosr.convert.to_original import Nets, choose_layout, write_original
-from zoo.audiosr.diffusion.samplers import DPMSolver
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion, DPMSolver
 from zoo.audiosr.losses import Latent
-from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.task import DiffusionTask
 from zoo.blocks.autoencoder import AutoencoderKL

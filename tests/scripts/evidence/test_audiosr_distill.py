@@ -13,8 +13,7 @@ from scripts.evidence import audiosr_distill
 from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, features
 from zoo.audio.corpora.corpus import CorpusOptions
 from zoo.audiosr.data.datamodule import SuperResolutionData, ValidationSplit
-from zoo.audiosr.diffusion.samplers import DDIM
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import DDIM, CosineDiffusion
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.options import RestoreOptions
