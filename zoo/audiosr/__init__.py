@@ -1,8 +1,8 @@
 """AudioSR: latent-diffusion audio super-resolution with global context."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "loss_monitor": "LossMonitor",

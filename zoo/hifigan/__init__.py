@@ -1,8 +1,8 @@
 """HiFi-GAN: GAN vocoders from mel or SSL features to waveform (Kong et al., 2020), with BigVGAN and Vocos."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "data": "VocoderData",

@@ -59,7 +59,7 @@ def test_nets_compute_time_first_what_the_file_computes(tmp_path: Path, layout: 
     assert components["features"].kind == ("audiosr" if layout == "audiosr" else "projectlily")
     clip = None if layout == "audiosr" else mel.mT
     context = () if layout == "audiosr" else made["encoder"](mel)[:1]
-    # modelV1 norms an image that is the same everywhere: rounding errors grow, see tests/parity/test_audiosr_nets.py
+    # modelV1 norms an image that is the same everywhere: rounding errors grow, see tests/parity/audiosr/test_nets.py
     torch.testing.assert_close(turn(net(turn(x), t, clip)), made["unet"](x, t, *context), atol=1e-4, rtol=1e-3)
     averaged = from_original(path)["net"].unet.out[2].bias
     torch.testing.assert_close(averaged, made["unet"].out[2].bias + 1)
