@@ -7,8 +7,7 @@ __getattr__, __dir__, __all__ = zoo.register(
     {
         "backbone": "FrozenTask Louder Scale Scaled",
         "data": "PairData",
-        "faults": "Ballast BadBatches BrokenLogger DyingAmplifier DyingTask FillDisk Hungry KillAt Misfortune "
-        "PlainData Watch",
+        "faults": "Ballast BrokenLogger DyingAmplifier DyingTask FillDisk Hungry KillAt Misfortune",
         "inference": "Amplifier",
         "nets": "Gain",
         "task": "GainTask",

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.flow.nets.velocity import VelocityNet
 from zoo.runs import components
 
 
@@ -17,7 +16,7 @@ class FrozenNet(components.FrozenNet):
     `config` has `class_path` and `init_args` of the net.
     """
 
-    net_base = net_class = VelocityNet
+    net_base = net_class = "zoo.flow.VelocityNet"
     inference = "zoo.flow.Sampler"
     component = "net"
 
