@@ -69,8 +69,8 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
     path = [str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     variables = environment(PATH=os.pathsep.join(path))
     variables.pop("ZOO_DATA", None)  # the documents speak of its default
-    advanced = document.parent / "advanced" / document.name
-    for page, block in [(page, each) for page in (document, advanced) if page.exists() for each in blocks(page)]:
+    pages = [each for each in (document, document.parent / "advanced" / document.name) if each.exists()]
+    for page, block in [(each, block) for each in pages for block in blocks(each)]:
         code = block.code
         if block.before == BY_CI:  # without the installation
             code = "\n".join(line for line in code.splitlines() if " -m zoo " in line).replace(".venv/bin/", "")

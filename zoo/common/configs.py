@@ -162,7 +162,7 @@ def _is_same_class(old: str, new: str) -> bool:
 
 
 def load_run_config(path: Path, from_run: bool = False) -> dict[str, Any]:
-    """Read a recipe by name or file and resolve its interpolations; `from_run` checks the paths of a run's own config."""
+    """Read a recipe by name or file and resolve its interpolations; `from_run` checks a run's own paths."""
     from omegaconf import OmegaConf  # only now: help does not wait for it
     from omegaconf.errors import OmegaConfBaseException
 
