@@ -16,7 +16,7 @@ from tests.compressed_ad.test_losses import histories
 from tests.miipher.parts import backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder

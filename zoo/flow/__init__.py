@@ -1,8 +1,8 @@
 """Flow matching: class-conditional images from noise along straight paths (Lipman et al., 2023), with guidance."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "data.datamodule": "FlowData ImageData PointData",

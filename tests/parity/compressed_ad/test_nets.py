@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import reference_folder
-from tests.parity.original_agents import LegacyCAD, LegacyEncoder, training_logits
+from tests.parity.compressed_ad.original_agents import LegacyEncoder, training_logits
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.convert import from_original
 from zoo.compressed_ad.convert.converter import PolicyConverter, to_original_state
@@ -198,7 +198,7 @@ def test_ad_acts_as_the_original(golden, load):
 
 
 @torch.no_grad()
-def play(agent: LegacyCAD | LegacyEncoder | Sound, expected: dict, forced: bool = False) -> list[int]:
+def play(agent: LegacyEncoder | Sound, expected: dict, forced: bool = False) -> list[int]:
     """Act greedily as in the golden rollout and compare; returns the steps in which logits differ."""
     worlds = Darkroom(5, 6).start(torch.as_tensor(expected["goals"]))
     differing, rewards = [], []
@@ -214,14 +214,6 @@ def play(agent: LegacyCAD | LegacyEncoder | Sound, expected: dict, forced: bool 
     returns = torch.stack(rewards, 1).view(3, -1, 6).sum(-1)
     assert torch.equal(returns, torch.as_tensor(expected["reward_episode"]).long())
     return differing
-
-
-def test_cad_acts_as_the_original(golden, load):
-    expected = golden["cad"]["eval_rollout_greedy"]
-    agent = LegacyCAD(load("cad"))
-    assert play(agent, expected) == []
-    close(agent.state.latents, expected["latents"])
-    assert agent.state.compressions == expected["total_compressions"] == 5
 
 
 class Sound:

@@ -7,28 +7,8 @@ from torch import Tensor
 
 from zoo.compressed_ad.nets.compression import Compressor
 from zoo.compressed_ad.nets.embedding import LinearEmbedding
-from zoo.compressed_ad.nets.policy import ContextState, InContextPolicy
+from zoo.compressed_ad.nets.policy import InContextPolicy
 from zoo.compressed_ad.nets.steps import Steps
-
-
-class LegacyCAD:
-    """CAD: in the step after each compression it acts by the query alone, as if it had no latents.
-
-    Args:
-        policy: CAD in evaluation mode.
-    """
-
-    def __init__(self, policy: InContextPolicy) -> None:
-        self.policy = policy
-        self.state = policy.begin()
-
-    def act(self, queries: Tensor) -> Tensor:
-        """Logits (B, actions) of the states (B, 2)."""
-        return self.policy.act(ContextState() if self.state.steps is None else self.state, queries)
-
-    def observe(self, step: Steps) -> None:
-        """Append a step (L = 1)."""
-        self.policy.observe(self.state, step)
 
 
 class LegacyEncoder:

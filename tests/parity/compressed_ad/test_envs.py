@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tests.conftest import reference_folder
-from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.compressed_ad.envs.grids import PERMUTATIONS, DarkKeyToDoor, Darkroom, DarkroomPermuted, Env
 
 pytestmark = pytest.mark.shared
@@ -90,25 +89,3 @@ def test_every_golden_sequence_was_replayed(golden):
         *(f"pm{number}" for number in range(3)),
         "split",
     }
-
-
-def test_the_originals_source_histories():
-    h5py = pytest.importorskip("h5py")
-    folder = reference_folder("compressed_ad") / "env"
-    goals = load_foreign_checkpoint(folder / "dataset_golden.pt")["hdf5_group_goals"]
-    env = Darkroom(3, 5)
-    # The original stored the tasks in shuffled order, under their number in it.
-    assert env.tasks()[env.split(0, 1.0)[0]].tolist() == goals.tolist()
-    with h5py.File(folder / "history_darkroom_PPO_alg-seed42.hdf5") as file:
-        for index, goal in enumerate(goals.tolist()):
-            group = {key: torch.from_numpy(file[str(index)][key][:]) for key in file[str(index)]}
-            worlds = env.start(torch.tensor([goal]).repeat(group["actions"].shape[1], 1))
-            for moment, actions in enumerate(group["actions"]):
-                assert worlds.states.tolist() == group["states"][moment].tolist()
-                step = worlds.step(actions)
-                assert step.rewards.tolist() == group["rewards"][moment].tolist()
-                assert step.dones.tolist() == group["dones"][moment].tolist()
-                stored = (
-                    worlds.states if step.dones.all() else step.next_states
-                )  # the original stores the cell after reset
-                assert stored.tolist() == group["next_states"][moment].tolist()

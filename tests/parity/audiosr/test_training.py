@@ -72,19 +72,6 @@ class OriginalWarmupCosine(torch.optim.lr_scheduler.LambdaLR):
         super().__init__(optimizer, lambda step: 1.0 if step == 0 else call(step - 1))
 
 
-def test_schedule(common: Path) -> None:
-    for name, table in read(common / "warmup_cosine.json")["tables"].items():
-        base, warmup, total, least = (part.lstrip("basewrmuxin") for part in name.split("_"))
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=float(base))
-        schedule = OriginalWarmupCosine(optimizer, int(warmup), int(total), float(least))
-        assert optimizer.param_groups[0]["lr"] == float(base)
-        expected = {int(k): rate for k, rate in (table if isinstance(table, dict) else dict(enumerate(table))).items()}
-        for call in range(max(expected) + 1):
-            optimizer.step()
-            schedule.step()
-            assert optimizer.param_groups[0]["lr"] == expected.get(call, optimizer.param_groups[0]["lr"]), (name, call)
-
-
 class Toy(L.LightningModule):
     """Its loss is what the batch says."""
 
