@@ -30,10 +30,11 @@ ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _SOUND = re.compile(r'<a href="([^"]+\.mp3)">([^<]*)</a>')
 _ANIMATION = re.compile(r'<img ([^>]*)src="([^"]+)\.gif"([^>]*)>')
-# functions of `import zoo`, and how a package registers its classes
+# functions of `import zoo`
 CALLED = {
     "zoo.load": "zoo.runs.load:load",
-    "zoo.common.registry.register_components": "zoo.common.registry:register_components",
+    "zoo.build": "zoo.cli.build_run:build",
+    "zoo.register": "zoo.common.registry:register",
 }
 
 

@@ -224,9 +224,9 @@ WITNESS = """
 import hashlib
 import lightning as L
 import torch
-from zoo.common.registry import register_components
+import zoo
 
-__getattr__, __all__ = register_components(__name__, {"": "Witness"})
+__getattr__, __dir__, __all__ = zoo.register(__name__, {"": "Witness"})
 
 class Witness(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

@@ -16,7 +16,7 @@ from tests.compressed_ad.test_losses import histories
 from tests.miipher.parts import backbone, cleaner
 from zoo.audio.analysis.mel import LogMel
 from zoo.audio.analysis.spectral import MultiScaleMel
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import LossTerm
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
@@ -194,7 +194,7 @@ PARTS_OF = {
     "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser", "GlobalEncoder": "Denoiser",
     "FrozenDenoiser": "Denoiser",
-    "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FrozenText": "DiT-sincos",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor", "SpaceEmbedding": "BinsHead",

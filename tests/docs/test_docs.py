@@ -61,7 +61,7 @@ def blocks(document: Path) -> list[Block]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_blocks_run(document: Path, tmp_path: Path) -> None:
-    for name in ("configs", "scripts", "tests"):
+    for name in ("configs", "examples", "scripts", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     python = ForkedPython(tmp_path / "bin")
     path = [str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]

@@ -9,13 +9,11 @@ import yaml
 from tests.audiosr.lily import CONTEXT, MELS, UNET, VOCODER, config, nets, original_tensors, state_of, write
 from zoo.audiosr.convert import convert, convert_config, describe, from_original, is_original, original_state
 from zoo.audiosr.convert.to_original import Nets, choose_layout, write_original
-from zoo.audiosr.diffusion.samplers import DPMSolver
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion, DPMSolver
 from zoo.audiosr.losses import Latent
-from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.task import DiffusionTask
 from zoo.blocks.autoencoder import AutoencoderKL
@@ -61,7 +59,7 @@ def test_nets_compute_time_first_what_the_file_computes(tmp_path: Path, layout: 
     assert components["features"].kind == ("audiosr" if layout == "audiosr" else "projectlily")
     clip = None if layout == "audiosr" else mel.mT
     context = () if layout == "audiosr" else made["encoder"](mel)[:1]
-    # modelV1 norms an image that is the same everywhere: rounding errors grow, see tests/parity/test_audiosr_nets.py
+    # modelV1 norms an image that is the same everywhere: rounding errors grow, see tests/parity/audiosr/test_nets.py
     torch.testing.assert_close(turn(net(turn(x), t, clip)), made["unet"](x, t, *context), atol=1e-4, rtol=1e-3)
     averaged = from_original(path)["net"].unet.out[2].bias
     torch.testing.assert_close(averaged, made["unet"].out[2].bias + 1)

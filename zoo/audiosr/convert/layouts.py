@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.audiosr.convert.autoencoder_names import to_zoo_autoencoder
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.convert.engine import OriginalFile
 from zoo.convert.settings import read_settings_file
 from zoo.convert.tensor_names import State, add_tensor, strip_state_wrappers, strip_wrappers

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zoo.audiosr.convert.layouts import CONDITIONER, LAYOUTS, PROJECTION, AudioSRFile, count_transformers
-from zoo.audiosr.nets.global_encoder import REDUCTION
+from zoo.audiosr.nets.denoiser import REDUCTION
 from zoo.convert.engine import OriginalFile
 from zoo.convert.network_description import (
     component,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from zoo.audiosr.convert import layouts, net_sizes
 from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
 from zoo.audiosr.convert.from_original import CONDITION, FEATURES, PREDICTIONS
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenVocoder

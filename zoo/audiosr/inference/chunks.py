@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.audio.io.chunking import Chunker, check_finite, split_windows
-from zoo.audiosr.diffusion.samplers import Sampler, conditional_predictor, row_noise
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion, Sampler, conditional_predictor, row_noise
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
