@@ -117,6 +117,7 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",
         "template": "${data.init_args.text_format.template}",
+        "prompt_field": "${data.init_args.text_format.prompt_field}",
         "diversity": component("zoo.ci_llm.Diversity", weight=weight, projections=projections),
         "optimizer": optimizer,
         "scheduler": scheduler,
@@ -128,7 +129,10 @@ def _data(settings: SettingsReader) -> dict[str, Any]:
     return {
         "root": name if name.startswith((".", "/")) else f"{DATA}/{Path(name).name}",
         "tokenizer": component("zoo.ci_llm.PretrainedTokenizer", source=settings.get("model_name")),
-        "text_format": {"template": "{prompt}"},  # the original's text is question, space, answer
+        "text_format": {
+            "prompt_field": "question",
+            "template": "{prompt}",
+        },  # the original's text is question, space, answer
         "max_length": settings.number("max_seq_length", 512, int),
         "batch_size": settings.number("batch_size", 1, int),
         "agents": "${model.init_args.crowd.init_args.agents.init_args.count}",
