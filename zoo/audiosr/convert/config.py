@@ -21,7 +21,7 @@ HINTS = {
     "train.fastboot": "`zoo cache` prepares the data once",
     "train.use_jit_compile": "the original ignores it; train.use_torch_compile counts",
     "train.use_ddp": "the original's script ignores it; for several processes set model.init_args.parallel: none, take "
-    "configs/trainer/ddp.yaml and LossGuard in place of LossMonitor",
+    "the recipe trainer/ddp and LossGuard in place of LossMonitor",
     "train.adaptive_lr": "the original ignores it: LossMonitor always looks for a rise",
     "train.stft_loss_weight": "never active in the original: add zoo.audiosr.MultiResolutionSTFT to the losses",
     "train.mel_loss_weight": "never active in the original: add zoo.audiosr.MelL1 to the losses",
