@@ -199,11 +199,12 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
     """Return the configuration from which the original builds nets with these arguments, by component."""
     module, features = layouts.LAYOUTS[layout].module, nets.features
     mel_bins = {"mel_bins": features.n_mels} if features else {}
-
     vae = arguments["vae"]
     sizes = {**FIRST_STAGE, **net_sizes.autoencoder_settings(vae), "dropout": vae["dropout"], **mel_bins}
-    params = {"ddconfig": sizes, "embed_dim": vae["latent_channels"]}
-    first_stage = {"target": f"{module}.AudioSRAutoEncoderKL", "params": params}
+    first_stage = {
+        "target": f"{module}.AudioSRAutoEncoderKL",
+        "params": {"ddconfig": sizes, "embed_dim": vae["latent_channels"]},
+    }
     keys = {"cond_stage_key": "lowpass_mel", "conditioning_key": "concat"}
     inner = {"first_stage_config": copy.deepcopy(first_stage)}  # YAML would write a reference
     # modelV1's class refuses the two keys as arguments
