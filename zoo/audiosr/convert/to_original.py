@@ -231,8 +231,8 @@ def original_config(nets: Nets, layout: str, arguments: Mapping[str, Mapping[str
         values = {**vars(features), "f_min": features.mel.f_min, "f_max": features.mel.f_max}
         config["data"] = {key: values[name] for name, (key, _) in FEATURES.items()}
     if "vocoder" in arguments:
-        keys = ("upsample_rates", "resblock_dilation_sizes")
-        config["vocoder"] = {key: [*arguments["vocoder"][key]] for key in keys}
+        names = ("upsample_rates", "resblock_dilation_sizes")
+        config["vocoder"] = {name: arguments["vocoder"][name] for name in names}
     return config
 
 
