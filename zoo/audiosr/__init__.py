@@ -8,19 +8,17 @@ __getattr__, __dir__, __all__ = register(
         "loss_monitor": "LossMonitor",
         "data.datamodule": "SuperResolutionData",
         "data.simulate": "Simulation",
-        "diffusion.samplers": "DDIM DPMSolver Sampler",
-        "diffusion.schedule": "CosineDiffusion",
+        "diffusion": "CosineDiffusion DDIM DPMSolver Sampler",
         "inference.reconstruct": "Reconstructor",
         "inference.restore": "Restorer",
         "losses": (
             "AutoencoderTerm CleanLatent DiffusionTerm KL Latent LossTerm MelL1 MultiResolutionSTFT Reconstruction "
             "Spectral"
         ),
-        "nets.denoiser": "Denoiser",
+        "nets.denoiser": "Denoiser GlobalEncoder",
         "nets.discriminator": "PatchDiscriminator",
         "nets.features": "MelFeatures",
         "nets.frozen": "FrozenAutoencoder FrozenDenoiser FrozenVocoder",
-        "nets.global_encoder": "GlobalEncoder",
         "nets.unet": "UNet",
         "task": "DiffusionTask",
         "task_distill": "DistillationTask",

@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = register(
     {
         "data": "VocoderData",
         "inference": "Vocoder",
+        "nets.base": "WaveformGenerator",
         "nets.conditioners": "Conditioner ConformerConditioner PrenetConditioner",
         "nets.discriminators": "MultiPeriodDiscriminator MultiScaleDiscriminator",
         "nets.bigvgan": "BigVGAN",

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from tests.numeric import assert_agrees, exactly
 from zoo.audiosr.convert.autoencoder_names import to_zoo_autoencoder
-from zoo.audiosr.nets.denoiser import Denoiser, concat
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder, concat
 from zoo.audiosr.nets.unet import UNet, timestep_embedding
 from zoo.blocks.autoencoder import AutoencoderKL, kl_divergence, posterior_mean, sample_posterior
 from zoo.common.safe_load import load_foreign_checkpoint
