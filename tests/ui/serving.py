@@ -53,13 +53,7 @@ def start_server(folder: Path, *options: str, end: int = signal.SIGINT, **variab
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)
     server = Server(process, match.group(), folder)
-    while True:
-        try:
-            server.enter().close()
-            break
-        except httpx.TransportError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+    server.enter().close()
     yield server
     for _ in range(2):  # a user presses Ctrl-C again while it ends
         process.send_signal(end)

@@ -3,14 +3,12 @@
 import io
 import re
 import shutil
-import time
 import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 pytest.importorskip("nicegui", reason="needs the extra `ui`")
@@ -106,11 +104,9 @@ def test_recordings_are_compared_by_ear(page: Any, server: Server, tmp_path: Pat
     check_layout(page, "predict")
 
     give(page, tone(tmp_path / "two.wav"))
-    began = time.monotonic()
     send.click()
     page.locator(".zoo-card").nth(2).wait_for()  # a job for each file
     newest(page).get_by_text("done in").wait_for()
-    print(f"two warm predictions {time.monotonic() - began:.2f} s")
     page.reload()
     page.get_by_role("tab", name="Predict").click()
     newest(page).locator(".zoo-compare").wait_for()  # results are there when the page is loaded again
@@ -160,29 +156,16 @@ def test_a_question_is_answered(page: Any) -> None:
     page.get_by_label("Question").fill(MARKUP)
     send.click()
     newest(page).get_by_text("Likelihood of each answer").wait_for()
-    assert page.locator(".zoo-card img").count() == 0
+    assert page.locator("img[src=x]").count() == 0
     check_layout(page, "predict_question")
 
 
-def test_rooms_are_explored_and_jobs_are_cancelled(page: Any, server: Server) -> None:
+def test_rooms_are_explored(page: Any) -> None:
     send = load(page, "compressed_ad/smoke")
     page.get_by_role("spinbutton", name="Episodes").fill("2")
     send.click()
     newest(page).get_by_role("img", name=re.compile("Return")).wait_for()
     check_layout(page, "predict_rooms")
-    workers = psutil.Process(server.process.pid).children(recursive=True)
-    for worker in workers:
-        worker.suspend()  # it would be done before the button is found
-    send.click()
-    send.click()
-    page.locator(".zoo-card").first.get_by_text("waiting").first.wait_for()
-    for number in (0, 1):
-        card = page.locator(".zoo-card").nth(number)
-        card.get_by_role("button", name="Cancel").click()
-        card.get_by_text("cancelled", exact=True).wait_for()
-    for worker in workers:
-        if worker.is_running():
-            worker.resume()
 
 
 def test_a_run_without_a_checkpoint_or_without_a_folder_states_so(page: Any, server: Server) -> None:

@@ -67,10 +67,8 @@ def test_curves_samples_and_failures(server: Server, browser: Any) -> None:
     page.keyboard.up("Control")
     zoom = "chart.getOption().dataZoom[0]"
     wait_until(page, lambda: chart(page, zoom)["end"] - chart(page, zoom)["start"] < 99)
-    began = time.monotonic()
     add_rows(folder, "60,0,0.01,0.02")
     page.get_by_text("step 61 of 100 · 61 %").wait_for()
-    print(f"from the row to the screen {time.monotonic() - began:.2f} s")
     wait_until(page, lambda: chart(page, "chart.getOption().series[0].data.length") == 61)
     assert chart(page, zoom)["end"] - chart(page, zoom)["start"] < 99  # an update keeps the zoom
     page.get_by_role("switch", name="Log scale").click()

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.ui.metrics import MAX_POINTS, MetricsReader, downsample, smooth
+from zoo.ui.metrics import MAX_POINTS, MetricsReader, downsample
 
 
 def append(run: Path, *lines: str) -> None:
@@ -49,11 +49,3 @@ def test_few_points_keep_order_extremes_and_the_end() -> None:
     short = downsample(curve)
     assert len(short) <= MAX_POINTS and (np.diff(short[:, 0]) > 0).all()
     assert {99.0, -99.0} <= set(short[:, 1]) and short[-1].tolist() == curve[-1].tolist()
-    assert len(downsample(curve[:400])) == 400
-
-
-def test_smoothing_is_the_exponential_mean() -> None:
-    values, mean = np.random.default_rng(0).normal(size=50), None
-    for index, value in enumerate(values):
-        mean = value if mean is None else 0.9 * mean + 0.1 * value
-        assert smooth(values, 0.9)[index] == pytest.approx(mean)

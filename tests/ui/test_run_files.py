@@ -10,7 +10,6 @@ from zoo.ui.folders import Folders
 from zoo.ui.run_files import (
     delete_run,
     failure_reason,
-    read_csv_table,
     read_label,
     read_log,
     sample_files,
@@ -20,13 +19,6 @@ from zoo.ui.run_files import (
 )
 
 TRACEBACK = """progress 12
-Traceback (most recent call last):
-  File "a.py", line 1, in <module>
-    raise ValueError("first")
-ValueError: first
-
-During handling of the above exception, another exception occurred:
-
 Traceback (most recent call last):
   File "b.py", line 2, in f
     fail()
@@ -73,14 +65,6 @@ def test_log_speed_and_samples_of_a_run(tmp_path: Path) -> None:
         ["a.wav", "b.png"],
         {"answers": (["question", "answer"], [["<b>", "2"]])},
     )
-
-
-def test_tables_are_cut(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("x\n" + f"{'y' * 9000}\n" * 300)
-    columns, rows = read_csv_table(path)
-    assert columns == ["x"] and len(rows) == 100 and {len(row[0]) for row in rows} == {2000}
-    assert read_csv_table(tmp_path / "absent.csv") == ([], [])
 
 
 def test_labels_are_one_short_line(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from nicegui import ui
 
 from zoo.runs.inference.forms import InputField, Output
 from zoo.ui.folders import Folders
-from zoo.ui.tabs.predict_form import FileDrop, PredictForm
+from zoo.ui.tabs.predict_form import PredictForm
 from zoo.ui.tabs.results import Compare, show_outputs
 
 AUDIO = InputField("input", "Recording", "audio", allowed=(".wav",))
@@ -49,9 +49,6 @@ def test_each_of_several_files_is_a_form(folders: Folders) -> None:
     control(form, "Recording").value = [upload(folders, f"{name}.wav") for name in "ab"]
     assert [values["input"].stem for values in form.read()] == ["a", "b"]
     assert {values["steps"] for values in form.read()} == {4}
-    two_files = PredictForm([AUDIO, InputField("other", "Other", "audio", optional=True)], folders, set())
-    drops = [each for each in ui.context.client.elements.values() if isinstance(each, FileDrop)]
-    assert [drop.props.get("multiple", False) for drop in drops[-2:]] == [False, False] and len(two_files.fields) == 2
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,6 @@ def test_outputs_of_all_kinds_are_shown() -> None:
     assert [source["url"] for source in player.props["sources"]] == ["/a.wav", "/b.wav"]
     assert {each.props.get("src") for each in elements} >= {"/c.png", "/d.gif"}
     texts = [each.text for each in elements if isinstance(each, ui.label | ui.link)]
-    assert "Features: the file does not exist any more" in texts and "<b>4</b>" in texts
-    assert "Download a.wav" in texts
+    assert {"Features: the file does not exist any more", "<b>4</b>", "Download a.wav"} <= set(texts)
     (table,) = [each for each in elements if isinstance(each, ui.table)]
     assert [row["c1"] for row in table.rows] == [1.0, "[1]"]

@@ -1,4 +1,4 @@
-"""The tab Train without a browser: where a recipe runs, which keys the controls edit."""
+"""The tab Train without a browser: which keys the controls edit."""
 
 import pytest
 
@@ -8,22 +8,8 @@ from zoo.cli.config_worker import parse
 from zoo.common.systems import recipe_paths
 from zoo.ui.tabs.config_edits import flatten_values
 from zoo.ui.tabs.config_form import CONTROLS
-from zoo.ui.tabs.train import describe_device
 
 SMOKE = {name: path for name, path in recipe_paths().items() if name.partition("/")[2].startswith("smoke")}
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "gpus", "text"),
-    [
-        ("cpu", ["H100"], "Runs on the CPU"),
-        ("auto", ["H100"], "Runs on H100"),
-        ("auto", [], "Runs on the CPU"),
-        ("gpu", [], "Cannot run here"),
-    ],
-)
-def test_the_device_is_described(accelerator: str, gpus: list[str], text: str) -> None:
-    assert text in describe_device(accelerator, gpus)
 
 
 def test_controls_find_their_keys_in_every_smoke_recipe() -> None:

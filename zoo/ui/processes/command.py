@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from zoo.common.registry import allowed_packages
 from zoo.runs.run_info import tail_lines
 
 MAX_LINE = 2**26  # bytes
-KILLED_CODE = -9
 PARSER = "zoo.cli.config_worker"  # imports for seconds, and parses in a fraction of one
 # what would make a child think that it is a rank, or lead it to the page's own files
 _NOT_INHERITED = ("NICEGUI_", "ZOO_RUN_FOLDER", "LOCAL_RANK", "RANK", "WORLD_SIZE")
@@ -110,7 +110,7 @@ class JsonProcess:
         raise ChildProcessError(self._exit_reason(await self._process.wait()))
 
     def _exit_reason(self, code: int) -> str:
-        if code == KILLED_CODE:
+        if code == -signal.SIGKILL:
             return "the process was killed; perhaps the machine has too little memory"
         return f"the process ended with code {code}: {last_error(tail_lines(self._log, 5))}"
 

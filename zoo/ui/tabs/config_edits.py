@@ -201,6 +201,15 @@ def as_text(value: Any) -> str:
     return str(text).removesuffix("\n").removesuffix("\n...").strip()
 
 
+def expand_key(key: str, values: Mapping[str, Any]) -> str:
+    """Return `model.init_args.lr` for `model.lr`, where a config with these values has a class at `model`."""
+    path = ""
+    for name in key.split("."):
+        is_argument = f"{path}class_path" in values and name not in ("class_path", "init_args")
+        path += f"init_args.{name}." if is_argument else f"{name}."
+    return path[:-1]
+
+
 def find_key_in_message(message: str, keys: Iterable[str]) -> str | None:
     """Return the longest of the keys that a message of the parser contains."""
     matches = [key for key in keys if re.search(rf"(?<![\w./]){re.escape(key)}(?![\w/-])", message)]

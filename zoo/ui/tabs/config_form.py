@@ -16,6 +16,7 @@ from zoo.ui.tabs.config_edits import (
     as_text,
     describe_key,
     equal_values,
+    expand_key,
     overlap,
     read_value,
 )
@@ -43,11 +44,10 @@ class Control(NamedTuple):
 
     def find_key(self, values: Iterable[str]) -> str | None:
         """Return the key that it edits in a config with these keys; None when it has none of the control's."""
-        patterns = [re.sub(r"^(M|D)\.", lambda m: f"{_SECTIONS[m[1]]}.init_args.", each) for each in self.keys.split()]
+        patterns = self.keys.replace("M.", "model.init_args.").replace("D.", "data.init_args.").split()
         return next((key for pattern in patterns for key in values if fnmatchcase(key, pattern)), None)
 
 
-_SECTIONS = {"M": "model", "D": "data"}
 _GUARD, _MONITOR = "trainer.callbacks.*Guard.init_args", "trainer.callbacks.LossMonitor.init_args"
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 _MODES = ("default", "reduce-overhead", "max-autotune")
@@ -188,7 +188,7 @@ class ConfigForm:
         self.key = ui.select(
             {}, label="Search keys and values", with_input=True, new_value_mode="add-unique", on_change=self._open_key
         )
-        self.key.props('outlined dense hint="or key=value and Enter, such as model.init_args.loss_weights.g/mel=30"')
+        self.key.props('outlined dense hint="or key=value and Enter, such as model.loss_weights.g/mel=30"')
         self.key.classes("zoo-wide").without_auto_validation()
         self.pane = ui.element().classes("train-pane")
 
@@ -250,7 +250,7 @@ class ConfigForm:
         try:
             if not re.fullmatch(r"[\w/-]+(\.[\w/-]+)*", key):
                 raise ValueError("expected key=value, such as data.init_args.batch_size=8")
-            self.edits.edit(key, read_value(text))
+            self.edits.edit(expand_key(key, self.edits.values), read_value(text))
         except ValueError as error:
             self.key.error = str(error)
             return

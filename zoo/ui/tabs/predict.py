@@ -18,7 +18,6 @@ from zoo.ui.tabs.predict_form import PredictForm
 from zoo.ui.tabs.results import show_outputs
 from zoo.ui.tabs.widgets import NEWEST, Heading, StatusLine
 
-RUNS_SECONDS, JOBS_SECONDS = 1.0, 0.3
 Source = tuple[str, str, str]  # a run, the name of a checkpoint ("" for the newest valid one), and a device
 KINDS = {"waiting": "busy", "computing": "busy", "done": "good", "failed": "bad", "cancelled": "calm"}
 
@@ -45,8 +44,8 @@ class PredictTab:
             self.left = ui.element("section").classes("zoo-ask").props('aria-label="What to predict"')
             self.history = ui.element("section").classes("zoo-history").props("aria-label=Results")
         self._clear()
-        page.refresh_every(RUNS_SECONDS, "predict", self._refresh_runs)
-        page.refresh_every(JOBS_SECONDS, "predict", self._refresh_jobs)
+        page.refresh_every(1.0, "predict", self._refresh_runs)
+        page.refresh_every(0.3, "predict", self._refresh_jobs)
 
     def _choose(self) -> None:
         if self.run.value and self.run.value != self.page.run:

@@ -111,13 +111,13 @@ class PredictForm:
         elif field.kind in ("choice", "choices"):
             control = _add_choice(field)
         elif field.kind == "text":
-            control = (ui.input if field.optional else ui.textarea)(field.label, value=field.default or "")
+            control = ui.input(field.label, value=field.default or "").props("" if field.optional else "autogrow")
             if field.bounds[1] is not None:
                 control.props["maxlength"] = int(field.bounds[1])
         else:
             control = ui.number(field.label, value=field.default)
             control.props["step"] = 1 if field.kind == "int" else "any"
-        control.classes("zoo-control").props("outlined dense autogrow").props["hint"] = hint
+        control.classes("zoo-control").props("outlined dense").props["hint"] = hint
         return control
 
 

@@ -72,9 +72,6 @@ class TrainTab:
         self._offer_recipes(next((name for name in names if name.startswith("smoke")), names[0]), "")
         self._open({})
 
-    def _choose_machine(self) -> None:
-        self._open({} if self.edits is None else self.edits.edits)
-
     def _offer_recipes(self, recipe: str, machine: str) -> None:
         """Offer recipes and machine presets by new elements, so that a press on the former ones does nothing."""
         self.choices.clear()
@@ -82,7 +79,8 @@ class TrainTab:
             names, presets = list(self.app.folders.recipes(self.system.value)), self.app.folders.machine_presets()
             self.recipe = ui.select(names, value=recipe, label="Recipe", on_change=lambda: self._open({}))
             machines = {"": "as in the recipe"} | {name: name for name in presets}
-            self.machine = ui.select(machines, value=machine, label="Machine", on_change=self._choose_machine)
+            self.machine = ui.select(machines, value=machine, label="Machine")
+            self.machine.on_value_change(lambda: self._open({} if self.edits is None else self.edits.edits))
         for choice in (self.recipe, self.machine):
             choice.props("outlined dense").on("update:model-value", js_handler=_DISABLE)
 

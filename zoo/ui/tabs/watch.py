@@ -17,7 +17,6 @@ from zoo.ui.tabs.charts import Charts, RunCurves, arrange_panels
 from zoo.ui.tabs.samples import Samples
 from zoo.ui.tabs.widgets import STATES, Heading, StatusLine, format_progress
 
-REFRESH_SECONDS = 0.5
 FAILED_STATES = ("failed", "killed", "corrupt")
 
 
@@ -39,7 +38,7 @@ class WatchTab:
             with ui.expansion("Log").classes("zoo-wide zoo-fold") as self.log_panel:
                 with ui.element().classes("zoo-log").props('tabindex=0 role=region aria-label="Log"'):
                     self.log = ui.label()
-        page.refresh_every(REFRESH_SECONDS, "watch", self.refresh)
+        page.refresh_every(0.5, "watch", self.refresh)
 
     def _add_status(self) -> None:
         with ui.row().classes("zoo-status"):
