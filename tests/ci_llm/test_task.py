@@ -14,6 +14,7 @@ from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import losses
 from zoo.ci_llm.losses.objective import CrowdObjective, count_labels
+from zoo.training.callbacks.checkpoint_contents import CheckpointContents, check_checkpoint
 
 LAMBDA = 0.5
 
@@ -202,7 +203,7 @@ def test_batch_without_labels_counts_nothing():
 
 def test_only_adapters_train_and_are_saved(tmp_path):
     made = task(optimizer=torch.optim.AdamW)
-    run = trainer(tmp_path, max_steps=1)
+    run = trainer(tmp_path, max_steps=1, callbacks=[CheckpointContents()])
     before = {key: value.clone() for key, value in made.crowd.backbone.state_dict().items()}
     run.fit(made, loader([texts()]))
     run.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
@@ -231,12 +232,11 @@ def with_specs(count: int, seed: int = 0):
     ids=("agents", "backbone"),
 )
 def test_checkpoints_of_another_crowd_are_refused(other, message, tmp_path):
-    first = trainer(tmp_path, max_steps=1)
+    first = trainer(tmp_path, max_steps=1, callbacks=[CheckpointContents()])
     first.fit(with_specs(2), loader([texts()]))
     first.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
-    resumed = trainer(tmp_path, max_steps=2)
     with pytest.raises(ValueError, match=message):
-        resumed.fit(with_specs(**other), loader([texts()]), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+        check_checkpoint(with_specs(**other), torch.load(tmp_path / "a.ckpt", weights_only=True), resumes=True)
 
 
 def test_settings_that_do_not_fit_are_refused():

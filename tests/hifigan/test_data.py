@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from zoo.audio import EmbeddedCorpus
 from zoo.audio.corpora.corpus import CorpusOptions, corpus_files
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
@@ -193,9 +192,3 @@ def test_missing_corpus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):
             make()
-
-
-def test_embedded_corpus_reads_like_a_cache() -> None:
-    corpus = EmbeddedCorpus(2, RATE)
-    np.testing.assert_array_equal(corpus.read(0, 10, 5), corpus.read(0)[10:15])
-    assert corpus.lengths[0] == len(corpus.read(0))

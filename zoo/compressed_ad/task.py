@@ -26,8 +26,8 @@ from zoo.compressed_ad.rendering import (
 )
 from zoo.compressed_ad.rollout import rollout
 from zoo.training.freezing import freeze
+from zoo.training.optimizers import LrScaling
 from zoo.training.resume import item_seed
-from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask
 
 PRETRAINED = ("compressor.", "decoder.", "embedding.context.", "embedding.norm.")

@@ -43,9 +43,14 @@ def run_folder(trainer: L.Trainer) -> Path:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise ValueError for a link in a run folder that leads out of it: a run writes nowhere else."""
+    """Raise ValueError for a link in a run folder that leads out of it: a run writes nowhere else.
+
+    Links that W&B makes below its folder are left alone: each run of it has a folder of its own.
+    """
     root = folder.resolve()
     for path in folder.rglob("*"):
+        if "wandb" in path.relative_to(folder).parts[:-1]:
+            continue
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise ValueError(f"{path} is a link out of the run folder: remove it, or copy what it names")
 

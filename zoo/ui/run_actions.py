@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zoo.common.atomic_files import delete_path, temporary_path, write_atomic
-from zoo.common.journal import load_json
+from zoo.common.foreign_files import load_json
 from zoo.common.locks import lock_folder
 from zoo.ui.folders import Folders
 

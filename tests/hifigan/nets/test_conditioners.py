@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from zoo.hifigan.nets.conditioners import (
     ConformerConditioner,
     PrenetConditioner,
-    sinusoids,
 )
 
 
@@ -35,10 +32,3 @@ def test_earliest_prenet_is_projection_and_interpolation():
     y = prenet(constant)
     assert y.shape == (1, 5, 12)
     torch.testing.assert_close(y, prenet.proj(constant)[..., :1].expand(1, 5, 12))
-
-
-def test_positions():
-    table = sinusoids(3, 4)
-    expected = [math.sin(2.0), math.cos(2.0), math.sin(0.02), math.cos(0.02)]
-    torch.testing.assert_close(table[2], torch.tensor(expected))
-    assert sinusoids(2, 3).shape == (2, 3)

@@ -45,7 +45,7 @@ def test_features_of_another_encoder_are_refused(tmp_path, capsys):
 
 
 def test_the_encoder_is_read_as_it_is_described(tmp_path):
-    encoder = read_encoder(recipe(tmp_path / "recipe.yaml", description(normalize=True)))
+    encoder, _ = read_encoder(recipe(tmp_path / "recipe.yaml", description(normalize=True)))
     assert encoder.layer == 2 and encoder.front.normalize and not encoder.training
     assert torch.equal(encoder.model.encoder.layers[0].final_layer_norm.weight, torch.ones(32))
 
@@ -56,9 +56,6 @@ def test_what_describes_no_trained_encoder_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no model\.init_args\.encoder"):
         read_encoder(recipe(tmp_path / "none.yaml", None))
     adapters = {"class_path": "zoo.miipher.ParallelAdapters", "init_args": {"hidden_dim": 4}}
-    cleaner = {
-        "class_path": "zoo.miipher.Cleaner",
-        "init_args": {"backbone": description(), "adapters": adapters},
-    }
+    cleaner = {"class_path": "zoo.miipher.Cleaner", "init_args": {"backbone": description(), "adapters": adapters}}
     with pytest.raises(ValueError, match="name its run instead"):
         read_encoder(recipe(tmp_path / "cleaner.yaml", cleaner))

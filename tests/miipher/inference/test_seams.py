@@ -2,13 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from tests.miipher.parts import backbone
-from tests.miipher.stand_ins import copier, restorer, vocoder
-from zoo.audio.analysis.mel import LogMel
+from tests.miipher.stand_ins import copier, restorer
 from zoo.miipher.inference.restorer import Restorer
-from zoo.miipher.options import RestoreOptions
 
 SHORT = {"chunk_seconds": 1.0, "overlap_seconds": 0.4, "loudness": "keep"}
 RATE = 16000
@@ -21,15 +17,6 @@ def seams(restorer: Restorer, samples: int, sample_rate: int) -> list[tuple[int,
     stops = [stop for _, stop in chunker.spans(round(samples * encoder.sample_rate / sample_rate))[:-1]]
     ends = [stop - chunker.context for stop in stops]
     return [(round((end - chunker.fade) * frame), round(end * frame)) for end in ends]
-
-
-def shift_effect(restorer: Restorer, audio: np.ndarray) -> torch.Tensor:
-    """Changes of a clip's log-mel when the grid of its chunks is moved by half a chunk."""
-    shift = (restorer.chunker.window - restorer.chunker.overlap) // 2
-    mel = LogMel(restorer.output_sample_rate, f_max=None)
-    results = (torch.from_numpy(restorer(audio, RATE, grid_shift_frames=frames))[None] for frames in (0, shift))
-    plain, moved = (mel(each)[0] for each in results)
-    return (plain - moved).abs().flatten()
 
 
 def seam_steps(result: np.ndarray, fades: list[tuple[int, int]]) -> tuple[float, float]:
@@ -62,29 +49,3 @@ def test_a_sweep_shows_no_step_at_seams(levelled):
     audio = sweep()
     actual, elsewhere = seam_steps(model(audio, RATE), seams(model, len(audio), RATE))
     assert actual <= elsewhere
-
-
-def test_a_sweep_through_attention_is_no_steeper_at_seams_than_without_chunks():
-    torch.manual_seed(0)
-    nets = backbone(), vocoder(32), 8000
-    chunked, full = (Restorer(*nets, RestoreOptions(**SHORT | cut)).eval() for cut in ({}, {"chunk_seconds": 10.0}))
-    fades = seams(chunked, 6 * RATE, RATE)
-    actual, expected = (seam_steps(model(sweep(), RATE), fades)[0] for model in (chunked, full))
-    assert actual <= 1.1 * expected
-
-
-def test_a_step_is_noticed():
-    audio = sweep()
-    fades = seams(copier(**SHORT), len(audio), RATE)
-    first, last = fades[2]
-    audio[first + np.abs(audio[first:last]).argmax() :] *= -1
-    actual, elsewhere = seam_steps(audio, fades)
-    assert actual > elsewhere
-
-
-def test_shifting_the_grid_changes_nothing_for_a_local_net_and_little_for_attention():
-    audio = sweep()
-    assert shift_effect(restorer(**SHORT), audio).max() < 1e-3
-    torch.manual_seed(0)
-    actual = shift_effect(Restorer(backbone(), vocoder(32), 8000, RestoreOptions(**SHORT)).eval(), audio)
-    assert 0 < actual.mean() < actual.quantile(0.99) < actual.max()

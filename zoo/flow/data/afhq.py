@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo.common.atomic_files import extract_archive
+from zoo.common.foreign_files import extract_archive
 from zoo.flow.data import image_sets
 from zoo.flow.data.image_cache import CACHES, build
 from zoo.flow.data.image_sets import ImageSet

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.common.journal import read_lines
+from zoo.common.foreign_files import read_lines
 from zoo.flow.process.conditions import GenerationConditions
 
 if TYPE_CHECKING:

@@ -153,7 +153,7 @@ class SpeechData(ZooDataModule):
         """Write the corpus caches, once per machine."""
         for root in (self.root, self.val_root):
             if root is not None:
-                paths = self._files(root)
+                paths = [utterance.path for utterance in list_utterances(root, self.kind, with_text=False)]
                 for sample_rate in self.rates:
                     self._build(paths, root, sample_rate)
         for folder in (self.degraded, self.val_degraded, self.noise):
@@ -211,9 +211,6 @@ class SpeechData(ZooDataModule):
     def collate(self, items: Sequence[Item]) -> Item:
         """Join items, shorter ones padded with zeros; plain values stay on the host, as lists."""
         return {key: _join([item[key] for item in items]) for key in items[0]}
-
-    def _files(self, root: Path) -> Sequence[Path]:
-        return [utterance.path for utterance in list_utterances(root, self.kind, with_text=False)]
 
     def _build(self, paths: Sequence[Path], root: Path, sample_rate: int) -> None:
         if not paths:
