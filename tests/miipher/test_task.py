@@ -112,15 +112,6 @@ def test_the_backbone_stays_in_evaluation_mode_through_fit_and_validation(stage,
         assert not any(module.training for module in task.encoder.modules())
 
 
-def test_bf16_on_the_cpu(tmp_path):
-    task = AdapterTask(cleaner(), SGD, WEIGHTS)
-    trainer(tmp_path, max_steps=2, precision="bf16-mixed").fit(task, loader([batch(2), batch(2)]), loader([batch(1)]))
-    vocoder = vocoder_task(cleaner())
-    items = [{**batch(2, 6400), "audio": torch.zeros(2, 8820)}]
-    trainer(tmp_path, max_steps=1, precision="bf16-mixed").fit(vocoder, loader(items))
-    assert all(p.isfinite().all() for p in (*task.parameters(), *vocoder.parameters()))
-
-
 def test_clean_items_of_a_mixed_batch_pass_the_adapters_by():
     task = vocoder_task(cleaner())
     data = batch(2, 3200)

@@ -177,14 +177,14 @@ class ZooTask(L.LightningModule):
         """Whether this process may sample without the others: a pass through shards (FSDP) needs all ranks."""
         return self.trainer.is_global_zero and not is_sharded(self.trainer)
 
-    def should_log_media(self, stage: str, batch_idx: int) -> bool:
-        """Return whether this validation writes samples of a batch of one clip; `media_items` limits their number."""
-        count = getattr(self, "media_items", self.sample_settings.items)
-        return stage == "val" and batch_idx < count and self.sample_settings.showing
+    def log_media(self, stage: str, batch_idx: int, function: Callable[[], object]) -> None:
+        """Call a function that writes samples of a batch of one clip within `evaluate`, where a validation has samples.
 
-    def log_media(self, function: Callable[[], object]) -> None:
-        """Call a function that writes samples within `evaluate`, isolated as `Samples` isolates `log_samples`."""
-        self.sample_settings.run_isolated(function)
+        `media_items` limits their number. Random numbers and errors are isolated as those of `log_samples`.
+        """
+        count = getattr(self, "media_items", self.sample_settings.items)
+        if stage == "val" and batch_idx < count and self.sample_settings.showing:
+            self.sample_settings.run_isolated(function)
 
     def write_media(self, kind: str, name: str, *content: Any) -> None:
         """Write a sample by `zoo.training.callbacks.media.log_<kind>`, with its arguments."""

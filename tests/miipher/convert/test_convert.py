@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import zoo
-from tests.miipher.parts import CONFIGS, backbone, cleaner
+from tests.miipher.parts import backbone, cleaner
 from zoo.common.safe_load import load_foreign_checkpoint
 from zoo.hifigan.convert.layouts import to_original_names
 from zoo.hifigan.nets.conditioners import ConformerConditioner, PrenetConditioner
@@ -134,14 +134,6 @@ def test_containers(
     assert is_original(path)
     assert describe(path)["adapters"] == "2 of 24"
     assert torch.equal(features(from_original(path, folder)), expected)
-
-
-def test_steps_of_accelerate_folders(state: State, tmp_path: Path) -> None:
-    assert describe(accelerate(tmp_path / "checkpoint_500k", [state], False))["step"] == 500
-    unsafe = accelerate(tmp_path / "final", [state], True)
-    assert "step" not in describe(unsafe)
-    (unsafe / "step.txt").write_text("1234\n")
-    assert describe(unsafe)["step"] == 1234
 
 
 def test_first_era_is_refused(folder: Path, state: State, tmp_path: Path) -> None:
@@ -428,25 +420,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             describe(path)
 
 
-def test_true_wavlm(tmp_path: Path) -> None:
-    """A file that has WavLM's relative positions is loaded as WavLM, one without them as the legacy mode."""
-    model = cleaner("wavlm", pad=False)
-    Backbone(layer=3, config=dict(CONFIGS["wavlm"])).save_source(tmp_path / "wavlm")
-    to_original(model, tmp_path / "true.pt", tmp_path / "wavlm")
-    torch.testing.assert_close(
-        features(from_original(tmp_path / "true.pt", tmp_path / "wavlm")), features(model.eval())
-    )
-    content = load_foreign_checkpoint(tmp_path / "true.pt")
-    content["model_state_dict"] = {
-        key: value
-        for key, value in content["model_state_dict"].items()
-        if "rel_pos" not in key and "rel_attn" not in key
-    }
-    torch.save(content, tmp_path / "legacy.pt")
-    legacy = from_original(tmp_path / "legacy.pt", tmp_path / "wavlm")
-    assert legacy.backbone.family == "hubert"
-
-
 ADAPTER_YAML = """
 model: {hubert_model_name: microsoft/wavlm-base, hubert_layer: 2, adapter_hidden_dim: 768, model_type: hubert}
 dataset: {path_pattern: "jvs-{000000..000025}.tar.gz", shuffle: 1000}
@@ -478,10 +451,3 @@ def test_adapter_configurations(tmp_path: Path) -> None:
     recipe, unmapped = convert_config(path)
     assert recipe["model"]["init_args"]["scheduler"]["init_args"] == {"T_0": 100000, "T_mult": 1, "eta_min": 1e-6}
     assert "optim.scheduler.warmup_steps" in unmapped
-
-
-@pytest.mark.parametrize(("text", "match"), [("upsample_rates: [8, 8]", "prenet"), ("a: 1", "lacks"), ("[", "JSON")])
-def test_other_configurations_are_refused(tmp_path: Path, text: str, match: str) -> None:
-    (tmp_path / "other.yaml").write_text(text)
-    with pytest.raises(ValueError, match=match):
-        convert_config(tmp_path / "other.yaml")

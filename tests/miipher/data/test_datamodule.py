@@ -49,14 +49,6 @@ def test_versions_are_aligned_and_differ() -> None:
     assert not torch.equal(item["input"], item["clean"])
 
 
-def test_an_item_depends_on_seed_epoch_and_number_alone() -> None:
-    first, second = (ready(degradation=noisy("reverb", "noise")) for _ in range(2))
-    for key in ((0, 1), (3, 1)):
-        assert torch.equal(first.train_set[key]["input"], second.train_set[key]["input"])
-    assert not torch.equal(first.train_set[(0, 1)]["input"], first.train_set[(1, 1)]["input"])
-    assert torch.equal(first.val_set[0]["input"], second.val_set[0]["input"])
-
-
 def test_a_batch_is_padded() -> None:
     batch = next(iter(ready(utterances=6, batch_size=5, max_seconds=30.0).train_dataloader()))
     assert batch["clean"].shape[0] == 5
@@ -158,14 +150,6 @@ def test_validation_folders(corpus: Path) -> None:
     data = ready(VocoderSegments, **roots, **versions)
     assert (len(data.train_set), len(data.val_set)) == (4, 3)
     assert torch.equal(data.val_set.clips[0]["input"], torch.from_numpy(data.val_set.clips.corpus.read(0)))
-
-
-def test_vocoder_pairs_have_equal_duration(corpus: Path) -> None:
-    data = ready(VocoderSegments, corpus, items=2, degradation=noisy("noise"), sample_rate=24000)
-    item = data.val_set[0]
-    assert len(item["input"]) % 320 == 0
-    assert abs(len(item["audio"]) - len(item["input"]) // 320 * 480) <= 480
-    assert next(iter(data.val_dataloader()))["input"].shape[0] == 1
 
 
 def test_wrong_options_are_refused(corpus: Path) -> None:

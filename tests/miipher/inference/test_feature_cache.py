@@ -34,16 +34,6 @@ def test_features_of_a_folder_by_the_encoder_of_a_recipe(tmp_path, capsys):
     assert "done 0, failed 0, skipped 2" in capsys.readouterr().out
 
 
-def test_features_of_another_encoder_are_refused(tmp_path, capsys):
-    options = recipe(tmp_path / "recipe.yaml", description())
-    command = ["cache-features", str(corpus(tmp_path / "in", 1)), str(tmp_path / "out"), str(options)]
-    assert main(command) == 0
-    recipe(options, description(normalize=True))
-    assert main(command) == 1
-    assert "--overwrite true" in capsys.readouterr().err
-    assert main([*command, "--overwrite", "true"]) == 0
-
-
 def test_the_encoder_is_read_as_it_is_described(tmp_path):
     encoder, _ = read_encoder(recipe(tmp_path / "recipe.yaml", description(normalize=True)))
     assert encoder.layer == 2 and encoder.front.normalize and not encoder.training

@@ -94,12 +94,6 @@ def test_levels_stay_sane():
     assert loudness(faint(audio, 16000), 8000) < loudness(audio, 16000) - 10  # at most 20 dB are added
 
 
-def test_a_sweep_passes_unchanged():
-    time = np.arange(80000) / 16000
-    sweep = (0.5 * np.sin(2 * np.pi * (50 * time + 600 * time**2))).astype(np.float32)
-    np.testing.assert_array_equal(copier(**SHORT, loudness="keep")(sweep, 16000), sweep)
-
-
 def test_real_encoders_are_taken():
     encoders = backbone(), cleaner(), backbone("hubert_preln", normalize=True)
     for encoder in encoders:
@@ -124,13 +118,6 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=match):
             make()
-
-
-def test_infinite_results_are_refused():
-    model = restorer()
-    model.generator.conv_post.bias.data.fill_(np.nan)
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        model(noise(100), 16000)
 
 
 def test_features_of_files_are_mapped_frame_after_frame(tmp_path):

@@ -1,6 +1,6 @@
 """The first and last lines of a fit."""
 
-from tests.harness import TOY_FIT, callback, forked, forked_ranks, good
+from tests.harness import TOY_FIT, forked, forked_ranks, good
 from zoo.common.environment import cpu_name
 from zoo.training.callbacks.train_log import LOG_NAME
 
@@ -37,21 +37,6 @@ def test_whole_run(tmp_path):
     log = (run / LOG_NAME).read_text()
     assert "toy_wing.GainTask" in log and "steps 1 to 60 in" in log and "max_steps=60" in log
     assert "max_steps" not in result.stderr
-
-
-def test_stopped_and_resumed_run(tmp_path):
-    stopped = fit(tmp_path, *callback("KillAt", step=13, signum=2), "--model.init_args.optimizer.init_args.lr=1e30")
-    assert stopped.returncode == 130
-    table = last_table(stopped.stderr)
-    run = tmp_path / "run"
-    assert table["stopped"][0].startswith("steps 1 to 13 of 60 in ")
-    assert "zoo.training.LossGuard" in table["loss"][0]  # it is not finite
-    command = table["next"][0]
-    assert command == f"zoo fit --ckpt_path {run} --allow-import toy_wing"
-    resumed = good(forked(*command.split()[1:], cwd=tmp_path))
-    assert f"resumed from    {run}/step_00000013.ckpt" in resumed.stderr
-    assert "step 20/60 " in resumed.stderr and "step 10/60 " not in resumed.stderr
-    assert last_table(resumed.stderr)["trained"][0].startswith("steps 14 to 60 in ")
 
 
 def test_verbosity_and_two_processes(tmp_path):
