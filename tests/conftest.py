@@ -75,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.option.markexpr.startswith("numeric") or not collection_path.match("test_*.py"):
         return None
     named = re.search(r"tests\.numeric|mark\.numeric", collection_path.read_text(encoding="utf-8"))
-    return None if named or collection_path.parent.name == "parity" else True
+    return None if named or "parity" in collection_path.relative_to(REPOSITORY).parts else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,8 +89,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
     Where float64 decides all of a test, it is not numeric.
     """
-    if item.path.parent.name == "parity" or "shared" in getattr(item, "fixturenames", ()):
+    is_parity = "parity" in item.path.relative_to(REPOSITORY).parts
+    if is_parity or "shared" in getattr(item, "fixturenames", ()):
         item.add_marker("shared")
     helpers = (getattr(value, "__module__", None) == "tests.numeric" for value in vars(item.module).values())
-    if (item.path.parent.name == "parity" or any(helpers)) and not item.get_closest_marker("float64"):
+    if (is_parity or any(helpers)) and not item.get_closest_marker("float64"):
         item.add_marker("numeric")

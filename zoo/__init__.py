@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zoo.cli.build_run import build
+    from zoo.common.registry import register
     from zoo.runs.load import load
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "build", "load", "register"]
+_PACKAGES = ("audio", "audiosr", "blocks", "ci_llm", "compressed_ad", "flow", "hifigan", "miipher", "training")
+_MODULES = {"build": "zoo.cli.build_run", "load": "zoo.runs.load", "register": "zoo.common.registry"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load` on first use, so that `import zoo` and `zoo --help` do not import torch."""
-    if name == "load":
-        from zoo.runs.load import load
-
-        return load
+    """Import a function or a package on first use, so that `import zoo` and `zoo --help` do not import torch."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"zoo.{name}")
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the functions, and the packages with classes for recipes."""
+    return [*__all__, *_PACKAGES]

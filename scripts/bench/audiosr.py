@@ -23,7 +23,7 @@ from scripts.bench.tools import (
     times_as_fast,
 )
 from zoo.audio.corpora.synthetic import SyntheticSpeech
-from zoo.audiosr.diffusion.samplers import DDIM, DPMSolver, Sampler
+from zoo.audiosr.diffusion import DDIM, DPMSolver, Sampler
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import concat
 from zoo.audiosr.options import RestoreOptions
@@ -58,7 +58,7 @@ data:
     batch_size: 2
     simulation:
       class_path: zoo.audiosr.Simulation
-      init_args: {{filter_types: [butter], order: [8, 8], resampling: 1.0, codec: 0.0}}
+      init_args: {{filter_types: [butter], order: [8, 8], resampling: 1.0}}
 """)
 """What the middle size changes in the recipe `smoke`; each item gets the original's one filter, with resampling."""
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from zoo.audio.io import files
-from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate
-from zoo.audiosr.evaluation.report import (
+from zoo.audiosr.evaluation.evaluate import (
     CEILING,
     HF_BANDS,
     LINEAR,
@@ -24,6 +23,8 @@ from zoo.audiosr.evaluation.report import (
     RESTORED,
     UNPROCESSED,
     Evaluation,
+    EvaluationOptions,
+    evaluate,
 )
 from zoo.common.systems import recipe_root
 
@@ -128,7 +129,7 @@ def plan(root: Path, seed: int | None = None) -> Iterator[tuple[Path, list[str]]
 
 
 def measure(run: Path, quick: bool = False) -> dict[str, float]:
-    """Evaluate a run of `demo` on its validation clips; tables, sounds and images go into its `evidence/`.
+    """Evaluate a run of `demo` on its validation clips; tables go into its `evidence/`.
 
     Args:
         run: run folder of the diffusion stage.
@@ -140,7 +141,7 @@ def measure(run: Path, quick: bool = False) -> dict[str, float]:
     evaluations = {}
     for name, sampler in SAMPLERS.items():
         chosen = {**sampler, "init_args": {"steps": 2}} if quick and sampler else sampler
-        options = EvaluationOptions(keep=2 if name == RECIPE else 0, restore={"sampler": chosen} if chosen else {})
+        options = EvaluationOptions(restore={"sampler": chosen} if chosen else {})
         evaluations[name] = evaluate(run, run / FOLDER / name, options)
     means = {name: _means(each.rows) for name, each in evaluations.items()}
     recipe, slow, fast = (means[name] for name in (RECIPE, "ddim", "dpm"))

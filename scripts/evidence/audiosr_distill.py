@@ -13,9 +13,15 @@ from torch import Tensor
 
 from scripts.evidence import audiosr
 from zoo.audiosr.data.crops import ValidationGrid
-from zoo.audiosr.diffusion.samplers import DDIM, Sampler, conditional_predictor, row_noise
-from zoo.audiosr.evaluation.evaluate import EvaluationOptions, evaluate, load_recipe_data, make_grid
-from zoo.audiosr.evaluation.report import RESTORED, Evaluation
+from zoo.audiosr.diffusion import DDIM, Sampler, conditional_predictor, row_noise
+from zoo.audiosr.evaluation.evaluate import (
+    RESTORED,
+    Evaluation,
+    EvaluationOptions,
+    evaluate,
+    load_recipe_data,
+    make_grid,
+)
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.features import crop_to_multiple
 from zoo.blocks.autoencoder import posterior_mean
@@ -51,7 +57,7 @@ def measure(run: Path, teacher: Path, quick: bool = False) -> dict[str, float]:
     found = {}
     for name, folder, count in (("student", run, steps), ("teacher", teacher, many), ("undistilled", teacher, steps)):
         sampler = {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": count}}
-        settings = EvaluationOptions(max_items=most, keep=0, restore={"sampler": sampler})
+        settings = EvaluationOptions(max_items=most, restore={"sampler": sampler})
         found[name] = _lsd(evaluate(folder, run / audiosr.FOLDER / name, settings))
     recipe = load_recipe_data(run, EvaluationOptions())
     grid = make_grid(recipe, EvaluationOptions(max_items=most), student.sample_rate)
@@ -94,8 +100,7 @@ def _distances(model: Restorer, teacher: Restorer, grid: ValidationGrid, sampler
 def _latents(model: Restorer, low: Tensor, sampler: Sampler, seed: int) -> Tensor:
     """What a model makes of a clip (1, 1, T) in the scale of the net, (1, C, H, W)."""
     mel = crop_to_multiple(model.features(low), model.autoencoder.factor * model.net.unet.factor)
-    encoder = model.condition_autoencoder or model.autoencoder
-    condition = posterior_mean(encoder.encode(mel)) * model.net.latent_scale
+    condition = posterior_mean(model.autoencoder.encode(mel)) * model.net.latent_scale
     options = model.restore
     predict = conditional_predictor(
         model.net, condition, model.net.encode_clip(mel), options.guidance_scale, options.guidance_rescale

@@ -10,7 +10,7 @@ import yaml
 from torch import Tensor, nn
 
 from zoo.audiosr.convert.autoencoder_names import to_original_autoencoder
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.denoiser import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.blocks.autoencoder import AutoencoderKL
 from zoo.hifigan.nets.generator import Generator

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Latent
-from zoo.audiosr.nets.denoiser import Denoiser
+from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
 from zoo.audiosr.nets.unet import UNet
 from zoo.audiosr.task import DiffusionTask, ValidationOptions
 from zoo.training.datamodule import ZooDataModule

@@ -7,7 +7,7 @@ import torch
 
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, features
 from zoo.audio.analysis.spectral import multi_resolution_stft
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import (
     KL,
     AutoencoderStep,

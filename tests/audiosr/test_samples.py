@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.audiosr.task_parts import VOCODER, Data, task, trainer
-from zoo.audiosr.diffusion.samplers import DPMSolver
+from zoo.audiosr.diffusion import DPMSolver
 from zoo.audiosr.nets.frozen import FrozenVocoder
 from zoo.audiosr.options import RestoreOptions
 from zoo.cli.main import main

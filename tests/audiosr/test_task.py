@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.audiosr.task_parts import AUTOENCODER, VOCODER, Clips, Data, denoiser, features, task, trainer
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import Objective, sample_step_noise
 from zoo.audiosr.nets.features import crop_to_multiple
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features, trainer
-from zoo.audiosr.diffusion.samplers import time_grid
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion, time_grid
 from zoo.audiosr.losses import DiffusionStep, DiffusionTerm, Latent
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser

@@ -66,6 +66,11 @@ def test_nothing_else_is_resolved(text: str, tmp_path: Path) -> None:
         {"data": {"init_args": {"real": {"init_args": {"cache": "elsewhere"}}}}},
         {"wandb": {"name": "../../x"}},
         {"ckpt_path": "x"},
+        {"trainer": {"logger": [{"init_args": {"artifact_location": "file:/tmp"}}]}},
+        {"trainer": {"logger": [{"class_path": "x", "dict_kwargs": {"config": "settings.yaml"}}]}},
+        {"wandb": {"entity": "https://127.0.0.1:9"}},
+        {"data": {"init_args": {"noises": ["s3://bucket/noises"]}}},
+        {"model": {"init_args": {"net": {"class_path": "x", "init_args": {"source": "http://127.0.0.1:9/model"}}}}},
     ],
 )
 def test_places_outside_of_a_run_are_refused(config: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +98,8 @@ def test_places_below_and_those_of_the_command_line(tmp_path: Path, monkeypatch:
     config = {"data": {"init_args": {"cache": "/scratch"}}, "trainer": {"logger": [{"init_args": {"save_dir": "/s"}}]}}
     check_config_paths(config, run, ["--data.init_args.cache=/scratch", "--trainer.logger.save_dir", "/s"])
     check_config_paths({"output": "o"}, run, ["--output", "o"])
+    net = {"class_path": "zoo.ci_llm.Backbone", "init_args": {"source": "someone/model"}}
+    check_config_paths({"model": {"init_args": {"net": net}}, "init_from": "hf://someone/model"}, run)
 
 
 def test_reads_every_recipe_as_yaml_does() -> None:

@@ -44,7 +44,7 @@ def test_refuses_in_one_line(name: str) -> None:
 
 
 def test_a_typo_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"zoo\.flow registers no part 'zoo\.flow\.UNt'; nearest: UNet"):
+    with pytest.raises(ValueError, match=r"zoo\.flow registers no class 'zoo\.flow\.UNt'; nearest: UNet"):
         registry.get_class("zoo.flow.UNt")
 
 
@@ -82,9 +82,9 @@ def test_components_are_built_at_any_depth() -> None:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "shapes.py").write_text(
-        "from subprocess import Popen\nfrom zoo.common.registry import register_components\n\n\n"
+        "from subprocess import Popen\n\nimport zoo\n\n\n"
         "class Circle: pass\n\n\nclass Hidden: pass\n\n\n"
-        "__getattr__, __all__ = register_components(__name__, {'': 'Circle Absent Popen'})\n"
+        "__getattr__, __dir__, __all__ = zoo.register(__name__, {'': 'Circle Absent Popen'})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield "shapes"
@@ -101,11 +101,13 @@ def test_packages_of_the_user(package: str) -> None:
     for name in ("shapes.Hidden", "shapes.Popen", "shapes.Absent"):
         with pytest.raises(ValueError):
             registry.get_class(name)
+    with pytest.raises(ValueError, match=r'zoo.register\(__name__, {"optim": "Lion"}\)` in shapes/__init__.py'):
+        registry.get_class("shapes.optim.Lion")
 
 
 def test_names_twice_and_names_that_are_none() -> None:
     with pytest.raises(ValueError, match="listed twice"):
-        registry.register_components("pairs", {"a": "X", "b": "X"})
+        registry.register("pairs", {"a": "X", "b": "X"})
     with pytest.raises(ValueError, match="dotted name of a package"):
         registry.allow_packages(["../evil"])
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from toy_wing.data import PairData
-from toy_wing.faults import PlainData
 
 from tests.faults.bad_audio import RATE
 from tests.harness import SMOKE, TOY_FIT, fingerprint, forked, good, newest, record
@@ -110,9 +109,3 @@ def test_epochs_and_seeds_differ(expected, corpus, system):
     both = expected[system]
     assert len(set(both)) == len(both) == 8
     assert not set(both) & set(batches(make(system, corpus, seed=2)))
-
-
-def test_the_plain_loader_is_the_negative_control():
-    data = PlainData(items=16, batch_size=4, seed=1)
-    data.setup("fit")
-    assert batches(data) != batches(data)

@@ -2,16 +2,13 @@
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.harness import (
-    SERVER,
     TOY_FIT,
     Forked,
     bests,
@@ -121,40 +118,14 @@ def test_twenty_kills_in_saves_of_240_megabytes(tmp_path: Path, elsewhere: str) 
     kills_in_saves(tmp_path, elsewhere, kills=20, megabytes=240)
 
 
-def save_as_lightning_does(path: str, tmpdir: str) -> None:
-    tempfile.tempdir = tmpdir
-    from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-
-    TorchCheckpointIO().save_checkpoint({"x": torch.arange(240 * 2**18, dtype=torch.int32)}, path)
-
-
-@pytest.mark.slow
-def test_lightnings_own_saving_is_the_negative_control(tmp_path: Path, elsewhere: str) -> None:
-    path = tmp_path / "last.ckpt"
-    for _ in range(2):
-        torch.save({"x": torch.zeros(2**10)}, path)
-        size = path.stat().st_size
-        process = SERVER.Process(target=save_as_lightning_does, args=(str(path), elsewhere))
-        process.start()
-        while path.stat().st_size <= size:  # it is emptied, then filled by a copy from the other disk
-            pass
-        process.kill()
-        process.join()
-        assert corrupt(tmp_path) == [path]
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped bit", "cut without its hash"])
-def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path, damage: str) -> None:
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
     run, reference = tmp_path / "run", tmp_path / "reference"
     good(forked(*TOY_FIT, f"--trainer.default_root_dir={reference}", cwd=tmp_path))
     good(forked(*TOY_FIT, "--trainer.max_steps=20", f"--trainer.default_root_dir={run}", cwd=tmp_path))
     torn = run / "step_00000020.ckpt"
     data = bytearray(torn.read_bytes())
-    if damage == "flipped bit":
-        data[len(data) // 2] ^= 1
-    torn.write_bytes(data if damage == "flipped bit" else data[: len(data) // 2])
-    if damage == "cut without its hash":
-        torn.with_name(torn.name + ".sha256").unlink()
+    data[len(data) // 2] ^= 1
+    torn.write_bytes(data)
     for best in run.glob("best-*"):
         best.unlink()
     resumed = good(forked(*TOY_FIT, "--ckpt_path=last", f"--trainer.default_root_dir={run}", cwd=tmp_path))

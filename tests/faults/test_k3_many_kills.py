@@ -83,11 +83,6 @@ def test_killed_in_validations(tmp_path: Path, fit: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_kills_in_a_row(tmp_path: Path) -> None:
-    many_ends(tmp_path, ends=20, steps=300, kinds=[("train", KILL)], seed=20)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_twenty_ends_of_every_kind(tmp_path: Path, seed: int) -> None:
     kinds = [(where, signum) for where in ("train", "validation") for signum in (KILL, TERM)]
@@ -105,17 +100,11 @@ def test_ended_in_the_last_validation(tmp_path: Path, signum: int) -> None:
     assert_same(run, reference)
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     "end",
     [
         ["--trainer.max_steps=13"],
-        pytest.param(["--trainer.max_steps=20"], marks=SLOW),
-        pytest.param(["--trainer.max_steps=30"], marks=SLOW),
-        pytest.param(["--trainer.max_steps=23", "--checkpoints.every_n_steps=7"], marks=SLOW),
-        pytest.param(["--trainer.max_steps=-1", "--trainer.max_epochs=1"], marks=SLOW),
+        pytest.param(["--trainer.max_steps=23", "--checkpoints.every_n_steps=7"], marks=pytest.mark.slow),
         ["--trainer.max_steps=-1", "--trainer.max_epochs=1", "--checkpoints.every_n_steps=7"],
     ],
     ids=" ".join,

@@ -105,7 +105,6 @@ def test_finished_run_resumed_as_it_was_changes_no_weight(tmp_path, monkeypatch)
     ("options", "named"),
     [
         (["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"], "no SGD"),
-        (["--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=0.1"], "no AdamW"),
         (["--model.scheduler=null"], "schedules"),
     ],
 )

@@ -265,15 +265,6 @@ def test_hub_weights_are_neither_copied_nor_exported(tmp_path: Path, monkeypatch
     np.testing.assert_array_equal(loaded(tmp_path / "export"), loaded(run))
 
 
-def test_inspect_shows_the_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sha = Scale(**HERE).fingerprint()[:16]
-    assert main(["inspect", str(run), *TOY_ARGS]) == 0
-    assert f"weights built here (sha256 {sha})\n" in capsys.readouterr().out
-    shutil.rmtree(run / "frozen")
-    assert main(["inspect", str(run), *TOY_ARGS]) == 0
-    assert f"its copy frozen/{sha} is MISSING" in capsys.readouterr().out
-
-
 def test_one_module_under_two_names_is_left_out_under_both() -> None:
     class Twice(nn.Module):
         def __init__(self, backbone: Scale) -> None:

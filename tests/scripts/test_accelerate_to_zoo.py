@@ -1,8 +1,5 @@
 """Accelerate's configuration files as settings of the trainer."""
 
-import subprocess
-import sys
-
 import pytest
 import yaml
 from lightning.pytorch import Trainer
@@ -98,12 +95,3 @@ def test_fragment_and_flags_mean_the_same(tmp_path, capsys):
     from_flags.trainer.devices = int(from_flags.trainer.devices)  # a flag is text, which the trainer takes as well
     assert from_file.trainer == from_flags.trainer
     assert type(parser.instantiate(from_flags).trainer.strategy).__name__ == "DDPStrategy"
-
-
-def test_script(repository, tmp_path):
-    source, target = tmp_path / "a.yaml", tmp_path / "t.yaml"
-    source.write_text("num_processes: 2\nuse_cpu: true\ncolour: green\n")
-    command = [sys.executable, str(repository / "scripts" / "accelerate_to_zoo.py"), str(source), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "colour" in done.stderr
-    assert yaml.safe_load(target.read_text())["trainer"]["devices"] == 2

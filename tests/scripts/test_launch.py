@@ -1,24 +1,6 @@
 import os
 import subprocess
 
-import yaml
-
-from scripts.accelerate_to_zoo import DDP
-
-
-def test_overrides_are_trainer_sections(repository):
-    overrides = sorted((repository / "configs" / "trainer").glob("*.yaml"))
-    names = {path.stem for path in overrides}
-    assert {"cpu", "gpu", "ddp", "fsdp", "deepspeed", "debug"} <= names
-    for path in overrides:
-        assert path.read_text().startswith("# "), path
-        assert list(yaml.safe_load(path.read_text())) == ["trainer"], path
-
-
-def test_ddp_override(repository):
-    trainer = yaml.safe_load((repository / "configs" / "trainer" / "ddp.yaml").read_text())["trainer"]
-    assert trainer == {"accelerator": "auto", "devices": "auto", "strategy": DDP}
-
 
 def test_launch_script_parses(repository):
     path = repository / "scripts" / "launch.sh"

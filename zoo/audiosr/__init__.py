@@ -1,26 +1,24 @@
 """AudioSR: latent-diffusion audio super-resolution with global context."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "loss_monitor": "LossMonitor",
         "data.datamodule": "SuperResolutionData",
         "data.simulate": "Simulation",
-        "diffusion.samplers": "DDIM DPMSolver Sampler",
-        "diffusion.schedule": "CosineDiffusion",
+        "diffusion": "CosineDiffusion DDIM DPMSolver Sampler",
         "inference.reconstruct": "Reconstructor",
         "inference.restore": "Restorer",
         "losses": (
             "AutoencoderTerm CleanLatent DiffusionTerm KL Latent LossTerm MelL1 MultiResolutionSTFT Reconstruction "
             "Spectral"
         ),
-        "nets.denoiser": "Denoiser",
+        "nets.denoiser": "Denoiser GlobalEncoder",
         "nets.discriminator": "PatchDiscriminator",
         "nets.features": "MelFeatures",
         "nets.frozen": "FrozenAutoencoder FrozenDenoiser FrozenVocoder",
-        "nets.global_encoder": "GlobalEncoder",
         "nets.unet": "UNet",
         "task": "DiffusionTask",
         "task_distill": "DistillationTask",

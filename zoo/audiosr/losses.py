@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zoo.audio.analysis.spectral import multi_resolution_stft
-from zoo.audiosr.diffusion.samplers import row_noise
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion, row_noise
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
@@ -25,8 +24,6 @@ from zoo.common.checks import check_at_least, check_one_of, check_positive, chec
 from zoo.common.tensors import sample_uniforms
 
 Distance = Literal["l1", "l2"]
-HostValues = Sequence[tuple[int, float]]
-"""Diffusion step and crop position of each item, on the host: no term reads them back from the device."""
 _DISTANCES = {"l1": functional.l1_loss, "l2": functional.mse_loss}
 
 log = logging.getLogger(__name__)
@@ -64,7 +61,6 @@ class DiffusionStep:
     autoencoder: FrozenAutoencoder
     features: MelFeatures
     vocoder: FrozenVocoder | None = None  # mels to waveforms; None without one
-    host: HostValues | None = None  # `times` and `positions`; None reads them from the device
     _waveforms: dict[tuple[float, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
 
     @cached_property
@@ -80,8 +76,8 @@ class DiffusionStep:
         key = (max_time, crop_frames)
         if key not in self._waveforms:
             limit = np.float32(max_time * self.diffusion.steps)
-            host = self.host or list(zip(self.times.tolist(), self.positions.tolist(), strict=True))
-            positions = {row: position for row, (time, position) in enumerate(host) if time < limit}
+            items = zip(self.times.tolist(), self.positions.tolist(), strict=True)
+            positions = {row: position for row, (time, position) in enumerate(items) if time < limit}
             self._waveforms[key] = self._decode_crops(positions, crop_frames) if positions else None
         return self._waveforms[key]
 
@@ -293,7 +289,6 @@ class Objective(nn.Module):
         noise: Tensor,
         positions: Tensor,
         full_audio: Tensor | None,
-        host: HostValues | None = None,
     ) -> dict[str, Tensor]:
         """Sum each term over the items, (1,): sums of several devices can be concatenated and added.
 
@@ -305,7 +300,7 @@ class Objective(nn.Module):
         """
         step = DiffusionStep(
             *self.predict(latent, condition, times, noise, full_audio), positions, self.diffusion,
-            self.net.latent_scale, self.autoencoder, self.features, self.vocoder, host,
+            self.net.latent_scale, self.autoencoder, self.features, self.vocoder,
         )  # fmt: skip
         return {name: (term(step) * len(latent)).reshape(1) for name, term in self.losses.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zoo.audiosr.diffusion.samplers import Sampler
+from zoo.audiosr.diffusion import Sampler
 from zoo.common.checks import check_at_least, check_within
 
 
@@ -23,7 +23,7 @@ class RestoreOptions:
         seed: of the noise, in training as in inference.
         batch_size: chunks restored at once, those of all channels counted.
         lowpass_hz: first remove what the input has above this frequency, such as what MP3 leaves there; null for none.
-        pictures: write `<name>.png` next to each file: its spectrogram before and after.
+        pictures: write `<name>.png`, spectrograms before and after, next to each file of at most ten minutes.
     """
 
     sampler: Sampler | None = None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from zoo.audio.analysis.figures import plot_spectrograms
-from zoo.audiosr.diffusion.samplers import DPMSolver, Sampler, row_noise
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import CosineDiffusion, DPMSolver, Sampler, row_noise
 from zoo.audiosr.losses import (
     DiffusionTerm,
-    HostValues,
     Objective,
     replicate_objective,
     sample_step_noise,
@@ -122,7 +119,6 @@ def check_components(
     autoencoder: FrozenAutoencoder,
     features: MelFeatures,
     vocoder: FrozenVocoder | None,
-    condition_autoencoder: FrozenAutoencoder | None,
 ) -> None:
     """Compare the sizes of a diffusion's components; ValueError where they do not fit."""
     latents = autoencoder.latent_channels
@@ -133,13 +129,6 @@ def check_components(
             f"the UNet has in_channels {channels[0]} and out_channels {channels[1]}; expected {2 * latents} and "
             f"{latents}, as the autoencoder has {latents} latent channels"
         )
-    if condition_autoencoder is not None:
-        sizes = [(each.latent_channels, each.factor) for each in (autoencoder, condition_autoencoder)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"autoencoder and condition_autoencoder must have equal latent channels and factors, found {sizes[0]} "
-                f"and {sizes[1]}"
-            )
     factor = autoencoder.factor * net.unet.factor
     if features.n_mels % factor:
         raise ValueError(
@@ -168,13 +157,11 @@ class DiffusionTask(SingleOptimizerTask):
 
     Args:
         net: UNet and, if there is one, global encoder.
-        autoencoder: frozen; one instance for targets and conditions, unless there is a `condition_autoencoder`.
+        autoencoder: frozen; one instance for targets and conditions.
         features: audio to log-mels, equal to those of the autoencoder and the vocoder.
         diffusion: steps, noise schedule and what the net predicts.
         losses: terms by name, such as `latent`, `mel`, `stft`.
         vocoder: frozen, for sound in validation, losses on sound, and inference; null trains without.
-        condition_autoencoder: frozen; encodes the conditions where they were trained with another autoencoder than the
-            targets, as in some of ProjectLily's files; null takes `autoencoder`.
         latent_scale: factor on latents; "auto" is 1 / standard deviation of those of the first batch, over all ranks,
             and is saved with the weights; loaded weights keep theirs.
         condition: what the net is conditioned on.
@@ -189,7 +176,7 @@ class DiffusionTask(SingleOptimizerTask):
     """
 
     inference_class = "zoo.audiosr.Restorer"
-    inference_modules = ("net", "autoencoder", "vocoder", "features", "diffusion", "condition_autoencoder")
+    inference_modules = ("net", "autoencoder", "vocoder", "features", "diffusion")
     fsdp_excluded_modules = ("autoencoder", "vocoder")  # decode the items of early diffusion steps alone
     restore: RestoreOptions
 
@@ -203,7 +190,6 @@ class DiffusionTask(SingleOptimizerTask):
         optimizer: OptimizerCallable,
         *,
         vocoder: FrozenVocoder | None = None,
-        condition_autoencoder: FrozenAutoencoder | None = None,
         latent_scale: Literal["auto"] | float = "auto",
         condition: ConditionOptions = DEFAULT_CONDITION,
         trains: Mode | list[str] = "full",
@@ -214,10 +200,9 @@ class DiffusionTask(SingleOptimizerTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
-        check_components(net, autoencoder, features, vocoder, condition_autoencoder)
+        check_components(net, autoencoder, features, vocoder)
         self.net = net
         self.autoencoder = autoencoder
-        self.condition_autoencoder = condition_autoencoder
         self.features = features
         self.diffusion = diffusion
         self.vocoder = vocoder
@@ -262,7 +247,7 @@ class DiffusionTask(SingleOptimizerTask):
         return [module for module in (self.net.unet, self.net.global_encoder) if module is not None]
 
     def prepare_training_batch(self, batch: Batch) -> Batch:
-        """Add what is random, with the diffusion steps and crop positions that the host must know."""
+        """Add what is random."""
         if "step_noise" in batch:
             return batch
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
@@ -271,12 +256,7 @@ class DiffusionTask(SingleOptimizerTask):
         rows = len(batch["high"])
         seeds = [item_seed(self.restore.seed, number, row * world + rank) for row in range(rows)]
         noise = sample_step_noise(seeds, self._latent_shape(batch), self.diffusion.steps, self.condition.dropout)
-        host = list(zip(noise.times.tolist(), noise.positions.tolist(), strict=True))
-        return {**batch, "step_noise": noise, "host": host}
-
-    def prepare_evaluation_batch(self, batch: Batch) -> Batch:
-        """Add the `noise` of items that have a number."""
-        return {**batch, "noise": self._validation_noise(batch, batch["item"].tolist())} if "item" in batch else batch
+        return {**batch, "step_noise": noise}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Compute the loss of `high` and `low` (B, 1, T) at one diffusion step per item, some conditions dropped."""
@@ -287,7 +267,7 @@ class DiffusionTask(SingleOptimizerTask):
         condition = torch.where(noise.keep_condition[:, None, None, None], condition, UNCONDITIONAL) * scale
         terms = self._compute_terms(
             sample_posterior(target, noise.posterior) * scale, condition, noise.times, noise.noise, noise.positions,
-            self._full_audio(high, low), host=batch["host"],
+            self._full_audio(high, low),
         )  # fmt: skip
         self.log_terms("train", terms, batch_size=len(target))
         return terms["loss"]
@@ -299,12 +279,11 @@ class DiffusionTask(SingleOptimizerTask):
         latent, condition = posterior_mean(self._moments(high)) * scale, self._condition(low) * scale
         noise = self._evaluation_noise(batch, batch_idx)
         times = (torch.arange(VALIDATION_TIMES, device=high.device) + 0.5) / VALIDATION_TIMES * self.diffusion.steps
-        host = [(int((i + 0.5) / VALIDATION_TIMES * self.diffusion.steps), 0.5) for i in range(VALIDATION_TIMES)]
         full_audio = self._full_audio(high, low)
         positions = torch.full((count * VALIDATION_TIMES,), 0.5, device=high.device)
         terms = self._compute_terms(
             _repeat(latent), _repeat(condition), times.long().repeat(count), _repeat(noise),
-            positions, None if full_audio is None else _repeat(full_audio), host=host * count,
+            positions, None if full_audio is None else _repeat(full_audio),
         )  # fmt: skip
         if self.vocoder is None or batch_idx >= self.restore_items:
             return terms, count
@@ -316,25 +295,20 @@ class DiffusionTask(SingleOptimizerTask):
         high, low = (batch[key][0, 0].float().cpu() for key in ("high", "low"))
         cutoff_hz = float(batch["cutoff_hz"][0])
         signals, values = restorer.compare(high, low, cutoff_hz)
-        self.log_media(stage, batch_idx, lambda: self._log_signals(f"clip{batch_idx}", signals, cutoff_hz))
+        name = f"clip{batch_idx}"
+        self.log_media(stage, batch_idx, lambda: self._log_signals(name, signals, restorer.plot(signals, cutoff_hz)))
         return values
 
-    def _log_signals(self, name: str, signals: Mapping[str, Tensor], cutoff_hz: float) -> None:
-        """Write a restored clip, its input, target and ceiling as sounds, and the spectra of the first three."""
-        rate = self.features.sample_rate
+    def _log_signals(self, name: str, signals: Mapping[str, Tensor], spectra: Any) -> None:
+        """Write a restored clip, its input, target and ceiling as sounds, and their spectra."""
         for kind, audio in signals.items():
-            self.write_media("audio", f"{name}_{kind}", audio, rate)
-        spectra = {kind: signals[kind] for kind in ("input", "restored", "target")}
-        self.write_media("figure", f"{name}_spectra", plot_spectrograms(spectra, rate, cutoff_hz))
+            self.write_media("audio", f"{name}_{kind}", audio, self.features.sample_rate)
+        self.write_media("figure", f"{name}_spectra", spectra)
 
-    def _compute_terms(self, latent: Tensor, *inputs: Tensor | None, host: HostValues) -> dict[str, Tensor]:
+    def _compute_terms(self, latent: Tensor, *inputs: Tensor | None) -> dict[str, Tensor]:
         """Compute means of the terms over the items, and their weighted sum as `loss`."""
         objective = self._replicas[0] if self._replicas and self.training else self._objective()
-        if isinstance(objective, nn.DataParallel):  # splits tensors alone
-            sums = objective(latent, *inputs)
-        else:
-            sums = objective(latent, *inputs, host=host)
-        terms = {name: each.sum() / len(latent) for name, each in sums.items()}
+        terms = {name: each.sum() / len(latent) for name, each in objective(latent, *inputs).items()}
         return {"loss": weighted_sum(terms, self.losses), **terms}
 
     def _objective(self) -> Objective:
@@ -346,17 +320,13 @@ class DiffusionTask(SingleOptimizerTask):
         frames = self.features.frames(batch["high"].shape[-1]) // multiple * multiple
         return self.autoencoder.latent_channels, frames // factor, self.features.n_mels // factor
 
-    def _validation_noise(self, batch: Batch, items: Iterable[int]) -> Tensor:
-        """Noise of the items with these numbers, the same in every validation."""
-        seeds = [item_seed(self.restore.seed, _NO_EPOCH, item) for item in items]
-        return next(row_noise(seeds, self._latent_shape(batch)))
-
     def _evaluation_noise(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Noise of a batch of validation, on the device; by its position where items have no number."""
+        """Sample the noise of a batch, the same in every validation: by `item`, or by position where there is none."""
         count = len(batch["high"])
         first = (batch_idx * self.trainer.world_size + self.trainer.global_rank) * count
-        noise = batch["noise"] if "noise" in batch else self._validation_noise(batch, range(first, first + count))
-        return noise.to(batch["high"].device)
+        items = batch["item"].tolist() if "item" in batch else range(first, first + count)
+        seeds = [item_seed(self.restore.seed, _NO_EPOCH, item) for item in items]
+        return next(row_noise(seeds, self._latent_shape(batch), batch["high"].device))
 
     @torch.no_grad()
     def _mels(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -372,7 +342,7 @@ class DiffusionTask(SingleOptimizerTask):
     @torch.no_grad()
     def _condition(self, low: Tensor) -> Tensor:
         """Latents of the inputs' log-mels in the autoencoder's scale."""
-        return posterior_mean((self.condition_autoencoder or self.autoencoder).encode(low).float())
+        return posterior_mean(self._moments(low))
 
     def _full_audio(self, high: Tensor, low: Tensor) -> Tensor | None:
         """Input of the global encoder."""

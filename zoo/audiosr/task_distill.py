@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.audiosr.diffusion.samplers import DDIM, conditional_predictor, time_grid
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
+from zoo.audiosr.diffusion import DDIM, CosineDiffusion, conditional_predictor, time_grid
 from zoo.audiosr.losses import DiffusionTerm, Objective
 from zoo.audiosr.nets.denoiser import Denoiser, concat
 from zoo.audiosr.nets.features import MelFeatures

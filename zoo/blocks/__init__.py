@@ -1,5 +1,5 @@
 """Blocks of image nets that several systems share, and the autoencoder of latent diffusion."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(__name__, {"autoencoder": "AutoencoderKL"})
+__getattr__, __dir__, __all__ = register(__name__, {"autoencoder": "AutoencoderKL"})

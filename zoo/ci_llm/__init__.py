@@ -1,8 +1,8 @@
 """CI-LLM: a crowd of LoRA agents on one frozen language model, trained in one batched forward pass."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "aggregation": "Aggregator BayesianAverage Dirichlet FittedMixture Geometric Mean Vote",

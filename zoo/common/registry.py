@@ -1,6 +1,6 @@
 """The registry of components: which classes recipes, checkpoints and exports may name, and by which names.
 
-A package lists its public names in its `__init__.py` by `register_components`; nothing else can be built. The command
+A package lists its public names in its `__init__.py` by `register`; nothing else can be built. The command
 line (`--allow-import`) or the Python caller decides which packages are allowed besides the zoo's, never a file.
 """
 
@@ -43,14 +43,20 @@ _modules: dict[str, dict[str, str]] = {}  # package -> public name -> module
 _allowed: list[str] = []
 
 
-def register_components(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """Register a package's components and base classes; ValueError when a name is listed twice.
+def register(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Register the classes of a package that recipes, checkpoints and the command line may name.
 
-    Example: `__getattr__, __all__ = register_components(__name__, {"nets.unet": "UNet", "process.paths": "Cosine"})`.
+    In its `__init__.py`: `__getattr__, __dir__, __all__ = zoo.register(__name__, {"nets.unet": "UNet"})`. A recipe
+    names such a class as `package.UNet`; `--allow-import PACKAGE` admits a package of your own.
 
     Args:
         package: its dotted name, `__name__` in its `__init__.py`.
         modules: module below the package ("" for the package itself) -> names of its classes, separated by spaces.
+
+    Raises:
+        ValueError: a name is listed twice.
     """
     paths: dict[str, str] = {}
     for module, names in modules.items():
@@ -65,7 +71,7 @@ def register_components(package: str, modules: Mapping[str, str]) -> tuple[Calla
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(paths[name]), name)
 
-    return attribute, sorted(paths)
+    return attribute, lambda: sorted(paths), sorted(paths)
 
 
 def allow_packages(packages: Sequence[str]) -> None:
@@ -98,7 +104,11 @@ def get_class(name: str, base: Any = object) -> type:
     listed = dict.fromkeys(_external_names(module), module) if is_external else _table(package)
     if module != package or attribute not in listed:
         nearest = difflib.get_close_matches(attribute, listed, n=3, cutoff=0.5) or sorted(listed)[:3]
-        raise ValueError(f"{package} registers no part {name!r}; nearest: {', '.join(nearest) or 'it registers none'}")
+        reason = f"{package} registers no class {name!r}" + (f"; nearest: {', '.join(nearest)}" if nearest else "")
+        if package in _allowed:
+            call = f"""zoo.register(__name__, {{"{module[len(package) + 1 :]}": "{attribute}"}})"""
+            reason += f"; to register it: `import zoo; __getattr__, __dir__, __all__ = {call}` in {package}/__init__.py"
+        raise ValueError(reason)
     cls = getattr(importlib.import_module(listed[attribute]), attribute, None)
     home = package.partition(".")[0] if is_external else package
     if not isinstance(cls, type) or not f"{cls.__module__}.".startswith(f"{home}."):

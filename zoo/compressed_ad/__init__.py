@@ -1,8 +1,8 @@
 """CompressedAD: a frozen transformer learns a new task in its context, old context compressed to latent tokens."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "data.curriculum": "Curriculum",

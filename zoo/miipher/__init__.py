@@ -1,8 +1,8 @@
 """Miipher-2: speech restoration by parallel adapters on a frozen SSL encoder, with a vocoder on its features."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "data.datamodule": "SpeechData VocoderSegments",

@@ -140,8 +140,8 @@ class FrozenNet(FrozenModule):
         config, seed: of a net with random weights, see `describe_net`.
     """
 
-    net_base: ClassVar[type[nn.Module]]  # of the nets that a source may hold
-    net_class: ClassVar[type[nn.Module]]  # of those that it usually holds
+    net_base: ClassVar[str]  # public name of the base of the nets that a source may hold
+    net_class: ClassVar[str]  # public name of their usual class
     inference: ClassVar[str]  # of the stage that trains such nets
     component: ClassVar[str] = "part"  # the net's name in a copy
 
@@ -153,21 +153,21 @@ class FrozenNet(FrozenModule):
         seed: int = 0,
     ) -> None:
         super().__init__(source, revision)
-        class_name = registry.public_name(self.net_class)
+        base = registry.get_class(self.net_base)
         state, is_fused = {}, False
         if source is not None:
-            name, saved = read_single_net(Path(source), self.net_base, class_name)
+            name, saved = read_single_net(Path(source), base, self.net_class)
             self.spec, self.records = saved.description["components"][name], saved.description.get("frozen", {})
             state, is_fused = component_state(saved.state, name), name in saved.fused
         elif config is not None:
             self.spec, self.records = self.describe_net(config), {}
         else:
             raise ValueError(
-                f"{type(self).__name__}: give source (a run, a checkpoint, an export) or config (of {class_name}, for "
-                "random weights)"
+                f"{type(self).__name__}: give source (a run, a checkpoint, an export) or config (of {self.net_class}, "
+                "for random weights)"
             )
         with seeded_rng(seed):
-            self.net: Any = build(self.spec, self.net_base)
+            self.net: Any = build(self.spec, base)
         if state:
             load_weights(self.net, state, is_fused)
         if hasattr(self.net, "remove_weight_norm_"):
@@ -178,7 +178,7 @@ class FrozenNet(FrozenModule):
     @classmethod
     def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """Turn a `config` into `class_path` and `init_args`: by default it has the arguments of the usual class."""
-        return {"class_path": registry.public_name(cls.net_class), "init_args": dict(config)}
+        return {"class_path": cls.net_class, "init_args": dict(config)}
 
     @property
     def is_local(self) -> bool:

@@ -1,8 +1,8 @@
 """What every system uses while it trains and none owns."""
 
-from zoo.common.registry import register_components
+from zoo.common.registry import register
 
-__getattr__, __all__ = register_components(
+__getattr__, __dir__, __all__ = register(
     __name__,
     {
         "adversarial": "Discriminator",

@@ -27,6 +27,9 @@ def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
         name = type(scheduler).__name__
         raise ValueError(f"{name}: total_steps is null and trainer.max_steps is {trainer.max_steps}; set one of them")
     scheduler.total_steps = trainer.max_steps  # type: ignore[attr-defined]
+    if hasattr(scheduler, "warmup_steps"):  # of ours; a warm-up that is a share of the total changes the first rate
+        for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
+            group["lr"] = rate
 
 
 def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from zoo.audio.io import files
 
 RATE = 22050
-LOSSY = {"ogg": "VORBIS", "opus": "OPUS", "mp3": "MPEG_LAYER_III"}
 
 
 def tone(samples=RATE, frequency=220.0, rate=RATE):
@@ -166,3 +165,20 @@ def test_full_disk_leaves_nothing(tmp_path, suffix):
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_left_out_is_counted_and_named_once(tmp_path, caplog):
+    root = tmp_path / "corpus"
+    for name in ("corpus/a.wav", "corpus/deep/b.WAV", "elsewhere/c.wav"):
+        make(tmp_path / name, 100)
+    for name in ("e.m4a", "f.w64", "deep/g.aiff", ".hidden.wav", "notes.txt"):
+        (root / name).touch()
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    (root / "broken.wav").symlink_to(tmp_path / "gone.wav")
+    odd = os.fsencode(root) + b"/\xe9t\xe9.wav"
+    os.link(root / "a.wav", odd)
+    for _ in range(2):
+        assert files.find_audio_files(root) == [root / "a.wav", root / "deep" / "b.WAV"]
+    (line,) = caplog.messages
+    for part in ("1 .aiff", "1 .m4a", "1 .w64", "1 broken link", f"1 linked folder ({root / 'linked'})", r"\xe9t\xe9"):
+        assert part in line

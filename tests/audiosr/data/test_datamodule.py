@@ -93,10 +93,7 @@ def test_crops_are_raised_to_where_restoring_brings_its_input(corpus: Path, tmp_
 
 
 def test_caches_give_the_same(corpus: Path, tmp_path: Path) -> None:
-    plain = Simulation(codec=0.0)
-    disk, ram = (
-        data(corpus, tmp_path, cache_mode=mode, simulation=plain, sample_rate=12000) for mode in ("memmap", "ram")
-    )
+    disk, ram = (data(corpus, tmp_path, cache_mode=mode, sample_rate=12000) for mode in ("memmap", "ram"))
     for item in range(2):
         assert_equal(disk.train_set[3, item], ram.train_set[3, item])
 
@@ -135,7 +132,7 @@ def test_silence_is_avoided(tmp_path: Path) -> None:
     for name in "abc":
         files.write(tmp_path / "c" / f"{name}.wav", tone, RATE)
     files.write(tmp_path / "c" / "d.wav", np.zeros(RATE, np.float32), RATE)
-    options = {"split.ratio": 0.25, "silence.hop_seconds": 0.05, "simulation": Simulation(codec=0.0), "split.seed": 1}
+    options = {"split.ratio": 0.25, "silence.hop_seconds": 0.05, "split.seed": 1}
     reference = SilenceFilter(0.3, 0.05)
     for share, most in ((0.3, 0.2), (1.0, 1.0)):
         module = data(tmp_path / "c", tmp_path, **{**options, "silence.max_share": share})
@@ -179,9 +176,8 @@ def test_uneven_broken_and_lonely_pairs(tmp_path: Path, caplog: pytest.LogCaptur
         data(tmp_path / "p", tmp_path, mode="paired")
 
 
-def test_embedded_corpus_with_noise(tmp_path: Path) -> None:
-    simulation = Simulation(noise=1.0, snr_db=(5, 5), codec=0.0)
-    module = data(None, tmp_path, simulation=simulation, **{"corpus.embedded_utterances": 3})
+def test_embedded_corpus(tmp_path: Path) -> None:
+    module = data(None, tmp_path, **{"corpus.embedded_utterances": 3})
     assert (len(module.train_set), len(module.val_set.indices)) == (2, 1)
     assert module.train_set[0, 0]["low"].isfinite().all()
 

@@ -3,8 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.audiosr.inference.crossover import crossover_gains, filter_and_sum, lowpass_gains, match_level
-from zoo.audiosr.inference.spectrogram import Spectrogram
+from zoo.audiosr.inference.crossover import (
+    StreamSpectrum,
+    crossover_gains,
+    filter_and_sum,
+    lowpass_gains,
+    match_level,
+)
 
 RATE = 16000
 
@@ -18,9 +23,9 @@ def pieces(audio: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def total(audio: np.ndarray, size: int = 3000) -> np.ndarray:
-    spectrogram = Spectrogram(audio.shape[1])
-    np.testing.assert_array_equal(np.concatenate(list(spectrogram.observe(pieces(audio, size))), axis=1), audio)
-    return spectrogram.total
+    spectrum = StreamSpectrum()
+    np.testing.assert_array_equal(np.concatenate(list(spectrum.observe(pieces(audio, size))), axis=1), audio)
+    return spectrum.total
 
 
 @pytest.mark.parametrize("cutoff_hz", [0.0, 50.0, 1000.0, 7900.0])

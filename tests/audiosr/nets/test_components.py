@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.audiosr.nets.sizes import GLOBAL_ENCODERS
+from zoo.audiosr.nets.denoiser import GlobalEncoder
 from zoo.audiosr.nets.discriminator import PatchDiscriminator
 from zoo.audiosr.nets.features import MelFeatures, crop_to_multiple
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
 
 SIZES = {"sample_rate": 16000, "n_fft": 512, "hop_length": 160, "n_mels": 32}
 TINY = {"n_mels": 32, "channels": 8, "heads": 2, "layers": 1, "context_channels": 6, "positions": 5}

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests.audiosr.nets.sizes import GLOBAL_ENCODERS, UNETS
-from zoo.audiosr.nets.denoiser import Denoiser, concat
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
+from zoo.audiosr.nets.denoiser import Denoiser, GlobalEncoder, concat
 from zoo.audiosr.nets.unet import UNet
 
 

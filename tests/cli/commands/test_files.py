@@ -1,6 +1,9 @@
+import shutil
+
 import pytest
 import yaml
 
+from tests.harness import REPOSITORY
 from zoo.cli.main import main
 
 CONVERTER = """
@@ -66,3 +69,16 @@ def test_config_is_translated(package, tmp_path, capsys):
     assert main([*args, "--output", "new/recipe.yaml"]) == 0
     assert (tmp_path / "new" / "recipe.yaml").read_text(encoding="utf-8") == printed.out
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["recipe.yaml"]
+
+
+def test_export_into_a_run_follows_no_link_out_of_it(tmp_path, capsys):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    shutil.copytree(REPOSITORY / "tests" / "data" / "runs" / "flow" / "points", run)
+    outside.mkdir()
+    (run / "exports").symlink_to(outside)
+    for source in (run, run / "step_00000003.ckpt"):
+        assert main(["export", str(source), str(run / "exports" / "one")]) == 1
+        assert "exports is a link out of the run folder" in capsys.readouterr().err
+    assert not list(outside.iterdir())
+    (run / "exports").unlink()
+    assert main(["export", str(run), str(run / "exports" / "one")]) == 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import lightning as L
@@ -35,20 +34,6 @@ def test_verdict(limits, value, passed, target):
     finding = Finding("it", value, "x", **limits)
     assert finding.passed is passed
     assert finding.target == target
-
-
-def test_findings_are_kept_and_shown(tmp_path, capsys):
-    findings = [Finding("speed", 1.5, "x", at_least=1.4, details={"rounds": 3}), Finding("cost", 7.0, "%", at_most=5.0)]
-    benchmark.save(tmp_path / "a" / "b.json", findings, quick=True)
-    remaining = json.loads((tmp_path / "a" / "b.json").read_text())
-    assert [each["passed"] for each in remaining["findings"]] == [True, False]
-    assert remaining["quick"] is True
-    assert remaining["findings"][0]["details"] == {"rounds": 3}
-    assert remaining["machine"]["cores"] >= 1
-    benchmark.show("title", findings)
-    displayed = capsys.readouterr().out
-    assert "met" in displayed
-    assert "missed" in displayed
 
 
 class Line(L.LightningModule):

@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from scripts.evidence import audiosr
 from zoo.audio.io import files
-
-
-def test_clips_are_compared_by_kind_and_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated: dict[str, audiosr.EvaluationOptions] = {}
-
-    def evaluate(run: Path, output: Path, settings: audiosr.EvaluationOptions) -> Any:
-        evaluated[output.name] = settings
-        names = (audiosr.RESTORED, audiosr.LINEAR, audiosr.NOISE, audiosr.UNPROCESSED, audiosr.CEILING)
-        rows = [
-            {
-                "name": f"{kind}_a_0.wav@2000", "system": name, "status": "done", "lsd": 1.0, "si_sdr_low": 31.0,
-                **dict.fromkeys(("lsd_hf", *audiosr.BANDS), place + (kind == "noise")), "lsd_hf_3": 3.0,
-            }
-            for kind in audiosr.KINDS
-            for place, name in enumerate(names, 1)
-        ]  # fmt: skip
-        return SimpleNamespace(rows=rows)
-
-    monkeypatch.setattr(audiosr, "evaluate", evaluate)
-    figures = audiosr.measure(tmp_path / "demo", quick=True)
-    assert evaluated.keys() == audiosr.SAMPLERS.keys()
-    assert evaluated.pop(audiosr.RECIPE).restore == {}
-    assert {settings.restore["sampler"]["init_args"]["steps"] for settings in evaluated.values()} == {2}
-    assert figures["speech: LSD-HF to shaped noise"] == pytest.approx(1 / 3)
-    assert figures["noise: LSD-HF to shaped noise"] == 0.5
-    assert figures["speech: LSD to linear interpolation, worst band"] == 1.0
-    assert figures["SI-SDR of the low band, least"] == 31.0 and figures["noise: LSD-HF of the ceiling"] == 6.0
 
 
 def test_clips_are_cut_by_recording_and_by_time(tmp_path: Path) -> None:

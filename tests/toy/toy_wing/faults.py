@@ -1,11 +1,7 @@
 """Faults on purpose, triggered by the step: what a wall clock triggers mostly hits the imports."""
 
 import contextlib
-import hashlib
-import json
-import math
 import os
-import pickle
 import shutil
 import signal
 import time
@@ -15,9 +11,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
-from torch.utils.data import DataLoader
 
-from toy_wing.data import PairData, Pairs
 from toy_wing.inference import Amplifier
 from toy_wing.task import GainTask
 from zoo.runs.run_folder import run_folder
@@ -65,24 +59,21 @@ class KillAt(L.Callback):
 
 
 class Misfortune(L.Callback):
-    """What befalls one rank of several before a batch, once in a run.
+    """Kills one rank of several before a batch, once in a run.
 
     Args:
         rank: whom.
         step: number of batches trained.
-        kind: "error" raises, "kill" sends SIGKILL.
     """
 
-    def __init__(self, rank: int, step: int, kind: str) -> None:
-        self.rank, self.step, self.kind = rank, step, kind
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         struck = run_folder(trainer) / "struck"
         if (trainer.global_rank, trainer.global_step) != (self.rank, self.step) or struck.exists():
             return
         struck.touch()
-        if self.kind == "error":
-            raise ValueError("broken.wav is no audio file")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -138,25 +129,6 @@ def fill(filler: Path, spare: int = 0) -> None:
             room -= file.write(bytes(min(room, 2**16)))
 
 
-class PlainPairs(Pairs):
-    def __getitem__(self, item: int) -> dict[str, torch.Tensor]:
-        x = torch.randn(8)
-        return {"x": x, "y": 2 * x}
-
-
-class PlainData(PairData):
-    """The usual loader, shuffled and augmented by global generators: the negative control."""
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(PlainPairs(self.items, self.seed), batch_size=self.batch_size, shuffle=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass
-
-
 class BrokenLogger(Logger):
     """A service that fails at its start, or from one call on.
 
@@ -205,52 +177,3 @@ class DyingAmplifier(Amplifier):
 
 class DyingTask(GainTask):
     inference_class = "toy_wing.DyingAmplifier"
-
-
-class BadBatches(L.Callback):
-    """Spoils two batches of an adversarial task, or of one with a single loss.
-
-    Args:
-        nan_at: number of batches trained before the one whose data is NaN.
-        loud_at: the same for the one whose losses are `scale` times as large.
-        scale: factor on all losses; of a single loss, on the square of the data.
-    """
-
-    def __init__(self, nan_at: int, loud_at: int, scale: float = 1000.0) -> None:
-        self.nan_at, self.loud_at, self.scale = nan_at, loud_at, scale
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: dict[str, Any], batch_idx: int) -> None:
-        self.weights = getattr(pl_module, "loss_weights", None)
-        data = batch["audio" if "audio" in batch else "x1"]
-        if trainer.global_step == self.nan_at:
-            data.fill_(math.nan)
-        if trainer.global_step == self.loud_at and self.weights is None:
-            data.mul_(math.sqrt(self.scale))
-        elif trainer.global_step == self.loud_at:
-            pl_module.loss_weights = {key: self.scale * weight for key, weight in self.weights.items()}
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        if self.weights is not None:
-            pl_module.loss_weights = self.weights
-
-
-class Watch(L.Callback):
-    """Writes hashes of weights, optimizer states and average after every batch to `watch.jsonl`."""
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        watched = {
-            "weights": dict(pl_module.named_parameters()),  # spectral norm advances its vectors whatever the loss
-            "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
-            "ema": [callback.shadow for callback in trainer.callbacks if hasattr(callback, "shadow")],
-        }
-        hashes = {key: hashlib.sha256(pickle.dumps(_numbers(value))).hexdigest() for key, value in watched.items()}
-        with Path("watch.jsonl").open("a") as file:
-            file.write(json.dumps({"step": trainer.global_step, **hashes}) + "\n")
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return [_numbers(item) for item in value.values()]
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return value.detach().numpy().tobytes() if isinstance(value, torch.Tensor) else value

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import scipy
 
-from zoo.audio.io.resample import resample_array
+from zoo.audio.io.resample import fix_length, resample_array
 
 PACKET_SECONDS = 0.02  # one RTP packet of the usual speech codecs
 SILENCE = 1e-4  # -80 dBFS: a crop whose peak lies below is three steps of 16 bits, no noise to be amplified
@@ -20,11 +20,6 @@ _TAIL_DB = -60.0  # energy of the part of the tail that is cut off, below that o
 
 Fill = Literal["zero", "repeat"]
 Band = Literal["filter", "resample"]
-
-
-def match_length(audio: np.ndarray, samples: int) -> np.ndarray:
-    """Cut a signal to a length or extend it with zeros."""
-    return np.pad(audio[:samples], (0, max(samples - len(audio), 0)))
 
 
 def power(audio: np.ndarray) -> float:
@@ -65,7 +60,7 @@ def reverberate(speech: np.ndarray, rir: np.ndarray, sample_rate: int) -> np.nda
     response = np.copysign(1, rir[arrival]) * rir[arrival - before :]
     remaining = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     response = response[: int(np.count_nonzero(remaining > remaining[0] * 10 ** (_TAIL_DB / 10)))]
-    wet = match_length(scipy.signal.oaconvolve(speech, response)[before:], len(speech))
+    wet = fix_length(scipy.signal.oaconvolve(speech, response)[before:], len(speech))
     loudness = power(wet)
     return (wet * math.sqrt(power(speech) / loudness)).astype(np.float32) if loudness > 0 else np.zeros_like(speech)
 
@@ -88,9 +83,7 @@ def lowpass(speech: np.ndarray, sample_rate: int, cutoff_hz: float, how: Band) -
     if how == "resample":
         narrow = round(2 * cutoff_hz)
         padded = np.pad(speech, (0, sample_rate // 100))  # so that one sample has a counterpart at the lower rate
-        return match_length(
-            resample_array(resample_array(padded, sample_rate, narrow), narrow, sample_rate), len(speech)
-        )
+        return fix_length(resample_array(resample_array(padded, sample_rate, narrow), narrow, sample_rate), len(speech))
     size = scipy.fft.next_fast_len(len(speech) + sample_rate // 50, real=True)  # the response has died away by then
     frequencies = np.arange(size // 2 + 1) * (sample_rate / size)
     gain = 1 / np.sqrt(1 + (frequencies / cutoff_hz) ** (2 * _ORDER))
@@ -119,7 +112,7 @@ def sample_packet_losses(packets: int, rate: float, burst_packets: float, rng: n
 def drop_packets(speech: np.ndarray, sample_rate: int, lost: np.ndarray, fill: Fill) -> np.ndarray:
     """Replace packets of 20 ms where `lost` (ceil(T / packet),) is true, by zeros or the last packet that arrived."""
     size = packet_samples(sample_rate)
-    packets = match_length(speech, len(lost) * size).reshape(len(lost), size)
+    packets = fix_length(speech, len(lost) * size).reshape(len(lost), size)
     if fill == "zero":
         return np.where(lost[:, None], np.float32(0), packets).reshape(-1)[: len(speech)]
     latest = np.maximum.accumulate(np.where(lost, -1, np.arange(len(lost))))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from zoo.audio.augment.effects import match_length
-from zoo.audio.corpora.corpus import PEAK, Corpus
+from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.io.files import AudioFileError
+from zoo.audio.io.resample import fix_length
 from zoo.audiosr.data.cutoff import estimate_cutoff
 from zoo.audiosr.data.simulate import Simulation
 from zoo.audiosr.data.sources import Recordings
@@ -75,7 +75,7 @@ def choose_crop(
     if best is None:
         raise failure
     high, low = best
-    return match_length(high, samples), None if low is None else match_length(low, samples)
+    return fix_length(high, samples), None if low is None else fix_length(low, samples)
 
 
 @dataclass(eq=False)
@@ -88,7 +88,6 @@ class Crops(Dataset[Item]):
     segment_samples: int  # length of a crop
     silence: SilenceFilter
     simulation: Simulation  # makes the counterparts where the data has none
-    noises: Corpus | None
     seed: int
     max_gain_db: float | None = None  # by which a crop is raised to the level of restoring
 
@@ -101,7 +100,7 @@ class Crops(Dataset[Item]):
         candidates = self._candidates(int(self.indices[item]), rng)
         high, low = choose_crop(self.recordings, candidates, self.segment_samples, self.silence, self.sample_rate)
         if low is None:
-            low, cutoff_hz = self.simulation.degrade(high, self.sample_rate, rng, self.noises)
+            low, cutoff_hz = self.simulation.degrade(high, self.sample_rate, rng)
         else:
             cutoff_hz = estimate_cutoff(low, self.sample_rate)
         if self.max_gain_db is not None:
@@ -132,7 +131,7 @@ class ValidationGrid(Dataset[Item]):
     sample_rate: int
     samples: int  # length of the excerpt, the first that is not silent
     silence: SilenceFilter
-    simulation: Simulation  # its filter types; neither noise nor codecs
+    simulation: Simulation
     cutoffs_hz: Sequence[float]  # Hz; not used where the data has counterparts: one item a clip then
 
     def __post_init__(self) -> None:

@@ -10,13 +10,11 @@ from typing import Literal
 import numpy as np
 
 from zoo.audio import EmbeddedCorpus
-from zoo.audio.augment.rooms import load_noises
 from zoo.audio.corpora.cache import CorpusCache, build_cache
 from zoo.audio.corpora.corpus import Corpus, CorpusOptions, cache_dir, select
-from zoo.audio.io.files import find_audio_files
 from zoo.audiosr.data.crops import Clips, Crops, SilenceFilter, ValidationGrid
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
-from zoo.audiosr.data.sources import Part, RamCorpus, Recordings, find_parts, match_pairs
+from zoo.audiosr.data.sources import Part, Recordings, find_parts, match_pairs, read_into_memory
 from zoo.common.checks import check_at_least, check_one_of, check_within, find_data_folder
 from zoo.training.datamodule import ZooDataModule
 
@@ -97,13 +95,12 @@ class SuperResolutionData(ZooDataModule):
         sample_rate: Hz.
         segment_samples: length of a training crop; shorter clips are padded with zeros at the end.
         simulation: how counterparts are made; with its defaults when null.
-        noise: folder of noise for the simulation; null for noise made in code.
         normalize: scale each clip to a peak of 0.95, and its counterpart with it.
         max_gain_db: raise training crops with their counterparts until the counterpart's peak is 0.95, by no more than
             this. Restoring raises its input to that peak, and a filter leaves noise up to 14 dB below its target.
             Null leaves the level.
         silence: which crops are too silent.
-        cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory, once per rank.
+        cache_mode: `memmap` reads a 16-bit cache on disk, `ram` loads it into memory as float32, once per rank.
         corpus: caches, unreadable files, the embedded corpus.
         batch_size: crops per batch and process.
         num_workers: loader processes.
@@ -118,7 +115,6 @@ class SuperResolutionData(ZooDataModule):
         sample_rate: int = 48000,
         segment_samples: int = SEGMENT_SAMPLES,
         simulation: Simulation | None = None,
-        noise: str | None = None,
         normalize: bool = True,
         max_gain_db: float | None = None,
         silence: SilenceFilter = DEFAULT_SILENCE,
@@ -139,8 +135,6 @@ class SuperResolutionData(ZooDataModule):
         self.sample_rate = sample_rate
         self.segment_samples = segment_samples
         self.simulation = Simulation() if simulation is None else simulation
-        self.needs_noise = mode == "simulate" and self.simulation.noise > 0
-        self.noise = find_data_folder("noise", noise, corpus.embedded_if_missing) if self.needs_noise else None
         self.normalize = normalize
         self.max_gain_db = max_gain_db
         self.silence = silence
@@ -154,16 +148,12 @@ class SuperResolutionData(ZooDataModule):
 
     def prepare_data(self) -> None:
         """Write the corpus caches, once per machine."""
-        if self.noise is not None:
-            folder = cache_dir(Path(self.corpus.cache), self.noise, self.sample_rate)
-            self._build(find_audio_files(self.noise), folder, self.noise)
         for part in self._parts():
             for paths, folder, root in self._corpora(part):
-                self._build(paths, folder, root)
+                build_cache(paths, folder, self.sample_rate, max_bad_share=self.corpus.max_bad_share, root=root)
 
     def setup(self, stage: str) -> None:
         """Open the corpora and split them."""
-        cache = Path(self.corpus.cache)
         if self.root is None:
             embedded = EmbeddedCorpus(self.corpus.embedded_utterances, self.sample_rate)
             recordings = [Recordings(embedded, normalize=self.normalize)]
@@ -174,9 +164,8 @@ class SuperResolutionData(ZooDataModule):
             train_clips, val_clips = self.split.split(train.usable_clips)
         else:
             train_clips, val_clips = train.usable_clips, valid.usable_clips
-        noises = load_noises(self.noise, cache, self.sample_rate, training=True) if self.needs_noise else None
         self.train_set: Crops = Crops(
-            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation, noises,
+            train, train_clips, self.sample_rate, self.segment_samples, self.silence, self.simulation,
             self.seed, self.max_gain_db,
         )  # fmt: skip
         self.file_facts = (select(train.high.lengths, train_clips),)
@@ -184,9 +173,6 @@ class SuperResolutionData(ZooDataModule):
             valid, val_clips[: self.split.items], self.sample_rate, self.split.samples or self.segment_samples,
             self.silence, self.simulation, self.val_cutoffs_hz,
         )  # fmt: skip
-
-    def _build(self, paths: Sequence[Path], folder: Path, root: Path) -> None:
-        build_cache(paths, folder, self.sample_rate, max_bad_share=self.corpus.max_bad_share, root=root)
 
     def _parts(self) -> list[Part]:
         if self.root is None:
@@ -211,7 +197,7 @@ class SuperResolutionData(ZooDataModule):
 
     def _open(self, folder: Path) -> Corpus:
         cache = CorpusCache(folder)
-        return RamCorpus(cache) if self.cache_mode == "ram" else cache
+        return read_into_memory(cache) if self.cache_mode == "ram" else cache
 
 
 def default_cutoffs(sample_rate: int) -> tuple[float, ...]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,30 +20,41 @@ from torch import Tensor
 import zoo
 from zoo.audio.corpora.cache import relative_names
 from zoo.audio.corpora.corpus import PEAK, MemoryCorpus
-from zoo.audio.evaluation import measures, metrics
+from zoo.audio.evaluation import metrics
+from zoo.audio.evaluation.summary import MetricColumn, failure_lines, summarize, summary_table
 from zoo.audio.io import files
 from zoo.audio.io.files import AudioFileError
 from zoo.audiosr.data.crops import SilenceFilter, ValidationGrid
 from zoo.audiosr.data.datamodule import SuperResolutionData, default_cutoffs
 from zoo.audiosr.data.simulate import Simulation, max_cutoff_hz
 from zoo.audiosr.data.sources import Recordings
-from zoo.audiosr.evaluation import report
 from zoo.audiosr.evaluation.baselines import linear, mean_envelope, shaped_noise
 from zoo.audiosr.evaluation.recipe_data import read_data
 from zoo.audiosr.inference.restore import Restorer, band_distances
-from zoo.audiosr.inference.spectrogram import Spectrogram, write_picture
 from zoo.common.checks import check_unreadable_share
-from zoo.common.journal import Journal, format_error
+from zoo.common.journal import format_error
 from zoo.common.locks import writes_into
-from zoo.common.reports import Row
-from zoo.runs.checkpoints import find_checkpoint
-from zoo.runs.components import WEIGHTS_NAME, is_export
+from zoo.common.reports import Row, write_report
+from zoo.common.statistics import LEVEL
+from zoo.runs.components import is_export
 from zoo.runs.load import load
 from zoo.runs.run_folder import find_config, has_config_file
 
 log = logging.getLogger(__name__)
 
-JOURNAL_NAME = "per_item.jsonl"
+UNPROCESSED, LINEAR, NOISE, CEILING, RESTORED = SYSTEMS = (
+    "unprocessed", "linear", "shaped_noise", "ceiling", "restored",
+)  # fmt: skip
+HF_BANDS = ("lsd_hf_1", "lsd_hf_2", "lsd_hf_3", "lsd_hf_4")  # equal bands above the cut-off, from the lowest
+MEASURES = (
+    *(MetricColumn(name, False) for name in ("lsd", "lsd_hf", *HF_BANDS, "lsd_lf")),
+    MetricColumn("si_sdr_low", True, "dB"),
+    MetricColumn("real_time_factor", False),
+)
+ALL = "all"
+_TEXTS = ("name", "system", "status", "reason")
+_NUMBERS = ("cutoff_hz", "seconds", *(measure.name for measure in MEASURES))
+_MAX_ROWS = 20  # failures and cut-offs in the report
 _FADE_SECONDS = 0.05  # at both ends, or a cut through the upper band would leak into the low one
 _ENVELOPE_CLIPS = 200  # of the training set, evenly chosen
 _MAX_BAD_SHARE = 0.1  # of a folder's files
@@ -54,34 +65,74 @@ class EvaluationOptions:
     """What is evaluated; see `evaluate_run`."""
 
     data: Path | None = None  # None for the validation clips of the run's recipe
-    train: Path | None = None  # None for the training clips of the run's recipe
     cutoffs_hz: tuple[float, ...] | None = None  # None for those of the recipe, or of `SuperResolutionData`
     max_items: int | None = None
     seconds: float = 5.0
-    keep: int = 2
     restore: Mapping[str, Any] = field(default_factory=dict)  # of `RestoreOptions`; objects by class_path and init_args
 
 
-class EvaluationItem(NamedTuple):
-    """One clip at one cut-off."""
+@dataclass(frozen=True)
+class Evaluation:
+    """Rows of items and systems, and their summaries."""
 
-    number: int
-    clip: int
-    name: str
-    turn: int  # the filter type follows from it
-    samples: int
+    rows: list[Row]
+    systems: Sequence[str]
+
+    @property
+    def failures(self) -> list[Row]:
+        """Rows without measurements."""
+        return [row for row in self.rows if row["status"] == "failed"]
+
+    @cached_property
+    def summaries(self) -> dict[str, list[Row]]:
+        """Summaries of all rows and of each cut-off, with gains over the input; see `summarize`."""
+        done = [row for row in self.rows if row["status"] == "done"]
+        groups = {ALL: done}
+        for cutoff_hz in sorted({float(row["cutoff_hz"]) for row in done}):
+            groups[f"{cutoff_hz:g} Hz"] = [row for row in done if row["cutoff_hz"] == cutoff_hz]
+        groups = groups if 2 < len(groups) <= _MAX_ROWS else {ALL: done}
+        return {group: summarize(rows, self.systems, MEASURES, UNPROCESSED) for group, rows in groups.items()}
+
+    def write(self, output: Path, facts: Mapping[str, Any]) -> None:
+        """Write per_item.csv, summary.csv, summary.json (with these facts) and report.md."""
+        rows = [{"cutoff": group, **row} for group, summary in self.summaries.items() for row in summary]
+        content = {
+            "version": zoo.__version__,
+            "confidence": LEVEL,
+            **facts,
+            "failed": [{key: row[key] for key in ("system", "name", "reason")} for row in self.failures],
+            "summary": rows,
+        }
+        tables = {
+            "per_item.csv": ([*_TEXTS, *_NUMBERS], [dict.fromkeys(_NUMBERS, math.nan) | row for row in self.rows]),
+            "summary.csv": (list(rows[0]), rows),
+            "summary.json": content,
+            "report.md": self._markdown(),
+        }
+        write_report(output, tables, indent=2)
+
+    def _markdown(self) -> str:
+        lines = ["# Super-resolution", "", f"Means with {LEVEL:.0%} bootstrap intervals over items.", ""]
+        for group, summary in self.summaries.items():
+            lines += [f"## {'All cut-offs' if group == ALL else group}", "", summary_table(summary), ""]
+        lines += [
+            "lsd_hf and lsd_lf lie above and below the cut-off; si_sdr_low compares the low band with the input's; the "
+            "ceiling is the target through autoencoder and vocoder, with the input's low band.",
+            "",
+            *failure_lines(self.failures, len(self.rows), _MAX_ROWS),
+        ]
+        return "\n".join(lines).rstrip() + "\n"
 
 
 def load_recipe_data(run: Path, options: EvaluationOptions) -> SuperResolutionData | None:
-    """Set up the data of the run's recipe; None where it is not needed, or only for the envelope and missing.
+    """Set up the data of the run's recipe; None where another folder is named and the recipe's data is missing.
 
     FileNotFoundError where the evaluation needs it and the run names none, ValueError where it is another system's.
     """
-    has_recipe = not is_export(run) and has_config_file(run)
-    if options.data is not None and (options.train is not None or not has_recipe):
+    if is_export(run) or not has_config_file(run):
+        if options.data is None:
+            raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
         return None
-    if not has_recipe:
-        raise FileNotFoundError(f"{run} holds no config.yaml, which would name its data: give a folder with --data")
     try:
         data = read_data(find_config(run), from_run=True)
         data.prepare_data()
@@ -136,145 +187,74 @@ def make_grid(recipe: SuperResolutionData | None, options: EvaluationOptions, sa
     return grid
 
 
-def list_items(grid: ValidationGrid) -> Iterator[EvaluationItem]:
-    """List the grid's items, clip after clip."""
-    for number in range(len(grid)):
-        clip, column = divmod(number, len(grid.cutoffs_hz))
-        index = int(grid.indices[clip])
-        name = f"{grid.recordings.high.names[index]}@{grid.cutoffs_hz[column]:g}"
-        yield EvaluationItem(number, clip, name, clip + column, grid.recordings.length(index))
+def read_training_clips(recipe: SuperResolutionData) -> Iterator[np.ndarray]:
+    """Read evenly chosen clips of the training set, for the envelope."""
+    crops = recipe.train_set
+    count = len(crops.indices)
+    for number in np.unique(np.linspace(0, count - 1, min(count, _ENVELOPE_CLIPS)).astype(int)):
+        index = int(crops.indices[number])
+        yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
 
 
-def read_training_clips(
-    recipe: SuperResolutionData | None, options: EvaluationOptions, sample_rate: int
-) -> Iterator[np.ndarray]:
-    """Read clips for the envelope, evenly chosen from the folder that the options name, or else from the recipe's."""
-
-    def choose(count: int) -> list[int]:
-        return np.unique(np.linspace(0, count - 1, min(count, _ENVELOPE_CLIPS)).astype(int)).tolist()
-
-    if options.train is not None:
-        paths = files.find_audio_files(options.train)
-        yield from (files.read_mono(paths[number], sample_rate) for number in choose(len(paths)))
-    elif recipe is not None:
-        crops = recipe.train_set
-        for index in (int(crops.indices[number]) for number in choose(len(crops.indices))):
-            yield crops.recordings.read(index, 0, crops.recordings.length(index))[0]
-
-
-def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = "cpu") -> report.Evaluation:
-    """Restore band-limited clips and write tables and pictures; see `evaluate_run`.
-
-    Rows are appended as they are computed; the same call again computes what is missing, failed, or changed.
-    """
+def evaluate(run: Path, output: Path, options: EvaluationOptions, device: str = "cpu") -> Evaluation:
+    """Restore band-limited clips and write tables; see `evaluate_run`."""
     restorer = load(run, device, restore=options.restore)
     if not isinstance(restorer, Restorer):
         raise ValueError(f"{run} is a {type(restorer).__name__}: name a run of the diffusion stage")
     recipe = load_recipe_data(run, options)
     grid = make_grid(recipe, options, restorer.sample_rate)
-    items = list(list_items(grid))
-    systems = [
-        system for system in report.SYSTEMS if system != report.NOISE or recipe is not None or options.train is not None
-    ]
-    if report.NOISE not in systems:
-        log.warning("the run names no training audio, so there is no row %s: name a folder with --train", report.NOISE)
-    keys = {(item, system): _journal_key(run, options, item, system) for item in items for system in systems}
-    journal = Journal(output / JOURNAL_NAME)
-    done = journal.open(set(keys.values()))
-    missing = [item for item in items if any(keys[item, system] not in done for system in systems)]
-    evaluation_run = EvaluationRun(restorer, grid, options, output, systems)
-    if missing and report.NOISE in systems:
-        clips = read_training_clips(recipe, options, restorer.sample_rate)
-        evaluation_run.envelope = mean_envelope(clips)
-    for item in track(missing, "evaluate"):
-        for row in evaluation_run.rows(item):
-            row["key"] = keys[item, row["system"]]
-            if row["key"] not in done:
-                journal.add(row)
-    evaluation = report.Evaluation(journal.close(keys.values()), systems)
+    envelope = None if recipe is None else mean_envelope(read_training_clips(recipe))
+    systems = [system for system in SYSTEMS if system != NOISE or envelope is not None]
+    if envelope is None:
+        log.warning("the training audio of %s is not there, so there is no row %s", run, NOISE)
+    rows: list[Row] = []
+    for number in track(range(len(grid)), "evaluate"):
+        clip, column = divmod(number, len(grid.cutoffs_hz))
+        name = f"{grid.recordings.high.names[int(grid.indices[clip])]}@{grid.cutoffs_hz[column]:g}"
+        row: Row = {"name": name, "status": "done", "reason": ""}
+        try:
+            rows += [row | each for each in _measure_item(restorer, grid, number, envelope)]
+        except (AudioFileError, ValueError) as error:
+            log.warning("%s failed: %s", name, error)
+            failed = {"status": "failed", "reason": format_error(error)}
+            rows += [row | {"system": system, **failed} for system in systems]
+    evaluation = Evaluation(rows, systems)
     facts = {"run": str(run), "device": device, **json.loads(json.dumps(asdict(options), default=str))}
-    report.write_evaluation(output, evaluation, facts)
+    evaluation.write(output, facts)
     return evaluation
 
 
-@dataclass
-class EvaluationRun:
-    """Runs all systems on one item."""
-
-    restorer: Restorer
-    grid: ValidationGrid
-    options: EvaluationOptions
-    output: Path
-    systems: Sequence[str]
-    envelope: np.ndarray = field(default_factory=lambda: np.zeros(0))
-
-    def rows(self, item: EvaluationItem) -> list[Row]:
-        """Return one row for each system, without its key."""
-        row: Row = {"name": item.name, "status": "done", "reason": ""}
-        try:
-            batch = self.grid[item.number]
-            high, low = batch["high"][0].numpy(), batch["low"][0].numpy()
-            cutoff_hz = float(batch["cutoff_hz"])
-            results, factor = self._run_systems(low, high, cutoff_hz)
-        except (AudioFileError, ValueError) as error:
-            log.warning("%s failed: %s", item.name, error)
-            failed = {"status": "failed", "reason": format_error(error)}
-            return [{**row, "system": system, **failed} for system in self.systems]
-        if item.clip < self.options.keep:
-            self._keep(item.name, results, cutoff_hz, high)
-        row |= {"cutoff_hz": cutoff_hz, "seconds": len(high) / self.restorer.sample_rate}
-        rows = [
-            {**row, "system": system, **self._measure(audio, low, high, cutoff_hz)} for system, audio in results.items()
-        ]
-        rows[-1]["real_time_factor"] = factor
-        return rows
-
-    def _run_systems(self, low: np.ndarray, high: np.ndarray, cutoff_hz: float) -> tuple[dict[str, np.ndarray], float]:
-        """Return the signal of each system, and the real-time factor of restoring."""
-        rate = self.restorer.sample_rate
-        started = time.perf_counter()
-        restored = self.restorer(low, rate, cutoff_hz=cutoff_hz)
-        factor = (time.perf_counter() - started) / (len(high) / rate)
-        results = {
-            report.UNPROCESSED: low,
-            report.LINEAR: linear(low, rate, cutoff_hz),
-            report.CEILING: self.restorer.ceiling(low, high, rate, cutoff_hz),
-            report.RESTORED: restored,
-        }
-        if report.NOISE in self.systems:
-            results[report.NOISE] = shaped_noise(low, rate, cutoff_hz, self.envelope)
-        return {system: results[system] for system in self.systems}, factor
-
-    @torch.inference_mode()
-    def _measure(self, audio: np.ndarray, low: np.ndarray, high: np.ndarray, cutoff_hz: float) -> dict[str, float]:
-        rate = self.restorer.sample_rate
+def _measure_item(
+    restorer: Restorer, grid: ValidationGrid, number: int, envelope: np.ndarray | None
+) -> Iterator[dict[str, Any]]:
+    """Run and measure all systems on an item: rows without its name."""
+    item, rate = grid[number], restorer.sample_rate
+    high, low, cutoff_hz = item["high"][0].numpy(), item["low"][0].numpy(), float(item["cutoff_hz"])
+    started = time.perf_counter()
+    restored = restorer(low, rate, cutoff_hz=cutoff_hz)
+    seconds = len(high) / rate
+    factor = (time.perf_counter() - started) / seconds
+    signals = {UNPROCESSED: low, LINEAR: linear(low, rate, cutoff_hz)}
+    if envelope is not None:
+        signals[NOISE] = shaped_noise(low, rate, cutoff_hz, envelope)
+    signals |= {CEILING: restorer.ceiling(low, high, rate, cutoff_hz), RESTORED: restored}
+    for system, audio in signals.items():
         prediction, target = torch.from_numpy(np.asarray(audio, np.float32)), torch.from_numpy(high)
-        mels = [self.restorer.features(each[None, None].to(self.restorer.device)) for each in (prediction, target)]
-        return {
+        row = {
+            "system": system,
+            "cutoff_hz": cutoff_hz,
+            "seconds": seconds,
             **band_distances(prediction, target, rate, cutoff_hz),
             **upper_bands(prediction, target, rate, cutoff_hz),
             "si_sdr_low": low_band_si_sdr(audio, low, rate, cutoff_hz),
-            "mel_l1": float((mels[0] - mels[1]).abs().mean()),
-            "pesq_wb": wide_band_pesq(audio, high, rate, cutoff_hz),
         }
-
-    def _keep(self, name: str, results: Mapping[str, np.ndarray], cutoff_hz: float, high: np.ndarray) -> None:
-        rate, folder = self.restorer.sample_rate, self.output / "samples"
-        stem = name.replace("/", "_")
-        for system, audio in {"target": high, **results}.items():
-            files.write(folder / f"{stem}_{system}.wav", audio, rate)
-        before, after = Spectrogram(len(high)), Spectrogram(len(high))
-        for spectrogram, system in ((before, report.UNPROCESSED), (after, report.RESTORED)):
-            list(spectrogram.observe([results[system][None]]))
-        write_picture(folder / f"{stem}.png", before, after, rate, len(high) / rate, cutoff_hz, name)
+        yield row | {"real_time_factor": factor} if system == RESTORED else row
 
 
 def upper_bands(prediction: Tensor, target: Tensor, sample_rate: int, cutoff_hz: float) -> dict[str, float]:
     """Log-spectral distances of signals (T,) in equal bands above a cut-off, from the lowest: `lsd_hf_1` and so on."""
-    edges = np.linspace(cutoff_hz, sample_rate / 2, len(report.HF_BANDS) + 1).tolist()
-    return dict(
-        zip(report.HF_BANDS, map(float, metrics.lsd_bands(prediction, target, sample_rate, edges)), strict=True)
-    )
+    edges = np.linspace(cutoff_hz, sample_rate / 2, len(HF_BANDS) + 1).tolist()
+    return dict(zip(HF_BANDS, map(float, metrics.lsd_bands(prediction, target, sample_rate, edges)), strict=True))
 
 
 def low_band_si_sdr(audio: np.ndarray, low: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:
@@ -293,37 +273,14 @@ def low_band_si_sdr(audio: np.ndarray, low: np.ndarray, sample_rate: int, cutoff
     return float(metrics.si_sdr(prediction, target))
 
 
-def wide_band_pesq(audio: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> float:
-    """PESQ of speech at 16 kHz (ITU-T P.862.2).
-
-    NaN for cut-offs above its 8 kHz, lower sample rates, clips without speech, and without the package `pesq`.
-    """
-    rate = measures.METRICS["pesq"].sample_rate or sample_rate
-    if sample_rate < rate or cutoff_hz >= rate / 2 or "pesq" not in measures.available_metrics():
-        return math.nan
-    pair = measures.AudioPair(np.asarray(audio, np.float32), sample_rate, high, sample_rate)
-    return measures.compute_metrics(pair, ["pesq"], sample_rate)["pesq_wb"]
-
-
-def _journal_key(run: Path, options: EvaluationOptions, item: EvaluationItem, system: str) -> str:
-    """Hash all that a row depends on."""
-    path = run / WEIGHTS_NAME if is_export(run) else find_checkpoint(run)
-    stat = path.stat()
-    relevant = asdict(replace(options, cutoffs_hz=None, max_items=None, keep=0))
-    facts = (zoo.__version__, path.name, stat.st_size, stat.st_mtime_ns, relevant, item[2:], system)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
 @writes_into("output")
 def evaluate_run(
     run: Path,
     output: Path,
     data: Path | None = None,
-    train: Path | None = None,
     cutoffs: list[float] | None = None,
     max_items: int | None = None,
     seconds: float = 5.0,
-    keep: int = 2,
     sampler: Literal["ddim", "dpm"] | None = None,
     steps: int | None = None,
     guidance_scale: float | None = None,
@@ -332,18 +289,16 @@ def evaluate_run(
 ) -> int:
     """Measure how well a run restores clips at cut-offs, with baselines and the ceiling of its components.
 
-    Prints a report and writes per_item.csv, summary.csv, summary.json, report.md, and sound and pictures
-    of the first clips. A second call computes only what is missing. Returns 0, or 1 when an item failed.
+    Prints a report and writes per_item.csv, summary.csv, summary.json and report.md. Returns 0, or 1 when an item
+    failed.
 
     Args:
         run: run folder, checkpoint or export of the diffusion stage.
         output: folder for the report.
         data: folder of full-band audio that was not trained on; the validation clips of the run when not given.
-        train: folder of training audio, for noise in the shape of its spectrum; that of the run when not given.
         cutoffs: cut-offs in Hz; those of the run's validation, or 2, 4, 8, 12 and 16 kHz, when not given.
         max_items: most clips.
         seconds: length of an excerpt of the files in DATA.
-        keep: clips of which sound and pictures are kept.
         sampler: ddim or dpm (DPM-Solver++); the run's when not given.
         steps: of that sampler; 100 and 15 when not given.
         guidance_scale: the run's when not given.
@@ -356,10 +311,8 @@ def evaluate_run(
     if sampler is not None:
         name = {"ddim": "zoo.audiosr.DDIM", "dpm": "zoo.audiosr.DPMSolver"}[sampler]
         restore["sampler"] = {"class_path": name, "init_args": {} if steps is None else {"steps": steps}}
-    options = EvaluationOptions(
-        data, train, None if cutoffs is None else tuple(cutoffs), max_items, seconds, keep,
-        {name: value for name, value in restore.items() if value is not None},
-    )  # fmt: skip
+    restore = {name: value for name, value in restore.items() if value is not None}
+    options = EvaluationOptions(data, None if cutoffs is None else tuple(cutoffs), max_items, seconds, restore)
     evaluation = evaluate(run, output, options, device)
     print((output / "report.md").read_text(encoding="utf-8"))
     print(f"wrote {output}")

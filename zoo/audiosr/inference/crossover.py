@@ -1,4 +1,4 @@
-"""The cross-over of the input's band and the generated one, and the level of the latter."""
+"""The cross-over of the input's band and the generated one, and spectra of streams for cut-off and level."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from zoo.audio.io.chunking import Chunker, match_length, split_windows
-from zoo.audiosr.data.cutoff import N_FFT
+from zoo.audiosr.data.cutoff import N_FFT, frame_magnitudes
 
 HOP_LENGTH = 512  # samples
+SPECTRUM_HOP = 1024  # samples, of `StreamSpectrum`
 TRANSITION = 1 / 16  # of the cut-off: width of the cross-over
 MIN_BINS = 4  # of the cross-over: the window blurs over as many
 MAX_MATCH = 2.0  # 6 dB, by which the generated band is raised or lowered; more is no error of level
@@ -86,3 +87,33 @@ def match_level(reference: np.ndarray, generated: np.ndarray, cutoff_hz: float, 
     if min(levels) <= 0:
         return 1.0
     return min(max(levels[0] / levels[1], 1 / MAX_MATCH), MAX_MATCH)
+
+
+class StreamSpectrum:
+    """Sums the magnitudes of a stream over time in constant memory, means over its channels.
+
+    Attributes:
+        total: (1025,) float64; a frame that the end cuts off counts only where it is the first.
+    """
+
+    def __init__(self) -> None:
+        self.total = np.zeros(N_FFT // 2 + 1)
+        self._frames = 0
+        self._rest = np.zeros((1, 0), np.float32)  # of each channel, what the frames have not passed yet
+
+    def observe(self, pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Pass a stream of pieces (C, n) on."""
+        for piece in pieces:
+            yield piece
+            self._add(piece.astype(np.float32, copy=False))
+        if not self._frames:
+            self._add(np.zeros((len(self._rest), N_FFT - self._rest.shape[1]), np.float32))
+
+    def _add(self, piece: np.ndarray) -> None:
+        audio = np.concatenate([np.broadcast_to(self._rest, (len(piece), self._rest.shape[1])), piece], axis=1)
+        count = max(0, (audio.shape[1] - N_FFT) // SPECTRUM_HOP + 1)
+        self._rest = audio[:, count * SPECTRUM_HOP :]
+        self._frames += count
+        if count:
+            for blocks in zip(*(frame_magnitudes(channel, SPECTRUM_HOP) for channel in audio), strict=True):
+                self.total += np.mean(blocks, axis=0).sum(axis=0)

@@ -7,14 +7,15 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.audio.analysis.figures import plot_spectrograms
 from zoo.audio.corpora.corpus import PEAK
 from zoo.audio.evaluation import metrics
 from zoo.audio.inference import MAX_RECORDING_SECONDS, AudioInference, answer_file, as_audio, recording_field
@@ -22,57 +23,46 @@ from zoo.audio.io import files
 from zoo.audio.io.chunking import Chunker, match_length, resample_blocks
 from zoo.audiosr.data.cutoff import FULL_BAND, find_edge
 from zoo.audiosr.data.simulate import max_cutoff_hz
-from zoo.audiosr.diffusion.samplers import DDIM
-from zoo.audiosr.diffusion.schedule import CosineDiffusion
-from zoo.audiosr.inference.chunks import TAGS, ChunkRestorer, bands_below, clip_mel, tag_units, unit_samples, vocode
-from zoo.audiosr.inference.crossover import crossover_gains, filter_and_sum, lowpass_gains, match_level
-from zoo.audiosr.inference.spectrogram import Spectrogram, write_picture
+from zoo.audiosr.diffusion import DDIM, CosineDiffusion
+from zoo.audiosr.inference.chunks import TAGS, ChunkRestorer, bands_below, clip_mel, tag_units, vocode
+from zoo.audiosr.inference.crossover import StreamSpectrum, crossover_gains, filter_and_sum, lowpass_gains, match_level
 from zoo.audiosr.nets.denoiser import Denoiser
 from zoo.audiosr.nets.features import MelFeatures
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.options import DEFAULT_RESTORE, RestoreOptions
+from zoo.common.reports import write_figure
 from zoo.runs.inference.forms import InputField, Output, Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SILENCE = 2.0**-16  # half a step of 16 bits; a recording with nothing louder is silent
 MAX_GAIN = 1000.0  # 60 dB, by which a quiet input is raised for the nets
 BLOCK_SECONDS = 4  # read and written at once
+MAX_PICTURE_SECONDS = 600.0  # of a recording whose spectrograms are drawn, which takes it as a whole
 
 Blocks = Callable[[], Iterable[np.ndarray]]
 
 
+@dataclass(eq=False)
 class RecordingRestoration:
-    """The restoration of a file or an array: `analyze`, then `generate`, then `result`.
+    """The restoration of a file or an array: `analyze`, then `generate`, then `result`."""
 
-    Args:
-        blocks: opens the input: pieces (C, n) float32.
-        source_rate: of the input in Hz.
-        samples: of the input.
-        shift: of the grid of chunks, see `Chunker.spans`.
-        cutoff_hz: instead of the restorer's, in Hz.
-        target: opens a signal to resynthesise instead of generating one.
-    """
+    restorer: Restorer
+    blocks: Blocks  # opens the input: pieces (C, n) float32
+    source_rate: int  # of the input in Hz
+    channels: int
+    source_samples: int
+    cutoff_hz: float | None = None  # None takes the restorer's, or estimates it
+    target: Blocks | None = None  # opens a signal to resynthesise instead of generating one
 
-    def __init__(
-        self,
-        restorer: Restorer,
-        blocks: Blocks,
-        source_rate: int,
-        channels: int,
-        samples: int,
-        shift: int = 0,
-        cutoff_hz: float | None = None,
-        target: Blocks | None = None,
-    ) -> None:
-        self.restorer = restorer
-        self.blocks = blocks
-        self.target = target
-        self.source_rate = source_rate
-        self.channels = channels
-        self.samples = max(math.ceil(samples * restorer.sample_rate / source_rate), 1)  # of the result
-        self.shift = shift
-        self.before = Spectrogram(self.samples)
-        self.cutoff_hz: float | None = restorer.restore.cutoff_hz if cutoff_hz is None else cutoff_hz
-        self.peaks = np.zeros(channels)
+    def __post_init__(self) -> None:
+        """Set what `analyze` and `generate` find."""
+        self.samples = max(math.ceil(self.source_samples * self.restorer.sample_rate / self.source_rate), 1)
+        self.before = StreamSpectrum()
+        if self.cutoff_hz is None:
+            self.cutoff_hz = self.restorer.restore.cutoff_hz
+        self.peaks = np.zeros(self.channels)
         self.chunks = 0  # per channel
         self.match = 1.0  # factor on the generated band
         self.gain = 1.0  # factor on the result
@@ -95,10 +85,10 @@ class RecordingRestoration:
         pieces: Iterable[np.ndarray] = self._resample_input(self.blocks)
         if self.cutoff_hz is not None:
             rate = self.restorer.sample_rate
-            spectrogram = Spectrogram(self.samples)
-            for piece in spectrogram.observe(self._run_nets(self.cutoff_hz)):
+            spectrum = StreamSpectrum()
+            for piece in spectrum.observe(self._run_nets(self.cutoff_hz)):
                 _store(first, piece)
-            self.match = match_level(self._reference().total, spectrogram.total, self.cutoff_hz, rate)
+            self.match = match_level(self._reference().total, spectrum.total, self.cutoff_hz, rate)
             low, high = crossover_gains(self.cutoff_hz, rate)
             pieces = filter_and_sum([pieces, self._read_stored(first)], [low, self.match * high], self.samples)
         peak = 1.0
@@ -120,14 +110,14 @@ class RecordingRestoration:
             return stream
         return filter_and_sum([stream], [lowpass_gains(limit, rate)], self.samples)
 
-    def _reference(self) -> Spectrogram:
+    def _reference(self) -> StreamSpectrum:
         """What sets the level of the generated signal: the input, or a target, whose band no filter has touched."""
         if self.target is None:
             return self.before
-        spectrogram = Spectrogram(self.samples)
-        for _ in spectrogram.observe(self._resample_input(self.target)):
+        spectrum = StreamSpectrum()
+        for _ in spectrum.observe(self._resample_input(self.target)):
             pass
-        return spectrogram
+        return spectrum
 
     def _scale_input(self, blocks: Blocks) -> Iterator[np.ndarray]:
         """The input or the target at the level of training."""
@@ -143,16 +133,12 @@ class RecordingRestoration:
         restorer, device = self.restorer, self.restorer.device
         unit = restorer.unit_samples
         units = -(-self.samples // unit)
-        chunks = ChunkRestorer(
-            restorer.net, restorer.autoencoder, restorer.features, restorer.diffusion, restorer.restore,
-            restorer.sampler, bands_below(restorer.features, cutoff_hz), self._context(),
-            restorer.condition_autoencoder or restorer.autoencoder,
-        )  # fmt: skip
+        chunks = ChunkRestorer(restorer, bands_below(restorer.features, cutoff_hz), self._context())
         samples = units * (unit + TAGS)
-        self.chunks = len(restorer.chunker.spans(samples, self.shift))
+        self.chunks = len(restorer.chunker.spans(samples))
         compute = chunks.restore if self.target is None else chunks.autoencode
         stream = tag_units(self._scale_input(self.target or self.blocks), units, unit)
-        mels = restorer.chunker.process(stream, samples, compute, self.shift)
+        mels = restorer.chunker.process(stream, samples, compute)
         frames = units * unit // restorer.features.hop_length
         audio = vocode(restorer.vocoder, mels, frames, restorer.chunker.batch, device)
         factors = ((self.peaks >= SILENCE) / self._level).astype(np.float32)[:, None]
@@ -196,15 +182,13 @@ class Restorer(AudioInference):
     """Denoiser, autoencoder and vocoder on recordings whose band ends too early.
 
     The input is resampled, its cut-off estimated (`zoo.audiosr.data.cutoff.find_edge`) and its peak scaled to 0.95, as
-    in training. Chunks lie on the grid of the UNet's coarsest image; the noise of a position is the same in every
-    chunk and for all channels. Their log-mels are cross-faded and vocoded as one signal. Bands below the cut-off come
-    from the input, in the mel and once more, sample by sample, at the end. One factor brings the generated band to the
-    input's level, another restores that level. The result has ceil(samples * sample rate / input rate)
-    samples. Memory does not grow with the input: files are read three times (four with a global encoder), with two
-    temporary files of 4 bytes a sample. A global encoder takes the channel's log-mel, pooled to 1024 frames at most.
+    in training. The log-mels of chunks are cross-faded and vocoded as one signal; the noise of a position is the same
+    in every chunk and for all channels. Below the cut-off the result is the input, at the input's level. It has
+    ceil(samples * sample rate / input rate) samples. Memory does not grow with the input: files are read three times
+    (four with a global encoder), with two temporary files of 4 bytes a sample.
 
-    A band without an edge counts as full. Inputs that are full, silent, or whose given cut-off reaches 95 % of half the
-    sample rate, are only resampled. Inputs whose sample rate lacks more than the upper tenth of the band end there.
+    Inputs without an edge, silent ones, and those whose given cut-off reaches 95 % of half the sample rate, are only
+    resampled. Inputs whose sample rate lacks more than the upper tenth of the band end there.
 
     Args:
         net: UNet and, if there is one, global encoder.
@@ -212,8 +196,6 @@ class Restorer(AudioInference):
         vocoder: from log-mel to waveform; restoring needs one.
         features: the front end that all three were trained with.
         diffusion: the process that the net was trained on.
-        condition_autoencoder: encodes the input where the net was trained on another one's latents of it; None takes
-            `autoencoder`.
         restore: how to restore.
 
     Source: Liu et al., "AudioSR" (2023), section 2; chunks, cross-over and level are ours.
@@ -228,21 +210,20 @@ class Restorer(AudioInference):
         vocoder: FrozenVocoder | None,
         features: MelFeatures,
         diffusion: CosineDiffusion,
-        condition_autoencoder: FrozenAutoencoder | None = None,
         restore: RestoreOptions = DEFAULT_RESTORE,
     ) -> None:
         if vocoder is None or vocoder.net.receptive_frames is None:
             raise ValueError("restoring needs a vocoder that sees a bounded window: set model.init_args.vocoder")
         self.net = net
         self.autoencoder = autoencoder
-        self.condition_autoencoder = condition_autoencoder
         self.vocoder = vocoder
         self.features = features
         self.diffusion = diffusion
         self.restore = restore
         self.sampler = restore.sampler or DDIM()
         self.sample_rate = features.sample_rate
-        self.unit_samples = unit = unit_samples(net, autoencoder, features)
+        # one row of the coarsest image inside the UNet
+        self.unit_samples = unit = features.hop_length * autoencoder.factor * net.unet.factor
         window, overlap = (
             round(seconds * self.sample_rate / unit) for seconds in (restore.chunk_seconds, restore.overlap_seconds)
         )
@@ -253,17 +234,9 @@ class Restorer(AudioInference):
             )
         self.chunker = Chunker(window, overlap, unit + TAGS, restore.batch_size)
 
-    def __call__(
-        self, audio: np.ndarray, sample_rate: int, grid_shift: int = 0, cutoff_hz: float | None = None
-    ) -> np.ndarray:
-        """Restore an array (T,) or (C, T), see `as_audio`; the result has the features' sample rate.
-
-        Args:
-            audio: float or integers.
-            grid_shift: moves the grid of chunks by so many units, to measure what it changes; see `Chunker.spans`.
-            cutoff_hz: of this input, instead of the option.
-        """
-        return self._restore_array(audio, None, sample_rate, grid_shift, cutoff_hz)
+    def __call__(self, audio: np.ndarray, sample_rate: int, cutoff_hz: float | None = None) -> np.ndarray:
+        """Restore (T,) or (C, T), see `as_audio`; returns it at the features' rate. A cut-off replaces the option's."""
+        return self._restore_array(audio, None, sample_rate, cutoff_hz)
 
     def compare(self, high: Tensor, low: Tensor, cutoff_hz: float) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Restore a clip; returns signals (T,) by name and their `band_distances`.
@@ -272,8 +245,8 @@ class Restorer(AudioInference):
         """
         rate = self.sample_rate
         signals = {
-            "restored": torch.from_numpy(self(low.numpy(), rate, cutoff_hz=cutoff_hz)),
             "input": low,
+            "restored": torch.from_numpy(self(low.numpy(), rate, cutoff_hz=cutoff_hz)),
             "target": high,
             "ceiling": torch.from_numpy(self.ceiling(low.numpy(), high.numpy(), rate, cutoff_hz)),
         }
@@ -284,9 +257,14 @@ class Restorer(AudioInference):
         }
         return signals, values
 
+    def plot(self, signals: Mapping[str, Tensor | np.ndarray], cutoff_hz: float | None) -> Figure:
+        """Draw the spectrograms of signals (T,) by name, without that of a ceiling."""
+        shown = {name: each for name, each in signals.items() if name != "ceiling"}
+        return plot_spectrograms(shown, self.sample_rate, cutoff_hz)
+
     def ceiling(self, low: np.ndarray, high: np.ndarray, sample_rate: int, cutoff_hz: float) -> np.ndarray:
         """Compute a perfect denoiser's result: target through autoencoder and vocoder, with the input's low band."""
-        return self._restore_array(low, high, sample_rate, 0, cutoff_hz)
+        return self._restore_array(low, high, sample_rate, cutoff_hz)
 
     def process_file(self, source: Path, target: Path) -> dict[str, Any]:
         """Restore an audio file; returns what was done.
@@ -301,17 +279,19 @@ class Restorer(AudioInference):
             return files.read_blocks(source, BLOCK_SECONDS * header.sample_rate)
 
         run = RecordingRestoration(self, blocks, header.sample_rate, header.channels, header.samples)
-        picture = target.with_suffix(".png") if self.restore.pictures else None
         seconds = run.samples / self.sample_rate
+        picture = None
         with tempfile.TemporaryFile(dir=target.parent) as first, tempfile.TemporaryFile(dir=target.parent) as second:
             run.analyze()
             run.generate(first, second)
             with files.AudioWriter(target, self.sample_rate, header.channels, SUBTYPE) as writer:
-                after = Spectrogram(run.samples)
-                for piece in after.observe(run.result(second)):
+                for piece in run.result(second):
                     writer.write(piece)
-                if picture:  # before the result appears: a rerun takes a result for finished
-                    write_picture(picture, run.before, after, self.sample_rate, seconds, run.cutoff_hz, source.name)
+                if self.restore.pictures and seconds <= MAX_PICTURE_SECONDS:
+                    picture = target.with_suffix(".png")  # before the result appears: a rerun takes that for finished
+                    after = np.concatenate(list(run.result(second)), axis=1).mean(axis=0)
+                    spectra = {"input": files.read_mono(source, self.sample_rate), "restored": after}
+                    write_figure(picture, self.plot(spectra, run.cutoff_hz))
         return {
             "audio_seconds": seconds,
             "sample_rate": self.sample_rate,
@@ -357,13 +337,12 @@ class Restorer(AudioInference):
             pictures=False,
             **{name: value for name, value in values.items() if name in names},
         )
-        components = (self.net, self.autoencoder, self.vocoder, self.features, self.diffusion)
-        restorer = Restorer(*components, self.condition_autoencoder, options)
+        restorer = Restorer(self.net, self.autoencoder, self.vocoder, self.features, self.diffusion, options)
         restorer.with_figures = self.with_figures
         return answer_file(restorer, values["input"], folder, progress, ANSWER_FACTS)
 
     def _restore_array(
-        self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, shift: int, cutoff_hz: float | None
+        self, audio: np.ndarray, target: np.ndarray | None, sample_rate: int, cutoff_hz: float | None
     ) -> np.ndarray:
         audio = as_audio(audio, sample_rate)
         channels = np.atleast_2d(audio)
@@ -371,7 +350,7 @@ class Restorer(AudioInference):
         if target_channels is not None and target_channels.shape != channels.shape:
             raise ValueError(f"expected a target of shape {channels.shape}, found {target_channels.shape}")
         run = RecordingRestoration(
-            self, lambda: [channels], sample_rate, len(channels), channels.shape[1], shift, cutoff_hz,
+            self, lambda: [channels], sample_rate, len(channels), channels.shape[1], cutoff_hz,
             None if target_channels is None else lambda: [target_channels],
         )  # fmt: skip
         run.analyze()

@@ -7,20 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.audiosr.nets.denoiser import Denoiser
-from zoo.audiosr.nets.global_encoder import GlobalEncoder
-from zoo.audiosr.nets.unet import UNet
-from zoo.blocks.autoencoder import AutoencoderKL
-from zoo.common.registry import public_name
-from zoo.hifigan.nets.base import WaveformGenerator
-from zoo.hifigan.nets.generator import Generator
 from zoo.runs.components import FrozenNet
 
 
 class FrozenAutoencoder(FrozenNet):
     """A trained autoencoder; one instance encodes targets and conditions."""
 
-    net_class = net_base = AutoencoderKL
+    net_class = net_base = "zoo.blocks.AutoencoderKL"
     inference = "zoo.audiosr.Reconstructor"
 
     @property
@@ -45,8 +38,8 @@ class FrozenAutoencoder(FrozenNet):
 class FrozenVocoder(FrozenNet):
     """A trained generator of any kind, its weight norm folded; HiFi-GAN's where it is built with random weights."""
 
-    net_class = Generator
-    net_base = WaveformGenerator
+    net_class = "zoo.hifigan.Generator"
+    net_base = "zoo.hifigan.WaveformGenerator"
     inference = "zoo.hifigan.Vocoder"
 
     @classmethod
@@ -76,15 +69,15 @@ class FrozenDenoiser(FrozenNet):
     `config` has the arguments of the UNet as `unet` and, if there is one, those of the encoder as `global_encoder`.
     """
 
-    net_class = net_base = Denoiser
+    net_class = net_base = "zoo.audiosr.Denoiser"
     inference = "zoo.audiosr.Restorer"
 
     @classmethod
     def describe_net(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Descriptions of the parts."""
-        classes = {"unet": UNet, "global_encoder": GlobalEncoder}
+        """Descriptions of its nets."""
+        classes = {"unet": "zoo.audiosr.UNet", "global_encoder": "zoo.audiosr.GlobalEncoder"}
         return super().describe_net(
-            {name: {"class_path": public_name(classes[name]), "init_args": dict(each)} for name, each in config.items()}
+            {name: {"class_path": classes[name], "init_args": dict(each)} for name, each in config.items()}
         )
 
     @property

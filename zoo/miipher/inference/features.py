@@ -20,6 +20,7 @@ from zoo.common.configs import load_run_config
 from zoo.common.environment import local_device
 from zoo.common.registry import public_name
 from zoo.common.reports import Row
+from zoo.common.systems import recipe_paths
 from zoo.common.tensors import state_digest
 from zoo.miipher.nets.cleaner import Encoder
 from zoo.runs.checkpoints import find_checkpoint
@@ -151,13 +152,13 @@ def cache_features(
     Args:
         input: audio file, or folder of them.
         output: folder to write: the same tree of (C, F) float16 files.
-        encoder: a recipe (its model.encoder), or a run, checkpoint or export (its trained encoder).
+        encoder: a recipe by name or file (its model.encoder), or a run, checkpoint or export (its trained encoder).
         overwrite: compute also finished ones.
         device: torch device.
         rank: of this process.
         world_size: processes that share the files.
     """
-    net, settings = read_encoder(encoder)
+    net, settings = read_encoder(recipe_paths().get(str(encoder), encoder))
     extractor = FeatureExtractor(net).to(local_device(device)).eval()
     paths = list_input_files(input, output, extractor.input_suffixes, extractor.output_suffix)
     settings["inference"] = public_name(FeatureExtractor)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from zoo.common.registry import public_name
 from zoo.common.reports import replace_non_finite
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.forms import InputField, Output, Progress
@@ -102,6 +103,12 @@ class Inference(ABC):
     def modules(self) -> dict[str, nn.Module]:
         """Return the modules by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, nn.Module)}
+
+    def __repr__(self) -> str:
+        """Name the class, its modules with their sizes, and the device."""
+        sizes = {name: sum(each.numel() for each in module.parameters()) for name, module in self.modules().items()}
+        modules = [f"{name}={type(vars(self)[name]).__name__} ({size:,} parameters)" for name, size in sizes.items()]
+        return f"{public_name(type(self))}({', '.join([*modules, f'device={self.device}'])})"
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from zoo.audiosr.diffusion import DDIM, CosineDiffusion, DPMSolver, row_noise, time_grid
+
+SPREAD = 0.4
+
+
+def perfect(diffusion: CosineDiffusion, spread: float = SPREAD):
+    """What a net that has learnt N(0, spread^2) predicts."""
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        signal, sigma = diffusion.signal[t][:, None], diffusion.sigma[t][:, None]
+        total = (signal * spread).square() + sigma.square()
+        x0, noise = signal * spread**2 / total * x, sigma / total * x
+        return noise if diffusion.prediction == "noise" else signal * noise - sigma * x0
+
+    return predict
+
+
+def generate(sampler, diffusion, rows=16, size=256) -> tuple[Tensor, Tensor]:
+    noises = row_noise(range(rows), (size,))
+    start = next(noises)
+    return start, sampler.sample(perfect(diffusion), start, diffusion, noises)
+
+
+@pytest.mark.parametrize("prediction", ["v", "noise"])
+@pytest.mark.parametrize(
+    "sampler",
+    [DDIM(100), DDIM(100, 1.0), DDIM(100, 1.0, "original"), DDIM(100, grid="original"), DPMSolver(15), DPMSolver(30)],
+    ids=["ddim", "ddim-eta1", "ddim-eta1-original", "ddim-original", "dpm-15", "dpm-30"],
+)
+def test_the_datas_spread_is_kept(sampler, prediction):
+    _, x0 = generate(sampler, CosineDiffusion(prediction=prediction))
+    assert x0.std().item() == pytest.approx(SPREAD, rel=0.05)
+
+
+def test_the_exact_solution_is_approached_and_dpm_solver_is_nearer():
+    diffusion = CosineDiffusion()
+
+    def error(sampler) -> float:
+        start, x0 = generate(sampler, diffusion)
+        return (x0 - SPREAD * start).abs().mean().item()  # a Gaussian's flow is linear
+
+    assert error(DPMSolver(15)) < 0.25 * error(DDIM(15))
+    assert error(DPMSolver(200)) < 0.1 * error(DPMSolver(15))
+    assert error(DDIM(1000)) < 0.2 * error(DDIM(100))
+
+
+@pytest.mark.parametrize("prediction", ["v", "noise"])
+@pytest.mark.parametrize("make", [DDIM, DPMSolver])
+@pytest.mark.parametrize("steps", [1, 2, 3, 1000])
+def test_nothing_is_infinite_from_pure_noise_to_clean_data(make, steps, prediction):
+    diffusion = CosineDiffusion(prediction=prediction)
+    for grid in ("trailing", "dense", "original"):
+        x0 = make(steps, grid=grid).sample(perfect(diffusion), torch.ones(2, 3), diffusion)
+        assert x0.isfinite().all()
+
+
+def test_a_rows_noise_depends_on_its_seed_only():
+    many = list(itertools.islice(row_noise([5, 9, 2**63], (3, 7)), 3))
+    alone = list(itertools.islice(row_noise([9], (3, 7)), 3))
+    for batch, row in zip(many, alone, strict=True):
+        assert torch.equal(batch[1:2], row)
+    assert not torch.equal(many[0], many[1])
+    diffusion, sampler = CosineDiffusion(), DDIM(4, eta=1.0)
+    rows = []
+    for seeds in ([3, 4], [4]):
+        noises = row_noise(seeds, (8,))
+        rows.append(sampler.sample(perfect(diffusion), next(noises), diffusion, noises)[-1])
+    assert torch.equal(*rows)
+    with pytest.raises(ValueError, match="at least one seed"):
+        next(row_noise([], (2,)))
+
+
+def test_grids():
+    assert time_grid(4, "trailing", 1000) == [999, 749, 499, 249, -1]
+    assert time_grid(4, "original", 1000) == [751, 501, 251, 1, 0]
+    assert time_grid(1000, "original", 1000)[0] == 999
+    for steps in (200, 400, 1000):
+        assert len(set(time_grid(steps, "dense", 1000))) == steps + 1  # as many evaluations as steps
+    dense = time_grid(15, "dense", 1000)
+    gaps = [a - b for a, b in itertools.pairwise(dense)]
+    assert len(dense) == 16
+    assert dense[0] == 999
+    assert gaps == sorted(gaps, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: DDIM(0), "at least 1, not 0"),
+        (lambda: DDIM(5, eta=2), "eta is 0 to 1, not 2"),
+        (lambda: DPMSolver(5, grid="even"), "one of trailing, dense, original, not 'even'"),
+        (lambda: time_grid(101, "trailing", 100), "steps is 1 to 100, not 101"),
+        (lambda: time_grid(5, "even", 100), "one of trailing, dense, original, not 'even'"),
+        (lambda: CosineDiffusion(1), "at least 2, not 1"),
+        (lambda: CosineDiffusion(prediction="x0"), "one of v, noise, not 'x0'"),
+        (lambda: DDIM(5, 0.5).sample(None, torch.ones(1, 2), CosineDiffusion()), "pass noises"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+STEPS = torch.tensor([0, 400, 998])
+
+
+@pytest.mark.parametrize("prediction", ["v", "noise"])
+def test_a_perfect_prediction_gives_data_and_noise_back(prediction):
+    diffusion = CosineDiffusion(prediction=prediction).double()
+    torch.manual_seed(0)
+    x0, noise = torch.randn(2, 3, 4, 5, 2).double()
+    x = diffusion.add_noise(x0, noise, STEPS)
+    output = diffusion.target(x0, noise, STEPS)
+    torch.testing.assert_close(diffusion.to_x0(x, output, STEPS), x0, atol=1e-4, rtol=0)
+    torch.testing.assert_close(diffusion.to_noise(x, output, STEPS), noise, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("prediction", "expected"), [("v", 2.0), ("noise", 0.0)])
+def test_the_last_step_is_pure_noise(prediction, expected):
+    diffusion = CosineDiffusion(prediction=prediction)
+    x0, noise, last = torch.full((1, 4), 2.0), torch.ones(1, 4), torch.tensor([999])
+    x = diffusion.add_noise(x0, noise, last)
+    assert torch.equal(x, noise)
+    output = diffusion.target(x0, noise, last)
+    assert torch.equal(diffusion.to_x0(x, output, last), torch.full((1, 4), expected))
+    assert torch.equal(diffusion.to_noise(x, output, last), noise)

@@ -1,0 +1,75 @@
+"""zoo.build: the recipes of the command line as Python objects."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import zoo
+from tests.harness import REPOSITORY
+from zoo.common import registry
+
+GUIDE = REPOSITORY / "docs" / "python.md"
+SYSTEMS = (
+    "hifigan/smoke",
+    "miipher/smoke_adapter",
+    "audiosr/smoke",
+    "flow/smoke",
+    "compressed_ad/smoke",
+    "ci_llm/smoke",
+)
+
+
+def test_builds_trains_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = [
+        "data.batch_size=4",
+        "--trainer.max_steps=2",
+        "trainer.limit_val_batches=0",
+        "trainer.default_root_dir=run",
+    ]
+    task, data, trainer = zoo.build("flow/smoke", short)
+    assert (type(task), data.batch_size, trainer.max_steps) == (zoo.flow.FlowTask, 4, 2)
+    trainer.fit(task, data)
+    assert (tmp_path / "run" / "config.yaml").is_file()
+    model = zoo.load("run")
+    assert re.fullmatch(r"zoo\.flow\.Sampler\(net=\w+ \([\d,]+ parameters\), device=cpu\)", repr(model)), repr(model)
+    again, _, _ = zoo.build("flow/smoke", ["init_from=run", "trainer.default_root_dir=other"])
+    assert all(torch.equal(*pair) for pair in zip(task.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "message"),
+    [
+        ("flow/smoek", [], "did you mean flow/smoke"),
+        ("flow/smoke", ["data.batch_sise=8"], "unknown key data.batch_sise: did you mean batch_size"),
+        ("flow/smoke", ["data.batch_size=many"], "data.batch_size"),
+        ("flow/smoke", ["ckpt_path=nowhere"], "nowhere"),
+    ],
+)
+def test_refuses_like_the_command_line(
+    recipe: str, overrides: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, OSError), match=message):
+        zoo.build(recipe, overrides)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_listed() -> None:
+    assert {"build", "load", "register", "hifigan"} <= {*dir(zoo)}
+    assert {"Generator", "Vocoder", "HiFiGANTask"} <= {*dir(zoo.hifigan)}
+    assert [f"zoo.{name}" for name in zoo._PACKAGES] == [*registry.PACKAGES]
+
+
+@pytest.mark.parametrize("recipe", SYSTEMS)
+def test_batch_keys_stand_in_the_guide(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, data, _ = zoo.build(recipe, ["data.num_workers=0"])
+    data.prepare_data()
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    row = re.search(rf"^\| `{recipe}`.*$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+    keys = re.findall(r"`(\w+)` \(", row[0]) if row else []
+    assert {*batch} == {*keys}, {key: getattr(value, "shape", value) for key, value in batch.items()}

@@ -1,0 +1,50 @@
+"""Every example runs, at a small size, in a folder of its own."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import REPOSITORY, environment
+
+EXAMPLES = REPOSITORY / "examples"
+SMALL = "--trainer.max_steps 2 --trainer.limit_val_batches 1"
+LION = "--allow-import own_optimizer --model.optimizer own_optimizer.Lion --model.optimizer.lr 1e-4"
+SQUARES = "--allow-import own_dataset --data own_dataset.SquareData --model.net.num_classes 2"
+SQUARES += " --model.net.in_channels 1 --model.net.image_resolution 8"
+OWN = "--allow-import own_system"
+COMMANDS = {
+    "own_loop.py": ["own_loop.py --steps 2"],
+    "plain_trainer.py": ["plain_trainer.py --steps 2"],
+    "own_optimizer.py": [f"-m zoo fit flow/smoke {LION} {SMALL}"],
+    "own_dataset.py": [f"-m zoo fit flow/smoke {SQUARES} {SMALL}"],
+    "own_system.py": [
+        f"-m zoo fit own_system.yaml {OWN} --trainer.default_root_dir run",
+        f"-m zoo predict --ckpt_path run {OWN} --input in.wav --output out",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_example_runs(name: str, tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    shutil.copy(REPOSITORY / "docs/gallery/miipher_input.mp3", tmp_path / "examples" / "in.wav")
+    for command in COMMANDS[name]:
+        result = subprocess.run(
+            [sys.executable, *command.split()],
+            cwd=tmp_path / "examples",
+            env=environment(PYTHONPATH=str(REPOSITORY)),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert result.returncode == 0, result.stderr[-3000:]
+    assert name != "own_system.py" or (tmp_path / "examples" / "out" / "in.wav").is_file()
+
+
+def test_examples_are_short_and_all_are_run() -> None:
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert lengths.keys() == COMMANDS.keys()
+    assert [name for name, length in lengths.items() if length > 60] == []

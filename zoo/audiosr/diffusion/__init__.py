@@ -1,1 +1,0 @@
-"""The diffusion process and its samplers."""
