@@ -45,4 +45,5 @@ def distance(first: Any, second: Any) -> float:
         return max((distance(first[key], second[key]) for key in first), default=0.0)
     if isinstance(first, list | tuple):
         return max((distance(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
-    return abs(first - second) if isinstance(first, int | float) else 0.0
+    is_number = isinstance(first, int | float) and not isinstance(first, bool)
+    return abs(first - second) if is_number else 0.0
