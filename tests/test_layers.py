@@ -39,7 +39,7 @@ MODULES = {
     "data": 1,
     "options": 1,
     **dict.fromkeys(
-        """task task_vae task_autoencoder task_backbone task_distill task_vocoder pretrain_task validation_samples
+        """task task_autoencoder task_backbone task_distill task_vocoder pretrain_task
         validation_texts inference loss_monitor collecting""".split(),
         2,
     ),
@@ -47,7 +47,7 @@ MODULES = {
     "convert": 4,
     "commands": 5,
 }
-TRAINS = ("task", "task_vae", "task_autoencoder", "task_backbone", "task_distill", "task_vocoder", "pretrain_task")
+TRAINS = ("task", "task_autoencoder", "task_backbone", "task_distill", "task_vocoder", "pretrain_task")
 NOT_TRAINED = ("inference", "evaluation", "convert", "commands")
 
 

@@ -100,8 +100,7 @@ def _distances(model: Restorer, teacher: Restorer, grid: ValidationGrid, sampler
 def _latents(model: Restorer, low: Tensor, sampler: Sampler, seed: int) -> Tensor:
     """What a model makes of a clip (1, 1, T) in the scale of the net, (1, C, H, W)."""
     mel = crop_to_multiple(model.features(low), model.autoencoder.factor * model.net.unet.factor)
-    encoder = model.condition_autoencoder or model.autoencoder
-    condition = posterior_mean(encoder.encode(mel)) * model.net.latent_scale
+    condition = posterior_mean(model.autoencoder.encode(mel)) * model.net.latent_scale
     options = model.restore
     predict = conditional_predictor(
         model.net, condition, model.net.encode_clip(mel), options.guidance_scale, options.guidance_rescale

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.ci_llm.losses.distances import pairwise_divergences
+from zoo.ci_llm.losses.distances import pairwise_kl
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, shifted_labels
 from zoo.ci_llm.losses.metrics import gather_log_probs
@@ -187,7 +187,7 @@ def trained(backbone: LearningBackbone, arm: Arm, pairs: Pairs, seed: int) -> Cr
         output = crowd.outputs(part.ids, part.mask, hidden=diversity is not None)
         loss = losses(output.logits, part.labels).sum()
         if diversity is not None:
-            points = diversity.represent(output.logits, output.hidden, part.mask, part.labels)
+            points = diversity.represent(output.hidden, part.mask, part.labels)
             loss = loss + arm.count * diversity.loss(diversity.value(points, step), step)
         optimizer.zero_grad()
         loss.backward()
@@ -216,7 +216,7 @@ def scores(crowd: Crowd, arm: Arm, pairs: Pairs) -> dict[str, float]:
     everyone = torch.cat([mixture, log_probs])  # the crowd, then the agents
     nll = -gather_log_probs(everyone, targets.clamp(min=0))[:, counted].mean(-1)
     right = ((everyone.argmax(-1) == targets) | ~counted).all(-1).float().mean(-1)  # (1 + K,)
-    kl = pairwise_divergences(log_probs[:, counted], "kl").mean() if len(log_probs) > 1 else torch.zeros(())
+    kl = pairwise_kl(log_probs[:, counted]).mean() if len(log_probs) > 1 else torch.zeros(())
     return {
         "NLL": float(nll[0]),
         "best agent's NLL": float(nll[1:].min()),

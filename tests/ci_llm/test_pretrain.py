@@ -11,18 +11,6 @@ from zoo.runs.export import write_export
 from zoo.runs.load import load
 
 
-def test_the_whole_model_trains_and_is_saved(tmp_path):
-    made = pretrain_task()
-    before = {key: value.clone() for key, value in made.state_dict().items()}
-    run = trainer(tmp_path, max_steps=2)
-    run.fit(made, loader([texts(), texts(seed=1)]))
-    assert all(not torch.equal(value, before[key]) for key, value in made.state_dict().items())
-    run.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
-    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    assert saved["state_dict"].keys() == before.keys() and not saved.get("frozen")
-    assert made.backbone.training
-
-
 @pytest.mark.parametrize("whole_text", [True, False])
 def test_prompts_are_learnt_or_not(whole_text):
     made = pretrain_task(whole_text=whole_text)

@@ -15,7 +15,7 @@ from zoo.ci_llm.data.datamodule import TextData
 from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.task import CrowdTask
-from zoo.ci_llm.validation_texts import Question, list_questions, max_new_tokens, to_one_line
+from zoo.ci_llm.validation_texts import to_one_line
 from zoo.cli.main import main
 from zoo.training.callbacks.samples import Samples
 
@@ -74,24 +74,3 @@ def test_answers_are_those_of_the_inference(tmp_path: Path) -> None:
     for number in range(2):
         with made.crowd.select_agents(number):
             assert [row[1 + number] for row in rows] == [to_one_line(text) for text in generator(questions)]
-
-
-def test_questions_of_a_batch() -> None:
-    tokenizer, source = ByteTokenizer(), data()
-    source.setup("fit")
-    batch = next(iter(source.val_dataloader()))
-    questions = list_questions([batch, batch], 5, tokenizer, TEMPLATE)
-    assert len(questions) == 5 and questions[4] == questions[0]
-    assert tokenizer.decode(questions[0].prompt) == TEMPLATE.replace("{prompt}", questions[0].text)
-    lengths = [Question([1] * 5, "", ""), Question([1] * 12, "", "")]
-    limits = [max_new_tokens(lengths, context, limit) for context, limit in ((16, 100), (16, 3), (None, 100))]
-    assert limits == [4, 3, 64]
-
-
-def test_samples_do_not_change_the_training(tmp_path: Path) -> None:
-    ends = []
-    for samples in (Samples(every_n_validations=1), Samples(enabled=False)):
-        made = fit(task(), tmp_path / str(samples.enabled), samples)
-        ends.append((made.state_dict(), torch.random.get_rng_state()))
-    assert all(torch.equal(value, ends[1][0][key]) for key, value in ends[0][0].items())
-    assert torch.equal(ends[0][1], ends[1][1])

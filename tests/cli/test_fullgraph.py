@@ -194,7 +194,7 @@ PARTS_OF = {
     "EncodecFeatures": "Vocos-codes",  # transformers' own, frozen
     "Autoencoder": "FrozenAutoencoder", "UNet": "Denoiser", "GlobalEncoder": "Denoiser",
     "FrozenDenoiser": "Denoiser",
-    "FrozenNet": "DiT-sincos", "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
+    "LatentSpace": "AutoencoderKL", "Agents": "Crowd-llama", "ParallelAdapters": "Cleaner",
     "FrozenText": "DiT-sincos",
     "FactoredEmbedding": "InContextPolicy", "Transformer": "InContextPolicy", "QueryCompressor": "InContextPolicy",
     "LinearEmbedding": "EncoderCompressor", "SpaceEmbedding": "BinsHead",

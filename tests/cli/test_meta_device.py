@@ -18,10 +18,12 @@ import zoo.hifigan.data
 import zoo.hifigan.task
 from tests.cli.meta_device import META, HostWork, prepared, train, validate, weightless, without_autocast
 from tests.cli.test_recipes import FRAGMENTS, RECIPES, name, without_downloads
+from tests.flow.pair_files import write_pairs
 from zoo.ci_llm.data.tokenizers import ByteTokenizer, PretrainedTokenizer
 from zoo.cli.trainer import ZooCLI
 from zoo.common.build import build
 from zoo.common.configs import load_recipe
+from zoo.flow.nets.autoencoder import FrozenAutoencoder
 from zoo.flow.nets.text import FrozenText
 from zoo.flow.process.solvers import METHODS, Solver
 from zoo.training.task import ZooTask
@@ -65,6 +67,7 @@ def on_the_meta_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(FrozenText, "to", transferred)
     monkeypatch.setattr(FrozenText, "_encode", encoded_bytes)
     monkeypatch.setattr(FrozenText, "fingerprint", lambda text: "")
+    monkeypatch.setattr(FrozenAutoencoder, "fingerprint", lambda autoencoder: "")
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -100,6 +103,8 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     options = ["--trainer.accelerator=cpu", f"--trainer.default_root_dir={folder}/run"]
     if kind == "TextData":
         options.append("--data.init_args.root=null")
+    elif kind == "PairData":
+        options.append(f"--data.init_args.root={folder}")
     elif "root" in inputs:
         prefix = "corpus." if "split" in available else ""
         options.append(f"--data.init_args.{prefix}embedded_if_missing=true")
@@ -112,11 +117,13 @@ def built(recipe: Path, folder: Path) -> tuple[ZooTask, L.LightningDataModule]:
     model, spec = cli.model, cli.config["data"].as_dict()
     inputs = spec["init_args"]
     data: Any = cli.datamodule
-    if kind == "LatentData":  # latents made in code: the autoencoder has no weights
+    if kind == "LatentData":  # the autoencoder has no weights to encode images by
         spec["class_path"], kind = "zoo.flow.PairData", "PairData"
-        spec["init_args"] = inputs = small | {"root": str(folder / "none"), "embedded_if_missing": True}
+        spec["init_args"] = inputs = small
     if kind == "PairData":
-        inputs |= {"embedded_shape": list(model.net.sample_shape), "embedded_classes": model.net.num_classes}
+        digest = None if model.latents is None else model.latents.autoencoder.fingerprint()
+        shape, classes = model.net.sample_shape, model.net.num_classes
+        inputs["root"] = str(write_pairs(folder / "pairs", shape, classes, autoencoder=digest))
     if kind == "ImageData" and (inputs["root"] or inputs["hub"]):
         inputs["hub"] = None
         shape = (inputs["channels"], inputs["image_resolution"], inputs["image_resolution"])

@@ -1,8 +1,7 @@
-"""What a run shows at its validations, and the figures of samples that it may choose checkpoints by."""
+"""What a run shows at its validations."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from PIL import Image
 from zoo.flow import rendering
 from zoo.flow.data.datamodule import ImageData, PointData
 from zoo.flow.data.pair_data import PairData
-from zoo.flow.evaluation.validation_metrics import FeatureMetrics
+from zoo.flow.inference.pairs import make_pairs
+from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.unet import UNet
 from zoo.flow.process.guidance import Guidance
@@ -115,61 +115,16 @@ def test_points_over_the_data(tmp_path: Path) -> None:
 
 
 def test_pairs_of_reflow(tmp_path: Path) -> None:
-    data = PairData(str(tmp_path / "none"), 16, embedded_if_missing=True)
-    assert fit(points(), data, tmp_path / "run", 1) == [["val_animation.gif", "val_samples.png"]]
-    data = PairData(
-        str(tmp_path / "none"), 16, 0.004, embedded_if_missing=True, embedded_shape=(1, 8, 8), embedded_classes=10
-    )
+    teacher = images()
+    make_pairs(teacher.inference(), tmp_path / "pairs", GenerationRequest(40))
+    data = PairData(str(tmp_path / "pairs"), 16, 0.1)
     assert fit(images(), data, tmp_path / "images", 1) == [["val_animation.gif", *PICTURES]]
 
 
 def test_other_samples_are_not_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     net = ToyNet(5, (4,))
     task = FlowTask(net, ConditionalOT(), UniformTimes(), adam, label_drop=0.0)
-    data = PairData(str(tmp_path / "none"), 16, embedded_if_missing=True, embedded_shape=(5,))
+    make_pairs(task.inference(), tmp_path / "pairs", GenerationRequest(40))
+    data = PairData(str(tmp_path / "pairs"), 16)
     assert fit(task, data, tmp_path / "run", 1) == []
     assert "no samples" not in caplog.text
-
-
-class Stored(L.Callback):
-    """Keeps a metric of every validation."""
-
-    def __init__(self, key: str) -> None:
-        self.key, self.values = key, []
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.values.append(float(trainer.callback_metrics[self.key]))
-
-
-def evaluated(folder: Path, task: FlowTask, steps: int, **options: Any) -> list[float]:
-    remaining = Stored("val/frechet")
-    trainer = L.Trainer(
-        accelerator="cpu", devices=1, default_root_dir=folder, logger=False, max_steps=steps, val_check_interval=1,
-        check_val_every_n_epoch=None, num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[remaining],
-    )  # fmt: skip
-    trainer.fit(task, digits(), **options)
-    trainer.save_checkpoint(folder / "last.ckpt")
-    return remaining.values
-
-
-def test_frechet_at_every_second_validation_also_after_a_resume(tmp_path: Path) -> None:
-    def metrics() -> FeatureMetrics:
-        return FeatureMetrics(["frechet", "spread", "nearest"], count=20, every=2, extractor="pixels")
-
-    task = images(sample_metrics=metrics())
-    values = evaluated(tmp_path, task, 3)
-    assert task.logged_metric_names == ("val/loss", "val/frechet", "val/std_ratio", "val/nearest", "val/nearest_ratio")
-    assert [math.isnan(value) for value in values] == [False, True, False]
-    assert values[0] > 1 and values[0] != values[2]
-    resumed = evaluated(tmp_path, images(sample_metrics=metrics()), 5, ckpt_path=tmp_path / "last.ckpt")
-    assert [math.isnan(value) for value in resumed] == [True, False]
-
-
-def test_the_digits_classifier_judges_and_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.flow.evaluation.digits_classifier.EPOCHS", 1)
-    task, plain = images(sample_metrics=FeatureMetrics(["frechet", "accuracy"], 20, cache=None)), images()
-    values = evaluated(tmp_path, task, 2)
-    assert all(math.isfinite(value) for value in values)
-    fit(plain, digits(), tmp_path / "plain", enabled=False)
-    assert all(torch.equal(*pair) for pair in zip(task.parameters(), plain.parameters(), strict=True))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.answers import flexible_answer, vote
-from zoo.common.checks import check_at_least, check_below, check_positive, check_within
+from zoo.common.checks import check_at_least, check_below, check_positive
 
 FLOOR = 1e-4  # least weight of an agent along a text, so that it can recover after a wrong token
 _MAX_ITERATIONS = 1000  # of `fit_dirichlet`
@@ -138,27 +138,19 @@ class FittedMixture(Mean):
 class BayesianAverage(Mean):
     """Weights that adapt along the text, prompt included: agents that predicted it count more.
 
-    After each token, log w becomes gamma log w + (1 - gamma) log prior + eta log p(token).
-
     Args:
-        eta: how much a token counts; 1 with gamma 1 is Bayesian model averaging, 0 leaves the prior's weights.
-        gamma: weight of earlier tokens, in [0, 1]; below 1 they are forgotten towards the prior.
         floor: least weight of an agent, in [0, 1).
         alpha: weights at the beginning of a text in proportion, such as fitted ones; equal by default.
 
-    Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999), section 1; forgetting after Raftery,
-    Karny and Ettler, "Online Prediction Under Model Uncertainty via Dynamic Model Averaging" (2010), section 2.3.
+    Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999), section 1.
     """
 
     learns = True
 
-    def __init__(
-        self, eta: float = 1.0, gamma: float = 1.0, floor: float = FLOOR, alpha: Sequence[float] | None = None
-    ) -> None:
-        check_at_least(0, eta=eta, floor=floor)
-        check_within(0, 1, gamma=gamma)
+    def __init__(self, floor: float = FLOOR, alpha: Sequence[float] | None = None) -> None:
+        check_at_least(0, floor=floor)
         check_below(1, floor=floor)
-        self.eta, self.gamma, self.floor = eta, gamma, floor
+        self.floor = floor
         self.prior = FittedMixture(alpha) if alpha is not None else Mean()
 
     def start(self, agents: int, rows: int, uniforms: Tensor | None = None) -> Tensor:
@@ -167,10 +159,7 @@ class BayesianAverage(Mean):
 
     def update(self, log_weights: Tensor, token_log_probs: Tensor) -> Tensor:
         """Weights after a token; see the base."""
-        if self.gamma < 1:
-            prior = self.start(*token_log_probs.shape).to(log_weights)
-            log_weights = self.gamma * log_weights + (1 - self.gamma) * prior
-        updated = (log_weights + self.eta * token_log_probs.float().T).log_softmax(-1)
+        updated = (log_weights + token_log_probs.float().T).log_softmax(-1)
         return updated.clamp(min=math.log(self.floor)).log_softmax(-1) if self.floor else updated
 
 

@@ -15,7 +15,7 @@ from zoo.ci_llm.data.tokens import pad_left
 from zoo.ci_llm.losses.likelihood import IGNORED, losses, target_losses
 from zoo.ci_llm.losses.objective import Batch, label_targets
 from zoo.ci_llm.nets.backbone import Backbone, LearningBackbone, positions
-from zoo.ci_llm.validation_texts import list_questions, max_new_tokens, to_one_line
+from zoo.ci_llm.validation_texts import write_answers
 from zoo.common.atomic_files import replace_atomically
 from zoo.runs.run_folder import run_folder
 from zoo.training.schedules import LrScaling
@@ -36,6 +36,7 @@ class PretrainTask(SingleOptimizerTask):
         scheduler: of the learning rate, counted in optimizer steps.
         whole_text: learn prompts too, not answers alone.
         template: of the model's input, with `{prompt}`; that of the data.
+        prompt_field: of a line of a file of prompts, holds the prompt; that of the data.
         max_new_tokens: most tokens of an answer.
     """
 
@@ -53,6 +54,7 @@ class PretrainTask(SingleOptimizerTask):
         scheduler: SchedulerCallable | None = None,
         whole_text: bool = True,
         template: str = TextFormat.template,
+        prompt_field: str = TextFormat.prompt_field,
         max_new_tokens: int = 128,
         lr_scaling: LrScaling | None = None,
     ) -> None:
@@ -61,6 +63,11 @@ class PretrainTask(SingleOptimizerTask):
         self.tokenizer = tokenizer
         self.whole_text = whole_text
         self.store_options(locals())
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest text of the model in tokens, where its configuration knows it."""
+        return self.backbone.context_tokens
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss on a batch of `input_ids`, `attention_mask` and `labels` (B, T)."""
@@ -92,22 +99,17 @@ class PretrainTask(SingleOptimizerTask):
 
     def log_samples(self, batches: list[Any], last: bool) -> None:
         """Write a table of the model's continuations of the first prompts, by the likeliest tokens."""
-        if not self.can_sample_on_rank_zero:
-            return
-        questions = list_questions(batches, self.sample_settings.items, self.tokenizer, self.template)
-        if not questions:
-            return
-        ids, mask = (x.to(self.device) for x in pad_left([each.prompt for each in questions], self.tokenizer.pad_id))
-        new = self.backbone.model.generate(
-            input_ids=ids, attention_mask=mask, do_sample=False, eos_token_id=self.tokenizer.eos_id,
-            pad_token_id=self.tokenizer.pad_id,
-            max_new_tokens=max_new_tokens(questions, self.backbone.context_tokens, self.max_new_tokens),
-        )[:, ids.shape[1] :]  # fmt: skip
-        rows = [
-            [to_one_line(text) for text in (question.text, self.tokenizer.decode(row), question.answer)]
-            for question, row in zip(questions, new.tolist(), strict=True)
-        ]
-        self.write_media("table", "val/continuations", ["prompt", "continuation", "right answer"], rows)
+
+        def answer(prompts: list[list[int]], limit: int) -> list[list[str]]:
+            ids, mask = (each.to(self.device) for each in pad_left(prompts, self.tokenizer.pad_id))
+            texts = self.backbone.model.generate(
+                input_ids=ids, attention_mask=mask, do_sample=False, eos_token_id=self.tokenizer.eos_id,
+                pad_token_id=self.tokenizer.pad_id, max_new_tokens=limit,
+            )  # fmt: skip
+            return [[self.tokenizer.decode(row)] for row in texts[:, ids.shape[1] :].tolist()]
+
+        heads = ["prompt", "continuation", "right answer"]
+        write_answers(self, batches, "val/continuations", heads, answer)
 
     def _logits(self, batch: Batch, at: Tensor | None = None) -> Tensor:
         """Logits (B, T, V), or (1, M, V) at M positions."""

@@ -15,11 +15,11 @@ from zoo.ci_llm.data.text_files import TextFormat
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.losses.diversity import Diversity
 from zoo.ci_llm.losses.likelihood import label_positions
-from zoo.ci_llm.losses.metrics import token_scores
+from zoo.ci_llm.losses.metrics import mean_scores, token_scores
 from zoo.ci_llm.losses.objective import Batch, CrowdObjective, count_labels, label_targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
-from zoo.ci_llm.validation_texts import list_questions, max_new_tokens, to_one_line
+from zoo.ci_llm.validation_texts import write_answers
 from zoo.common.checks import check_one_of
 from zoo.training.schedules import LrScaling
 from zoo.training.task import OptimizerCallable, SchedulerCallable, SingleOptimizerTask, WeightedMeans
@@ -45,6 +45,7 @@ class CrowdTask(SingleOptimizerTask):
         loss_shift: let a position predict the next token. False compares it with its own token, as the original
             does by mistake, for comparisons with it.
         template: of the model's input, with `{prompt}`; that of the data.
+        prompt_field: of a line of a file of prompts, holds the prompt; that of the data.
         aggregator: combines the agents in generation; their mean by default.
         max_new_tokens: most tokens of an answer.
         sampling: how tokens are chosen; the likeliest by default.
@@ -70,6 +71,7 @@ class CrowdTask(SingleOptimizerTask):
         normalise: Literal["batch", "global"] = "global",
         loss_shift: bool = True,
         template: str = TextFormat.template,
+        prompt_field: str = TextFormat.prompt_field,
         aggregator: Aggregator | None = None,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
@@ -88,8 +90,13 @@ class CrowdTask(SingleOptimizerTask):
         self._means = _CrowdMeans()
         self._label_counts: list[Tensor] = []  # of the batches of the current step, means over ranks
 
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest text of the backbone in tokens, where its configuration knows it."""
+        return self.crowd.backbone.context_tokens
+
     def setup(self, stage: str) -> None:
-        """Check that the backbone has the tokenizer's tokens and a context for the data's texts."""
+        """Check that the backbone has the tokenizer's tokens, and the data the crowd's number of agents."""
         super().setup(stage)
         vocab_size = self.crowd.backbone.vocab_size
         if self.tokenizer.vocab_size > vocab_size:
@@ -104,13 +111,6 @@ class CrowdTask(SingleOptimizerTask):
                 f"data.init_args.agents is {agents}, the crowd has {self.crowd.count}: set it to "
                 "${model.init_args.crowd.init_args.agents.init_args.count}"
             )
-        max_length = getattr(data, "max_length", 0)
-        context = self.crowd.backbone.context_tokens
-        if context is not None and max_length > context:
-            raise ValueError(
-                f"data.init_args.max_length is {max_length}, the backbone's context {context} tokens: lower "
-                f"max_length to at most {context}, or take a backbone with a longer context"
-            )
 
     def prepare_training_batch(self, batch: Batch) -> Batch:
         """Add `directions` of the diversity term and the positions of the losses, where they are missing."""
@@ -118,15 +118,11 @@ class CrowdTask(SingleOptimizerTask):
         term = self.diversity
         if term is None or not term.enabled or "directions" in batch:
             return batch
-        dims = self.crowd.backbone.dim if term.needs_hidden else self.crowd.backbone.vocab_size
-        directions = term.directions(dims, self.crowd.count, self.global_step)
-        return batch if directions is None else {**batch, "directions": directions}
+        return {**batch, "directions": term.directions(self.crowd.backbone.dim, self.crowd.count, self.global_step)}
 
     def prepare_evaluation_batch(self, batch: Batch) -> Batch:
         """Find label positions while the batch is on the CPU, without waiting for a device."""
-        shifts = {"label_positions": True} if self.loss_shift else {"label_positions": True, "loss_positions": False}
-        missing = {name: shift for name, shift in shifts.items() if name not in batch}
-        return {**batch, **{name: label_positions(batch["labels"], shift) for name, shift in missing.items()}}
+        return batch if "label_positions" in batch else {**batch, "label_positions": label_positions(batch["labels"])}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of all agents on a batch of `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T)."""
@@ -170,26 +166,21 @@ class CrowdTask(SingleOptimizerTask):
             log_weights = log_probs.new_full((len(log_probs),), -math.log(len(log_probs)))
             blocks.append(token_scores(log_probs, aggregate(log_probs, log_weights), labels))
         scores = {name: torch.cat([block[name] for block in blocks], -1) for name in blocks[0]}
-        return _mean_scores(scores), len(targets)
+        means = mean_scores(scores)
+        return {"loss": means.pop("nll_mean"), **means}, len(targets)
 
     def log_samples(self, batches: list[Any], last: bool) -> None:
         """Write a table of the agents' and the crowd's answers to the first questions, and the agents' agreement."""
-        if not self.can_sample_on_rank_zero:
-            return
-        questions = list_questions(batches, self.sample_settings.items, self.tokenizer, self.template)
-        if not questions:
-            return
-        prompts = [question.prompt for question in questions]
-        limit = max_new_tokens(questions, self.crowd.backbone.context_tokens, self.max_new_tokens)
-        generator: Any = self.inference(max_new_tokens=limit)
-        agent_texts, crowd_texts = generator.generate_texts(prompts, Vote()), generator.generate_answers(prompts)
-        rows = []
-        for question, texts, text in zip(questions, agent_texts, crowd_texts, strict=True):
-            agreement = round(vote([flexible_answer(each) for each in texts]).agreement, 2)
-            cells = (to_one_line(each) for each in (question.text, *texts, text))
-            rows.append([*cells, agreement, to_one_line(question.answer)])
+
+        def answer(prompts: list[list[int]], limit: int) -> list[list[str]]:
+            generator: Any = self.inference(max_new_tokens=limit)
+            agents, crowd = generator.generate_texts(prompts, Vote()), generator.generate_answers(prompts)
+            shares = [vote([flexible_answer(each) for each in texts]).agreement for texts in agents]
+            return [[*row, text, f"{share:.2g}"] for row, text, share in zip(agents, crowd, shares, strict=True)]
+
         agents = (f"agent {number}" for number in range(self.crowd.count))
-        self.write_media("table", "val/answers", ["question", *agents, "crowd", "agreement", "right answer"], rows)
+        heads = ["question", *agents, "crowd", "agreement", "right answer"]
+        write_answers(self, batches, "val/answers", heads, answer)
 
     def _normaliser_and_share(self, labels: Tensor) -> tuple[Tensor | None, Tensor | float]:
         """The divisor of a batch's losses, and the weight of the batch in its step."""
@@ -206,21 +197,6 @@ class CrowdTask(SingleOptimizerTask):
             return 1.0
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         return scaler.get_scale() if scaler is not None else 1.0
-
-
-def _mean_scores(scores: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
-    """Means of `token_scores` over tokens, the last axis."""
-    agents = scores["agent_nll"].double().mean(1)
-    ensemble = scores["nll"].double().mean()
-    return {
-        "loss": agents.mean(),
-        **{f"nll_agent_{k}": value for k, value in enumerate(agents)},
-        "nll_ensemble": ensemble,
-        "ambiguity": agents.mean() - ensemble,
-        "pairwise_kl": scores["kl"].mean(),
-        "disagreement": scores["disagreement"].mean(),
-        "accuracy": scores["correct"].mean(),
-    }
 
 
 class _CrowdMeans(WeightedMeans):

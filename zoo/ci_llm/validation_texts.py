@@ -1,9 +1,9 @@
-"""The first questions of a validation, for tables of generated answers."""
+"""Tables of generated answers to the first questions of a validation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,3 +45,27 @@ def max_new_tokens(questions: Sequence[Question], context: int | None, limit: in
     """New tokens that every answer may have within `limit` and the backbone's context."""
     limit = min(limit, MAX_TOKENS)
     return limit if context is None else min(limit, context - max(len(each.prompt) for each in questions))
+
+
+def write_answers(
+    task: Any,
+    batches: Sequence[Mapping[str, Tensor]],
+    name: str,
+    heads: list[str],
+    answer: Callable[[list[list[int]], int], list[list[str]]],
+) -> None:
+    """Write a table of answers to the first questions; none where this process may not generate alone.
+
+    Args:
+        task: with tokenizer, template, `context_tokens` and `max_new_tokens`.
+        answer: the cells between question and right answer, for prompts as token ids and a limit of new tokens.
+    """
+    if not task.can_sample_on_rank_zero:
+        return
+    questions = list_questions(batches, task.sample_settings.items, task.tokenizer, task.template)
+    if not questions:
+        return
+    limit = max_new_tokens(questions, task.context_tokens, task.max_new_tokens)
+    cells = answer([each.prompt for each in questions], limit)
+    rows = [[each.text, *row, each.answer] for each, row in zip(questions, cells, strict=True)]
+    task.write_media("table", name, heads, [[to_one_line(cell) for cell in row] for row in rows])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,20 +9,16 @@ import torch
 from torch import Tensor
 
 from zoo.common.checks import check_at_least, check_one_of, check_within
-from zoo.flow.losses import MinSnr, flow_matching_loss, mean_flow_target, sample_intervals
-from zoo.flow.nets.autoencoder import LatentSpace
-from zoo.flow.nets.frozen import FrozenNet
-from zoo.flow.nets.text import FrozenText
+from zoo.flow.losses import flow_matching_loss, mean_flow_target, sample_intervals
+from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VelocityNet
-from zoo.flow.process.conditions import LABEL, ConditionBatch, add_nulls, sample_drops
+from zoo.flow.process.conditions import ALL, LABEL, ConditionBatch, TextEncoder, add_nulls, sample_drops
 from zoo.flow.process.coupling import Coupling
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.paths import PREDICTIONS, AffinePath, Prediction
 from zoo.flow.process.solvers import Solver
 from zoo.flow.process.time_samplers import EVALUATION_TIMES, TimeSampler, at_evaluation_times, sample_times
-from zoo.flow.validation_samples import SampleMetrics, compute_sample_metrics, log_validation_samples
-from zoo.training.strategies.sharding import gather_weights
 from zoo.training.task import OptimizerCallable, SingleOptimizerTask
 
 MIN_ERROR = 1e-3  # in the weight of MeanFlow's loss
@@ -46,17 +41,11 @@ class FlowTask(SingleOptimizerTask):
         coupling: which noise of a batch goes with which data; null as drawn.
         chunk: samples that inference integrates at once; an option of inference, like the following.
         classes: their names; those of the data when null.
-        weight: of the training loss by its time (`zoo.flow.MinSnr`); null for 1 everywhere. Validation has none.
-        huber: h of the training loss sqrt(e + h^2) - h instead of an item's mean squared error e, which outliers
-            then move less; 0 for e itself. Song and Dhariwal (2023) take 0.00054.
-        guide: a weaker net, for `zoo.flow.Autoguidance` in sampling; not trained.
         latents: the autoencoder in whose latents the flow runs, for `zoo.flow.LatentData`; null for the data itself.
         text: the encoder of captions, for a net that takes "tokens" or "pooled" states; null for none.
         image_condition: makes the condition of a net that takes an "image", e.g. `zoo.flow.Inpainting`.
-        condition_drop: probability by "text" and "image" that an item is trained without it, each for itself; the
-            class has `label_drop`.
-        joint_drop: probability that an item is trained without all of them, class included.
-        sample_metrics: figures of samples at validations, e.g. `zoo.flow.FeatureMetrics` for `val/frechet`.
+        condition_drop: probability by "text" and "image" that an item is trained without it, each for itself, and by
+            "all" that it is trained without any, class included; the class alone has `label_drop`.
         kwargs: of SingleOptimizerTask.
 
     Source: Lipman et al., "Flow Matching for Generative Modeling" (2023), equation 9.
@@ -64,7 +53,7 @@ class FlowTask(SingleOptimizerTask):
 
     inference_class = "zoo.flow.Sampler"
     usage_command = "zoo sample {run} FOLDER"
-    inference_modules: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "guide", "latents", "text")
+    inference_modules: ClassVar[tuple[str, ...]] = ("net", "path", "prediction", "latents", "text")
     image_condition: ImageCondition | None = None
     classes: list[str] | None
     guidance: Guidance | None
@@ -83,20 +72,14 @@ class FlowTask(SingleOptimizerTask):
         coupling: Coupling | None = None,
         chunk: int = 64,
         classes: list[str] | None = None,
-        sample_metrics: SampleMetrics | None = None,
-        weight: MinSnr | None = None,
-        huber: float = 0.0,
-        guide: FrozenNet | None = None,
         latents: LatentSpace | None = None,
-        text: FrozenText | None = None,
+        text: TextEncoder | None = None,
         image_condition: ImageCondition | None = None,
         condition_drop: dict[str, float] | None = None,
-        joint_drop: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer, **kwargs)
-        check_within(0, 1, label_drop=label_drop, joint_drop=joint_drop, **(condition_drop or {}))
-        check_at_least(0, huber=huber)
+        check_within(0, 1, label_drop=label_drop, **(condition_drop or {}))
         check_one_of(PREDICTIONS, prediction=prediction)
         conditional = text is not None or image_condition is not None
         unguided = guidance is None or not guidance.needs_labels or conditional
@@ -111,16 +94,10 @@ class FlowTask(SingleOptimizerTask):
         self.label_drop = label_drop
         self.prediction: Prediction = prediction
         self.coupling = coupling
-        self.weight = weight
-        self.huber = huber
-        self.guide = guide
         self.latents = latents
         self.text = text
         self.condition_drop = dict(condition_drop or {})
-        self.joint_drop = joint_drop
         self._check_conditions(image_condition)
-        self.sample_metrics = sample_metrics
-        self._validations = 0
         self.store_options(locals())
 
     def _check_conditions(self, image: ImageCondition | None) -> None:
@@ -142,7 +119,7 @@ class FlowTask(SingleOptimizerTask):
             raise ValueError(
                 "model.image_condition is set, and the net takes none: set condition_channels of model.net"
             )
-        parts = {"text": self.text, "image": image}
+        parts = {"text": self.text, "image": image, ALL: self.net.condition_shapes or None}
         if wrong := [kind for kind in self.condition_drop if parts.get(kind) is None]:
             raise ValueError(f"model.condition_drop names {wrong[0]!r}, which the net is not conditioned on")
 
@@ -171,14 +148,7 @@ class FlowTask(SingleOptimizerTask):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the names of the classes, too, where no data tell them."""
         super().on_load_checkpoint(checkpoint)
-        self._validations = checkpoint.get("validations", 0)
         self._name_classes(((checkpoint.get("zoo") or {}).get("options") or {}).get("classes"))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the count of validations, by which `sample_metrics` are due."""
-        super().on_save_checkpoint(checkpoint)
-        if self.sample_metrics is not None:
-            checkpoint["validations"] = self._validations
 
     def _name_classes(self, names: list[str] | None) -> None:
         """Let inference and checkpoints know the classes by name, unless they do."""
@@ -195,20 +165,10 @@ class FlowTask(SingleOptimizerTask):
         t: Tensor,
         label: Tensor | None,
         conditions: Mapping[str, Tensor] | None = None,
-        training: bool = False,
     ) -> Tensor:
-        """Mean squared error over all elements, for data and noise (B, ...), times (B,) and classes (B,).
-
-        Args:
-            conditions: besides the class, (B, ...) by name.
-            training: robust and weighted by time where `huber` and `weight` ask for it.
-        """
+        """Mean squared error for data and noise (B, ...), times (B,), classes (B,) and conditions (B, ...) by name."""
         output = self.predict(self.path.sample(x0, x1, t), t, label, conditions)
-        target = self.path.target(x0, x1, t, self.prediction)
-        if not training:
-            return flow_matching_loss(output, target)
-        weight = None if self.weight is None else self.weight(t, self.path, self.prediction)
-        return flow_matching_loss(output, target, self.huber, weight)
+        return flow_matching_loss(output, self.path.target(x0, x1, t, self.prediction))
 
     def predict(
         self, x: Tensor, t: Tensor, label: Tensor | None, conditions: Mapping[str, Tensor] | None = None
@@ -229,7 +189,7 @@ class FlowTask(SingleOptimizerTask):
         t, keep_label = sample_times(self.times, self.label_drop, batch["seeds"])
         prepared = {**batch, "x0": x0, "t": t, "keep_label": keep_label}
         if "conditions" in batch:
-            keep = sample_drops(self.condition_drop, self.joint_drop, batch["seeds"])
+            keep = sample_drops(self.condition_drop, batch["seeds"])
             prepared |= {"keep_label": keep_label * keep[LABEL], "keep": keep}
         return prepared
 
@@ -239,7 +199,7 @@ class FlowTask(SingleOptimizerTask):
         x1, conditions = self._data(batch), self._conditions(batch)
         remaining = None if conditions is None else conditions.drop(batch["keep"])
         label = batch["label"] * batch["keep_label"]
-        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), label, remaining, training=True)
+        loss = self.loss(x1, batch["x0"], batch["t"].to(x1), label, remaining)
         self.log_terms("train", {"loss": loss}, batch_size=len(x1))
         return loss
 
@@ -264,42 +224,10 @@ class FlowTask(SingleOptimizerTask):
             return None
         return add_nulls(batch["conditions"], self.text, self.latents, self.image_condition)
 
-    def on_validation_epoch_end(self) -> None:
-        """Compute metrics of samples where it is time, and log the means."""
-        due = self.sample_metrics is not None and self._validations % self.sample_metrics.every == 0
-        shortened = self.trainer.sanity_checking and not math.isinf(float(self.trainer.num_sanity_val_steps))
-        if due and not shortened:
-            self._compute_sample_metrics()
-        super().on_validation_epoch_end()
-        if self.sample_metrics is None:
-            return
-        names = [f"val/{name}" for name in self.sample_metrics.names]
-        self.logged_metric_names = tuple(dict.fromkeys([*self.logged_metric_names, *names]))
-        if self.trainer.sanity_checking:
-            return
-        self._validations += 1
-        if not due:  # the figures of an earlier state are not those of this one
-            self.trainer.callback_metrics.update(dict.fromkeys(names, torch.tensor(math.nan)))
-
-    def on_test_epoch_end(self) -> None:
-        """Compute metrics of samples, and log the means."""
-        if self.sample_metrics is not None:
-            self._compute_sample_metrics()
-        super().on_test_epoch_end()
-
-    def _compute_sample_metrics(self) -> None:
-        assert self.sample_metrics is not None
-        with gather_weights(self.trainer), self.trainer.precision_plugin.val_step_context():
-            self._means.add(compute_sample_metrics(self, self.sample_metrics))
-
     def log_samples(self, batches: list[Any], last: bool) -> None:
-        """Show samples of each class with and without guidance, their nearest training images, and their way there.
-
-        Points are drawn over points of the data. The last validation adds the way from the noise as an animation. The
-        noise is that of `zoo sample` with the same seed.
-        """
+        """Show samples and, after the last validation, their way from the noise; see `Sampler.log_validation`."""
         with self.trainer.precision_plugin.val_step_context():
-            log_validation_samples(self, last)
+            self.inference().log_validation(self, last)
 
 
 class MeanFlowTask(FlowTask):
@@ -319,7 +247,7 @@ class MeanFlowTask(FlowTask):
     """
 
     inference_class = "zoo.flow.MeanFlowSampler"
-    inference_modules = ("net", "path", "prediction", "guide", "latents")
+    inference_modules = ("net", "path", "prediction", "latents")
 
     def __init__(
         self,
@@ -337,8 +265,8 @@ class MeanFlowTask(FlowTask):
         check_at_least(0, power=power)
         if set(net.condition_shapes) != {"span"}:
             raise ValueError("MeanFlowTask needs a net that takes spans and nothing else: model.net.spans true")
-        if self.prediction != "velocity" or self.weight is not None or self.huber:
-            raise ValueError("MeanFlowTask learns velocities, with a weight of its own: no prediction, weight, huber")
+        if self.prediction != "velocity":
+            raise ValueError(f"MeanFlowTask: model.prediction is velocity, not {self.prediction}")
         self.share = share
         self.power = power
         self.inference()  # refuses a solver that takes no such steps

@@ -44,16 +44,21 @@ class WarmupConstant(_ClosedForm):
 
     start_at_zero = False
 
-    def __init__(self, optimizer: Optimizer, warmup_steps: int = 0) -> None:
+    def __init__(self, optimizer: Optimizer, warmup_steps: int | float = 0) -> None:
         check_at_least(0, warmup_steps=warmup_steps)
         self.warmup_steps = warmup_steps
         super().__init__(optimizer)
 
+    @property
+    def rise(self) -> int:
+        """Steps of the warm-up."""
+        return int(self.warmup_steps)
+
     def factor(self, step: int) -> float:
         """Return the factor on the base rates."""
-        if step >= self.warmup_steps:
-            return self.decay(step - self.warmup_steps)
-        return step / self.warmup_steps if self.start_at_zero else (step + 1) / (self.warmup_steps + 1)
+        if step >= self.rise:
+            return self.decay(step - self.rise)
+        return step / self.rise if self.start_at_zero else (step + 1) / (self.rise + 1)
 
     def decay(self, step: int) -> float:
         """Return the factor `step` steps after the warm-up."""
@@ -64,7 +69,7 @@ class WarmupLinear(WarmupConstant):
     """Linear warm-up, then a straight line down to `min_factor`, which stays.
 
     Args:
-        warmup_steps: steps of the rise; 0 for none.
+        warmup_steps: steps of the rise, 0 for none; below 1 its share of `total_steps`.
         total_steps: steps until `min_factor` is reached, warm-up included; null for `trainer.max_steps`.
         min_factor: last factor, in [0, 1].
         start_at_zero: step s of the warm-up trains with s / warmup_steps of the base rate, the first with zero.
@@ -73,7 +78,7 @@ class WarmupLinear(WarmupConstant):
     def __init__(
         self,
         optimizer: Optimizer,
-        warmup_steps: int,
+        warmup_steps: int | float,
         total_steps: int | None = None,
         min_factor: float = 0.0,
         start_at_zero: bool = False,
@@ -86,10 +91,16 @@ class WarmupLinear(WarmupConstant):
         self.start_at_zero = start_at_zero
         super().__init__(optimizer, warmup_steps)
 
+    @property
+    def rise(self) -> int:
+        """Steps of the warm-up; 0 for a share of a total that is not known yet."""
+        share = self.total_steps or 0 if self.warmup_steps < 1 else 1
+        return int(self.warmup_steps * share)
+
     def decay(self, step: int) -> float:
         """Return the factor `step` steps after the warm-up."""
         total = math.inf if self.total_steps is None else self.total_steps
-        progress = min(1.0, step / max(1, total - self.warmup_steps))
+        progress = min(1.0, step / max(1, total - self.rise))
         return self.min_factor + (1.0 - self.min_factor) * self.remaining(progress)
 
     def remaining(self, progress: float) -> float:
@@ -168,6 +179,9 @@ def set_total_steps(scheduler: LRScheduler, trainer: L.Trainer) -> None:
         name = type(scheduler).__name__
         raise ValueError(f"{name}: total_steps is null and trainer.max_steps is {trainer.max_steps}; set one of them")
     scheduler.total_steps = trainer.max_steps  # type: ignore[attr-defined]
+    if isinstance(scheduler, WarmupLinear):  # a warm-up that is a share of the total changes the first rate
+        for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
+            group["lr"] = rate
 
 
 def use_fused_adam(optimizer: Optimizer, trainer: L.Trainer | None) -> Optimizer:

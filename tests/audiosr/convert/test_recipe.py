@@ -42,7 +42,6 @@ def written_files(folder: Path, layout: str, **train: object) -> Path:
     values = config(layout, **train)
     values["data"]["dataset_root"] = str(folder / "data")
     values["experiment"] = {"seed": 7, "out_dir": "out"}
-    values["inference"] = {"sampler": "ddim", "sample_steps": 5, "chunk_seconds": 4.0, "chunk_hop_seconds": 3.0}
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
@@ -79,7 +78,7 @@ def test_all_that_the_window_wrote(tmp_path: Path) -> None:
     assert model["scheduler"]["init_args"]["warmup_steps"] == 20
     assert model["compile"] and model["compile_options"] == {"mode": "max-autotune", "fullgraph": True}
     assert model["net"]["init_args"]["unet"]["init_args"]["checkpointing"]
-    assert (model["parallel"], model["restore"]["overlap_seconds"], model["restore"]["seed"]) == ("dp", 1.0, 7)
+    assert (model["parallel"], model["restore"]["seed"]) == ("dp", 7)
     assert (data["cache_mode"], data["batch_size"], data["num_workers"]) == ("ram", 2, 3)
     assert {line.partition(":")[0] for line in unmapped} == {
         "train.no pretrained_path",
@@ -108,20 +107,12 @@ def test_the_nets_that_it_names(tmp_path: Path, layout: str) -> None:
 
 def test_weights_to_start_from(tmp_path: Path) -> None:
     (tmp_path / "step_1.pt").touch()
-    start = {"pretrained_path": str(tmp_path / "step_1.pt"), "key_filter_contains": "first_stage_model."}
-    names = ["model.diffusion_model.global_encoder.", "input_blocks", "norm"]
-    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", **start, freeze_substrings=names))
+    start = {"pretrained_path": str(tmp_path / "step_1.pt"), "freeze_substrings": ["input_blocks"]}
+    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", **start))
     assert recipe["init_from"] == start["pretrained_path"]
-    left = ["time_embed", "middle_block", "output_blocks", "out", "global_fusion"]
-    assert recipe["model"]["init_args"]["trains"] == left
-    assert any(line.startswith("train.key_filter_contains") for line in unmapped)
-    assert any("'norm' names no" in line for line in unmapped)
-    recipe, unmapped = convert_config(
-        written_files(tmp_path, "modelV1", pretrained_path="gone.pt", freeze_substrings=names)
-    )
-    assert "init_from" not in recipe
-    assert "trains" not in recipe["model"]["init_args"]  # unfreeze_if_no_pretrained
-    assert "no file at gone.pt" in unmapped[1]
+    assert any(line.startswith("train.freeze_substrings: ") for line in unmapped)
+    recipe, unmapped = convert_config(written_files(tmp_path, "modelV1", pretrained_path="gone.pt"))
+    assert "init_from" not in recipe and "no file at gone.pt" in unmapped[1]
 
 
 def test_refusals(tmp_path: Path) -> None:

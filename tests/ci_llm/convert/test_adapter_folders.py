@@ -42,20 +42,18 @@ def test_folders_hold_what_was_trained(tmp_path):
 
 
 def test_folders_follow_the_checkpoints(tmp_path):
-    old = tmp_path / "checkpoint_step_1"
-    old.mkdir(parents=True)
-    (old / "ci_llm_meta_config.json").write_text('{"backbone": {}}')
-    (tmp_path / "checkpoint_step_one").mkdir()
+    for name in ("checkpoint_step_one", "peft_step_1"):  # a user's
+        (tmp_path / name).mkdir(parents=True)
     names: list[list[str]] = []
     record = LambdaCallback(
-        on_train_batch_end=lambda *_: names.append([path.name for path in tmp_path.glob("peft_step*")])
+        on_train_batch_end=lambda *_: names.append([path.name for path in tmp_path.glob("peft_step_[2-9]")])
     )
     run(tmp_path, byte_task(2), others=[record])
     # recorded before the save of every second batch: one folder for the one checkpoint that remains
     assert names == [[], [], ["peft_step_2"], ["peft_step_2"], ["peft_step_4"], ["peft_step_4"]]
     assert [path.stem for path in tmp_path.glob("*.ckpt")] == ["step_00000006"]
     assert {path.name for path in tmp_path.glob("checkpoint_*")} == {"checkpoint_step_6", "checkpoint_step_one"}
-    assert [path.name for path in tmp_path.glob("peft_step_*")] == ["peft_step_6"]
+    assert {path.name for path in tmp_path.glob("peft_step_*")} == {"peft_step_1", "peft_step_6"}
 
 
 def test_peft_folders_are_optional_and_a_dry_run_writes_nothing(tmp_path):

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.ci_llm import crowd_parts
-from tests.ci_llm.convert.test_read import assert_same_weights, change
+from tests.ci_llm.convert.test_read import assert_same_weights
 from zoo.ci_llm.convert import (
     convert,
     convert_config,
@@ -27,7 +27,6 @@ from zoo.ci_llm.data.tokenizers import ByteTokenizer
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone, positions
 from zoo.ci_llm.nets.crowd import Crowd
-from zoo.cli.main import main
 from zoo.runs.checkpoints import load_checkpoint
 from zoo.runs.frozen import FROZEN_FOLDER
 from zoo.runs.load import load
@@ -80,15 +79,6 @@ def test_all_directions_are_bit_exact(backbone, tmp_path):
     assert torch.equal(logits(from_original(tmp_path / "peft")), logits(crowd))
 
 
-def test_allow_partial_on_the_command_line(backbone, tmp_path, capsys):
-    to_original(made(backbone, 3), tmp_path / "final_checkpoint")
-    (tmp_path / "final_checkpoint/agent1_weights.pth").unlink()
-    call = ["convert", "ci_llm", str(tmp_path / "final_checkpoint"), str(tmp_path / "peft")]
-    assert main(call) == 1 and "agent1_weights.pth is missing" in capsys.readouterr().err
-    assert main([*call, "--allow_partial", "true"]) == 0
-    assert len(read_peft(tmp_path / "peft").weights) == 2
-
-
 def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):
     to_original(made(backbone, 3), tmp_path / "original", {"epoch": 2, "global_step": 9, "config": {}})
     target = tmp_path / "run" / "step.ckpt"
@@ -102,13 +92,6 @@ def test_our_checkpoint_holds_adapters_only(backbone, tmp_path):
     state = original_state(tmp_path / "original")
     assert state.keys() == checkpoint["state_dict"].keys()
     assert all(torch.equal(state[key], value) for key, value in checkpoint["state_dict"].items())
-
-
-def test_top_layers(backbone, tmp_path):
-    crowd = made(backbone, 2, top_layers=1)
-    convert(crowd, tmp_path / "peft")
-    again = from_original(tmp_path / "peft", backbone)
-    assert again.agents.top_layers == 1 and torch.equal(logits(again), logits(crowd))
 
 
 def test_wrong_backbone(backbone, tmp_path):
@@ -127,16 +110,6 @@ def test_wrong_backbone(backbone, tmp_path):
     convert(made(backbone, 2), tmp_path / "peft")
     with pytest.raises(ValueError, match="does not fit the backbone"):
         from_original(tmp_path / "peft", wide)
-
-
-def test_no_backbone(backbone, tmp_path):
-    to_original(made(backbone, 1), tmp_path / "original")
-    with pytest.raises(FileNotFoundError, match="names no backbone"):
-        from_original(tmp_path / "original")
-    convert(made(backbone, 1), tmp_path / "peft")
-    change(tmp_path / "peft/agent0/adapter_config.json", base_model_name_or_path="elsewhere")
-    with pytest.raises(FileNotFoundError, match="names the backbone 'elsewhere'"):
-        from_original(tmp_path / "peft")
 
 
 def test_a_checkpoint_keeps_its_tokenizer(tmp_path):

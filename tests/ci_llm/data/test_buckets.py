@@ -59,15 +59,6 @@ def test_agents_have_separate_orders():
     assert [batch[:8] for batch in separate] == fewer
 
 
-def test_resume():
-    batches = TextBatches(LENGTHS, token_budget=3000)
-    expected = epoch(batches, 2)
-    resumed = TextBatches(LENGTHS, token_budget=3000)
-    resumed.resume_at(2, 5)
-    assert [[index for _, index in keys] for keys in resumed] == expected[5:]
-    assert epoch(resumed, 3) == epoch(batches, 3)
-
-
 @pytest.mark.parametrize(
     ("lengths", "settings", "message"),
     [

@@ -1,7 +1,9 @@
 """Texts from files and from code: boundaries, errors, cache, batches."""
 
 import json
+import re
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -176,15 +178,6 @@ def test_validation_is_held_out_and_sorted(tmp_path):
         data.examples("test")
 
 
-def test_agents_with_separate_texts():
-    data = prepare(TextData(BYTES, batch_size=4, agents=3, agent_data="shuffled"))
-    batch = next(iter(data.train_dataloader()))
-    assert batch["input_ids"].shape[:2] == (3, 4) and batch["labels"].shape == batch["input_ids"].shape
-    assert not torch.equal(batch["input_ids"][0], batch["input_ids"][1])
-    shared = prepare(TextData(BYTES, batch_size=4, agents=3))
-    assert next(iter(shared.train_dataloader()))["input_ids"].dim() == 2
-
-
 def test_token_budget_and_resume():
     data = prepare(TextData(BYTES, token_budget=1500, agents=2, seed=3))
     keys = list(data.train_batches(0, 1))
@@ -196,21 +189,18 @@ def test_token_budget_and_resume():
     assert [len(list(data.train_batches(rank, 2))) for rank in range(2)] == [len(data.train_batches(0, 2))] * 2
 
 
-def test_workers_give_the_same(tmp_path):
-    write(tmp_path / "train.jsonl", texts(20))
-    batches = []
-    for workers in (0, 1):
-        data = TextData(BYTES, str(tmp_path), cache=str(tmp_path / "c"), val_items=4, batch_size=4, num_workers=workers)
-        batches.append(list(prepare(data).train_dataloader()))
-    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(*batches, strict=True))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda folder: TextData(BYTES, str(folder / "none")), "no file or folder of texts at"),
-        (lambda folder: TextData(BYTES, str(folder), cache=None, val_items=40), r"val_items \(40\)"),
-        (lambda folder: TextData(BYTES, str(folder), cache=None, max_length=18), "line 1: its prompt has .* raise"),
+        (
+            lambda folder: TextData(BYTES, str(folder), cache=None, val_items=40),
+            r"40 of 40 texts would be held out: --data.val_items 4",
+        ),
+        (
+            lambda folder: TextData(BYTES, str(folder), cache=None, max_length=18),
+            r"line \d+: its prompt of .* --data.max_length",
+        ),
         (lambda folder: TextData(BYTES, batch_size=0), "batch_size"),
         (lambda folder: TextFormat(template="nothing"), r"template must contain \{prompt\}"),
         (lambda folder: Arithmetic(operations=["divide"]), "operations"),
@@ -221,6 +211,21 @@ def test_refused(tmp_path, make, message):
     write(tmp_path / "train.jsonl", texts(40))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         prepare(make(tmp_path))
+
+
+def test_all_misfits_are_in_one_message_with_the_options_that_mend_them(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    lines = [json.dumps({"id": i, "instruction": "Say it " * 12, "output": str(i)}) for i in range(6)]
+    path.write_text("\n".join(lines))
+    data = TextData(BYTES, str(path), cache=None, max_length=300, batch_size=8)
+    data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(context_tokens=90), world_size=1, global_rank=0)
+    with pytest.raises(ValueError, match="--data") as error:
+        prepare(data)
+    options = re.findall(r"--data\.(\S+ \S+?)(?:;|\s|$)", str(error.value))
+    assert options == [
+        "text_format.prompt_field instruction", "text_format.answer_field output", "max_length 90",
+        "text_format.too_long drop", "val_items 1", "batch_size 5",
+    ]  # fmt: skip
 
 
 @pytest.mark.shared

@@ -42,12 +42,6 @@ def request(*args):
     return SimpleNamespace(args=args)
 
 
-def test_lm_eval_is_needed(adapter, net, monkeypatch):
-    monkeypatch.setattr(adapter, "LM", object)
-    with pytest.raises(ImportError, match=r"zoo\[lm_eval\]"):
-        adapter.CrowdLM(net, TOKENIZER)
-
-
 def test_pairs_are_tokenised_as_one_text(adapter):
     assert adapter.prompt_pair_ids(TOKENIZER, "a ", "b") == adapter.prompt_pair_ids(TOKENIZER, "a", " b")
     assert adapter.prompt_pair_ids(TOKENIZER, "a", " b") == ([1, *TOKENIZER.encode("a")], TOKENIZER.encode(" b"))

@@ -113,20 +113,6 @@ def test_a_text_depends_on_its_seed_and_not_on_the_batch(llama, rule):
     assert not torch.equal(full[..., 2, :], again[..., 2, :])
 
 
-def test_agents_of_a_vote_draw_apart():
-    alike = Crowd(Backbone(config=LLAMA), Agents(3, rank=4, targets=("q_proj",)))
-    texts = generate(alike, IDS[:1], MASK[:1], Vote(), NEW, sampling=Sampling(temperature=1.0), seeds=[1])
-    assert len({tuple(text) for text in texts[:, 0].tolist()}) == 3
-
-
-def test_dropout_is_off_and_the_mode_stays(llama):
-    first, second = (generate(llama, IDS, MASK, Mean(), NEW) for _ in range(2))
-    assert torch.equal(first, second)
-    llama.agents.train()
-    generate(llama, IDS, MASK, Mean(), 1)
-    assert llama.agents.training
-
-
 @pytest.mark.parametrize(
     ("ids", "mask", "options", "message"),
     [

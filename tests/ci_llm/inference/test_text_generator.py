@@ -10,7 +10,6 @@ from tests.ci_llm.crowd_parts import CONFIGS
 from tests.ci_llm.task_parts import byte_task
 from zoo.ci_llm.aggregation import Vote
 from zoo.ci_llm.data.tokenizers import BpeTokenizer, ByteTokenizer
-from zoo.ci_llm.inference.generate import generate
 from zoo.ci_llm.inference.text_generator import TextGenerator
 from zoo.ci_llm.nets.backbone import LearningBackbone
 from zoo.ci_llm.nets.sampling import Sampling
@@ -33,14 +32,6 @@ def test_answers_do_not_depend_on_the_batch():
     assert alone != text_generator(**sampled)(PROMPTS) != text_generator(answer_seed=1, **sampled)(PROMPTS)
 
 
-def test_answer_is_the_continuation_of_the_prompt_in_its_template():
-    made = text_generator(template="Q: {prompt} A:")
-    tokenizer = ByteTokenizer()
-    ids = torch.tensor([[*tokenizer.prefix, *tokenizer.encode("Q: 2 + 3 A:")]])
-    new = generate(made.crowd, ids, torch.ones_like(ids), made.aggregator, 8, [tokenizer.eos_id])[0, ids.shape[1] :]
-    assert made(["2 + 3"]) == [tokenizer.decode(new.tolist()).strip()]
-
-
 def test_vote_takes_the_text_of_the_majority(monkeypatch):
     made = text_generator(3, aggregator=Vote())
     rows = [[*ByteTokenizer().encode(text), 2] for text in (" 5\n#### 5", " 4\n#### 4", " 6 - 1\n#### 5")]
@@ -53,24 +44,25 @@ def test_vote_takes_the_text_of_the_majority(monkeypatch):
 
 
 def test_file_of_prompts(tmp_path):
-    made = text_generator()
+    made = text_generator(prompt_field="task")
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('"2 + 3"\n\n"' + "x" * 60 + '"\n{"question": "x", "id": 7}\n')
+    source.write_text('"2 + 3"\n\n"' + "x" * 60 + '"\n{"question": "x", "id": 7}\n{"task": "x", "question": "2 + 3"}\n')
     facts = made.process_file(source, target)
     rows = [json.loads(line) for line in target.read_text().splitlines()]
-    answers = made(["2 + 3", "x"])
+    answers = made(["2 + 3", "x", "x"])
     assert rows[0] == {"prompt": "2 + 3", "text": answers[0]}
     assert "do not fit into the backbone's context of 64" in rows[1]["error"] and "text" not in rows[1]
     assert rows[2] == {"question": "x", "id": 7, "text": answers[1]}
     assert facts.pop("first_error").startswith("line 3: a prompt of 61 tokens")
-    assert facts == {"prompts": 3, "failed": 1, "characters": sum(map(len, answers))}
+    assert rows[3] == {"task": "x", "question": "2 + 3", "text": answers[2]}
+    assert facts == {"prompts": 4, "failed": 1, "characters": sum(map(len, answers))}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("no input", "line 1: not JSON"),
-        ('{"text": "a"}', r"line 1: no field 'prompt' \(found text\)"),
+        ('{"text": "a"}', r"line 1: no field 'question' \(found text\)"),
         ('"a"\n" "', "line 2: 'prompt' is empty"),
         ('{"question": 3}', "line 1: 'question' is 3, expected a text"),
         ("", "holds no prompts"),
@@ -97,14 +89,6 @@ def test_invalid_files_are_named_and_leave_nothing(content, message, tmp_path):
 def test_invalid_prompts_are_refused(prompts, message):
     with pytest.raises(ValueError, match=message):
         text_generator()(prompts)
-
-
-def test_dry_run_and_example(tmp_path):
-    made = text_generator()
-    assert "by 2 agents, whose KL is" in made.dry_run() and made([]) == []
-    assert made.divergence([made.encode("2 + 2")]) > 0
-    assert text_generator(1).divergence([made.encode("2 + 2")]) == 0
-    assert made.process_file(made.write_example(tmp_path / "a"), tmp_path / "b.jsonl")["prompts"] == 2
 
 
 def test_runs_and_exports_need_no_other_folder(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from zoo.ci_llm.aggregation import aggregate, uniform_log_weights
-from zoo.ci_llm.losses.metrics import calibration_error, summarise_scores, token_scores
+from zoo.ci_llm.losses.metrics import calibration_error, reliability_bins, summarise_scores, token_scores
 
 
 def test_scores_of_a_token_by_hand():
@@ -31,7 +31,7 @@ def test_summary_of_a_set(agents):
     expected = float(-ensemble.gather(-1, labels[:, None]).mean())
     assert summary["nll_ensemble"] == pytest.approx(expected, rel=1e-5)
     assert summary["ambiguity"] == pytest.approx(summary["nll_mean"] - expected, abs=1e-6)
-    assert (summary["pairwise_kl"] > summary["pairwise_js"] > 0) == (agents > 1)
+    assert (summary["pairwise_kl"] > 0) == (agents > 1)
 
 
 def test_calibration_error():
@@ -40,3 +40,5 @@ def test_calibration_error():
     assert calibration_error(confidence, torch.tensor([1, 1, 1, 0, 1, 0])) == pytest.approx(expected, rel=1e-5)
     assert calibration_error(torch.tensor([1.0, 0.0]), torch.tensor([1, 0])) == 0
     assert math.isnan(calibration_error(torch.zeros(0), torch.zeros(0)))
+    bins = reliability_bins(torch.tensor([0.05, 0.95, 0.95, 1.0]), torch.tensor([0.0, 1.0, 0.0, 1.0]))
+    assert [row["share"] for row in bins] == [0.25, 0.75] and bins[1]["accuracy"] == pytest.approx(2 / 3)

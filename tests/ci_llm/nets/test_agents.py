@@ -10,7 +10,6 @@ from torch import nn
 
 from tests.ci_llm.crowd_parts import batch, crowd
 from zoo.ci_llm.nets.agents import Agents
-from zoo.ci_llm.nets.backbone import Backbone
 
 
 def layer_of(net, name="model.layers.0.self_attn.q_proj") -> nn.Module:
@@ -52,23 +51,6 @@ def test_names_are_pefts(name, targets):
     assert {key: value.shape for key, value in net.agents.adapter(1).items()} == shapes
 
 
-def test_adapters_are_copied():
-    one, other = crowd(seed=1), crowd(seed=2)
-    for agent in range(3):
-        other.agents.load_adapter(agent, one.agents.adapter(2 - agent))
-    ids, mask, _ = batch()
-    torch.testing.assert_close(other(ids, mask), one(ids, mask).flip(0))
-
-
-def test_the_backbone_keeps_its_modules_and_names():
-    net = crowd()
-    plain = Backbone(config=net.backbone.model.config.to_dict())
-    assert [name for name, _ in net.backbone.named_modules()] == [name for name, _ in plain.named_modules()]
-    assert net.backbone.fingerprint() == plain.fingerprint()
-    assert not any(p.requires_grad for p in net.backbone.parameters())
-    assert all("agents.adapters.model.layers." in k for k, p in net.named_parameters() if p.requires_grad)
-
-
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
@@ -76,9 +58,7 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     ("call", "message"),
     [
         (lambda: Agents(0), "count is"),
-        (lambda: Agents(1, rank=0), "rank is"),
         (lambda: Agents(1, dropout=1.0), "dropout is"),
-        (lambda: Agents(1, dropconnect=-0.1), "dropconnect is"),
         (lambda: crowd(targets=("q_proj", "c_attn")), "have no c_attn; their linear layers are down_proj"),
         (lambda: crowd(targets="q_proj"), r"have no q_proj;.* a regular expression .* whole names .* \[q_proj\]"),
         (lambda: crowd(targets=()), "targets is empty"),
@@ -116,20 +96,6 @@ def test_dropconnect_masks_inside_the_graph():
     assert 0.3 < masked_a.float().mean() < 0.7 and not torch.equal(masked_a[0], masked_a[1])
 
 
-def test_rescaled_dropconnect_keeps_the_mean():
-    net = crowd(count=1, dropconnect=0.25)
-    agents, lora, x = net.agents, layer_of(net), torch.ones(1, 1, 32)
-    with torch.no_grad(), agents.active_agents(range(1)):
-        expected = agents.delta(lora, 0, x)
-    torch.manual_seed(0)
-    deltas = []
-    for _ in range(800):
-        with torch.no_grad(), agents.active_agents(range(1), agents.sample_mask_seeds()):
-            deltas.append(agents.delta(lora, 0, x))
-    error = torch.stack(deltas).std(0) / len(deltas) ** 0.5
-    assert ((torch.stack(deltas).mean(0) - expected).abs() < 4.5 * error).all()
-
-
 def test_dropout_masks_each_agent_and_is_off_in_evaluation():
     net = crowd(count=2, dropout=0.5, seed=3)
     net.agents.load_adapter(1, net.agents.adapter(0))
@@ -139,10 +105,3 @@ def test_dropout_masks_each_agent_and_is_off_in_evaluation():
     state = torch.get_rng_state()
     first, second = net.eval()(ids, mask)
     assert torch.equal(first, second) and torch.equal(torch.get_rng_state(), state)
-
-
-def test_active_agents_are_restored_after_an_error():
-    net = crowd()
-    with pytest.raises(RuntimeError, match="stop"), net.agents.active_agents(range(1)):
-        raise RuntimeError("stop")
-    assert net.agents.active is None

@@ -5,8 +5,7 @@ import torch
 
 from tests.ci_llm.crowd_parts import CONFIGS, HOW, batch, crowd
 from zoo.ci_llm.losses.likelihood import losses
-from zoo.ci_llm.losses.objective import CrowdObjective
-from zoo.ci_llm.nets.backbone import Backbone, positions
+from zoo.ci_llm.nets.backbone import Backbone
 
 
 def test_random_weights_depend_on_the_seed_alone():
@@ -24,13 +23,6 @@ def test_a_saved_backbone_is_the_same(name, tmp_path):
     assert again.fingerprint() == net.fingerprint()
     assert again.is_local and again.is_frozen
     assert (net.dim, net.vocab_size, len(net.blocks)) == (32, 40, 2)
-
-
-def test_it_stays_frozen_and_in_evaluation_mode():
-    net = crowd(checkpointing=True).train()
-    assert not any(p.requires_grad for p in net.backbone.parameters())
-    assert not any(module.training for module in net.backbone.modules())
-    assert net.agents.training
 
 
 def test_targets():
@@ -77,25 +69,3 @@ def test_no_source_and_no_model(tmp_path):
         Backbone(source=str(tmp_path / "absent"))
     with pytest.raises(FileNotFoundError, match=r"nor a run below it holds config\.json"):
         Backbone(source=str(tmp_path))
-
-
-@pytest.mark.parametrize("mode", [("batched", None), ("chunked", 1)], ids=str)
-def test_four_bits_train_and_reload(mode, tmp_path):
-    how = {"quantization": "nf4"}
-    config = {**CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
-    net = crowd(mode=mode[0], chunk=mode[1], checkpointing=True, backbone={"config": config, **how})
-    ids, mask, labels = batch()
-    CrowdObjective({"input_ids": ids, "attention_mask": mask, "labels": labels}).compute(net).total.backward()
-    assert all(p.grad.flatten(1).norm(dim=1).min() > 0 for p in net.agents.parameters())
-    assert net.backbone.targets(["q_proj"])["model.layers.0.self_attn.q_proj"].weight.dtype == torch.uint8
-    net.backbone.save_source(tmp_path)
-    again = Backbone(source=str(tmp_path), **how)
-    assert again.fingerprint() == net.backbone.fingerprint()
-    state = {key: value for key, value in net.state_dict().items() if key.startswith("agents.")}
-    net.load_state_dict(state)
-
-
-def test_positions_count_tokens_and_not_padding():
-    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1]])
-    assert positions(mask).tolist() == [[0, 1, 2, 2], [0, 0, 0, 1], [0, 1, 2, 3]]
-    assert positions(mask[None].bool()).tolist() == [positions(mask).tolist()]

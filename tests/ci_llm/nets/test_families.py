@@ -132,11 +132,3 @@ def test_equals_separate_peft_models(variant):
 def test_targets_that_cannot_adapt_are_refused(family, targets, message):
     with pytest.raises(ValueError, match=message):
         crowd(family, targets=targets)
-
-
-def test_experts_are_refused():
-    config = {"model_type": "mixtral", **_GROUPED, "num_local_experts": 2}
-    net = Backbone(config=config)
-    assert {name.rpartition(".")[2] for name in net.targets("all-linear")} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    with pytest.raises(ValueError, match="have no gate_up_proj"):
-        net.targets(["gate_up_proj"])

@@ -11,25 +11,28 @@ from tests.ci_llm import crowd_parts
 from tests.ci_llm.task_parts import loader, task, texts, trainer, weights
 from zoo.ci_llm.aggregation import Mean
 from zoo.ci_llm.inference.generate import generate
+from zoo.ci_llm.nets.backbone import Backbone
 
 CONFIG = {**crowd_parts.CONFIGS["llama"], "hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
 
 
-def made():
-    crowd = crowd_parts.crowd(count=2, backbone={"config": CONFIG, "quantization": "nf4"})
+def made(folder):
+    crowd = crowd_parts.crowd(count=2, backbone={"config": None, "source": str(folder), "quantization": "nf4"})
     return task(crowd, optimizer=partial(torch.optim.Adam, lr=0.01))
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the second trainer saves nothing
 def test_it_trains_resumes_and_writes(tmp_path):
-    batches, full = [texts()] * 6, made()
+    (tmp_path / "plain").mkdir()
+    Backbone(config=CONFIG).save_source(tmp_path / "plain")
+    batches, full = [texts()] * 6, made(tmp_path / "plain")
     # checkpointing hashes the backbone at the start: on the CPU bitsandbytes packs it again at its first use
     first = trainer(tmp_path, max_steps=4, enable_checkpointing=True)
     first.fit(full, loader(batches))
     first.save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
     assert saved["state_dict"].keys() == {f"crowd.agents.{name}" for name in weights(full)}
-    straight, resumed, losses = made(), made(), []
+    straight, resumed, losses = made(tmp_path / "plain"), made(tmp_path / "plain"), []
     step = straight.training_step
     straight.training_step = lambda *args: losses.append(step(*args)) or losses[-1]
     trainer(tmp_path, max_steps=6).fit(straight, loader(batches))
@@ -43,8 +46,11 @@ def test_it_trains_resumes_and_writes(tmp_path):
     assert torch.equal(written[:, 3], log_probs.exp().mean(0).argmax(-1))
 
 
-def test_nothing_else_imports_bitsandbytes(monkeypatch):
+def test_nothing_else_imports_bitsandbytes(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # importing it fails
     crowd_parts.crowd()(*crowd_parts.batch()[:2])
+    Backbone(config=CONFIG).save_source(tmp_path)
     with pytest.raises(ValueError, match=r"nf4 needs bitsandbytes; pip install 'zoo\[llm\]'"):
-        made()
+        made(tmp_path)
+    with pytest.raises(ValueError, match="random weights are not quantised"):
+        Backbone(config=CONFIG, quantization="nf4")

@@ -1,8 +1,8 @@
 import logging
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -47,26 +47,6 @@ def test_digits_are_scaled_labelled_and_split() -> None:
     assert not set(data.train_set.indices) & set(data.val_set.indices)
 
 
-@pytest.mark.parametrize("classes", [True, False])
-def test_all_images_are_used_unless_limited(classes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    count, images = 3001, np.zeros((2, 2, 3), np.uint8)
-    (tmp_path / "set" / "cat").mkdir(parents=True)
-    Image.fromarray(images).save(tmp_path / "set" / "cat" / "0.png")
-    (tmp_path / "set" / "cat" / "0.txt").write_text("a cat")
-    for name in (f"{number}.{suffix}" for number in range(1, count) for suffix in ("png", "txt")):
-        (tmp_path / "set" / "cat" / name).hardlink_to(tmp_path / "set" / "cat" / f"0{Path(name).suffix}")
-    root, options = (tmp_path / "set", {}) if classes else (tmp_path / "set" / "cat", {"captions": "files"})
-    used = {}
-    for limit in ({}, {"max_per_class": None}, {"max_per_class": 0}, {"max_per_class": 20}):
-        caplog.clear()
-        with caplog.at_level("INFO"):
-            data = ImageData(str(root), image_resolution=2, cache=None, **options, **limit)
-            data.setup("fit")
-        used[str(limit)] = len(data.train_set) + len(data.val_set)
-        assert ("at most the first 20 of each class, by max_per_class" in caplog.text) == (used[str(limit)] < count)
-    assert list(used.values()) == [count, count, count, 20]
-
-
 def test_a_seed_gives_a_fresh_stratified_split() -> None:
     splits = [digits(split_seed=seed, val_every=4).val_set for seed in (None, 0, 1, 1)]
     assert splits[2].indices == splits[3].indices
@@ -89,23 +69,21 @@ def test_batches_hold_tensors_and_plain_seeds(workers: int) -> None:
     assert torch.equal(torch.cat([batch["x1"] for batch in batches]), data.val_set.data(range(20)))
 
 
-def test_pooled_noise_is_for_training_alone() -> None:
-    plain, pooled = digits(), digits(pooled=PooledTransport())
-    assert torch.equal(plain.val_set[3]["x0"], pooled.val_set[3]["x0"])
+def test_limits_pools_and_flips_are_as_stated(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        plain = digits()
+    assert "at most the first 20 of each class, by max_per_class" in caplog.text
+    for limit in (None, 0):
+        everything = digits(max_per_class=limit)
+        assert len(everything.train_set) + len(everything.val_set) == 1797
     keys = [(0, i) for i in range(180)]
-    costs = []
-    for data in (plain, pooled):
-        batch = data.train_set.__getitems__(keys)
-        costs.append(float((batch["x1"] - batch["x0"]).square().mean()))
+    pooled, flipped = digits(pooled=PooledTransport()), digits(flips=True)
+    batches = [data.train_set.__getitems__(keys) for data in (plain, pooled, flipped)]
+    costs = [float((batch["x1"] - batch["x0"]).square().mean()) for batch in batches]
     assert costs[1] < 0.95 * costs[0]
-
-
-def test_flips_are_for_training_alone() -> None:
-    plain, flipped = digits(), digits(flips=True)
-    keys = [(0, i) for i in range(180)]
-    a, b = (data.train_set.__getitems__(keys)["x1"] for data in (plain, flipped))
-    assert 60 < int((a != b).flatten(1).any(1).sum()) < 120
-    assert torch.equal(plain.val_set[0]["x1"], flipped.val_set[0]["x1"])
+    assert 60 < int((batches[0]["x1"] != batches[2]["x1"]).flatten(1).any(1).sum()) < 120
+    for data in (pooled, flipped):  # training alone
+        assert all(torch.equal(plain.val_set[3][key], data.val_set[3][key]) for key in ("x0", "x1"))
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -153,30 +131,10 @@ def test_a_split_is_two_folders_in_any_case(tmp_path: Path) -> None:
     assert data.classes == ["cat", "dog"] and len(data.train_set) == 6
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_class_without_a_readable_image_is_named(tmp_path: Path, cached: bool) -> None:
-    for name, count in (("cat", 20), ("dog", 1)):
-        write(tmp_path / "set" / name, count, 0)
-    (tmp_path / "set" / "dog" / "00.png").write_bytes(b"x")
-    data = folder(tmp_path / "set", tmp_path / "cache" if cached else None)
-    data.prepare_data()
-    with pytest.raises(ValueError, match="dog"):
-        data.setup("fit")
-
-
 def folder_without_cache(root: Path) -> ImageData:
     data = folder(root)
     data.setup("fit")
     return data
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_broken_images_stop_the_preparation(tmp_path: Path, cached: bool) -> None:
-    afhq(tmp_path / "set")
-    for name in ("cat/01.png", "dog/02.png"):
-        (tmp_path / "set" / "train" / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"2 of 6 images cannot be read, .*cat/01\.png.*dog/02\.png"):
-        folder(tmp_path / "set", tmp_path / "cache" if cached else None).prepare_data()
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -193,8 +151,14 @@ def test_a_share_of_broken_images_is_left_out(tmp_path: Path, cached: bool, capl
         assert data.train_set.labels.tolist() == [1, 1, 2, 2, 2] and len(data.val_set) == len(full.val_set)
         expected = [full.train_set[0, item]["x1"] for item in (0, 2, 3, 4, 5)]
         assert torch.equal(torch.stack([data.train_set[0, item]["x1"] for item in range(5)]), torch.stack(expected))
-    with pytest.raises(ValueError, match=r"1 of 6 images cannot be read.*0\.1 \(max_bad_share\)"):
+    (tmp_path / "set" / "train" / "dog" / "02.png").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"2 of 6 images cannot be read, .*cat/01\.png.*dog/02\.png"):
         folder(tmp_path / "set", tmp_path / "cache" if cached else None).prepare_data()
+    for number in range(3):
+        (tmp_path / "set" / "train" / "cat" / f"{number:02d}.png").write_bytes(b"x")
+    data = folder(tmp_path / "set", tmp_path / "cache" if cached else None, max_bad_share=0.9)
+    with pytest.raises(ValueError, match="no image can be read of the classes cat"):
+        data.setup("fit")
 
 
 def test_points_have_no_classes() -> None:
@@ -209,20 +173,23 @@ def test_points_have_no_classes() -> None:
     assert torch.equal(again.train_set[0, 7]["x1"], data.train_set[0, 7]["x1"])
 
 
-def test_what_cannot_be_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"scikit-learn's digits"):
-        ImageData(str(tmp_path / "none"))
-    assert ImageData(str(tmp_path / "none"), embedded_if_missing=True).root is None
-    with pytest.raises(ValueError, match="channels is one of 1, 3"):
-        ImageData(channels=2)
-    with pytest.raises(ValueError, match="val_every"):
-        ImageData(val_every=1)
-    with pytest.raises(ValueError, match=r"only one of root \(a\), hub \(b/c\) and glyphs"):
-        ImageData("a", "b/c")
-    with pytest.raises(ValueError, match="train_points"):
-        PointData(train_points=0)
-    with pytest.raises(ValueError, match="no folder with images"):
-        folder(tmp_path).setup("fit")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: ImageData(str(root / "none")), "scikit-learn's digits"),
+        (lambda root: ImageData(channels=2), "channels is one of 1, 3"),
+        (lambda root: ImageData(val_every=1), "val_every"),
+        (lambda root: ImageData("a", "b/c"), r"only one of root \(a\) and hub \(b/c\)"),
+        (lambda root: PointData(train_points=0), "train_points"),
+        (lambda root: folder(root).setup("fit"), "so none is for validation"),
+        (lambda root: folder(root / "cat").setup("fit"), "no folder with images"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     write(tmp_path / "cat", 3, 1)
-    with pytest.raises(ValueError, match="so none is for validation"):
-        folder(tmp_path).setup("fit")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        make(tmp_path)
+
+
+def test_digits_stand_in_for_a_missing_root(tmp_path: Path) -> None:
+    assert ImageData(str(tmp_path / "none"), embedded_if_missing=True).root is None

@@ -11,7 +11,7 @@ from tests.flow.conditions import digits, net, prepared, text
 from zoo.flow.data import image_sets
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.item_conditions import CAPTION, DERIVED, CachedPromptStates
-from zoo.flow.process.image_conditions import Inpainting, SourceImage
+from zoo.flow.process.image_conditions import Inpainting
 from zoo.training.resume import item_seed
 
 
@@ -55,18 +55,11 @@ def test_items_have_states_and_images(tmp_path: Path) -> None:
     )  # mirrored as the item is
     single = data.collate([data.train_set[key] for key in keys])
     assert all(torch.equal(single["conditions"][name], value) for name, value in batch["conditions"].items())
+    with pytest.raises(ValueError, match="texts need both"):
+        prepared(digits(tmp_path), text=encoder, net=net())
     conditions = data.val_set.generation_conditions([0, 1])
     assert conditions.prompts == ["a 0", "a 1"] or all(prompt.startswith("a ") for prompt in conditions.prompts)
     assert torch.equal(conditions.images, data.val_set.__getitems__([0, 1])["conditions"]["image"])
-
-
-def test_what_task_and_data_state_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="texts need both"):
-        prepared(digits(tmp_path), text=text(), net=net())
-    with pytest.raises(ValueError, match="texts need both"):
-        prepared(digits(tmp_path, captions="{}"), text=None)
-    with pytest.raises(ValueError, match="need each other"):
-        prepared(digits(tmp_path), image_condition=SourceImage())
 
 
 def test_captions_of_files_and_lines(tmp_path: Path) -> None:
@@ -94,40 +87,20 @@ def test_captions_of_files_and_lines(tmp_path: Path) -> None:
             image_sets.add_captions(result, wrong)
     with pytest.raises(ValueError, match="no folder of images"):
         image_sets.add_captions(image_sets.digits(1), "files")
+    (tmp_path / "a.txt").write_bytes("\ufeffone\u2028more\x0cof it\r\ntwo\n".encode())  # marks and separators
+    assert image_sets.add_captions(result, "files").captions[0] == ["one\u2028more\x0cof it", "two"]
 
 
-def test_marks_and_separators_stay_out_of_captions(tmp_path: Path) -> None:
-    write(tmp_path / "a.png", 0)
-    (tmp_path / "a.txt").write_bytes("\ufeffone\u2028more\x0cof it\r\ntwo\n".encode())
-    result = image_sets.folder(tmp_path, flat=True)
-    assert image_sets.add_captions(result, "files").captions == [["one\u2028more\x0cof it", "two"]]
-    lines = tmp_path / "metadata.jsonl"
-    lines.write_bytes('\ufeff\n{"file_name": "a.png", "text": "x\u0085y"}\n{"file_name": 1}\n'.encode())
-    with pytest.raises(ValueError, match="line 3: expected texts"):
-        image_sets.add_captions(result, "metadata.jsonl")
-    lines.write_bytes(lines.read_bytes().rpartition(b'{"file_name": 1}')[0])
-    assert image_sets.add_captions(result, "metadata.jsonl").captions == [["x\u0085y"]]
-
-
-def test_images_have_sources_and_several_captions(tmp_path: Path) -> None:
+def test_one_of_several_captions_is_sampled_in_each_epoch(tmp_path: Path) -> None:
     for number in range(12):
         write(tmp_path / f"images/{number:02d}.png", 100 + number)
-        write(tmp_path / f"edges/{number:02d}.jpg", 200)
         (tmp_path / f"images/{number:02d}.txt").write_text(f"one {number}\ntwo {number}\n")
-    options = {"image_resolution": 8, "channels": 1, "val_every": 4, "flips": True, "cache": str(tmp_path / "cache")}
-    data = ImageData(str(tmp_path / "images"), captions="files", sources=str(tmp_path / "edges"), **options)
-    prepared(data, text=text(), image_condition=SourceImage(), net=net(condition_channels=1))
+    options = {"image_resolution": 8, "channels": 1, "val_every": 4, "cache": str(tmp_path / "cache")}
+    data = prepared(ImageData(str(tmp_path / "images"), captions="files", **options), text=text(), net=net())
     assert data.classes == [] and (len(data.train_set), len(data.val_set)) == (9, 3)
     keys = [(epoch, 2) for epoch in range(6)]
     batch = data.train_set.__getitems__(keys)
-    image, dark = batch["conditions"]["image"], batch["x1"] < -0.9
-    assert torch.equal(image < 0, dark) and dark[:, 0, 0, 0].unique().numel() == 2  # mirrored together
     seeds = [item_seed(item_seed(data.seed, *key), 0, CAPTION) for key in keys]
     states = data.train_set.conditions.states([["one 2", "two 2"][seed % 2] for seed in seeds])
     assert torch.equal(batch["conditions"]["tokens"], states["tokens"]) and len({seed % 2 for seed in seeds}) == 2
     assert data.val_set.generation_conditions([0]).prompts == ["one 3"]
-    (tmp_path / "edges/05.jpg").unlink()
-    with pytest.raises(ValueError, match="1 images have no source, the first"):
-        prepared(ImageData(str(tmp_path / "images"), sources=str(tmp_path / "edges"), captions="files", **options))
-    with pytest.raises(ValueError, match="goes with a folder of images"):
-        ImageData(sources=str(tmp_path / "edges"))

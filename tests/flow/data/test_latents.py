@@ -1,20 +1,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from tests.flow.conditions import net, prepared, text
+from tests.flow.conditions import digits, net, prepared, text
 from zoo.blocks.autoencoder import sample_posterior
 from zoo.flow.data.datamodule import ImageData
 from zoo.flow.data.items import Items
 from zoo.flow.data.latents import LatentData, LatentShards, write_shards
-from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
+from zoo.flow.inference.sampler import Sampler
+from zoo.flow.nets.autoencoder import FrozenAutoencoder
+from zoo.flow.nets.dit import DiT
+from zoo.flow.nets.latent_space import ImageAutoencoder, LatentSpace
 from zoo.flow.process.image_conditions import Inpainting
+from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.sampling import noise
+from zoo.flow.process.solvers import Solver
+from zoo.flow.process.time_samplers import UniformTimes
+from zoo.flow.task import FlowTask
 from zoo.training.array_files import array_paths
 from zoo.training.resume import item_seed
 
@@ -31,16 +38,7 @@ def images() -> ImageData:
 
 
 def data(folder: Path, latents: LatentSpace | None, **arguments) -> LatentData:
-    made = LatentData(images(), 4, str(folder), shard_size=32, **arguments)
-    strategy = SimpleNamespace(
-        root_device=torch.device("cpu"), barrier=lambda name: None, broadcast=lambda value: value
-    )
-    made.trainer = SimpleNamespace(
-        lightning_module=SimpleNamespace(latents=latents), strategy=strategy, global_rank=0, world_size=1
-    )
-    made.prepare_data()
-    made.setup("fit")
-    return made
+    return prepared(LatentData(images(), 4, str(folder), shard_size=32, **arguments), latents=latents)
 
 
 def test_cached_latents_are_those_of_encoding_on_the_fly(tmp_path):
@@ -111,3 +109,45 @@ def test_conditions_reach_latents(tmp_path):
     remaining = latents.normalise(latents.encode(batch["conditions"]["image"][:, 1:]).chunk(2, dim=1)[0])
     torch.testing.assert_close(messages[:, 1:], remaining)
     assert (messages[:, :1].sum() * 4 >= batch["conditions"]["image"][:, :1].sum()) and messages[:, 0].max() == 1
+
+
+class Identity(ImageAutoencoder):
+    """Encodes an image as itself, with no spread."""
+
+    latent_channels, image_channels, factor = 1, 1, 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"scaling_factor": 1.0}
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([images, torch.full_like(images, -30.0)], dim=1)
+
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        return z
+
+    def fingerprint(self) -> str:
+        return "identity"
+
+
+def test_an_identity_gives_what_pixels_give(tmp_path: Path) -> None:
+    space = LatentSpace(Identity())
+    torch.manual_seed(0)
+    net = DiT(8, 1, depth=1, dim=16, heads=2, num_classes=10)
+    nn.init.normal_(net.tail.weight)
+
+    def task(**arguments: object) -> FlowTask:
+        made = FlowTask(net, ConditionalOT(0.0), UniformTimes(), torch.optim.SGD, **arguments)
+        made.log_terms = lambda *args, **kwargs: None
+        return made
+
+    plain = prepared(digits(tmp_path, flips=True))
+    made = prepared(LatentData(digits(tmp_path, flips=True), 4, str(tmp_path)), latents=space)
+    keys = [(epoch, item) for epoch in range(2) for item in range(8)]
+    actual, pixels = made.train_set.__getitems__(keys), plain.train_set.__getitems__(keys)
+    torch.testing.assert_close(actual["x1"], pixels["x1"], atol=1e-3, rtol=0)  # of half precision
+    assert torch.equal(actual["x0"], pixels["x0"])
+    loss, expected = task(latents=space).training_step(actual, 0), task().training_step(pixels, 0)
+    torch.testing.assert_close(loss, expected, atol=2e-3, rtol=2e-3)
+    samplers = [Sampler(net, ConditionalOT(0.0), Solver("euler", 3), latents=each) for each in (space, None)]
+    torch.testing.assert_close(*(each.sample([1, 2], [3, 4]) for each in samplers))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.flow.data.pair_data import EMBEDDED_PAIRS, PairData
+from zoo.flow.data.pair_data import PairData
 from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.requests import GenerationRequest
@@ -116,26 +116,14 @@ def test_seeds_of_the_task_change_with_the_epoch_and_the_pair_stays(pairs: Path)
     assert data.val_set[5]["seed"] == held_out["seed"]
 
 
-def test_embedded_pairs_need_no_teacher(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="zoo make-pairs RUN"):
-        PairData(str(tmp_path / "none"))
-    data = PairData(
-        str(tmp_path / "none"), batch_size=4, embedded_if_missing=True, embedded_shape=[1, 4, 4], embedded_classes=3
-    )
-    data.setup("fit")
-    assert (data.sample_shape, data.classes) == ((1, 4, 4), ["1", "2", "3"])
-    assert len(data.train_set) + len(data.val_set) == EMBEDDED_PAIRS
-    batch = next(iter(data.train_dataloader()))
-    torch.testing.assert_close(batch["x1"], 0.5 * batch["x0"].flip(-1))
-    assert {int(data.val_set[i]["label"]) for i in range(3)} == {1, 2, 3}
-
-
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
     def setup(**kwargs: float) -> PairData:
         data = PairData(str(tmp_path), **kwargs)
         data.setup("fit")
         return data
 
+    with pytest.raises(FileNotFoundError, match=r"zoo make-pairs RUN"):
+        PairData(str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError, match=r"has no meta.json"):
         setup()
     make_pairs(sampler(ToyNet(widths=(4,)), 1), tmp_path, GenerationRequest(10), shard_size=4)

@@ -18,13 +18,6 @@ def test_draws_are_seeded_and_of_the_wanted_size(kind: points.PointSet) -> None:
     assert points.draw(kind, 1, 0).shape == (1, 2)
 
 
-@pytest.mark.parametrize("kind", points.STANDARDISED)
-def test_one_mean_and_deviation_for_both_axes(kind: points.PointSet) -> None:
-    sample = points.draw(kind, 20_000, 1)
-    assert abs(float(sample.mean())) < 0.05
-    assert float(sample.std()) == pytest.approx(2, rel=0.02)
-
-
 def test_swiss_roll_is_that_of_the_source_but_for_its_scale() -> None:
     from sklearn.datasets import make_swiss_roll
 

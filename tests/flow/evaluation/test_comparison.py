@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from zoo.flow.evaluation.comparison import METRICS, Comparison
+from zoo.flow.evaluation.comparison import METRICS, Comparison, nearest_distances, spread, spread_ratio
 from zoo.flow.evaluation.features import ClassifierFeatures, PixelFeatures
 from zoo.flow.evaluation.metrics import frechet_distance, moments
 from zoo.flow.evaluation.samples import quantise_samples
@@ -68,34 +67,39 @@ def test_copies_collapse_and_wrong_labels_show():
     assert comparison(images(1), [3 - label for label in LABELS])["accuracy"] == 0
 
 
-def test_classes_stand_in_a_table():
-    comparison = Comparison(quantise_samples(images(0), LABELS), Bright(), quantise_samples(images(2)))
-    samples = quantise_samples(images(1, [2, 2, 2]), [2, 2, 1])
-    rows = comparison.by_class(samples, comparison.features(samples))
-    assert [(row["label"], row["samples"], row["reference"], row["accuracy"]) for row in rows] == [
-        (1, 1, 30, 0.0),
-        (2, 2, 30, 1.0),
-    ]
-    assert math.isnan(rows[0]["std_ratio"]) and rows[0]["mean_distance"] == pytest.approx(1, abs=0.3)
-    assert comparison.by_class(quantise_samples(images(1)), comparison.features(samples)) == []
-
-
 def test_mean_and_covariance_are_a_reference_for_the_frechet_distance_alone():
     real, fake = quantise_samples(images(0), LABELS), quantise_samples(images(1), LABELS)
     full = Comparison(real, PixelFeatures(4), metrics=["frechet"])
     comparison = Comparison(moments(full.real), PixelFeatures(4), metrics=METRICS)
     assert comparison.figures(fake) == pytest.approx(full.figures(fake), rel=1e-9)
-    assert comparison.by_class(fake, comparison.features(fake)) == []
     with pytest.raises(ValueError, match="of 4 features, the extractor gives 1"):
         Comparison(moments(full.real), Bright())
     with pytest.raises(ValueError, match="alone frechet can be had, not manifold"):
         Comparison(moments(full.real), PixelFeatures(4), metrics=["manifold"])
-
-
-def test_mistakes_are_named():
-    real = quantise_samples(images(0), LABELS)
     with pytest.raises(ValueError, match=r"metrics is one of frechet, .*, not 'fid'"):
         Comparison(real, Bright(), metrics=["fid"])
     with pytest.raises(ValueError, match="found 60 images and 2 labels"):
         quantise_samples(images(0), [1, 2])
-    assert np.array_equal(quantise_samples(real.images()).pixels, real.pixels)
+
+
+def test_spread_ratio_of_scaled_and_collapsed_samples():
+    by_hand = spread(torch.tensor([[0.0, 0.0], [2.0, 0.0], [5.0, 5.0]]), [1, 1, 2])
+    assert by_hand == {1: pytest.approx(math.sqrt(2))}
+    torch.manual_seed(0)
+    real, labels = torch.randn(40, 3), [1, 2] * 20
+    shifted = 0.5 * real + 10 * torch.tensor(labels)[:, None]
+    assert spread_ratio(real, labels, shifted, labels) == pytest.approx(0.5, rel=1e-5)
+    assert spread_ratio(real, labels, torch.ones(4, 3), [1, 1, 2, 2]) == 0
+    assert math.isnan(spread_ratio(real, labels, real, [3] * 40))
+
+
+def test_nearest_distances_are_exact_for_copies_and_any_chunk(monkeypatch):
+    torch.manual_seed(0)
+    others = torch.randn(30, 5) + 1000
+    points = torch.cat([others[[7, 3]], others[[4]] + torch.tensor([0.3, 0.4, 0, 0, 0])])
+    expected = [0.0, 0.0, pytest.approx(0.5, rel=1e-3)]
+    assert nearest_distances(points, others).tolist() == expected
+    monkeypatch.setattr("zoo.flow.evaluation.comparison._PAIRS", 30)
+    assert nearest_distances(points, others).tolist() == expected
+    with pytest.raises(ValueError, match=r"found \(3, 5\) and \(2, 4\)"):
+        nearest_distances(points, torch.zeros(2, 4))

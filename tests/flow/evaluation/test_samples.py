@@ -30,15 +30,14 @@ def test_a_sampled_folder_keeps_the_order_of_its_labels(tmp_path):
     assert np.array_equal(samples.pixels, pixels) and samples.labels == [1 + index % 3 for index in range(12)]
     (folder / "labels.csv").write_text("file,label,seed\n0.png,0,1\n")
     assert read_samples(folder).labels is None
-    (folder / "labels.csv").write_text("file,label,seed\n0.png,1,1\n90.png,1,1\n")
-    with pytest.raises(ValueError, match=r"1 of the 2 images of labels.csv are missing \(90.png\)"):
-        read_samples(folder)
-    (folder / "labels.csv").write_text("file,seed\n0.png,1\n")
-    with pytest.raises(ValueError, match=r"expected the columns file and label"):
-        read_samples(folder)
-    (folder / "labels.csv").write_text("file,label,seed\n0.png,1,1\n1.png,0,1\n")
-    with pytest.raises(ValueError, match=r"some labels are 0"):
-        read_samples(folder)
+    for rows, message in (
+        ("file,label,seed\n0.png,1,1\n90.png,1,1\n", r"1 of the 2 images of labels.csv are missing \(90.png\)"),
+        ("file,seed\n0.png,1\n", "expected the columns file and label"),
+        ("file,label,seed\n0.png,1,1\n1.png,0,1\n", "some labels are 0"),
+    ):
+        (folder / "labels.csv").write_text(rows)
+        with pytest.raises(ValueError, match=message):
+            read_samples(folder)
 
 
 def test_flat_and_class_folders(tmp_path):
@@ -108,13 +107,10 @@ def test_statistics_of_the_fields_tools(tmp_path, save):
     [
         ({"sigma": None}, r"expected floats mu \(D,\) and sigma \(D, D\), found mu \(3,\) float64"),
         ({"sigma": np.eye(4)}, r"found mu \(3,\) float64, sigma \(4, 4\) float64"),
-        ({"mu": np.zeros((1, 3))}, r"found mu \(1, 3\) float64"),
-        ({"mu": np.zeros(0), "sigma": np.zeros((0, 0))}, r"found mu \(0,\)"),
         ({"mu": np.float64(1), "sigma": np.float64(1)}, r"found mu \(\) float64"),
         ({"mu": np.zeros(3, int)}, "int64"),
         ({"mu": np.array([1.0, 2.0, np.nan])}, "not finite"),
         ({"sigma": np.triu(np.ones((3, 3)))}, "not symmetric"),
-        ({"sigma": np.full((3, 3), np.nan)}, "not finite"),
         ({"sigma": -np.eye(3)}, "no mean and covariance"),
         ({"mu": np.array([1.0, 2.0, print], dtype=object)}, "cannot be read as npz .*Object arrays"),
     ],

@@ -7,7 +7,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from zoo.flow.data import points
 from zoo.flow.evaluation import solver_tables as tables
+from zoo.flow.evaluation.references import build_quality
 from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.nets.velocity import VelocityNet
@@ -90,3 +92,15 @@ def test_sweep_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureF
     assert list(unconditional) == ["solvers"]
     with pytest.raises(ValueError, match="nothing to compare"):
         tables.compare(build(0), tmp_path / "none", quality, request, methods=[])
+
+
+def test_points_are_judged_by_their_set() -> None:
+    quality = build_quality((2,), "swiss_roll")
+    real = points.draw("swiss_roll", 400, 5)
+    assert quality(real, None)["chamfer"] < 5 < quality(torch.randn(400, 2), None)["chamfer"]
+
+
+def test_images_are_judged_by_held_out_digits() -> None:
+    quality = build_quality((1, 8, 8), extractor="pixels", val_every=20, cache=None)
+    figures = quality(torch.zeros(20, 1, 8, 8), [1] * 20)
+    assert figures["frechet"] > 0

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from zoo.cli.main import main
 from zoo.common.environment import process_rank
 from zoo.flow.inference.generate import generate as generate_folder
-from zoo.flow.inference.pairs import make_pairs
 from zoo.flow.inference.request_files import read_request_file
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sample_requests
 from zoo.flow.inference.sampler import Sampler
@@ -165,13 +164,10 @@ def test_points_are_joined_and_plotted(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(joined), model.sample(*sample_requests(6, 63, 0)), atol=1e-2, rtol=0)
     assert np.array_equal(np.load(output / "5.npy"), joined[5])
     assert len((output / "labels.csv").read_text().splitlines()) == 7
-
-
-def test_what_cannot_be_drawn_is_kept_as_arrays(tmp_path: Path) -> None:
-    model = build(ToyNet(dim=5)).eval()
+    vectors = build(ToyNet(dim=5)).eval()  # neither images nor points of the plane
     with pytest.raises(ValueError, match="switch off grid"):
-        generate(model, tmp_path / "vectors", count=2)
-    generate(model, tmp_path / "vectors", count=2, grid=False)
+        generate(vectors, tmp_path / "vectors", count=2)
+    generate(vectors, tmp_path / "vectors", count=2, grid=False)
     assert np.load(tmp_path / "vectors" / "samples.npy").shape == (2, 5)
 
 
@@ -205,19 +201,12 @@ def test_class_names_are_labels_and_stand_in_results(tmp_path: Path) -> None:
         generate(numbered, tmp_path / "other", labels=["cat"])
     with pytest.raises(ValueError, match="2 names, the net has 3 classes"):
         build(classes=NAMES[:2])
-
-
-def test_request_files_and_pairs_know_class_names(tmp_path: Path) -> None:
     request = tmp_path / "request.jsonl"
     request.write_text('{"label": "dog", "seed": 3, "count": 2}\n{"label": 1, "seed": 1}\n')
-    facts = build(classes=NAMES).process_file(request, tmp_path / "found.png")
+    facts = model.process_file(request, tmp_path / "found.png")
     assert facts["classes"] == {"dog": 2, "cat": 1}
-    assert read_request_file(request, build(classes=NAMES))[0] == [2, 2, 1]
     with pytest.raises(ValueError, match=r"request.jsonl, line 1: label 'dog': expected a number"):
-        build().process_file(request, tmp_path / "other.png")
-    make_pairs(build(classes=NAMES), tmp_path / "pairs", GenerationRequest(4, 0, ["wild"]))
-    meta = json.loads((tmp_path / "pairs" / "meta.json").read_text())
-    assert (meta["labels"], meta["classes"]) == ([3], NAMES)
+        numbered.process_file(request, tmp_path / "other.png")
 
 
 def test_labels_of_a_command_stay_class_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

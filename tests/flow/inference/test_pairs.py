@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,21 +6,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.common.environment import process_rank
 from zoo.flow.data.pair_data import PairData, read_metadata, row_type
 from zoo.flow.evaluation.solver_tables import evaluate_straightness
 from zoo.flow.inference.pairs import make_pairs
-from zoo.flow.inference.requests import GenerationRequest, load_sampler
+from zoo.flow.inference.requests import GenerationRequest
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
+from zoo.flow.nets.autoencoder import FrozenAutoencoder
 from zoo.flow.nets.dit import DiT
+from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.mlp import ToyNet
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.paths import ConditionalOT
 from zoo.flow.process.sampling import noise
 from zoo.flow.process.solvers import Solver
-from zoo.runs.export import write_export
 
 
 class Whirl(VelocityNet):
@@ -123,40 +121,12 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ValueError, match=r"holds something else \(mine.txt\)"):
         make(tmp_path)
-
-
-def test_a_teacher_that_diverged_leaves_no_shard(tmp_path: Path) -> None:
     net = Whirl()
     with torch.no_grad():
         net.turn.fill_(float("nan"))
     with pytest.raises(ValueError, match="not finite"):
-        make(tmp_path, teacher(net))
-    assert not list(tmp_path.glob("*.npy"))
-
-
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    specs = {
-        "inference": "zoo.flow.Sampler",
-        "components": {
-            "net": {"class_path": "zoo.flow.ToyNet", "init_args": {"widths": [4]}},
-            "path": {"class_path": "zoo.flow.ConditionalOT", "init_args": {"sigma_min": 0.0}},
-        },
-    }
-    write_export(tmp_path / "teacher", specs, {"net": ToyNet(widths=(4,))}, "test")
-    return tmp_path / "teacher"
-
-
-def test_processes_of_a_launcher_share_the_work(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    sampler = load_sampler(exported, Solver("midpoint", 2))
-    counts = make_pairs(sampler, tmp_path / "pairs", GenerationRequest(12), 4, *process_rank())
-    assert counts == {"made": 4, "skipped": 0}
-    assert [path.name for path in (tmp_path / "pairs").glob("*.npy")] == ["pairs-00001.npy"]
-    assert json.loads((tmp_path / "pairs" / "meta.json").read_text())["solver"]["method"] == "midpoint"
+        make(tmp_path / "diverged", teacher(net))
+    assert not list(tmp_path.glob("diverged/*.npy"))
 
 
 def test_straightness_of_a_turn_and_of_a_line() -> None:
@@ -195,7 +165,7 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     torch.testing.assert_close(mean, separate.double().mean(dim=(0, 2, 3)))
     torch.testing.assert_close(deviation, separate.double().std(dim=(0, 2, 3), correction=0))
     other = LatentSpace(FrozenAutoencoder(config={**config, "block_out_channels": [4, 6]}))
-    for latents, message in ((None, "hold latents"), (other, "of another")):
+    for latents, message in ((None, "those of another autoencoder"), (other, "those of another")):
         data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=latents))
         with pytest.raises(ValueError, match=message):
             data.setup("fit")
@@ -203,5 +173,5 @@ def test_pairs_of_latents_are_latents_of_the_autoencoder(tmp_path: Path) -> None
     make(points)
     data = PairData(str(points), val_share=0.5)
     data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(latents=space))
-    with pytest.raises(ValueError, match="hold no latents"):
+    with pytest.raises(ValueError, match="holds no latents"):
         data.setup("fit")

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.harness import REPOSITORY
 from zoo.blocks.autoencoder import AutoencoderKL, sample_posterior
-from zoo.flow.nets.autoencoder import FrozenAutoencoder, LatentSpace
+from zoo.flow.nets.autoencoder import FrozenAutoencoder
+from zoo.flow.nets.latent_space import LatentSpace
 
 # Written by diffusers 0.36.0: random weights, its encoder's mean and log-variance of `images`, its decoding of `z`.
 GOLDEN = REPOSITORY / "tests" / "data" / "autoencoder_kl"
@@ -32,7 +33,7 @@ def test_equals_diffusers(expected):
 
 
 def test_other_layouts_of_the_same_weights(tmp_path: Path, expected):
-    """A pipeline's folder, weights in parts, and attention as files of old name and shape it."""
+    """A pipeline's folder, and attention as files of old name and shape it."""
     state = load_file(GOLDEN / "diffusion_pytorch_model.safetensors")
     old = {}
     for name, value in state.items():
@@ -43,14 +44,11 @@ def test_other_layouts_of_the_same_weights(tmp_path: Path, expected):
         old[name] = value
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").write_bytes((GOLDEN / "config.json").read_bytes())
-    halves = {"a.safetensors": sorted(old)[::2], "b.safetensors": sorted(old)[1::2]}
-    for name, keys in halves.items():
-        save_file({key: old[key].contiguous() for key in keys}, tmp_path / "vae" / name)
-    index = {"weight_map": {key: name for name, keys in halves.items() for key in keys}}
-    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    save_file({key: value.contiguous() for key, value in old.items()}, weights)
     assert FrozenAutoencoder(str(tmp_path)).fingerprint() == FrozenAutoencoder(str(GOLDEN)).fingerprint()
-    (tmp_path / "vae" / "b.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no weights b.safetensors \(safetensors\) beside config.json"):
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no weights diffusion_pytorch_model.safetensors beside config.json"):
         FrozenAutoencoder(str(tmp_path))
 
 
@@ -59,9 +57,7 @@ def test_scale_of_the_config_and_of_the_data(tmp_path: Path):
     z = torch.randn(3, 3, 4, 4)
     torch.testing.assert_close(space.normalise(z), (z - 0.25) * 0.5)  # diffusers' pipelines: (z - shift) * scaling
     with torch.no_grad():
-        torch.testing.assert_close(
-            space.decode(space.normalise(z)), space.autoencoder.net.decode(z), atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(space.decode(space.normalise(z)), space.autoencoder.decode(z), atol=1e-5, rtol=1e-4)
     space.fit(torch.ones(3), torch.ones(3))  # has one
     assert space.scale.tolist() == [0.5] * 3
     separate = LatentSpace(FrozenAutoencoder(config=CONFIG))

@@ -37,10 +37,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(3, 3, 8, 8), torch.tensor([0.1, 0.5, 0.9]), torch.tensor([1, 2, 3])
 
 
-def test_starts_as_nearly_zero(batch):
-    assert small()(*batch).abs().max() < 1e-3
-
-
 def test_time_and_class_reach_the_output_at_every_width(batch):
     x, t, label = batch
     for channels in (8, 16, 32):
@@ -92,14 +88,6 @@ def test_channels_last_changes_no_value(batch):
     torch.testing.assert_close(plain(*batch), last(*batch), atol=1e-5, rtol=1e-5)
 
 
-def test_compiling_in_place_keeps_names_and_values(batch):
-    net = awake(small()).eval()
-    names, expected = list(net.state_dict()), net(*batch)
-    net.compile(backend="eager")
-    assert list(net.state_dict()) == names
-    torch.testing.assert_close(net(*batch), expected)
-
-
 def test_bfloat16_net_keeps_times_apart(batch):
     x, _, label = batch
     net = awake(small()).eval().bfloat16()
@@ -109,15 +97,10 @@ def test_bfloat16_net_keeps_times_apart(batch):
     assert not torch.equal(out[0], out[2])
 
 
-def test_other_resolutions_and_shapes():
-    net = small(in_channels=1, num_classes=10)
-    assert net.sample_shape == (1, 8, 8)
-    assert net(torch.zeros(2, 1, 12, 16), 0.5).shape == (2, 1, 12, 16)
-
-
 def test_initial_weights():
     torch.manual_seed(0)
     actual, original = small(channels=64), small(channels=64, attention_gain=1.0)
+    assert actual(torch.randn(2, 3, 12, 16), 0.5, torch.tensor([1, 2])).abs().max() < 1e-3  # of any size
     block = actual.middleblocks[0]
     assert block.block2[-1].weight.abs().max() < 10 * NEARLY_ZERO and actual.tail[-1].weight.abs().max() < NEARLY_ZERO
     assert block.attn.proj.weight.abs().max() < 10 * NEARLY_ZERO

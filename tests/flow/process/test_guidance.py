@@ -5,7 +5,7 @@ import torch
 
 from zoo.flow.nets.velocity import VelocityNet
 from zoo.flow.process.conditions import ConditionBatch
-from zoo.flow.process.guidance import Autoguidance, Guidance, NestedGuidance, velocity_field
+from zoo.flow.process.guidance import Guidance, NestedGuidance, velocity_field
 from zoo.flow.process.paths import ConditionalOT, Cosine
 
 
@@ -70,25 +70,6 @@ def test_other_predictions_become_velocities():
 
 def test_one_label_serves_all_rows():
     assert run(Guidance(1), label=torch.tensor([3]))[0] == [30, 30]
-
-
-class Weak(Table):
-    def forward(self, x, t, label=None):
-        return super().forward(x, t, label) / 2
-
-
-def test_autoguidance_needs_no_classes():
-    def run(guidance: Guidance, guide: VelocityNet | None, label: torch.Tensor | None = LABEL) -> list[float]:
-        field = velocity_field(Table(), ConditionalOT(), label, guidance, guide=guide)
-        return field(0.5, X)[:, 0].tolist()
-
-    assert run(Autoguidance(2.5), Weak()) == [5 + 2.5 * 5, 10 + 2.5 * 10]
-    assert run(Autoguidance(1), Weak()) == [10, 20]
-    assert run(Autoguidance(3), Table()) == [10, 20]  # by itself a net is not guided
-    assert run(Autoguidance(3, interval=(0.6, 1)), Weak()) == [10, 20]
-    assert run(Autoguidance(2), Weak(), None) == [0.125 + 2 * 0.125] * 2
-    with pytest.raises(ValueError, match="needs a weaker net"):
-        run(Autoguidance(2), None)
 
 
 class Sum(Table):

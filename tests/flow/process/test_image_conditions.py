@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from zoo.flow.process.image_conditions import Inpainting, SourceImage, SuperResolution
+from zoo.flow.process.image_conditions import Inpainting, SuperResolution
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 12).reshape(2, 3, 8, 12)
 
@@ -34,9 +34,5 @@ def test_super_resolution_gives_the_enlarged_small_image() -> None:
     )
     with pytest.raises(ValueError, match="no multiple of the factor 4"):
         condition.from_training(torch.zeros(1, 1, 6, 6), [0])
-
-
-def test_a_source_is_reported_as_it_is() -> None:
-    assert torch.equal(SourceImage().from_training(IMAGES, [0, 1]), IMAGES) and SourceImage().paired
     with pytest.raises(ValueError, match="least <= most"):
         Inpainting(0.8, 0.5)

@@ -50,17 +50,6 @@ def test_hutchinsons_estimate_agrees_with_the_exact_density(data, exact):
         assert error < 0.03 / probes**0.5
 
 
-def test_one_probe_is_exact_where_the_jacobian_is_diagonal(data):
-    scale = torch.tensor([2.0, 0.5, 1.5], dtype=torch.float64)
-
-    def diagonal(t, x):
-        return x * scale.log()
-
-    result = log_likelihood(diagonal, data, SOLVER, probes=1)
-    expected = torch.distributions.Normal(torch.zeros(3, dtype=torch.float64), scale).log_prob(data).sum(dim=1)
-    torch.testing.assert_close(result.log_p, expected, atol=1e-5, rtol=0)
-
-
 def test_it_works_in_inference_mode_and_on_images(data, exact):
     def images(t, x):
         return field(t, x).reshape(x.shape)

@@ -79,7 +79,7 @@ def test_each_pair(io, scalars, side):
 
 def test_masked_distance_and_its_part_of_the_total(io, scalars):
     term = Diversity(weight=scalars["lambda_sw"])
-    points = term.represent(io["right.agent_logits"], io["right.agent_last_hidden"], io["right.attention_mask"])
+    points = term.represent(io["right.agent_last_hidden"], io["right.attention_mask"])
     value = sliced_wasserstein(points, directions=io["swd.projections_per_pair"])
     assert value.item() == pytest.approx(scalars["correct.right.swd_masked_last_token"], rel=1e-5)
     total = scalars["correct.right.task"] + term.loss(value).item()

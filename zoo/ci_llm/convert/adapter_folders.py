@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -30,9 +29,9 @@ class AdapterFolders(L.Callback):
     """Writes the adapters of each checkpoint in the original's layout and as PEFT folders, into the run folder.
 
     `checkpoint_step_<n>/` and, at the end of training, `final_checkpoint/` hold adapters, tokenizer, configuration and
-    progress; `peft_step_<n>/agent<k>/` and `peft_final/agent<k>/` the same adapters for peft. Folders of deleted
-    checkpoints are deleted when the next batch begins or the training ends. A run does not resume from them: that is
-    what the checkpoints are for.
+    progress; `peft_step_<n>/agent<k>/` and `peft_final/agent<k>/` the same adapters for peft. What the run wrote for
+    deleted checkpoints is deleted when the next batch begins or the training ends. A run does not resume from these
+    folders: that is what the checkpoints are for.
 
     With rsLoRA there are PEFT folders alone. A strategy that shards weights writes nothing: convert a checkpoint
     instead.
@@ -46,15 +45,23 @@ class AdapterFolders(L.Callback):
 
     def __init__(self, peft: bool = True) -> None:
         self.peft = peft
-        self._written_step = -1
+        self._steps: list[int] = []  # whose folders this run wrote
         self._is_outdated = False  # folders may belong to deleted checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps whose folders the run wrote; `on_save_checkpoint` adds that of the checkpoint itself."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the steps."""
+        self._steps = list(state_dict["steps"])
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a run folder with checkpoints of the original, which would be replaced or deleted."""
         if not self._writes(trainer, pl_module):
             return
         folder = run_folder(trainer)
-        for path in (*_step_folders(folder, STEP), folder / FINAL):
+        for path in (*folder.glob(f"{STEP}[0-9]*"), folder / FINAL):
             meta = path / META
             if path.exists() and not (meta.is_file() and BACKBONE in read_json(meta)):
                 raise ValueError(f"{path} is another program's: train into another folder, or move it away")
@@ -65,8 +72,8 @@ class AdapterFolders(L.Callback):
             return
         self._is_outdated = True
         step = trainer.global_step
-        if step != self._written_step:
-            self._written_step = step
+        if step not in self._steps:
+            self._steps.append(step)
             self._write(trainer, pl_module, f"{STEP}{step}", f"{PEFT_STEP}{step}")
 
     def on_train_batch_start(
@@ -113,14 +120,8 @@ class AdapterFolders(L.Callback):
             return
         self._is_outdated = False
         folder = run_folder(trainer)
-        steps = {parse_step(path) for path in folder.glob("*.ckpt")}
-        for prefix in (STEP, PEFT_STEP):
-            for path, step in _step_folders(folder, prefix).items():
-                if step not in steps:
-                    delete_path(path)
-
-
-def _step_folders(folder: Path, prefix: str) -> dict[Path, int]:
-    """The folders of steps, with the steps."""
-    numbers = {path: path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
-    return {path: int(number) for path, number in numbers.items() if number.isdigit()}
+        remaining = {parse_step(path) for path in folder.glob("*.ckpt")}
+        for step in set(self._steps) - remaining:
+            self._steps.remove(step)
+            for prefix in (STEP, PEFT_STEP):
+                delete_path(folder / f"{prefix}{step}")

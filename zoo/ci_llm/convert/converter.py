@@ -29,19 +29,13 @@ class AdapterConverter(Converter[Adapters]):
         """Whether a path is a checkpoint folder of CI-LLM, a PEFT folder, or a folder of those of all agents."""
         return is_original_folder(Path(path)) or is_peft_folder(Path(path))
 
-    def from_original(
-        self, path: Path | str, backbone: Path | str | None = None, allow_partial: bool = False
-    ) -> nn.Module:
+    def from_original(self, path: Path | str, backbone: Path | str | None = None) -> nn.Module:
         """Build the crowd of a folder of adapters, in evaluation mode; options and errors are those of `convert`."""
         path = Path(path)
-        return build_crowd(self.read(path, allow_partial=allow_partial), path, backbone)[0]
+        return build_crowd(self.read(path), path, backbone)[0]
 
     def convert(
-        self,
-        source: Path | str | nn.Module,
-        target: Path | str,
-        backbone: Path | str | None = None,
-        allow_partial: bool = False,
+        self, source: Path | str | nn.Module, target: Path | str, backbone: Path | str | None = None
     ) -> dict[str, Any]:
         """Convert between the three formats.
 
@@ -51,7 +45,6 @@ class AdapterConverter(Converter[Adapters]):
                 becomes CI-LLM's, named `peft...` PEFT folders; with another name it becomes PEFT folders from
                 CI-LLM's, and CI-LLM's from all else.
             backbone: the backbone's transformers folder or hub id; by default the one that the files name.
-            allow_partial: skip agents whose files are missing.
 
         Returns:
             The report: source, target, agents, tensors, and notes on what was left out.
@@ -60,7 +53,7 @@ class AdapterConverter(Converter[Adapters]):
             FileNotFoundError: when the source, the backbone or an agent is missing.
             ValueError: when the layout is unknown, files do not belong together, or the backbone is another one.
         """
-        return super().convert(source, target, backbone=backbone, allow_partial=allow_partial)
+        return super().convert(source, target, backbone=backbone)
 
     def to_original(self, module: nn.Module, path: Path | str, progress: Mapping[str, Any] | None = None) -> None:
         """Write a `Crowd` as a checkpoint folder of CI-LLM.
@@ -72,7 +65,7 @@ class AdapterConverter(Converter[Adapters]):
 
     def read(self, path: Path, *args: Any, content: Any = None, **options: Any) -> Adapters:
         """Read a folder of adapters, see `zoo.ci_llm.convert.read.read`; it is no file, so there is no `content`."""
-        return read(path, **options)
+        return read(path)
 
     def describe_content(self, original: Adapters, path: Path) -> dict[str, Any]:
         """Summarise a folder; see `Converter.describe_content`."""
@@ -92,8 +85,8 @@ class AdapterConverter(Converter[Adapters]):
     def _task_state(self, original: Adapters, path: Path) -> State:
         return to_zoo_state(original.weights)
 
-    def _read_source(self, source: Path, backbone: Any = None, allow_partial: bool = False) -> Adapters:
-        return self.read(source, allow_partial=allow_partial)
+    def _read_source(self, source: Path, backbone: Any = None) -> Adapters:
+        return self.read(source)
 
     def to_zoo(self, original: Adapters, source: Path, is_checkpoint: bool, **options: Any) -> ConvertedModel:
         """Build the content of a checkpoint; see `Converter.to_zoo`."""

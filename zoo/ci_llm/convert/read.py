@@ -178,11 +178,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read(path: Path, allow_partial: bool = False) -> Adapters:
+def read(path: Path) -> Adapters:
     """Read a checkpoint folder of the original, or PEFT folders.
-
-    Args:
-        allow_partial: skip missing agents; the others are numbered again, from 0.
 
     Raises:
         FileNotFoundError: when there is no such folder, or an agent is missing.
@@ -191,9 +188,9 @@ def read(path: Path, allow_partial: bool = False) -> Adapters:
     if not path.exists():
         raise FileNotFoundError(f"nothing at {path}")
     if is_original_folder(path):
-        return read_original(path, allow_partial)
+        return read_original(path)
     if is_peft_folder(path):
-        return read_peft(path, allow_partial)
+        return read_peft(path)
     raise ValueError(f"{path}: unknown layout; {FORMATS}")
 
 
@@ -202,10 +199,8 @@ def is_original_folder(path: Path) -> bool:
     return (path / META).is_file()
 
 
-def read_original(folder: Path, allow_partial: bool = False) -> Adapters:
+def read_original(folder: Path) -> Adapters:
     """Read a checkpoint folder of CI-LLM; agents without a file are read from accelerate's state; see `read`."""
-    if not is_original_folder(folder):
-        raise FileNotFoundError(f"{folder} has no {META}; name a checkpoint_step_<n> or final_checkpoint folder")
     meta = read_json(folder / META)
     number = (int, float)
     kinds = {"r": int, "lora_alpha": number, "lora_dropout": number, "target_modules": list, "K_agents": int}
@@ -215,7 +210,7 @@ def read_original(folder: Path, allow_partial: bool = False) -> Adapters:
     companions = _read_companions(folder)
     config = companions["progress"].get("config")
     adapters = Adapters(
-        weights=_read_agents(folder, meta["K_agents"], allow_partial),
+        weights=_read_agents(folder, meta["K_agents"]),
         rank=meta["r"],
         alpha=meta["lora_alpha"],
         dropout=meta["lora_dropout"],
@@ -236,7 +231,7 @@ def _read_companions(folder: Path) -> dict[str, Any]:
     return {"progress": progress, "tokenizer": folder / TOKENIZER if (folder / TOKENIZER).is_dir() else None}
 
 
-def _read_agents(folder: Path, count: int, allow_partial: bool) -> list[Weights]:
+def _read_agents(folder: Path, count: int) -> list[Weights]:
     files = {int(match[1]): path for path in folder.iterdir() if (match := _WEIGHTS_FILE.fullmatch(path.name))}
     beyond = sorted(number for number in files if number >= count)
     if beyond:
@@ -247,19 +242,15 @@ def _read_agents(folder: Path, count: int, allow_partial: bool) -> list[Weights]
     missing = [number for number in range(count) if number not in files]
     from_state = _read_state(folder / STATE, missing)
     lost = [number for number in missing if number not in from_state]
-    if lost and not (allow_partial and len(lost) < count):
+    if lost:
         names = ", ".join(f"{agent_name(number)}_weights.pth" for number in lost)
         raise FileNotFoundError(
             f"{folder}: {META} says K_agents {count}, but {names} is missing"
             + (f", and {STATE} does not hold it either" if (folder / STATE).is_file() else "")
-            + ("" if len(lost) == count else "; allow_partial takes the other agents")
         )
-    if lost:
-        log.warning("%s: agents %s are missing; the others are numbered again", folder, ", ".join(map(str, lost)))
     return [
         _read_weights(files[number], agent_name(number)) if number in files else from_state[number]
         for number in range(count)
-        if number not in lost
     ]
 
 
@@ -304,16 +295,14 @@ def is_peft_folder(path: Path) -> bool:
         return False
 
 
-def read_peft(folder: Path, allow_partial: bool = False) -> Adapters:
-    """Read folders `agent{i}` or a single adapter; arguments and errors as those of `read`."""
+def read_peft(folder: Path) -> Adapters:
+    """Read folders `agent{i}` or a single adapter; errors as those of `read`."""
     folders = _adapter_folders(folder)
-    if not folders:
-        raise FileNotFoundError(f"{folder} has neither {CONFIG} nor folders agent0, agent1, ... with one")
-    if folders[0] != folder and not allow_partial:
+    if folders[0] != folder:
         names = {path.name for path in folders}
         missing = [agent_name(n) for n in range(_agent_number(folders[-1]) + 1) if agent_name(n) not in names]
         if missing:
-            raise FileNotFoundError(f"{folder}: {', '.join(missing)} is missing; allow_partial takes the others")
+            raise FileNotFoundError(f"{folder}: {', '.join(missing)} is missing")
     configs = [_read_config(path / CONFIG) for path in folders]
     weights = [_read_weights(_find_weights(path), path.name) for path in folders]
     first = configs[0]

@@ -26,8 +26,8 @@ HINTS = {
     "lr_scheduler_type": "set model.init_args.scheduler, once the number of steps of all epochs is known",
     "output_dir": "set trainer.default_root_dir",
     "resume_from_checkpoint": "zoo fit --ckpt_path RUN, or zoo convert of the folder first",
-    "use_deepspeed": "add --config configs/trainer/deepspeed.yaml",
-    "deepspeed_config_file": "add --config configs/trainer/deepspeed.yaml; its batch sizes follow from the trainer",
+    "use_deepspeed": "add the recipe trainer/deepspeed",
+    "deepspeed_config_file": "add the recipe trainer/deepspeed; its batch sizes follow from the trainer",
     "profile_steps": "set trainer.profiler: simple",
     "log_memory_usage": "the log has throughput and memory",
     "processed_data_path_train": "texts are tokenised into data.init_args.cache",
@@ -117,6 +117,7 @@ def _model(settings: SettingsReader, steps: int | None) -> dict[str, Any]:
         "crowd": component("zoo.ci_llm.Crowd", backbone=backbone, agents=agents),
         "tokenizer": "${data.init_args.tokenizer}",
         "template": "${data.init_args.text_format.template}",
+        "prompt_field": "${data.init_args.text_format.prompt_field}",
         "diversity": component("zoo.ci_llm.Diversity", weight=weight, projections=projections),
         "optimizer": optimizer,
         "scheduler": scheduler,
@@ -128,7 +129,10 @@ def _data(settings: SettingsReader) -> dict[str, Any]:
     return {
         "root": name if name.startswith((".", "/")) else f"{DATA}/{Path(name).name}",
         "tokenizer": component("zoo.ci_llm.PretrainedTokenizer", source=settings.get("model_name")),
-        "text_format": {"template": "{prompt}"},  # the original's text is question, space, answer
+        "text_format": {
+            "prompt_field": "question",
+            "template": "{prompt}",
+        },  # the original's text is question, space, answer
         "max_length": settings.number("max_seq_length", 512, int),
         "batch_size": settings.number("batch_size", 1, int),
         "agents": "${model.init_args.crowd.init_args.agents.init_args.count}",

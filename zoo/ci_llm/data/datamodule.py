@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from zoo.ci_llm.data.arithmetic import SPLITS, Arithmetic, Split
 from zoo.ci_llm.data.buckets import AgentData, TextBatches
-from zoo.ci_llm.data.text_files import Example, TextFormat, read_examples, split_files
+from zoo.ci_llm.data.text_files import Example, TextFormat, read_examples, split_files, text_fields
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.data.tokens import TextRows, TokenTable, join_rows, tokenise, tokenise_files
+from zoo.ci_llm.data.tokens import FILE, LINE, PROMPT, TextRows, TokenTable, join_rows, tokenise, tokenise_files
 from zoo.common.checks import check_at_least
 from zoo.training.datamodule import ZooDataModule
 from zoo.training.resume import EvaluationSampler, ResumableBatchSampler, item_seed
@@ -27,6 +28,8 @@ CACHES = "runs/cache"
 EMBEDDED = "embedded arithmetic"
 HOLD_OUT = -5  # of the seeds
 DEFAULT_FORMAT = TextFormat()
+UNLIMITED = 2**30  # context of a backbone without limit
+ANSWER = 64  # tokens of an answer, in a proposal
 
 
 class TextData(ZooDataModule):
@@ -93,9 +96,11 @@ class TextData(ZooDataModule):
                 self._read_split(split)
 
     def setup(self, stage: str) -> None:
-        """Open or tokenise the texts and split them."""
+        """Open or tokenise the texts and split them; ValueError names all settings that do not fit them."""
         train, val, test = (self._read_split(split) for split in SPLITS)
         assert train is not None
+        if misfits := self._find_misfits([each for each in (train, val, test) if each], val is not None):
+            raise ValueError("; ".join(misfits))
         indices = train.select_fitting(self.max_length, self.text_format)
         if val is None:
             indices, val_indices = self._hold_out(indices)
@@ -163,19 +168,57 @@ class TextData(ZooDataModule):
         return join_rows(items, self.tokenizer.pad_id)
 
     def _read_split(self, split: Split) -> TokenTable | None:
-        """Tokens of a split; None where the files have none."""
+        """Tokens of a split; None where the files have none. Absent fields are replaced, see `_find_misfits`."""
         if self.root is None:
             return tokenise(self.examples(split), self.tokenizer, self.text_format)
         files = split_files(self.root, split)
-        return tokenise_files(files, self.tokenizer, self.text_format, self.cache) if files else None
+        if not files:
+            return None
+        text_format = replace(self.text_format, **self._other_fields(files[0]))
+        return tokenise_files(files, self.tokenizer, text_format, self.cache)
+
+    def _other_fields(self, file: Path) -> dict[str, Any]:
+        """Fields that a file has in the place of absent ones, by option; none where it has too few texts."""
+        names = {key: getattr(self.text_format, key) for key in ("prompt_field", "answer_field")}
+        fields = text_fields(file)
+        absent = [key for key, name in names.items() if name not in fields]
+        unused = [name for name in fields if name not in names.values()]
+        return dict(zip(absent, unused, strict=False)) if len(unused) >= len(absent) else {}
+
+    def _find_misfits(self, tables: Sequence[TokenTable], has_val: bool) -> list[str]:
+        """List the settings that do not fit the texts, training first, each with the options that mend it."""
+        misfits = []
+        if self.root is not None and (others := self._other_fields(split_files(self.root, "train")[0])):
+            absent = " and ".join(repr(getattr(self.text_format, key)) for key in others)
+            options = " ".join(f"--data.text_format.{key} {name}" for key, name in others.items())
+            misfits.append(f"{tables[0].files[0]} has no field {absent}: {options}")
+        context = getattr(getattr(self.trainer, "lightning_module", None), "context_tokens", None) or UNLIMITED
+        if self.max_length > context:
+            misfits.append(
+                f"max_length is {self.max_length}, the backbone's context {context} tokens: --data.max_length {context}"
+            )
+        table = max(tables, key=lambda each: each.items[:, PROMPT].max())
+        item = table.items[table.items[:, PROMPT].argmax()]
+        longest, limit = int(item[PROMPT]), min(self.max_length, context)
+        if self.text_format.too_long == "truncate" and longest >= limit:
+            fits = longest + 1 < context
+            option = f"max_length {min(longest + ANSWER, context)}" if fits else "text_format.too_long drop"
+            misfits.append(
+                f"{table.files[item[FILE]]}, line {item[LINE]}: its prompt of {longest} tokens leaves none for an "
+                f"answer within {limit}: --data.{option}"
+            )
+        count, held_out = len(tables[0]), 0 if has_val else self.val_items
+        if held_out >= count:
+            held_out = max(1, count // 10)
+            misfits.append(f"{self.val_items} of {count} texts would be held out: --data.val_items {held_out}")
+        left, batch = count - held_out, self.batch_size * self._rank_and_world()[1]
+        if self.drop_last and self.token_budget is None and left < batch:
+            size = max(1, left * self.batch_size // batch)
+            misfits.append(f"{left} texts do not fill a batch of {batch}: --data.batch_size {size}")
+        return misfits
 
     def _hold_out(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Indices for training and for validation."""
-        if self.val_items >= len(indices):
-            raise ValueError(
-                f"{self.root} has {len(indices)} training texts, of which data.init_args.val_items ({self.val_items}) "
-                "are held out: lower it, or add a val file"
-            )
         generator = torch.Generator().manual_seed(item_seed(self.seed, 0, HOLD_OUT))
         held_out = np.sort(torch.randperm(len(indices), generator=generator)[: self.val_items].numpy())
         return np.delete(indices, held_out), indices[held_out]

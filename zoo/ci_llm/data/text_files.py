@@ -115,6 +115,14 @@ def read_text(record: Any, field: str, where: str) -> str:
     return text
 
 
+def text_fields(path: Path) -> list[str]:
+    """The names of the texts in the first record of a file; of Parquet and Arrow, of all columns."""
+    if path.suffix in TABLES:
+        return list(open_table(path).column_names)
+    _, record = next(read_json_lines(path), (0, {}))
+    return [name for name, value in record.items() if isinstance(value, str)] if isinstance(record, dict) else []
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Line numbers, from 1, and contents of a file of JSON lines; ValueError names a line that is no JSON."""
     for number, line in enumerate(read_lines(path), 1):
@@ -127,6 +135,15 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def read_table(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """Row numbers, from 1, and these columns of a Parquet or Arrow file."""
+    table = open_table(path)
+    columns = [name for name in fields if name in table.column_names]
+    if len(columns) < len(fields):
+        raise ValueError(f"{path}: its columns are {', '.join(table.column_names)}; expected {', '.join(fields)}")
+    yield from enumerate(table.select(columns).to_pylist(), 1)
+
+
+def open_table(path: Path) -> Any:
+    """Open a Parquet or Arrow file as a table of pyarrow."""
     try:
         import pyarrow as pa
         from pyarrow import ipc, parquet
@@ -134,17 +151,12 @@ def read_table(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
         raise ValueError(f"{path}: reading it needs pyarrow; pip install 'zoo[llm]'") from error
     try:
         if path.suffix == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            with pa.memory_map(str(path)) as source:
-                try:
-                    table = ipc.open_file(source).read_all()
-                except pa.ArrowInvalid:  # Hugging Face's datasets write streams
-                    source.seek(0)
-                    table = ipc.open_stream(source).read_all()
+            return parquet.read_table(path)
+        with pa.memory_map(str(path)) as source:
+            try:
+                return ipc.open_file(source).read_all()
+            except pa.ArrowInvalid:  # Hugging Face's datasets write streams
+                source.seek(0)
+                return ipc.open_stream(source).read_all()
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path}: no readable {path.suffix[1:]} file ({error})") from error
-    columns = [name for name in fields if name in table.column_names]
-    if len(columns) < len(fields):
-        raise ValueError(f"{path}: its columns are {', '.join(table.column_names)}; expected {', '.join(fields)}")
-    yield from enumerate(table.select(columns).to_pylist(), 1)

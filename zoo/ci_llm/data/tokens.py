@@ -55,25 +55,15 @@ class TokenTable:
 
     def select_fitting(self, max_length: int, text_format: TextFormat) -> np.ndarray:
         """Indices of the examples to use with texts of at most `max_length` tokens, by `text_format.too_long`."""
-        too_long = int((self.items[:, LENGTH] > max_length).sum())
-        if text_format.too_long == "drop":
-            if too_long == len(self):
-                raise ValueError(f"all {len(self)} examples are longer than max_length ({max_length} tokens)")
-            if too_long:
-                log.info("%d of %d examples are longer than %d tokens: dropped", too_long, len(self), max_length)
-            return np.flatnonzero(self.items[:, LENGTH] <= max_length)
-        long_prompts = np.flatnonzero(self.items[:, PROMPT] >= max_length)
-        if len(long_prompts):
-            item = self.items[long_prompts[0]]
-            raise ValueError(
-                f"{self.files[item[FILE]]}, line {item[LINE]}: its prompt has {item[PROMPT]} tokens, which leaves none "
-                f"for an answer within {max_length} ({len(long_prompts)} such examples); raise "
-                "data.init_args.max_length, or set text_format.too_long to drop"
-            )
-        if too_long:
-            message = "%d of %d examples are longer than data.init_args.max_length (%d tokens): the ends of their "
-            log.info(message + "answers are cut off", too_long, len(self), max_length)
-        return np.arange(len(self))
+        is_long = self.items[:, LENGTH] > max_length
+        drop = text_format.too_long == "drop"
+        if drop and is_long.all():
+            raise ValueError(f"all {len(self)} examples are longer than max_length ({max_length} tokens)")
+        if is_long.any():
+            message = "%d of %d examples are longer than data.init_args.max_length (%d tokens): %s"
+            result = "dropped" if drop else "the ends of their answers are cut off"
+            log.info(message, is_long.sum(), len(self), max_length, result)
+        return np.flatnonzero(~is_long) if drop else np.arange(len(self))
 
 
 def tokenise(examples: Sequence[Example], tokenizer: Tokenizer, text_format: TextFormat) -> TokenTable:

@@ -21,12 +21,11 @@ from zoo.ci_llm.data.arithmetic import Split
 from zoo.ci_llm.data.text_files import Example
 from zoo.ci_llm.data.tokens import PROMPT, TokenTable, tokenise
 from zoo.ci_llm.evaluation.answering import AnswerSettings, Row, generate_all_answers, gold_answer, grade
-from zoo.ci_llm.evaluation.report import compute_accuracies, print_report, reliability_bins, write_evaluation
+from zoo.ci_llm.evaluation.report import compute_accuracies, print_report, write_evaluation
 from zoo.ci_llm.evaluation.scoring import fit_weights, fitting_examples, make_batch, score, token_rules
 from zoo.ci_llm.evaluation.trained import TrainedCrowd, load_crowd, read_questions
 from zoo.ci_llm.inference.generate import length_error
-from zoo.ci_llm.losses.distances import sliced_wasserstein
-from zoo.ci_llm.losses.metrics import summarise_scores
+from zoo.ci_llm.losses.metrics import reliability_bins, summarise_scores
 from zoo.common.atomic_files import write_atomic
 from zoo.common.checks import check_at_least, check_within
 from zoo.common.environment import local_device
@@ -35,7 +34,6 @@ from zoo.common.locks import writes_into
 from zoo.common.tensors import state_digest
 from zoo.training.resume import item_seed
 
-PROJECTIONS = 256  # of the distance between the agents' representations
 PARTS_NAME, WEIGHTS_NAME = "parts", "weights.json"
 DEFAULT_ANSWERS = AnswerSettings()
 
@@ -74,7 +72,7 @@ class CrowdEvaluation:
         fitting = set(fitting_examples(self.tokens, crowd, self.new_tokens))
         indices = [index for index in questions if index in fitting]
         texts: dict[str, list[list[str]]] = {}
-        part: dict[str, Any] = {"tokens": {}, "representations": {}}
+        scores: dict[str, dict[str, Tensor]] = {}
         if indices:
             prompts = [self.tokens.prompt(index) for index in indices]
             texts = generate_all_answers(
@@ -82,10 +80,10 @@ class CrowdEvaluation:
             )
             seeds = [item_seed(self.settings.seed, 0, index) for index in indices]
             batch = make_batch(self.tokens, indices, crowd, tokenizer)
-            part = vars(score(crowd, batch, self.rules, seeds))
+            scores = score(crowd, batch, self.rules, seeds)
         rows = [self._row(index, {key: each[at] for key, each in texts.items()}) for at, index in enumerate(indices)]
         rows += [self._row(index, {}) for index in questions if index not in fitting]
-        write_atomic(self.path(number), lambda file: torch.save({"rows": rows, **part}, file))
+        write_atomic(self.path(number), lambda file: torch.save({"rows": rows, "tokens": scores}, file))
 
     def _row(self, index: int, texts: dict[str, list[str]]) -> Row:
         example = self.examples[index]
@@ -106,17 +104,12 @@ class CrowdEvaluation:
         parts = [torch.load(self.path(number), weights_only=True) for number in range(count)]
         rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: row["index"])
         tokens = [part["tokens"] for part in parts if part["tokens"]]
-        points = [part["representations"] for part in parts if part["representations"]]
         names = self.rules if tokens else {}
         scores = {name: {key: torch.cat([each[name][key] for each in tokens], -1) for key in tokens[0][name]}
                   for name in names}  # fmt: skip
-        joined = {key: torch.cat([each[key] for each in points], 1) for key in (points[0] if points else {})}
-        return self._facts(rows, scores, joined), rows
+        return self._facts(rows, scores), rows
 
-    def _facts(
-        self, rows: list[Row], scores: dict[str, dict[str, Tensor]], points: dict[str, Tensor]
-    ) -> dict[str, Any]:
-        generator = torch.Generator()
+    def _facts(self, rows: list[Row], scores: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
         return {
             "version": zoo.__version__,
             "name": self.trained.name,
@@ -128,11 +121,9 @@ class CrowdEvaluation:
             "weights": self.weights,
             "accuracy": compute_accuracies(rows, self.trained.crowd.count),
             "likelihood": {name: summarise_scores(each) for name, each in scores.items()},
-            "sliced_wasserstein": {
-                key: float(sliced_wasserstein(each, PROJECTIONS, generator.manual_seed(self.settings.seed)))
-                for key, each in points.items()
+            "reliability": {
+                name: reliability_bins(each["confidence"], each["correct"]) for name, each in scores.items()
             },
-            "reliability": {name: reliability_bins(each) for name, each in scores.items()},
         }
 
 
@@ -259,15 +250,23 @@ def _describe(
 def _read_weights(
     trained: TrainedCrowd, validation: Sequence[Example] | None, path: Path, batch_size: int
 ) -> dict[str, list[float]]:
-    """The posterior of the agents' weights and their NLL; fitted where `path` is missing, empty without validation."""
+    """The posterior of the agents' weights and their NLL, empty without validation.
+
+    The first process fits them and writes `path`; the others wait for it.
+    """
+    from filelock import FileLock
+
     if not validation or trained.crowd.count == 1:
         return {}
-    if not path.is_file():
-        alpha, nll = fit_weights(
-            trained.crowd, trained.tokenizer, trained.text_format, validation, batch_size=batch_size
-        )
-        text = json.dumps({"alpha": alpha, "nll": nll})
-        write_atomic(path, lambda file: file.write(text.encode()))
+    lock_path = path.with_suffix(".lock")
+    with FileLock(lock_path):
+        if not path.is_file():
+            alpha, nll = fit_weights(
+                trained.crowd, trained.tokenizer, trained.text_format, validation, batch_size=batch_size
+            )
+            text = json.dumps({"alpha": alpha, "nll": nll})
+            write_atomic(path, lambda file: file.write(text.encode()))
+        lock_path.unlink(missing_ok=True)
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from zoo.ci_llm.aggregation import Aggregator, Mean
+from zoo.ci_llm.data.datamodule import UNLIMITED
 from zoo.ci_llm.data.tokenizers import Tokenizer
-from zoo.ci_llm.evaluation.scoring import UNLIMITED, token_rules
+from zoo.ci_llm.evaluation.scoring import token_rules
 from zoo.ci_llm.evaluation.trained import load_crowd
 from zoo.ci_llm.inference.generate import generate_texts, length_error
 from zoo.ci_llm.losses.metrics import gather_log_probs

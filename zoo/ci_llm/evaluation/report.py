@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from rich.console import Console
-from torch import Tensor
 
-from zoo.ci_llm.losses.metrics import BINS
 from zoo.common.reports import new_figure, terminal_table, write_report
 from zoo.common.statistics import bootstrap_mean
 
@@ -56,23 +53,6 @@ def _statistics(values: np.ndarray, baseline: np.ndarray) -> dict[str, float]:
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     numbers = (mean.mean, error, mean.low, mean.high, gain.mean, gain.low, gain.high)
     return dict(zip(_STATISTICS, map(float, numbers), strict=True))
-
-
-def reliability_bins(tokens: Mapping[str, Tensor], bins: int = BINS) -> list[dict[str, float]]:
-    """Confidence, accuracy and share of the tokens in bins of equal width, without empty bins."""
-    confidence, correct = tokens["confidence"].double(), tokens["correct"].double()
-    at = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    counts = torch.bincount(at, minlength=bins)
-    sums = [torch.zeros(bins, dtype=torch.float64).index_add_(0, at, each) for each in (confidence, correct)]
-    return [
-        {
-            "confidence": float(sums[0][each] / counts[each]),
-            "accuracy": float(sums[1][each] / counts[each]),
-            "share": float(counts[each] / len(at)),
-        }
-        for each in range(bins)
-        if counts[each]
-    ]
 
 
 def report_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -154,10 +134,8 @@ def print_report(facts: Mapping[str, Any], console: Console | None = None) -> No
     if facts["first_error"]:
         console.print(f"the first failure: {facts['first_error']}")
     if facts["likelihood"]:
-        figures = dict(facts["likelihood"]["mean"])
-        figures |= {f"sliced Wasserstein, {key}": value for key, value in facts["sliced_wasserstein"].items()}
         heads = ("figure", "value")
-        lines = [[key, _format(value)] for key, value in figures.items()]
+        lines = [[key, _format(value)] for key, value in facts["likelihood"]["mean"].items()]
         console.print(terminal_table(heads, lines, left=heads))
 
 

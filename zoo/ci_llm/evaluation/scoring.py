@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,31 +17,15 @@ from zoo.ci_llm.aggregation import (
     Mean,
     fit_dirichlet,
 )
+from zoo.ci_llm.data.datamodule import UNLIMITED
 from zoo.ci_llm.data.text_files import Example, TextFormat
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import PROMPT, TextRows, TokenTable, join_rows, tokenise
-from zoo.ci_llm.losses.diversity import Strategy, text_representations
 from zoo.ci_llm.losses.likelihood import IGNORED, shifted_labels, target_losses, token_losses
 from zoo.ci_llm.losses.metrics import token_scores
 from zoo.ci_llm.losses.objective import label_targets
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.common.tensors import sample_uniforms
-
-STRATEGIES: tuple[Strategy, ...] = ("last_token", "answer_mean")  # of the representations
-UNLIMITED = 2**30  # context of a backbone without limit
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of the answer tokens of some texts.
-
-    Attributes:
-        tokens: of `zoo.ci_llm.losses.metrics.token_scores` by rule.
-        representations: of the last hidden states (K, B, D) by strategy.
-    """
-
-    tokens: dict[str, dict[str, Tensor]]
-    representations: dict[str, Tensor]
 
 
 def token_rules(
@@ -84,8 +67,8 @@ def score(
     batch: Mapping[str, Tensor],
     rules: Mapping[str, Aggregator],
     seeds: Sequence[int],
-) -> Scores:
-    """Score the labelled tokens of a batch; the scores are on the CPU.
+) -> dict[str, dict[str, Tensor]]:
+    """Score the labelled tokens of a batch: `zoo.ci_llm.losses.metrics.token_scores` by rule, on the CPU.
 
     Args:
         batch: `input_ids`, `attention_mask` and `labels` (B, T).
@@ -93,12 +76,12 @@ def score(
         seeds: one per text, of the weights that a rule samples.
     """
     ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
-    output = crowd.outputs(ids, mask, hidden=True)
+    logits = crowd(ids, mask)
     targets = shifted_labels(labels)
     selected = targets != IGNORED
-    log_probs = output.logits[:, selected].float().log_softmax(-1)
+    log_probs = logits[:, selected].float().log_softmax(-1)
     texts = torch.where(mask.bool(), ids, IGNORED)
-    token_log_probs, has_next = -token_losses(output.logits, texts), shifted_labels(texts) != IGNORED
+    token_log_probs, has_next = -token_losses(logits, texts), shifted_labels(texts) != IGNORED
     uniforms = sample_uniforms(seeds, crowd.count)
     tokens = {}
     for name, rule in rules.items():
@@ -109,11 +92,7 @@ def score(
             path = log_weights[:, None].expand(-1, ids.shape[1], -1)
         scores = token_scores(log_probs, rule.combine(log_probs, path[selected]), targets[selected])
         tokens[name] = {key: values.cpu() for key, values in scores.items()}
-    assert output.hidden is not None
-    representations: dict[str, Tensor] = {
-        strategy: text_representations(output.hidden, mask, labels, strategy).float().cpu() for strategy in STRATEGIES
-    }
-    return Scores(tokens, representations)
+    return tokens
 
 
 def fit_weights(

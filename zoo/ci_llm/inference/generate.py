@@ -17,7 +17,7 @@ from zoo.ci_llm.nets.agents import SEEDS
 from zoo.ci_llm.nets.crowd import Crowd
 from zoo.ci_llm.nets.sampling import Sampling
 from zoo.common.checks import check_at_least
-from zoo.common.tensors import sample_uniforms
+from zoo.common.tensors import SPLITMIX_INCREMENT, sample_uniforms
 
 StopCriterion = Callable[[Tensor], Tensor]  # of new tokens (..., L): which texts (...) end
 
@@ -118,8 +118,9 @@ def sample_generation_uniforms(
         raise ValueError(f"{len(seeds)} seeds for {rows} prompts: give one per prompt")
     if not joint:
         seeds = (sample_uniforms(seeds, count) * SEEDS).long().flatten().tolist()
-    uniforms = sample_uniforms(seeds, count + 2 * steps)
-    return uniforms[:count, :rows], uniforms[count + steps :]
+    skipped = (count + steps) * int(SPLITMIX_INCREMENT)  # of each seed's numbers
+    choices = sample_uniforms([(seed + skipped) % 2**64 for seed in seeds], steps)
+    return sample_uniforms(seeds, count)[:, :rows], choices
 
 
 def check_prompts(crowd: Crowd, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int) -> None:

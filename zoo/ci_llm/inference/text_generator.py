@@ -18,7 +18,7 @@ from zoo.ci_llm.data.text_files import TextFormat, read_json_lines, read_text
 from zoo.ci_llm.data.tokenizers import Tokenizer
 from zoo.ci_llm.data.tokens import pad_left
 from zoo.ci_llm.inference.generate import generate_texts, length_error
-from zoo.ci_llm.losses.distances import pairwise_divergences
+from zoo.ci_llm.losses.distances import pairwise_kl
 from zoo.ci_llm.losses.metrics import gather_log_probs
 from zoo.ci_llm.nets.agents import Agents
 from zoo.ci_llm.nets.backbone import Backbone
@@ -32,7 +32,7 @@ from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
 MAX_TOKENS, MAX_CHARACTERS = 256, 4000  # of one answer, of a question
-FIELDS = ("prompt", "question")  # of a line that is an object
+FIELDS = ("prompt", "question")  # of a line that is an object, besides the field of training
 
 
 class TextGenerator(Inference):
@@ -42,6 +42,7 @@ class TextGenerator(Inference):
         crowd: the backbone with its trained agents.
         tokenizer: that of training.
         template: of the model's input, with `{prompt}`.
+        prompt_field: of a line of a file of prompts, holds the prompt.
         aggregator: combines the agents; their mean by default. With `Vote` each agent answers alone, and the first text
             with the most frequent answer is taken.
         max_new_tokens: most tokens of an answer, >= 1.
@@ -58,6 +59,7 @@ class TextGenerator(Inference):
         crowd: Crowd,
         tokenizer: Tokenizer,
         template: str = TextFormat.template,
+        prompt_field: str = TextFormat.prompt_field,
         aggregator: Aggregator | None = None,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
@@ -67,7 +69,7 @@ class TextGenerator(Inference):
         check_at_least(1, max_new_tokens=max_new_tokens, prompt_batch=prompt_batch)
         self.crowd = crowd
         self.tokenizer = tokenizer
-        self.text_format = TextFormat(template=template)
+        self.text_format = TextFormat(prompt_field=prompt_field, template=template)
         self.aggregator = aggregator or Mean()
         self.max_new_tokens = max_new_tokens
         self.sampling = sampling
@@ -122,7 +124,7 @@ class TextGenerator(Inference):
         """Answer the prompts of a file.
 
         Args:
-            source: JSON lines: each a text, or an object with `prompt` (or `question`).
+            source: JSON lines: each a text, or an object with the field of the run's prompts, `prompt` or `question`.
             target: JSON lines to write: the objects, with the answer as `text`, or with `error` for a prompt that does
                 not fit into the backbone's context.
 
@@ -135,7 +137,8 @@ class TextGenerator(Inference):
         rows, prompts, errors = [], [], []
         for line, content in read_json_lines(source):
             row = {"prompt": content} if isinstance(content, str) else content
-            field = next((name for name in FIELDS if isinstance(row, dict) and name in row), FIELDS[0])
+            fields = (self.text_format.prompt_field, *FIELDS)
+            field = next((name for name in fields if isinstance(row, dict) and name in row), fields[0])
             ids = self.encode(read_text(row, field, f"{source}, line {line}"))
             if error := length_error(self.crowd, len(ids), self.max_new_tokens):
                 errors.append(f"line {line}: {error}")
@@ -159,7 +162,6 @@ class TextGenerator(Inference):
         tokens, limit = min(self.max_new_tokens, 64), (None, MAX_CHARACTERS)
         return (
             InputField("question", "Question", "text", bounds=limit),
-            InputField("history", "Earlier text", "text", bounds=limit, optional=True, advanced=True),
             InputField("max_new_tokens", "Tokens", "int", tokens, (1, MAX_TOKENS), help="at most"),
             InputField("temperature", "Temperature", "float", temperature, (0, 2), help="0 takes the likeliest token"),
             InputField("seed", "Seed", "int", self.answer_seed, (0, 2**31), help="of sampled tokens"),
@@ -171,7 +173,7 @@ class TextGenerator(Inference):
         generator.max_new_tokens, generator.answer_seed = values["max_new_tokens"], values["seed"]
         generator.sampling = copy.copy(self.sampling or Sampling())
         generator.sampling.temperature = values["temperature"]
-        prompt = self.encode("\n".join(filter(None, (values["history"], values["question"]))))
+        prompt = self.encode(values["question"])
         agents = self._agent_names()
         progress(0.0, "generating")
         (joint,) = generator.generate_answers([prompt])
@@ -228,7 +230,7 @@ class TextGenerator(Inference):
         """Mean Kullback-Leibler divergence of two agents' next tokens after prompts, in nats; 0 for one agent."""
         ids, mask = (x.to(self.crowd.device) for x in pad_left(prompts, self.tokenizer.pad_id))
         log_probs = self.crowd.outputs(ids, mask, logits_to_keep=1).logits[:, :, -1].float().log_softmax(-1)
-        return float(pairwise_divergences(log_probs, "kl").mean()) if len(log_probs) > 1 else 0.0
+        return float(pairwise_kl(log_probs).mean()) if len(log_probs) > 1 else 0.0
 
     @property
     def usage(self) -> str:
@@ -257,6 +259,7 @@ class LanguageModel(TextGenerator):
         backbone: the language model.
         tokenizer: that of training.
         template: of the model's input, with `{prompt}`.
+        prompt_field: of a line of a file of prompts, holds the prompt.
         max_new_tokens: most tokens of an answer, >= 1.
     """
 
@@ -265,11 +268,13 @@ class LanguageModel(TextGenerator):
         backbone: Backbone,
         tokenizer: Tokenizer,
         template: str = TextFormat.template,
+        prompt_field: str = TextFormat.prompt_field,
         max_new_tokens: int = 128,
     ) -> None:
         self.backbone = backbone
         crowd = Crowd(backbone, Agents(1, rank=1, targets="all-linear", top_layers=1))  # never active
-        super().__init__(crowd.to(next(backbone.parameters()).device), tokenizer, template, None, max_new_tokens)
+        crowd = crowd.to(next(backbone.parameters()).device)
+        super().__init__(crowd, tokenizer, template, prompt_field, max_new_tokens=max_new_tokens)
 
     def _select_agents(self) -> AbstractContextManager[None]:
         """Within it the backbone alone predicts."""

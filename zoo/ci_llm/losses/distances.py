@@ -1,10 +1,8 @@
-"""Distances between agents: sliced Wasserstein distance of point sets, divergences of predictions."""
+"""Distances between agents: sliced Wasserstein distance of point sets, divergence of predictions."""
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -79,22 +77,14 @@ def sliced_wasserstein(
     return pairwise_sliced_wasserstein(representations, directions).mean()
 
 
-def pairwise_divergences(log_probs: Tensor, kind: Literal["js", "kl"]) -> Tensor:
-    """Divergence (P, ...) in nats of each pair of predictions, log-probabilities (K, ..., V).
+def pairwise_kl(log_probs: Tensor) -> Tensor:
+    """Mean of the two Kullback-Leibler divergences (P, ...), in nats, of each pair of predictions (K, ..., V).
 
-    Args:
-        kind: Jensen-Shannon divergence (at most log 2), or the mean of the two Kullback-Leibler divergences.
-
-    Source: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), equations 2.1 and 4.1.
+    Source: Kullback and Leibler, "On Information and Sufficiency" (1951), equation 2.6, halved.
     """
     values = []
-    for i, j in combinations(range(len(log_probs)), 2):
-        p, q = log_probs[i].float(), log_probs[j].float()
-        if kind == "kl":
-            values.append((_divergence(p, q) + _divergence(q, p)) / 2)
-        else:
-            middle = torch.logaddexp(p, q) - math.log(2)
-            values.append((_divergence(p, middle) + _divergence(q, middle)) / 2)
+    for first, second in combinations(log_probs.float(), 2):
+        values.append((_divergence(first, second) + _divergence(second, first)) / 2)
     return torch.stack(values) if values else log_probs.new_zeros(0, *log_probs.shape[1:-1])
 
 

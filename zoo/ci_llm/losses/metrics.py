@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from zoo.ci_llm.losses.distances import pairwise_divergences
+from zoo.ci_llm.losses.distances import pairwise_kl
 
 BINS = 15  # of the calibration error, as Guo et al. (2017)
 
@@ -24,7 +24,7 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
 
     Returns:
         float32 on the same device: `agent_nll` (K, N); (N,): `nll`, `correct`, `confidence`, `brier` of the ensemble;
-        `kl`, `js`, `disagreement` (of the likeliest token), each a mean over pairs of agents.
+        `kl`, `disagreement` (of the likeliest token), each a mean over pairs of agents.
 
     Source: Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation" (2017), section 2.4.
     """
@@ -40,46 +40,61 @@ def token_scores(log_probs: Tensor, ensemble: Tensor, labels: Tensor) -> dict[st
         "correct": ensemble.argmax(-1) == labels,
         "confidence": ensemble.amax(-1).exp(),
         "brier": ensemble.exp().square().sum(-1) - 2 * label_log_probs.exp() + 1,
-        "kl": pairwise_divergences(log_probs, "kl").mean(0) if pairs else zeros,
-        "js": pairwise_divergences(log_probs, "js").mean(0) if pairs else zeros,
+        "kl": pairwise_kl(log_probs).mean(0) if pairs else zeros,
         "disagreement": torch.stack(differ).mean(0) if pairs else zeros,
     }
     return {name: values.detach().float() for name, values in scores.items()}
 
 
-def summarise_scores(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Means of `token_scores` over tokens, the last axis.
+def mean_scores(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Means of `token_scores` over tokens, the last axis; NLL and divergences in nats per token.
 
     Returns:
-        `nll_agent_<k>`, `nll_mean`, `nll_best`, `nll_ensemble`, `ambiguity` (mean minus ensemble; not negative for the
-        mean of the predictions, by Jensen's inequality), `pairwise_kl`, `pairwise_js`, `disagreement`, `accuracy`,
-        `brier`, `ece`; NLL and divergences in nats per token.
+        `nll_mean`, `nll_agent_<k>`, `nll_ensemble`, `ambiguity` (mean minus ensemble; not negative for the mean of the
+        predictions, by Jensen's inequality), `pairwise_kl`, `disagreement`, `accuracy`.
     """
     agents = scores["agent_nll"].double().mean(1)
-    ensemble = float(scores["nll"].double().mean())
+    ensemble = scores["nll"].double().mean()
     return {
-        **{f"nll_agent_{k}": float(nll) for k, nll in enumerate(agents)},
-        "nll_mean": float(agents.mean()),
-        "nll_best": float(agents.min()),
+        "nll_mean": agents.mean(),
+        **{f"nll_agent_{k}": value for k, value in enumerate(agents)},
         "nll_ensemble": ensemble,
-        "ambiguity": float(agents.mean()) - ensemble,
-        "pairwise_kl": float(scores["kl"].mean()),
-        "pairwise_js": float(scores["js"].mean()),
-        "disagreement": float(scores["disagreement"].mean()),
-        "accuracy": float(scores["correct"].mean()),
+        "ambiguity": agents.mean() - ensemble,
+        "pairwise_kl": scores["kl"].mean(),
+        "disagreement": scores["disagreement"].mean(),
+        "accuracy": scores["correct"].mean(),
+    }
+
+
+def summarise_scores(scores: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return `mean_scores`, `nll_best` (least of the agents), `brier` and `ece` of a set of tokens."""
+    means = {name: float(value) for name, value in mean_scores(scores).items()}
+    return {
+        **means,
+        "nll_best": min(value for name, value in means.items() if name.startswith("nll_agent_")),
         "brier": float(scores["brier"].mean()),
         "ece": calibration_error(scores["confidence"], scores["correct"]),
     }
 
 
-def calibration_error(confidence: Tensor, correct: Tensor, bins: int = BINS) -> float:
+def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = BINS) -> list[dict[str, float]]:
+    """Confidence, accuracy and share of tokens (N,) in bins of equal width, without empty bins."""
+    confidence, correct = confidence.double(), correct.double()
+    at = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    return [
+        {
+            "confidence": float(confidence[at == each].mean()),
+            "accuracy": float(correct[at == each].mean()),
+            "share": float((at == each).double().mean()),
+        }
+        for each in at.unique().tolist()
+    ]
+
+
+def calibration_error(confidence: Tensor, correct: Tensor) -> float:
     """Expected calibration error: distance of confidence and accuracy (N,), in bins of equal width; NaN without items.
 
     Source: Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3.
     """
-    if not len(confidence):
-        return math.nan
-    confidence = confidence.double()
-    at = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, at, confidence - correct.double())
-    return float(gaps.abs().sum() / len(confidence))
+    bins = reliability_bins(confidence, correct)
+    return sum(row["share"] * abs(row["confidence"] - row["accuracy"]) for row in bins) if bins else math.nan

@@ -26,9 +26,9 @@ def label_targets(batch: Batch, shift: bool = True) -> tuple[Tensor, Tensor]:
     """Positions and labels of a batch, int64, (M,) or (K, M), see `zoo.ci_llm.losses.likelihood.label_positions`.
 
     Args:
-        batch: `labels`, (B, T) or (K, B, T); optional `label_positions`, or `loss_positions` for a loss without shift.
+        batch: `labels`, (B, T) or (K, B, T); optional `label_positions`, for a loss with shift.
     """
-    positions = batch.get("label_positions" if shift else "loss_positions")
+    positions = batch.get("label_positions") if shift else None
     if positions is None:
         positions = label_positions(batch["labels"], shift)
     return positions, targets_at(batch["labels"], positions, shift)
@@ -52,11 +52,11 @@ class CrowdLoss:
 class CrowdObjective:
     """The mean of the agents' losses on one batch plus the diversity term.
 
-    Logits are computed where a label is predicted and where the diversity term compares predictions, nowhere else.
+    Logits are computed where a label is predicted, nowhere else.
 
     Args:
-        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); optional `label_positions`,
-            `loss_positions` (of a loss without shift) and `directions` of the diversity term.
+        batch: `input_ids`, `attention_mask` and `labels`, (B, T) or (K, B, T); optional `label_positions` and
+            `directions` of the diversity term.
         diversity: the term; None for none.
         step: number of the optimizer step, for the term's schedule and directions.
         normaliser: divides the sums of the losses; each agent's number of labels by default.
@@ -78,16 +78,8 @@ class CrowdObjective:
         self.step, self.normaliser, self.share = step, normaliser, share
         positions, self.targets = label_targets(batch, shift)
         self.request: dict[str, Any] = {"logits_at": positions}
-        self.compared_positions: Tensor | None = None
-        if self.diversity is None:
-            return
-        needs_hidden = self.diversity.needs_hidden
-        self.request |= {"hidden": needs_hidden, "layer": self.diversity.layer}
-        if not needs_hidden or self.diversity.strategy == "answer_tokens":
-            answers = positions if shift else label_targets(batch)[0]
-            self.compared_positions = self.diversity.positions(batch["attention_mask"], answers)
-            if not needs_hidden and self.compared_positions is not positions:
-                self.request["logits_at"] = torch.cat([positions, self.compared_positions], -1)
+        if self.diversity is not None:
+            self.request |= {"hidden": True, "layer": self.diversity.layer}
 
     def compute(self, crowd: Crowd, grad_scale: float = 1.0) -> CrowdLoss:
         """Compute the objective for a crowd.
@@ -145,16 +137,13 @@ class CrowdObjective:
         normaliser = self.normaliser
         if normaliser is None:
             normaliser = (targets != IGNORED).sum(-1).clamp(min=1)
-        return target_losses(output.logits[:, : targets.shape[-1]], targets).sum(1) / normaliser
+        return target_losses(output.logits, targets).sum(1) / normaliser
 
     def _represent(self, diversity: Diversity, output: CrowdOutput, rows: slice) -> Tensor:
         """What the term compares (n, ...), of the agents whose output this is."""
+        assert output.hidden is not None
         mask, labels = (self._of_agents(self.batch[name], rows) for name in ("attention_mask", "labels"))
-        positions = self.compared_positions
-        if positions is None:
-            return diversity.represent(output.logits, output.hidden, mask, labels)
-        logits = output.logits[:, output.logits.shape[1] - positions.shape[-1] :]
-        return diversity.represent(logits, output.hidden, mask, labels, self._of_agents(positions, rows))
+        return diversity.represent(output.hidden, mask, labels)
 
     def _penalty(self, diversity: Diversity, points: Tensor) -> tuple[Tensor, Tensor]:
         """The term to add for points of all agents, and what it measured."""

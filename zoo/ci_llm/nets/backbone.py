@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from zoo.blocks.attention_masks import keep_masks_on_the_device
 from zoo.common.tensors import seeded_rng
-from zoo.runs.frozen import FrozenModule, suppress_loading_messages
+from zoo.runs.frozen import FrozenModule
 from zoo.runs.pretrained_files import build_config, find_backbone, load_pretrained
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -61,7 +60,7 @@ class Backbone(FrozenModule):
         self.quantization = quantization
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
         if quantization == "nf4":
-            self.model = _build_quantized(self.source, revision, config, seed, options)
+            self.model = _build_quantized(self.source, revision, options)
             self.register_load_state_dict_post_hook(_ignore_quantization_statistics)
         else:
             self.model = _build(self.source, revision, config, seed, options)
@@ -133,20 +132,17 @@ class Backbone(FrozenModule):
                 )
             if not _is_linear(module):
                 raise ValueError(f"agents.targets: {name} is a {type(module).__name__}, no linear layer")
-        if isinstance(names, str):
-            absent = [] if matches else [names]
-        else:
-            absent = [target for target in names if not any(_is_named(name, [target]) for name in matches)]
-        if not absent:
-            return
-        block = self.blocks[-1]
-        linear = {name.rpartition(".")[2] for name, module in block.named_modules() if _is_linear(module)}
-        is_text = isinstance(names, str)
-        hint = f". A text is a regular expression that whole names match; last parts are a list: [{names}]"
-        raise ValueError(
-            f"agents.targets: the blocks of this {self.text_config.model_type} have no {', '.join(absent)}; "
-            f"their linear layers are {', '.join(sorted(linear))}{hint if is_text else ''}"
-        )
+        is_expression = isinstance(names, str)
+        targets: list[Any] = [names] if is_expression else [[name] for name in names]
+        absent = [each for each in targets if not any(_is_named(name, each) for name in matches)]
+        if absent and names != ALL_LINEAR:
+            linear = {name.rpartition(".")[2] for name, each in self.blocks[-1].named_modules() if _is_linear(each)}
+            hint = f". A text is a regular expression that whole names match; last parts are a list: [{names}]"
+            raise ValueError(
+                f"agents.targets: the blocks of this {self.text_config.model_type} have no "
+                f"{', '.join(''.join(each) for each in absent)}; their linear layers are {', '.join(sorted(linear))}"
+                f"{hint if is_expression else ''}"
+            )
 
     def block_of(self, name: str) -> int:
         """Index of the block that holds the layer of this full name."""
@@ -223,12 +219,12 @@ def _build(
     return model
 
 
-def _build_quantized(
-    source: str | None, revision: str | None, config: dict[str, Any] | None, seed: int, options: dict[str, Any]
-) -> Any:
-    """Build a model in 4 bits; random weights go through a folder, as only loading quantises."""
+def _build_quantized(source: str | None, revision: str | None, options: dict[str, Any]) -> Any:
+    """Load a model in 4 bits."""
     from transformers import BitsAndBytesConfig
 
+    if source is None:
+        raise ValueError("backbone.quantization: nf4 needs backbone.source, since random weights are not quantised")
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
@@ -239,11 +235,7 @@ def _build_quantized(
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        if source is None:
-            with suppress_loading_messages():
-                _build(None, None, config, seed, options).save_pretrained(folder)
-        return _build(source or folder, revision, None, seed, {**options, "quantization_config": four_bits})
+    return _build(source, revision, None, 0, {**options, "quantization_config": four_bits})
 
 
 def _ignore_quantization_statistics(module: nn.Module, keys: Any) -> None:

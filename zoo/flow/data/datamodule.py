@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from zoo.common.checks import check_at_least, check_within, find_data_folder
 from zoo.flow.data import image_sets, points
-from zoo.flow.data.glyphs import Glyphs
 from zoo.flow.data.image_cache import CACHES, ImageCache, build
 from zoo.flow.data.image_sets import ImageSet, exclude_images
 from zoo.flow.data.images import WHITE, ArrayImages, DecodedImages, Framing, StoredPixels, decode_all
@@ -77,8 +76,7 @@ class ImageData(FlowData):
 
     They come from
 
-    - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root`, `hub` nor `glyphs` is given;
-    - code that draws them, `glyphs`;
+    - scikit-learn's digits (8 x 8 pixels, ten classes), when neither `root` nor `hub` is given;
     - a folder with one folder of images per class, or with such folders in `train` and `val` (or `test`, in any case),
       as AFHQ has;
     - the Hugging Face hub, which was not run here.
@@ -105,11 +103,7 @@ class ImageData(FlowData):
             a name such as metadata.jsonl, of a file in the folder of the images (of `train` and of `val`), whose lines
             have `file_name` and `text`; a text with {} for the name of the class; a column of the data set of the hub.
             Of several captions one is drawn in each epoch. Images may then lie in their folder without classes.
-        sources: folder of the images that those of `root` are to be made of, of the same names, for a task whose
-            `image_condition` is `zoo.flow.SourceImage`.
         embedded_if_missing: use the digits, with a message, when `root` does not exist.
-        glyphs: `zoo.flow.Glyphs` instead of `root` and `hub`: digits and letters in colour; its arguments are the
-            numbers of images.
     """
 
     def __init__(
@@ -130,20 +124,15 @@ class ImageData(FlowData):
         background: tuple[int, int, int] = WHITE,
         max_bad_share: float = 0.1,
         captions: str | None = None,
-        sources: str | None = None,
-        glyphs: Glyphs | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(batch_size, **kwargs)
         check_within(0, 1, max_bad_share=max_bad_share)
         check_at_least(2, val_every=val_every)
-        if sum(source is not None for source in (root, hub, glyphs)) > 1:
-            raise ValueError(f"data.init_args: only one of root ({root}), hub ({hub}) and glyphs may be set")
-        if sources is not None and root is None:
-            raise ValueError("data.init_args.sources goes with a folder of images, data.init_args.root")
+        if root is not None and hub is not None:
+            raise ValueError(f"data.init_args: only one of root ({root}) and hub ({hub}) may be set")
         self.root = find_data_folder("root", root, embedded_if_missing, "scikit-learn's digits")
         self.hub = hub
-        self.glyphs = glyphs
         self.framing = Framing(image_resolution, channels, resize, background)
         self.max_bad_share = max_bad_share
         self._bad: dict[str, dict[int, str]] = {}  # broken images of each set that has no cache
@@ -154,14 +143,11 @@ class ImageData(FlowData):
         self.flips = flips
         self.cache = None if cache is None else Path(cache)
         self.captions = captions
-        self.sources = find_data_folder("sources", sources, False, "images of their own")
 
     def prepare_data(self) -> None:
         """Write the caches, once per machine; without them, check that all images can be read."""
         for images in self._sets():
-            _, readable = self._read(images)
-            if self.sources is not None:
-                self._read_sources(readable)
+            self._read(images)
 
     def setup(self, stage: str) -> None:
         """Open the images and split them."""
@@ -196,43 +182,18 @@ class ImageData(FlowData):
         """The conditions of each set's items, as the task needs them."""
         task: Any = getattr(self.trainer, "lightning_module", None)
         text, image = getattr(task, "text", None), getattr(task, "image_condition", None)
-        if task is not None:
-            self._check_conditions(text, image)
+        if task is not None and (text is None) != (self.captions is None):
+            raise ValueError(
+                f"data.init_args.captions is {self.captions}, model.init_args.text is "
+                f"{'null' if text is None else 'set'}: texts need both"
+            )
         if text is None and image is None:
             return [None for _ in sets]
         states = None
         if text is not None:
             prompts = [prompt for images in sets for each in images.captions or () for prompt in each]
             states = encode_prompts(task, prompts, self.cache or Path(CACHES), *self._rank_and_world())
-        return [
-            ItemConditions(
-                None if text is None else images.captions,
-                states,
-                image,
-                None if self.sources is None else self._read_sources(images),
-            )
-            for images in sets
-        ]
-
-    def _check_conditions(self, text: Any, image: Any) -> None:
-        if (text is None) != (self.captions is None):
-            raise ValueError(
-                f"data.init_args.captions is {self.captions}, model.init_args.text is "
-                f"{'null' if text is None else 'set'}: texts need both"
-            )
-        if (image is not None and image.paired) != (self.sources is not None):
-            raise ValueError(
-                f"data.init_args.sources is {self.sources}, model.init_args.image_condition is "
-                f"{'null' if image is None else type(image).__name__}: zoo.flow.SourceImage and sources need each other"
-            )
-
-    def _read_sources(self, images: ImageSet) -> ImageReader:
-        """The reader of the sources of images, each of which must be readable."""
-        assert self.root is not None and self.sources is not None
-        read, readable = self._read(image_sets.pair_sources(images, self.root, self.sources))
-        if len(readable.labels) < len(images.labels):
-            raise ValueError("data.init_args.sources: replace the images that cannot be read, named above")
-        return read
+        return [ItemConditions(None if text is None else images.captions, states, image) for images in sets]
 
     def _sets(self) -> list[ImageSet]:
         """The training and validation images, or those that are to be split."""
@@ -241,8 +202,6 @@ class ImageData(FlowData):
             template = captions is not None and "{}" in captions
             sets = image_sets.hub(self.hub, limit, None if template else captions)
             captions = captions if template else None
-        elif self.glyphs is not None:
-            sets = self.glyphs.sets()
         elif self.root is None:
             sets = [image_sets.digits(limit)]
         else:

@@ -196,22 +196,6 @@ def _read_captions(path: Path) -> dict[str, list[str]]:
     return captions
 
 
-def pair_sources(images: ImageSet, root: Path, sources: Path) -> ImageSet:
-    """The source of each image of a folder: the file of the same place and stem below another one."""
-    if not isinstance(images.source, FileImages):
-        raise ValueError(f"data.init_args.sources: {images.name} is no folder of images")
-    paths: list[Path] = []
-    missing: list[Path] = []
-    for path in images.source.paths:
-        stem = sources / path.relative_to(root).with_suffix("")
-        candidates = (stem.with_name(stem.name + suffix) for suffix in dict.fromkeys([path.suffix, *SUFFIXES]))
-        source = next((each for each in candidates if each.is_file()), None)
-        (missing if source is None else paths).append(source or stem)
-    if missing:
-        raise ValueError(f"data.init_args.sources: {len(missing)} images have no source, the first {missing[0]}.*")
-    return replace(images, name=f"{images.name}, sources", source=FileImages(sources, paths), captions=None)
-
-
 @dataclass(eq=False)
 class HubImages(ImageSource):
     """Images of a data set of the hub."""

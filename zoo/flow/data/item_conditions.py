@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.flow.nets.text import FrozenText
-from zoo.flow.process.conditions import KIND_NAMES
-from zoo.flow.process.coupling import Reader
+from zoo.flow.process.conditions import KIND_NAMES, TextEncoder
 from zoo.flow.process.image_conditions import ImageCondition
 from zoo.training.array_files import MappedArrays, array_paths, write_array_files
 from zoo.training.resume import item_seed
@@ -39,7 +37,7 @@ class CachedPromptStates:
 
     def __init__(
         self,
-        text: FrozenText,
+        text: TextEncoder,
         prompts: Sequence[str],
         names: Sequence[str],
         folder: Path,
@@ -89,7 +87,7 @@ def encode_prompts(task: Any, prompts: Sequence[str], folder: Path, rank: int, w
     """
     text, strategy = task.text, task.trainer.strategy
     names = [name for name in KIND_NAMES["text"] if name in task.net.condition_shapes]
-    home = text.model.device
+    home = next(text.parameters()).device
     text.to(strategy.root_device)
     states = CachedPromptStates(text, ["", *prompts], names, folder, rank, world_size)
     text.to(home)
@@ -105,7 +103,6 @@ class ItemConditions:
         captions: of every image that can be read; of several one is drawn in each epoch, the first in evaluation.
         states: of all captions.
         image: makes the image condition.
-        sources: images (n, C, H, W) by index that this is taken from; null for the item's own.
     """
 
     def __init__(
@@ -113,12 +110,10 @@ class ItemConditions:
         captions: Sequence[Sequence[str]] | None = None,
         states: CachedPromptStates | None = None,
         image: ImageCondition | None = None,
-        sources: Reader | None = None,
     ) -> None:
         self.captions = captions
         self.states = states
         self.image = image
-        self.sources = sources
 
     def __call__(
         self,
@@ -126,7 +121,6 @@ class ItemConditions:
         seeds: Sequence[int],
         sample: bool,
         read_images: Callable[[], Tensor],
-        mirrored: Tensor,
     ) -> dict[str, Tensor]:
         """Conditions (n, ...) by the names of `VelocityNet.condition_shapes`.
 
@@ -135,16 +129,13 @@ class ItemConditions:
             seeds: of the items in this epoch.
             sample: whether to sample one of several captions; otherwise the first.
             read_images: reads the items' images, mirrored where the items are.
-            mirrored: (n,), bool.
         """
         conditions: dict[str, Tensor] = {}
         if self.states is not None:
             conditions |= self.states([self.prompt(*each, sample) for each in zip(indices, seeds, strict=True)])
         if self.image is not None:
-            images = read_images() if self.sources is None else self.sources(indices)
-            if self.sources is not None:
-                images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
-            conditions["image"] = self.image.from_training(images, [item_seed(seed, 0, DERIVED) for seed in seeds])
+            draws = [item_seed(seed, 0, DERIVED) for seed in seeds]
+            conditions["image"] = self.image.from_training(read_images(), draws)
         return conditions
 
     def prompt(self, index: int, seed: int, sample: bool) -> str:

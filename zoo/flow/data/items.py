@@ -110,25 +110,16 @@ class Items(Dataset[dict[str, Any]]):
     def _conditions(self, places: Sequence[Key], x1: Tensor, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Return the conditions of (epoch, item) besides the class."""
         assert self.conditions is not None
-        rows, mirrored = self._rows([item for _, item in places]), self.mirrored(seeds)
-
-        def read_images() -> Tensor:
-            images = self._own_images(places, x1)
-            return images if images is x1 else torch.where(mirrored[:, None, None, None], images.flip(-1), images)
-
-        return self.conditions(rows, seeds, not self._evaluated(places), read_images, mirrored)
-
-    @staticmethod
-    def _evaluated(places: Sequence[Key]) -> bool:
-        """Whether items of an epoch are those of evaluation."""
-        return not places or places[0][0] == EVALUATION_EPOCH
+        items = [item for _, item in places]
+        sample = bool(places) and places[0][0] != EVALUATION_EPOCH
+        return self.conditions(self._rows(items), seeds, sample, lambda: self._images(items, x1, seeds))
 
     def _rows(self, items: Sequence[int]) -> list[int]:
         """Which of all that can be read the items are."""
         return [self.indices[item] for item in items]
 
-    def _own_images(self, places: Sequence[Key], x1: Tensor) -> Tensor:
-        """Images of (epoch, item), whose values are `x1`."""
+    def _images(self, items: Sequence[int], x1: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Images of items, whose values in this epoch are `x1`."""
         return x1
 
     def mirrored(self, seeds: Sequence[int]) -> Tensor:

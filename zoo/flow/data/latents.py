@@ -19,7 +19,7 @@ from zoo.common.reports import write_report
 from zoo.flow.data.datamodule import FlowData, ImageData
 from zoo.flow.data.image_cache import CACHES
 from zoo.flow.data.items import Items
-from zoo.flow.nets.autoencoder import LatentSpace
+from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.process.coupling import PooledTransport
 from zoo.flow.process.sampling import noise
 from zoo.training.array_files import MappedArrays, array_paths, write_array_files
@@ -118,8 +118,9 @@ class LatentItems(Items):
     def _rows(self, items: Sequence[int]) -> list[int]:
         return [self.images.indices[item] for item in items]
 
-    def _own_images(self, places: Sequence[Key], x1: Tensor) -> Tensor:
-        return self.images.data([item for _, item in places])
+    def _images(self, items: Sequence[int], x1: Tensor, seeds: Sequence[int]) -> Tensor:
+        images = self.images.data(items)
+        return torch.where(self.mirrored(seeds)[:, None, None, None], images.flip(-1), images)
 
 
 class LatentData(FlowData):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -154,37 +153,6 @@ class Comparison:
         if not isinstance(self.extractor, ClassifierFeatures) or samples.labels is None:
             return None
         return (np.array(self.extractor.predict(features)) == np.array(samples.labels)).astype(float)
-
-    def by_class(self, samples: SampleSet, features: Tensor) -> list[dict[str, Any]]:
-        """Figures of each class that samples and reference share.
-
-        Returns:
-            Rows with `label`, `class`, `samples`, `reference` (how many); `accuracy` and `nearest` where known;
-            `mean_distance` of the two means, and `std_ratio`. Empty where a side has no labels.
-        """
-        if samples.labels is None or self.reference is None or self.reference.labels is None:
-            return []
-        right, near = self.right(samples, features), self._nearest(samples)
-        fake_labels, real_labels = np.array(samples.labels), np.array(self.reference.labels)
-        names = self.reference.classes or samples.classes
-        rows = []
-        for label in sorted(set(samples.labels) & set(self.reference.labels)):
-            chosen, real = fake_labels == label, real_labels == label
-            fakes, reals = features[torch.from_numpy(chosen)], self.real[torch.from_numpy(real)]
-            row: dict[str, Any] = {
-                "label": label,
-                "class": names[label - 1] if names and label <= len(names) else str(label),
-                "samples": int(chosen.sum()),
-                "reference": int(real.sum()),
-                "mean_distance": float((fakes.mean(dim=0) - reals.mean(dim=0)).norm()),
-                "std_ratio": spread_ratio(reals, [label] * len(reals), fakes, [label] * len(fakes)),
-            }
-            if right is not None:
-                row["accuracy"] = float(right[chosen].mean())
-            if near is not None:
-                row["nearest"] = float(near[torch.from_numpy(chosen)].median())
-            rows.append(row)
-        return rows
 
     def _nearest(self, samples: SampleSet) -> Tensor | None:
         if "nearest" not in self.metrics or self.train is None:

@@ -17,15 +17,14 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from zoo.common.environment import describe_machine
 from zoo.common.locks import writes_into
 from zoo.common.reports import new_figure, terminal_table, write_report
 from zoo.flow.data import points
+from zoo.flow.evaluation.evaluate import describe_run
 from zoo.flow.evaluation.references import ExtractorName, Quality, build_quality
 from zoo.flow.inference.requests import GenerationRequest, SampleRequests, load_sampler
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.process.conditions import GenerationConditions
-from zoo.flow.process.guidance import Guidance, NestedGuidance
+from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import straightness
 from zoo.flow.process.solvers import TABLEAUS, Method, Solver
 
@@ -47,9 +46,7 @@ CAPTION = (
 LOG_RANGE = 3  # figures that differ by more are drawn on a log axis
 
 
-def measure(
-    sampler: Sampler, samples: SampleRequests, quality: Quality, conditions: GenerationConditions | None = None
-) -> Row:
+def measure(sampler: Sampler, samples: SampleRequests, quality: Quality) -> Row:
     """Generate samples and evaluate them.
 
     Returns:
@@ -66,7 +63,7 @@ def measure(
     hook = sampler.net.register_forward_pre_hook(count)
     started = time.perf_counter()
     try:
-        solutions = list(sampler.solutions(labels, seeds, conditions=conditions))
+        solutions = list(sampler.solutions(labels, seeds))
     finally:
         hook.remove()
     seconds = time.perf_counter() - started
@@ -88,7 +85,6 @@ def solver_table(
     methods: Sequence[Method] = METHODS,
     budgets: Sequence[int] = BUDGETS,
     tolerances: Sequence[float] = TOLERANCES,
-    conditions: GenerationConditions | None = None,
 ) -> list[Row]:
     """Measure solvers at budgets of evaluations, dopri5 at tolerances instead, with the sampler's guidance.
 
@@ -106,9 +102,7 @@ def solver_table(
             ]
         else:
             cells += [({**row, **setting}, Solver(method, setting["steps"])) for setting in _steps(method, budgets)]
-    return [
-        row | measure(sampler.using(solver, sampler.guidance), samples, quality, conditions) for row, solver in cells
-    ]
+    return [row | measure(sampler.using(solver, sampler.guidance), samples, quality) for row, solver in cells]
 
 
 def guidance_table(
@@ -118,7 +112,6 @@ def guidance_table(
     scales: Sequence[float] = SCALES,
     budgets: Sequence[int] = BUDGETS,
     method: Method = "euler",
-    conditions: GenerationConditions | None = None,
 ) -> list[Row]:
     """Measure guidance scales at budgets of evaluations; of the sampler's guidance all but the scale is kept.
 
@@ -136,7 +129,7 @@ def guidance_table(
         for setting in _steps(method, budgets):
             solver = Solver(method, setting["steps"])
             row = {"series": f"scale {scale:g}", "scale": scale, "method": method, **setting}
-            rows.append(row | measure(sampler.using(solver, guidance), samples, quality, conditions))
+            rows.append(row | measure(sampler.using(solver, guidance), samples, quality))
     return rows
 
 
@@ -148,9 +141,9 @@ def _steps(method: Method, budgets: Sequence[int]) -> list[dict[str, int]]:
     return [{"budget": budget, "steps": budget // cost} for budget in budgets if budget >= cost]
 
 
-def print_table(rows: Sequence[Row], title: str, console: Console | None = None) -> None:
+def print_table(rows: Sequence[Row], title: str) -> None:
     """Print one table per figure: a line per series, a column per budget; dopri5 has a line per tolerance."""
-    console = console or Console()
+    console = Console()
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     adaptive = any(row["budget"] is None for row in rows)
     heads = ("NFE at most", *map(str, budgets), *(["as needed"] if adaptive else []))
@@ -198,25 +191,21 @@ def compare(
     scales: Sequence[float] = SCALES,
     tolerances: Sequence[float] = TOLERANCES,
 ) -> dict[str, list[Row]]:
-    """Print, write and plot solvers x NFE ("solvers") and, for a net with conditions, guidance x NFE ("guidance").
+    """Print, write and plot solvers x NFE ("solvers") and, for a net with classes, guidance x NFE ("guidance").
 
     Returns:
         The rows of `solver_table` and `guidance_table`.
     """
     samples = labels, seeds = request.labels_and_seeds(sampler)
-    conditions = request.conditions(sampler, seeds)
-    if scales and isinstance(sampler.guidance, NestedGuidance):
-        raise ValueError("nested guidance has a scale for each condition, and the table one for all: --scales '[]'")
-    tables = {"solvers": solver_table(sampler, samples, quality, methods, budgets, tolerances, conditions)}
-    if labels is not None or conditions is not None:
-        tables["guidance"] = guidance_table(sampler, samples, quality, scales, budgets, conditions=conditions)
+    tables = {"solvers": solver_table(sampler, samples, quality, methods, budgets, tolerances)}
+    if labels is not None:
+        tables["guidance"] = guidance_table(sampler, samples, quality, scales, budgets)
     tables = {name: rows for name, rows in tables.items() if rows}
     if not tables:
         raise ValueError("nothing to compare: name methods or, for a net with classes, scales, and budgets above 0")
     for name, rows in tables.items():
         print_table(rows, name)
-        content = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "machine": describe_machine(), "samples": len(seeds)}
-        content |= {"seed": request.seed, "rows": rows}
+        content = describe_run() | {"samples": len(seeds), "seed": request.seed, "rows": rows}
         write_report(Path(output), {f"{name}.json": content, f"{name}.png": plot_table(rows, name)})
     return tables
 
@@ -240,9 +229,6 @@ def compare_solvers(
     val_every: int = 10,
     split_seed: int | None = None,
     device: str = "cpu",
-    prompts: list[str] | None = None,
-    images: Path | None = None,
-    masks: Path | None = None,
 ) -> None:
     """Compare solvers and guidance scales by quality at equal numbers of net calls (NFE): tables, JSON and plots.
 
@@ -259,41 +245,32 @@ def compare_solvers(
         seed: of the noise, which all cells share.
         methods: solvers; all when not given, '[]' leaves that table out.
         budgets: net calls for a sample.
-        scales: of guidance, for a net with classes, texts or images.
+        scales: of guidance, for a net with classes.
         guidance: of the first table; the run's when not given.
         val_every: of the digits' split, as in training.
-        split_seed: of the digits' split, as in training.
+        split_seed: likewise.
         device: torch device.
-        prompts: for a run that takes texts, in turns; likewise
-        images: one, or a folder of them, for a run that takes images, and
-        masks: of them, white where they are to be generated; see `zoo sample`.
     """
     sampler = load_sampler(run, None, guidance, device=device)
     quality = build_quality(
         sampler.sample_shape, point_set, reference, train, extractor, weights, val_every, split_seed, device
     )
-    request = GenerationRequest(count, seed, labels, prompts, images, masks)
+    request = GenerationRequest(count, seed, labels)
     compare(sampler, output, quality, request, METHODS if methods is None else methods, budgets, scales)
 
 
-def evaluate_straightness(
-    sampler: Sampler,
-    labels: Sequence[int] | None,
-    seeds: Sequence[int],
-    conditions: GenerationConditions | None = None,
-) -> float:
+def evaluate_straightness(sampler: Sampler, labels: Sequence[int] | None, seeds: Sequence[int]) -> float:
     """Mean `straightness` of the paths of samples; the solver's grid is that of the integral.
 
     On pairs, `val/loss` of FlowTask is the same integral along the pairs' own lines (with sigma_min 0, per element).
 
     Source: Liu et al., "Flow Straight and Fast" (2023), section 2.2.
     """
-    sampler.check_request(labels, seeds, conditions)
+    sampler.check_request(labels, seeds)
     total = 0.0
     for start in range(0, len(seeds), sampler.chunk):
         part = slice(start, start + sampler.chunk)
-        rows = None if conditions is None else conditions.rows(part)
-        field = sampler.field(None if labels is None else labels[part], rows)
+        field = sampler.field(None if labels is None else labels[part])
         total += float(straightness(field, sampler.noise(seeds[part]), sampler.solver).sum())
     return total / len(seeds)
 
@@ -305,9 +282,6 @@ def print_straightness(
     solver: Solver | None = None,
     guidance: Guidance | None = None,
     device: str = "cpu",
-    prompts: list[str] | None = None,
-    images: Path | None = None,
-    masks: Path | None = None,
 ) -> None:
     """Print how far a run's paths are from straight lines; 0 is a net that one Euler step samples exactly.
 
@@ -318,12 +292,8 @@ def print_straightness(
         solver: the run's when not given; its grid is that of the integral.
         guidance: the run's when not given.
         device: torch device.
-        prompts: for a run that takes texts, images and masks: see `zoo sample`.
-        images: likewise.
-        masks: likewise.
     """
     sampler = load_sampler(run, solver, guidance, device=device)
-    request = GenerationRequest(count, seed, None, prompts, images, masks)
-    labels, seeds = request.labels_and_seeds(sampler)
-    value = evaluate_straightness(sampler, labels, seeds, request.conditions(sampler, seeds))
+    request = GenerationRequest(count, seed)
+    value = evaluate_straightness(sampler, *request.labels_and_seeds(sampler))
     print(f"straightness of {count} paths: {value:.4f}")

@@ -1,17 +1,15 @@
-"""The form of a sampler for the page and the server: its fields, drawing for several forms, and the results."""
+"""The form of a sampler for the page and the server: its fields, and the results."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from zoo.common.atomic_files import write_atomic
 from zoo.flow import rendering
@@ -20,7 +18,7 @@ from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import METHODS
-from zoo.runs.inference.base import attempt, table_output
+from zoo.runs.inference.base import table_output
 from zoo.runs.inference.forms import InputField, Output, Progress
 from zoo.training.resume import item_seed
 
@@ -32,23 +30,6 @@ MAX_FRAMES, FRAMES_PER_SECOND = 40, 12  # of its animation
 ANIMATED_IMAGES = 64  # the first ones; more would be too small to see
 GUIDANCE_HELP = "1 follows {}, more exaggerates it"
 SAMPLING_SHARE = 0.9  # of the progress; the rest is drawing
-
-
-@dataclass
-class FormSamples:
-    """What was drawn for a form.
-
-    Attributes:
-        samples: (B, *sample_shape).
-        labels: one per sample; None without classes.
-        states: (N + 1, B, *sample_shape) of the samples to animate, noise first; None without animation.
-        nfe: evaluations of the field for a sample.
-    """
-
-    samples: Tensor
-    labels: list[int] | None
-    states: Tensor | None
-    nfe: int
 
 
 def sampler_fields(sampler: Sampler) -> tuple[InputField, ...]:
@@ -86,84 +67,38 @@ def sampler_fields(sampler: Sampler) -> tuple[InputField, ...]:
     )
 
 
-def answer_batch(
-    sampler: Sampler, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
-) -> list[list[Output] | Exception]:
-    """Draw for several forms, those with one solver and guidance together; dopri5 suits its steps to what it gets."""
-    groups: list[list[int]] = []
-    open_groups: dict[Any, list[int]] = {}
-    guidances = ("guidance", *(f"guidance_{kind}" for kind in _scales(sampler)))
-    for number, (values, _) in enumerate(requests):
-        shared = [values.get(name) for name in ("method", "steps", "animation", *guidances)]
-        key = (*shared, number if values["method"] == "dopri5" else None)
-        count = sum(requests[each][0]["count"] for each in open_groups.get(key, ())) + values["count"]
-        if key not in open_groups or count > sampler.chunk:
-            open_groups[key] = []
-            groups.append(open_groups[key])
-        open_groups[key].append(number)
-    results: list[Any] = [None] * len(requests)
-    for group in groups:
-        batch = attempt(draw_requests, sampler, [requests[number][0] for number in group], progress)
-        for place, number in enumerate(group):
-            if isinstance(batch, Exception):
-                results[number] = attempt(sampler.answer, *requests[number], progress)
-            else:
-                results[number] = attempt(write_outputs, sampler, *requests[number], batch[place])
-    return results
-
-
-def draw_requests(sampler: Sampler, forms: Sequence[Mapping[str, Any]], progress: Progress) -> list[FormSamples]:
-    """Draw the samples of forms that share solver, guidance and animation."""
-    first, is_image = forms[0], rendering.is_image(sampler.sample_shape)
-    labels = [label for values in forms for label in _labels(sampler, values)]
-    seeds = [item_seed(values["seed"], SAMPLES, number) for values in forms for number in range(values["count"])]
-    limit = ANIMATED_IMAGES if is_image else MAX_POINTS
-    record = 0 if not first["animation"] else min(len(seeds), limit) if len(forms) == 1 else len(seeds)
+def draw_samples(sampler: Sampler, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
+    """Draw the samples of a form; write them and their animation, and return these with a table of facts."""
+    is_image = rendering.is_image(sampler.sample_shape)
+    labels = _labels(sampler, values) or None
+    seeds = [item_seed(values["seed"], SAMPLES, number) for number in range(values["count"])]
+    animated = min(len(seeds), ANIMATED_IMAGES if is_image else MAX_POINTS) if values["animation"] else 0
+    conditions = _conditions(sampler, values, seeds)
+    chosen = _with_settings(sampler, values)
     solutions = list(
-        _with_settings(sampler, first).solutions(
-            labels or None,
-            seeds,
-            record,
-            lambda share: progress(SAMPLING_SHARE * share, "sampling"),
-            _conditions(sampler, forms, seeds),
+        chosen.solutions(
+            labels, seeds, animated, lambda share: progress(SAMPLING_SHARE * share, "sampling"), conditions
         )
     )
     progress(SAMPLING_SHARE, "drawing")
-    samples, nfe = torch.cat([solution.x for solution in solutions]), max(solution.nfe for solution in solutions)
-    states = None
-    if record:
-        states = torch.cat([torch.stack(each.trajectory) for each in solutions if each.trajectory], dim=1)
-    batch, start = [], 0
-    for values in forms:
-        rows = slice(start, start + values["count"])
-        animated = slice(start, start + min(values["count"], limit))
-        batch.append(
-            FormSamples(samples[rows], labels[rows] or None, None if states is None else states[:, animated], nfe)
-        )
-        start += values["count"]
-    return batch
-
-
-def write_outputs(sampler: Sampler, values: Mapping[str, Any], folder: Path, batch: FormSamples) -> list[Output]:
-    """Write the samples of a form and their animation; return them with a table of facts."""
-    names = sampler.class_names(batch.labels)
+    samples, names = torch.cat([solution.x for solution in solutions]), sampler.class_names(labels)
     outputs = []
-    if rendering.is_image(sampler.sample_shape) or batch.samples.shape[1:] == (2,):
-        picture = rendering.frames(batch.samples[None], batch.labels, names)[0]
-        rendering.write_png(folder / "samples.png", picture)
+    if is_image or samples.shape[1:] == (2,):
+        rendering.write_png(folder / "samples.png", rendering.frames(samples[None], labels, names)[0])
         outputs.append(Output("image", "Samples", "samples.png"))
-        if batch.states is not None:
-            count = len(batch.states)
-            chosen = np.linspace(0, count - 1, min(count, MAX_FRAMES)).round().astype(int)
-            animation = rendering.frames(batch.states[chosen], batch.labels, names)
+        if animated:
+            states = [torch.stack(solution.trajectory) for solution in solutions if solution.trajectory]
+            way = torch.cat(states, dim=1)[:, :animated]
+            rows = np.linspace(0, len(way) - 1, min(len(way), MAX_FRAMES)).round().astype(int)
+            animation = rendering.frames(way[rows], labels, names)
             rendering.write_gif(folder / "way.gif", animation, min(FRAMES_PER_SECOND, len(animation)))
             outputs.append(Output("animation", "From noise to samples", "way.gif"))
-    if not rendering.is_image(sampler.sample_shape):
-        write_atomic(folder / "samples.npy", lambda file: np.save(file, batch.samples.numpy()))
+    if not is_image:
+        write_atomic(folder / "samples.npy", lambda file: np.save(file, samples.numpy()))
         outputs.append(Output("file", "Samples as numbers", "samples.npy"))
     counts = {} if names is None else dict(Counter(names))
-    facts = {"samples": len(batch.samples), **counts, "evaluations of the net": batch.nfe}
-    return [*outputs, table_output(facts)]
+    nfe = max(solution.nfe for solution in solutions)
+    return [*outputs, table_output({"samples": len(samples), **counts, "evaluations of the net": nfe})]
 
 
 def _scales(sampler: Sampler) -> dict[str, float]:
@@ -182,27 +117,13 @@ def _with_settings(sampler: Sampler, values: Mapping[str, Any]) -> Sampler:
     return sampler.using(sampler.solver.using(values["method"], values["steps"]), guidance)
 
 
-def _conditions(
-    sampler: Sampler, forms: Sequence[Mapping[str, Any]], seeds: Sequence[int]
-) -> GenerationConditions | None:
-    """Prompts and images of forms, one of each per sample."""
+def _conditions(sampler: Sampler, values: Mapping[str, Any], seeds: Sequence[int]) -> GenerationConditions | None:
+    """Prompts and images of a form, one of each per sample."""
     if not sampler.request_keys:
         return None
-    parts, start = [], 0
-    for values in forms:
-        count = values["count"]
-        prompts = [values.get("prompt") or ""] * count if sampler.text is not None else None
-        images, masks = ([values[key]] * count if values.get(key) else [] for key in ("image", "mask"))
-        part = sampler.read_conditions(seeds[start : start + count], prompts, images, masks)
-        assert part is not None
-        parts.append(part)
-        start += count
-    return GenerationConditions(
-        None if sampler.text is None else [prompt for part in parts for prompt in part.prompts or ()],
-        None
-        if sampler.image_condition is None
-        else torch.cat([part.images for part in parts if part.images is not None]),
-    )
+    prompts = [values.get("prompt") or ""] * len(seeds) if sampler.text is not None else None
+    images, masks = ([values[key]] * len(seeds) if values.get(key) else [] for key in ("image", "mask"))
+    return sampler.read_conditions(seeds, prompts, images, masks)
 
 
 def _labels(sampler: Sampler, values: Mapping[str, Any]) -> list[int]:

@@ -26,7 +26,6 @@ from zoo.flow.inference.requests import GenerationRequest, load_sampler, sampler
 from zoo.flow.inference.sampler import Sampler
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
-from zoo.flow.process.image_conditions import Inpainting
 from zoo.flow.process.solvers import Solver
 
 LABELS_NAME, JOINED_NAME = "labels.csv", "samples.npy"
@@ -183,11 +182,9 @@ def sample(
     grid: bool = True,
     trajectory: bool = False,
     device: str = "cpu",
-    guide: Path | None = None,
     prompts: list[str] | str | None = None,
     images: Path | None = None,
     masks: Path | None = None,
-    put_back: bool = False,
 ) -> dict[str, Any]:
     """Draw samples from a run into a folder: 0.png, 1.png, ..., labels.csv, a grid and an animation.
 
@@ -208,19 +205,11 @@ def sample(
         grid: write the first 100 as one picture, OUTPUT_grid.png.
         trajectory: write an animation of the first 64 from noise to data, OUTPUT_trajectory.gif.
         device: torch device.
-        guide: run of a weaker net to guide this one by (autoguidance), with --guidance zoo.flow.Autoguidance and
-            --guidance.scale, 2 when not given.
         prompts: texts, taken in turns, for a run that takes them: --prompts "a cat", or '["a", "b"]'; "" is none.
         images: for a run that takes images: one, or a folder of them, taken in turns by name.
         masks: likewise, white where an image is to be generated; random rectangles when not given.
-        put_back: keep what an image has outside of the mask to the bit, by putting it back at each step; for a run that
-            inpaints (see `zoo.flow.Inpainting`).
     """
-    sampler = load_sampler(run, solver, guidance, chunk, device, guide)
-    if put_back:
-        if not isinstance(sampler.image_condition, Inpainting):
-            raise ValueError(f"--put_back is for runs with zoo.flow.Inpainting as image_condition, which {run} has not")
-        sampler.image_condition.put_back = True
+    sampler = load_sampler(run, solver, guidance, chunk, device)
     prompts = [prompts] if isinstance(prompts, str) else prompts
     request = GenerationRequest(count, seed, labels, prompts, images, masks)
     return generate(sampler, output, request, *process_rank(), grid, trajectory)

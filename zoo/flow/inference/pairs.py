@@ -15,7 +15,6 @@ from zoo.common.locks import writes_into
 from zoo.flow.data.pair_data import CHECKED_VALUES, META_NAME, STEM, row_type
 from zoo.flow.inference.requests import GenerationRequest, load_sampler, sampler_settings
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import PAIRS
 from zoo.flow.process.solvers import Solver
@@ -38,7 +37,7 @@ def make_pairs(
 
     Noise and label of a pair follow from seed and number alone. `meta.json` says how the pairs were made. A second call
     writes missing shards only; of `world_size` processes each writes every world_size-th. A flow in latents gives
-    these, on the autoencoder's own scale. Images that samples are given are stored, as the net's condition.
+    these, on the autoencoder's own scale.
 
     Returns:
         Pairs that this process `made`, and `skipped` because they were there.
@@ -48,7 +47,9 @@ def make_pairs(
     check_at_least(1, shard_size=shard_size)
     check_within(0, world_size - 1, rank=rank)
     labels, seeds = request.labels_and_seeds(sampler, PAIRS)
-    settings = _settings(sampler, request, seeds, sampler.classes if classes is None else classes)
+    if sampler.text is not None or sampler.image_condition is not None:
+        raise ValueError("pairs hold no texts or images: make-pairs takes a run without them")
+    settings = _settings(sampler, request, sampler.classes if classes is None else classes)
     begin_output(
         output, {"run": run, **settings, "shard_size": shard_size}, META_NAME, NOT_COMPARED, sweep=world_size == 1
     )
@@ -57,14 +58,11 @@ def make_pairs(
     def rows(part: range) -> np.ndarray:
         nonlocal made
         made += len(part)
-        rows = np.zeros(len(part), row_type(sampler.net.sample_shape, settings.get("image_shape")))
+        rows = np.zeros(len(part), row_type(sampler.net.sample_shape))
         rows["seed"] = seeds[part.start : part.stop]
-        conditions = request.conditions(sampler, rows["seed"].tolist(), first=part.start)
-        if conditions is not None and conditions.images is not None:
-            rows["image"] = conditions.images.numpy()
         if labels is not None:
             rows["label"] = labels[part.start : part.stop]
-        _fill_samples(sampler, rows, conditions)
+        _fill_samples(sampler, rows)
         return rows
 
     write_array_files(output / STEM, request.count, shard_size, rows, rank, world_size)
@@ -72,31 +70,24 @@ def make_pairs(
     return {"made": made, "skipped": sum(min(shard_size, request.count - start) for start in starts) - made}
 
 
-def _settings(
-    sampler: Sampler, request: GenerationRequest, seeds: list[int], classes: list[str] | None
-) -> dict[str, Any]:
+def _settings(sampler: Sampler, request: GenerationRequest, classes: list[str] | None) -> dict[str, Any]:
     """What decides the pairs, and what their reader has to know."""
-    net, first = sampler.net, request.conditions(sampler, seeds[:1])
+    net = sampler.net
     if classes is not None and len(classes) != net.num_classes:
         raise ValueError(f"{len(classes)} names of classes for a net of {net.num_classes} classes")
     settings = sampler_settings(sampler) | {"num_classes": net.num_classes, "sample_shape": net.sample_shape}
     if sampler.latents is not None:
         settings["autoencoder"] = sampler.latents.autoencoder.fingerprint()
     labels = sampler.label_numbers(request.labels)
-    settings |= {"count": request.count, "labels": labels, "classes": classes, "seed": request.seed}
-    if first is not None:
-        settings["prompts"] = None if request.prompts is None else list(request.prompts)
-        settings["image_shape"] = None if first.images is None else list(first.images.shape[1:])
-        settings |= {f"{name}s": [path.name for path in paths] for name, paths in request.files().items()}
-    return settings
+    return settings | {"count": request.count, "labels": labels, "classes": classes, "seed": request.seed}
 
 
-def _fill_samples(sampler: Sampler, rows: np.ndarray, conditions: GenerationConditions | None) -> None:
+def _fill_samples(sampler: Sampler, rows: np.ndarray) -> None:
     """Fill in samples, and what their noise begins with."""
     seeds, start = rows["seed"].tolist(), 0
     to_data = torch.nn.Identity() if sampler.latents is None else sampler.latents.denormalise
     labels = rows["label"].tolist() if sampler.net.num_classes else None
-    for solution in sampler.solutions(labels, seeds, conditions=conditions, decode=False):
+    for solution in sampler.solutions(labels, seeds, decode=False):
         part = slice(start, start + len(solution.x))
         rows["x0_start"][part] = sampler.noise(seeds[part]).flatten(1)[:, :CHECKED_VALUES].cpu().numpy()
         rows["x1"][part] = to_data(solution.x.to(sampler.device)).cpu().numpy()
@@ -116,9 +107,6 @@ def write_pairs(
     chunk: int | None = None,
     classes: list[str] | None = None,
     device: str = "cpu",
-    prompts: list[str] | None = None,
-    images: Path | None = None,
-    masks: Path | None = None,
 ) -> dict[str, int]:
     """Write a run's samples with the noise that each was made of, to train on: reflow and distillation.
 
@@ -137,10 +125,7 @@ def write_pairs(
         chunk: pairs sampled at once; as the run says when not given.
         classes: names of the classes, to be noted; those of the run when not given.
         device: torch device.
-        prompts: for a run that takes texts, in turns; likewise
-        images: one, or a folder of them, for a run that takes images, and
-        masks: of them, white where they are to be generated; see `zoo sample`.
     """
     sampler = load_sampler(run, solver, guidance, chunk, device)
-    request = GenerationRequest(count, seed, labels, prompts, images, masks)
+    request = GenerationRequest(count, seed, labels)
     return make_pairs(sampler, output, request, shard_size, *process_rank(), run=str(run), classes=classes)

@@ -12,9 +12,8 @@ from zoo.common.environment import local_device
 from zoo.common.tensors import state_digest
 from zoo.flow.data.image_sets import image_files
 from zoo.flow.inference.sampler import Sampler
-from zoo.flow.nets.frozen import FrozenNet
 from zoo.flow.process.conditions import GenerationConditions
-from zoo.flow.process.guidance import Autoguidance, Guidance
+from zoo.flow.process.guidance import Guidance
 from zoo.flow.process.sampling import SAMPLES
 from zoo.flow.process.solvers import Solver
 from zoo.runs.load import load
@@ -75,11 +74,11 @@ class GenerationRequest:
         """Images and masks by "image" and "mask"."""
         return {"image": _image_files(self.images), "mask": _image_files(self.masks)}
 
-    def conditions(self, sampler: Sampler, seeds: Sequence[int], first: int = 0) -> GenerationConditions | None:
-        """Conditions of the samples from number `first` on, which have these seeds; None where the net takes none."""
+    def conditions(self, sampler: Sampler, seeds: Sequence[int]) -> GenerationConditions | None:
+        """Conditions of the samples, which have these seeds; None where the net takes none."""
 
         def turns(values: Sequence[Any]) -> list[Any]:
-            return [values[(first + index) % len(values)] for index in range(len(seeds))] if values else []
+            return [values[index % len(values)] for index in range(len(seeds))] if values else []
 
         if sampler.text is not None and not self.prompts:
             raise ValueError("prompts are needed: the net takes them; --prompts 'a cat', or '' for none")
@@ -103,28 +102,21 @@ def load_sampler(
     guidance: Guidance | None = None,
     chunk: int | None = None,
     device: str = "cpu",
-    guide: Path | None = None,
 ) -> Sampler:
     """Load a run folder, checkpoint or export to sample from it; None takes the run's solver, guidance or chunk.
 
-    `cuda` is each process's own device where torchrun started several. `guide` is the run of a weaker net, by which the
-    sampler guides itself; the scale is 2 unless `guidance` gives another `Autoguidance`.
+    `cuda` is each process's own device where torchrun started several.
     """
     options: dict[str, Any] = {"solver": solver, "guidance": guidance, "chunk": chunk}
     sampler = load(run, local_device(device), **{name: value for name, value in options.items() if value is not None})
     if not isinstance(sampler, Sampler):
         raise ValueError(f"{run} is loaded as {type(sampler).__name__}; expected a run of flow matching (Sampler)")
-    if guide is not None:
-        sampler.guide = FrozenNet(str(guide)).to(sampler.device)
-        if not isinstance(sampler.guidance, Autoguidance):
-            sampler.guidance = Autoguidance()
     return sampler
 
 
 def sampler_settings(sampler: Sampler) -> dict[str, Any]:
     """What decides samples besides their labels and seeds, for JSON: the weights as a hash, path, solver, guidance."""
     return {
-        **({} if sampler.guide is None else {"guide": sampler.guide.fingerprint()}),
         **({} if sampler.latents is None else {"latents": state_digest(sampler.latents.state_dict())}),
         **({} if sampler.text is None else {"text": sampler.text.fingerprint()}),
         **({} if sampler.image_condition is None else {"image_condition": _describe(sampler.image_condition)}),

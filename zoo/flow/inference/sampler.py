@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,20 +20,21 @@ from zoo.flow import rendering
 from zoo.flow.data.images import FileImages, Framing, to_values
 from zoo.flow.inference import forms
 from zoo.flow.inference.request_files import CONDITION_KEYS, read_request_file
-from zoo.flow.losses import average_field
-from zoo.flow.nets.autoencoder import LatentSpace
-from zoo.flow.nets.frozen import FrozenNet
-from zoo.flow.nets.text import FrozenText
+from zoo.flow.inference.validation_samples import log_validation_samples
+from zoo.flow.nets.latent_space import LatentSpace
 from zoo.flow.nets.velocity import VectorField, VelocityNet
-from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, add_nulls
+from zoo.flow.process.conditions import ConditionBatch, GenerationConditions, TextEncoder, add_nulls
 from zoo.flow.process.guidance import Guidance, check_labels, velocity_field
-from zoo.flow.process.image_conditions import ImageCondition, Inpainting
+from zoo.flow.process.image_conditions import ImageCondition
 from zoo.flow.process.paths import AffinePath, Prediction
-from zoo.flow.process.sampling import keep_known_region, noise
-from zoo.flow.process.solvers import Method, Projection, Solution, Solver
+from zoo.flow.process.sampling import noise
+from zoo.flow.process.solvers import Method, Solution, Solver
 from zoo.runs.export import CALL_USAGE
 from zoo.runs.inference.base import Inference
 from zoo.runs.inference.forms import InputField, Output, Progress
+
+if TYPE_CHECKING:
+    from zoo.flow.task import FlowTask
 
 
 class Sampler(Inference):
@@ -59,7 +60,6 @@ class Sampler(Inference):
         chunk: samples integrated together; more need more memory.
         classes: names of the classes 1 to K; null where they have none. They may be given instead of numbers, and
             appear in results.
-        guide: a weaker net, for `zoo.flow.Autoguidance`.
         latents: the autoencoder that makes samples of what the net generates; null where these are samples.
         text: the encoder of prompts; null where the net takes none.
         image_condition: makes the image condition; null where the net takes none.
@@ -78,9 +78,8 @@ class Sampler(Inference):
         prediction: Prediction = "velocity",
         chunk: int = 64,
         classes: Sequence[str] | None = None,
-        guide: FrozenNet | None = None,
         latents: LatentSpace | None = None,
-        text: FrozenText | None = None,
+        text: TextEncoder | None = None,
         image_condition: ImageCondition | None = None,
     ) -> None:
         check_at_least(1, chunk=chunk)
@@ -96,7 +95,6 @@ class Sampler(Inference):
         self.prediction: Prediction = prediction
         self.chunk = chunk
         self.classes = None if classes is None else list(classes)
-        self.guide = guide
         self.latents = latents
         self.text = text
         self.image_condition = image_condition
@@ -118,8 +116,8 @@ class Sampler(Inference):
         if self.latents is None:
             return tuple(self.net.sample_shape)
         _, height, width = self.net.sample_shape
-        net = self.latents.autoencoder.net
-        return (net.image_channels, height * net.factor, width * net.factor)
+        autoencoder = self.latents.autoencoder
+        return (autoencoder.image_channels, height * autoencoder.factor, width * autoencoder.factor)
 
     def decode_latents(self, x: Tensor) -> Tensor:
         """Samples (B, *sample_shape) of what the net generates (B, *net.sample_shape)."""
@@ -186,7 +184,7 @@ class Sampler(Inference):
         """
         label = self._label_tensor(labels)
         encoded = self.encode_conditions(conditions)
-        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, encoded, self.guide)
+        return velocity_field(self.net, self.path, label, self.guidance, self.prediction, encoded)
 
     def _label_tensor(self, labels: Sequence[int] | None) -> Tensor | None:
         if labels is None or not self.net.num_classes:
@@ -218,27 +216,15 @@ class Sampler(Inference):
             if progress is not None:
                 field = _report_progress(field, progress, start / len(seeds), len(seeds[part]) / len(seeds))
             x0 = self.noise(seeds[part])
-            project = self._keep_known_region(x0, None if rows is None else rows.images)
-            solution = self.solver.solve(field, x0, keep_trajectory=start < record, project=project)
+            solution = self.solver.solve(field, x0, keep_trajectory=start < record)
             decoder = self.decode_latents if decode else torch.nn.Identity()
             x = decoder(solution.x).float().cpu()
-            if project is not None and decode and rows is not None and rows.images is not None:  # decoding changed it
-                x = torch.where(rows.images[:, :1].cpu() > 0, x, rows.images[:, 1:].float().cpu())
             finite = x.flatten(1).isfinite().all(dim=1)
             if not finite.all():
                 seed = seeds[start + int(finite.logical_not().nonzero()[0])]
                 raise ValueError(f"the sample of seed {seed} is not finite: the training diverged, or the solver did")
             states = [decoder(state).float().cpu() for state in solution.trajectory]
             yield Solution(x, solution.nfe, solution.times, states)
-
-    def _keep_known_region(self, x0: Tensor, images: Tensor | None) -> Projection | None:
-        """Return what keeps the known part of image conditions (B, 1 + C, H, W); None without `put_back`."""
-        if images is None or not isinstance(self.image_condition, Inpainting) or not self.image_condition.put_back:
-            return None
-        images = images.to(self.device)
-        if self.latents is not None:
-            images = self.latents.condition(images, masked=True)
-        return keep_known_region(x0, images[:, 1:], images[:, :1] == 0, self.path)
 
     def sample(
         self, labels: Sequence[int] | None, seeds: Sequence[int], conditions: GenerationConditions | None = None
@@ -345,14 +331,11 @@ class Sampler(Inference):
 
     def answer(self, values: Mapping[str, Any], folder: Path, progress: Progress) -> list[Output]:
         """Draw samples, and their way from the noise."""
-        (samples,) = forms.draw_requests(self, [values], progress)
-        return forms.write_outputs(self, values, folder, samples)
+        return forms.draw_samples(self, values, folder, progress)
 
-    def answer_batch(
-        self, requests: Sequence[tuple[Mapping[str, Any], Path]], progress: Progress
-    ) -> list[list[Output] | Exception]:
-        """Draw for several forms, those with one solver and guidance together."""
-        return forms.answer_batch(self, requests, progress)
+    def log_validation(self, task: FlowTask, last: bool) -> None:
+        """Log samples of a task's validation; see `log_validation_samples`."""
+        log_validation_samples(self, task, last)
 
     @property
     def usage(self) -> str:
@@ -410,15 +393,12 @@ class Sampler(Inference):
 class MeanFlowSampler(Sampler):
     """Draws samples by average velocities: Euler steps, one as a rule, each over a whole interval of the grid.
 
-    The arguments are those of `Sampler`; the solver, one step by default, is "euler", and neither a guide nor texts or
-    images are taken.
+    The arguments are those of `Sampler`; the solver, one step by default, is "euler", and no texts or images are taken.
     """
 
     usual_solver = ("euler", 1)
 
     def _check_parts(self) -> None:
-        if self.guide is not None:
-            raise ValueError("a net of average velocities is not guided by another: guide is null")
         if self.text is not None or self.image_condition is not None:
             raise ValueError("a net of average velocities takes neither texts nor images")
         _check_euler(self.solver)
@@ -431,7 +411,17 @@ class MeanFlowSampler(Sampler):
     def field(self, labels: Sequence[int] | None = None, conditions: GenerationConditions | None = None) -> VectorField:
         """The average velocity from a time of the solver's grid to the next; see `Sampler.field`."""
         self.encode_conditions(conditions)
-        return average_field(self.net, self.solver.times(), self._label_tensor(labels), self.guidance)
+        label, grid = self._label_tensor(labels), self.solver.times()
+
+        def field(t: float, x: Tensor) -> Tensor:
+            span = min((time for time in grid if time > t), default=1.0) - t
+            rows = None if label is None else label.expand(len(x))
+            spans = ConditionBatch({"span": x.new_full((len(x),), span)}, {})
+            if self.guidance is None:
+                return self.net(x, t, rows, spans.values)
+            return self.guidance.predict(self.net, t, x, rows, spans)
+
+        return field
 
     def fields(self) -> tuple[InputField, ...]:
         """Those of `Sampler`, without a choice of the solver."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo.common.checks import check_at_least
 from zoo.common.tensors import seeded_rng
+from zoo.flow.process.conditions import TextEncoder
 from zoo.runs.frozen import FrozenModule, suppress_loading_messages
 from zoo.runs.pretrained_files import build_config, load_config, load_pretrained, load_tokenizer
 
@@ -29,7 +30,7 @@ ENCODERS = {  # of models that hold more than an encoder of text, by their type
 }
 
 
-class FrozenText(FrozenModule):
+class FrozenText(FrozenModule, TextEncoder):
     """A trained encoder of texts (CLIP's, T5's, BERT's and their like), which is not trained here.
 
     States are rounded to half precision, so that those of a cache equal those computed at once.
@@ -42,9 +43,6 @@ class FrozenText(FrozenModule):
         max_tokens: of a prompt; what is longer is cut.
         chunk: prompts encoded together.
         seed: of random weights.
-
-    Attributes:
-        width: of a token's state, and of the vector.
 
     Raises:
         FileNotFoundError: when there is nothing at the source.
@@ -93,19 +91,14 @@ class FrozenText(FrozenModule):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """States of prompts, float32.
-
-        Returns:
-            `tokens` (B, max_tokens, width); `mask` (B, max_tokens), bool, True where there are tokens; `pooled`
-            (B, width): what the encoder says of the whole, else the mean of its tokens.
-        """
+        """Encode prompts, see `TextEncoder.encode`; `pooled` is the encoder's vector, else the mean of its tokens."""
         if not prompts:
             raise ValueError("FrozenText: no prompt was given")
         parts = [self._encode(prompts[first : first + self.chunk]) for first in range(0, len(prompts), self.chunk)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def null(self) -> dict[str, Tensor]:
-        """States of the empty prompt, (1, ...) each; computed once."""
+        """Encode the empty prompt, once."""
         if self._null is None or self._null["tokens"].device != self.model.device:
             self._null = self.encode([""])
         return self._null

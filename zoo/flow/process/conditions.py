@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.common.tensors import sample_uniforms
 from zoo.flow.nets.velocity import NULL_LABEL, VelocityNet
 
 if TYPE_CHECKING:
-    from zoo.flow.nets.autoencoder import LatentSpace
-    from zoo.flow.nets.text import FrozenText
+    from zoo.flow.nets.latent_space import LatentSpace
     from zoo.flow.process.image_conditions import ImageCondition
 
 KIND_NAMES = {"text": ("tokens", "mask", "pooled"), "image": ("image",)}
-LABEL = "label"
+LABEL, ALL = "label", "all"
 KINDS = (*KIND_NAMES, LABEL)
+
+
+class TextEncoder(nn.Module, ABC):
+    """Base of encoders of prompts, which are not trained here.
+
+    Attributes:
+        width: of a token's state, and of the vector.
+        max_tokens: of a prompt; what is longer is cut.
+        chunk: prompts encoded together.
+    """
+
+    width: int
+    max_tokens: int
+    chunk: int
+
+    @abstractmethod
+    def encode(self, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Encode prompts as `tokens` (B, max_tokens, width), `mask` (B, max_tokens), bool, and `pooled` (B, width)."""
+
+    @abstractmethod
+    def null(self) -> dict[str, Tensor]:
+        """Encode the empty prompt, (1, ...) each."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a hash of the weights."""
 
 
 @dataclass
@@ -73,7 +99,7 @@ class GenerationConditions:
 
 def add_nulls(
     conditions: Mapping[str, Tensor],
-    text: FrozenText | None,
+    text: TextEncoder | None,
     latents: LatentSpace | None,
     image_condition: ImageCondition | None,
 ) -> ConditionBatch:
@@ -90,15 +116,14 @@ def add_nulls(
     return ConditionBatch(values, nulls)
 
 
-def sample_drops(drops: Mapping[str, float], joint: float, seeds: Sequence[int]) -> dict[str, Tensor]:
+def sample_drops(drops: Mapping[str, float], seeds: Sequence[int]) -> dict[str, Tensor]:
     """Sample which items keep each kind of condition: (B,) int64 by "text", "image" and "label", from the items' seeds.
 
     Args:
-        drops: probability by kind that it is dropped, independently.
-        joint: probability that all are dropped.
+        drops: probability by kind that it is dropped, independently, and by "all" that all are.
     """
     u = sample_uniforms(seeds, 3 + len(KIND_NAMES))[2:]  # the first two are the time and the label's own
-    keep = {LABEL: (u[0] >= joint).long()}
+    keep = {LABEL: (u[0] >= drops.get(ALL, 0.0)).long()}
     for number, kind in enumerate(KIND_NAMES, start=1):
         keep[kind] = keep[LABEL] * (u[number] >= drops.get(kind, 0.0)).long()
     return keep

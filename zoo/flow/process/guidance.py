@@ -1,4 +1,4 @@
-"""Classifier-free guidance: dropping labels in training, and mixing both branches in sampling."""
+"""Classifier-free guidance in sampling: a mix of predictions with and without conditions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.blocks.image import classifier_free_guidance
 from zoo.common.checks import check_one_of, check_within
@@ -63,7 +63,6 @@ class Guidance:
         x: Tensor,
         label: Tensor | None,
         conditions: ConditionBatch | None = None,
-        guide: nn.Module | None = None,
     ) -> Tensor:
         """Predict at points (B, ...) of classes (B,), int64; the net runs once for both branches.
 
@@ -71,7 +70,6 @@ class Guidance:
 
         Args:
             conditions: besides the class; where there are any, the unconditional branch has none of them either.
-            guide: a weaker net, for `Autoguidance`.
         """
         scale = self.scale_at(t)
         if conditions is not None:
@@ -86,41 +84,6 @@ class Guidance:
         if len(outputs) == 1:
             return outputs[0]
         return classifier_free_guidance(outputs[1], outputs[0], scale, self.rescale)
-
-
-class Autoguidance(Guidance):
-    """Guides a net by a weaker one, both conditional: v_weak + s (v - v_weak). Works without classes, too.
-
-    The weaker net is the task's and the sampler's `guide`: smaller, trained less, on the same data.
-
-    Args:
-        scale: s. 1 is the net alone; published ones are about 2.
-        interval: times between which to guide; outside, the prediction is the net's.
-        rescale: share, 0 to 1, of the guided prediction that is brought back to the net's deviation.
-
-    Source: Karras et al., "Guiding a Diffusion Model with a Bad Version of Itself" (2024), equation 5.
-    """
-
-    needs_labels = False
-
-    def __init__(self, scale: float = 2.0, interval: Sequence[float] = (0.0, 1.0), rescale: float = 0.0) -> None:
-        super().__init__(scale, "label0", interval, rescale)
-
-    def predict(
-        self,
-        net: VelocityNet,
-        t: float,
-        x: Tensor,
-        label: Tensor | None,
-        conditions: ConditionBatch | None = None,
-        guide: nn.Module | None = None,
-    ) -> Tensor:
-        """Predict at points (B, ...) by both nets; see `Guidance.predict`."""
-        if guide is None:
-            raise ValueError("Autoguidance needs a weaker net: model.guide in the recipe, or zoo sample --guide RUN")
-        inputs = (x, t, label) if conditions is None else (x, t, label, conditions.values)
-        scale, strong = self.scale_at(t), net(*inputs)
-        return strong if scale == 1 else classifier_free_guidance(strong, guide(*inputs), scale, self.rescale)
 
 
 class NestedGuidance(Guidance):
@@ -151,7 +114,6 @@ class NestedGuidance(Guidance):
         x: Tensor,
         label: Tensor | None,
         conditions: ConditionBatch | None = None,
-        guide: nn.Module | None = None,
     ) -> Tensor:
         """Predict at points (B, ...); see `Guidance.predict`."""
         if not self.interval[0] <= t <= self.interval[1]:
@@ -173,7 +135,6 @@ def velocity_field(
     guidance: Guidance | None = None,
     prediction: Prediction = "velocity",
     conditions: ConditionBatch | None = None,
-    guide: nn.Module | None = None,
 ) -> VectorField:
     """The field of a time and points (B, ...) whose integral turns noise into samples.
 
@@ -181,10 +142,9 @@ def velocity_field(
         label: classes (B,) or (1,), int64; None runs the net without labels.
         guidance: None gives the conditional field where there are labels, which it needs.
         conditions: of B rows; None for a net that has no others than classes.
-        guide: a weaker net, for `Autoguidance`.
     """
     labelled = label is not None and bool(net.num_classes)
-    if guidance is not None and guidance.needs_labels and conditions is None and not labelled:
+    if guidance is not None and conditions is None and not labelled:
         raise ValueError(f"guidance needs labels and a net with classes; found {label} and {net.num_classes} classes")
     # labels on another device were checked before they were sent there: reading them would wait for it
     if label is not None and label.device.type == "cpu":
@@ -192,8 +152,8 @@ def velocity_field(
 
     def field(t: float, x: Tensor) -> Tensor:
         rows = None if label is None else label.expand(len(x))
-        if guidance is not None and (rows is not None or conditions is not None or not guidance.needs_labels):
-            output = guidance.predict(net, t, x, rows, conditions, guide)
+        if guidance is not None:
+            output = guidance.predict(net, t, x, rows, conditions)
         elif conditions is not None:
             output = net(x, t, rows, conditions.values)
         else:

@@ -1,4 +1,4 @@
-"""Images that a net is conditioned on: an image with holes, a small one, another picture of the same thing."""
+"""Images that a net is conditioned on: an image with holes, a small one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ class ImageCondition(ABC):
 
     Attributes:
         masked: whether a mask is the first channel, 1 where the image is missing.
-        paired: whether the data set holds source images; otherwise the condition is made of the item itself.
     """
 
     masked = False
-    paired = False
 
     def channels(self, image: int) -> int:
         """Its channels, for images of so many."""
@@ -52,19 +50,15 @@ class Inpainting(ImageCondition):
     Args:
         least: smallest height and width of the rectangle, as a share of the image's, > 0.
         most: largest, at most 1.
-        put_back: in sampling, put the known part back onto its path at each time of the solver's grid, so that it stays
-            bit-equal; otherwise the net copies it. In latents, the cells that are known as a whole, and at last the
-            known pixels.
     """
 
     masked = True
 
-    def __init__(self, least: float = 0.25, most: float = 0.75, put_back: bool = False) -> None:
+    def __init__(self, least: float = 0.25, most: float = 0.75) -> None:
         if not 0 < least <= most <= 1:
             raise ValueError(f"Inpainting: expected 0 < least <= most <= 1, found {least} and {most}")
         self.least = least
         self.most = most
-        self.put_back = put_back
 
     def from_training(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         """Cut a rectangle of random size and place out of each image."""
@@ -115,20 +109,3 @@ class SuperResolution(ImageCondition):
     def from_user(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
         """Enlarge small images, bilinearly."""
         return F.interpolate(images, scale_factor=float(self.factor), mode="bilinear", align_corners=False)
-
-
-class SourceImage(ImageCondition):
-    """Another image: a sketch, the picture before an edit. The data has one beside each image (`sources`).
-
-    Source: Brooks et al., "InstructPix2Pix" (2023).
-    """
-
-    paired = True
-
-    def from_training(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
-        """The source itself."""
-        return images
-
-    def from_user(self, images: Tensor, masks: Tensor | None, seeds: Sequence[int]) -> Tensor:
-        """The source itself."""
-        return images

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from zoo.common.checks import check_at_least
 from zoo.flow import rendering
 from zoo.flow.process.conditions import GenerationConditions
 from zoo.flow.process.guidance import Guidance, NestedGuidance
@@ -18,6 +16,7 @@ from zoo.flow.process.sampling import SAMPLES
 from zoo.training.resume import item_seed
 
 if TYPE_CHECKING:
+    from zoo.flow.inference.sampler import Sampler
     from zoo.flow.task import FlowTask
 
 CLASSES = 10  # columns of the picture
@@ -27,49 +26,17 @@ STRIP_STATES, ANIMATED_STATES = 8, 30  # of a trajectory
 EXAGGERATED = 2.0  # scale of guidance that is shown where the recipe has none
 ANIMATION_FPS = 8
 
-SampleFunction = Callable[[list[int] | None, Sequence[int]], Tensor]
-"""Samples (B, *sample_shape), float32 on the CPU, of labels (None without classes) and seeds."""
 
+def log_validation_samples(sampler: Sampler, task: FlowTask, last: bool) -> None:
+    """Log samples as a picture, and after the last validation their way from the noise as an animation.
 
-class SampleMetrics(ABC):
-    """Figures of samples, computed at every n-th validation and in every test.
-
-    Args:
-        every: n. At the other validations the figures are not logged, and no checkpoint is saved for them.
+    Images are of each class, with and without guidance, above their nearest training images; points lie over points of
+    the data. The noise is that of `zoo sample` with the same seed.
     """
-
-    def __init__(self, every: int = 1) -> None:
-        check_at_least(1, every=every)
-        self.every = every
-
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """Names of the figures, `frechet` for `val/frechet`."""
-
-    @abstractmethod
-    def compute(self, draw: SampleFunction, num_classes: int, train_set: Any, val_set: Any) -> dict[str, float]:
-        """Generate samples and compare them with sets that have `examples`, as those of `FlowData` do."""
-
-
-def log_validation_samples(task: FlowTask, last: bool) -> None:
-    """Log samples as a picture, and after the last validation their way from the noise as an animation."""
-    sampler: Any = task.inference()
     if rendering.is_image(sampler.sample_shape):
         _log_images(task, sampler, last)
     elif tuple(sampler.sample_shape) == (2,):
         _log_points(task, sampler, last)
-
-
-def compute_sample_metrics(task: FlowTask, metrics: SampleMetrics) -> dict[str, float]:
-    """Compare samples of a task with its data."""
-    data: Any = task.trainer.datamodule  # type: ignore[attr-defined]
-    sampler: Any = task.inference()
-
-    def draw(labels: list[int] | None, seeds: Sequence[int]) -> Tensor:
-        return sampler.sample(labels, seeds, conditions_of(task, labels, len(seeds)))
-
-    return metrics.compute(draw, task.net.num_classes, data.train_set, data.val_set)
 
 
 def conditions_of(task: FlowTask, labels: Sequence[int] | None, count: int) -> GenerationConditions | None:
@@ -85,7 +52,7 @@ def conditions_of(task: FlowTask, labels: Sequence[int] | None, count: int) -> G
     return items.generation_conditions([next(turns[label]) for label in labels])
 
 
-def _log_images(task: FlowTask, sampler: Any, last: bool) -> None:
+def _log_images(task: FlowTask, sampler: Sampler, last: bool) -> None:
     items = task.sample_settings.items
     labels, seeds, names = _requests(task, max(items, min(task.net.num_classes, CLASSES)))
     conditions = conditions_of(task, labels, len(seeds))
@@ -112,7 +79,7 @@ def _log_images(task: FlowTask, sampler: Any, last: bool) -> None:
         task.write_media("animation", "val/animation", animation, ANIMATION_FPS)
 
 
-def _log_points(task: FlowTask, sampler: Any, last: bool) -> None:
+def _log_points(task: FlowTask, sampler: Sampler, last: bool) -> None:
     labels, seeds, _ = _requests(task, POINTS)
     states, real = sampler.trajectory(labels, seeds), _training_examples(task, POINTS)
     plots = rendering.point_plots(states[_evenly(len(states), ANIMATED_STATES)], labels, real)
@@ -134,7 +101,7 @@ def _requests(task: FlowTask, count: int) -> tuple[list[int] | None, list[int], 
 def _guidances(task: FlowTask, conditional: bool) -> dict[str, Guidance | None]:
     """The guidances to show, by their titles."""
     guidances: dict[str, Guidance | None] = {"guidance 1" if conditional else "samples": None}
-    if conditional and (task.guidance is not None or task.label_drop or task.condition_drop or task.joint_drop):
+    if conditional and (task.guidance is not None or task.label_drop or task.condition_drop):
         guided = task.guidance or Guidance(EXAGGERATED)
         scales = f"{guided.scale:g}"
         if isinstance(guided, NestedGuidance):
