@@ -1,8 +1,8 @@
 """Take the vocoder out of a Piper voice: python scripts/prepare_piper.py VOICE.onnx --output FOLDER.
 
-A Piper voice (github.com/rhasspy/piper) is a VITS model whose decoder is a HiFi-GAN generator; those of quality "medium"
-have the sizes below. FOLDER gets `g_00000000` and `config.json` as the original HiFi-GAN writes them, for `zoo convert`
-and `--init_from`. The generator takes VITS's 192 latent channels, 256 samples a frame, no mel. Needs `pip install onnx`.
+A Piper voice (github.com/rhasspy/piper) is a VITS model whose decoder is a HiFi-GAN generator; one of quality "medium"
+has the sizes of HiFi-GAN V3. FOLDER gets `g_00000000` and `config.json` as the original HiFi-GAN writes them, for
+`zoo convert` and `--init_from`. The generator takes VITS's 192 latent channels, no mel. Needs `pip install onnx`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SIZES = {
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("voice", type=Path)
     parser.add_argument("--output", type=Path, required=True)

@@ -374,10 +374,11 @@ def test_channels_that_do_not_halve_evenly(tmp_path: Path) -> None:
 
 
 def test_generator_of_other_features(tmp_path: Path) -> None:
-    """A config without mel settings, as of VITS's decoder: an export that takes features, and no checkpoint to train."""
+    """A config without a mel, as of VITS's decoder: an export that takes features, and no checkpoint to train."""
     generator = generator_of().remove_weight_norm_()
     torch.save({"generator": generator.state_dict()}, tmp_path / "g_00000000")
-    config = {key: value for key, value in CONFIG.items() if key not in ("n_fft", "hop_size", "win_size", "fmin", "fmax")}
+    mel = ("n_fft", "hop_size", "win_size", "fmin", "fmax")
+    config = {key: value for key, value in CONFIG.items() if key not in mel}
     (tmp_path / "config.json").write_text(json.dumps(config))
     convert(tmp_path, tmp_path / "ours")
     features = torch.randn(CONFIG["num_mels"], 12, generator=torch.Generator().manual_seed(1))
