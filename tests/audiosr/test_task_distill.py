@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from tests.audiosr.task_parts import AUTOENCODER, Data, Save, denoiser, features, trainer
-from zoo.audiosr.diffusion import CosineDiffusion, time_grid
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.losses import DiffusionStep, DiffusionTerm, Latent
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL, Denoiser, concat
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenDenoiser
 from zoo.audiosr.options import RestoreOptions
+from zoo.audiosr.samplers import time_grid
 from zoo.audiosr.task import ValidationOptions
 from zoo.audiosr.task_distill import DistillationTask
 from zoo.blocks.image import classifier_free_guidance
@@ -127,7 +128,7 @@ def test_student_begins_as_the_teacher_and_brings_its_sampler(tmp_path: Path) ->
     assert task.specs["options"]["restore"] == {
         "sampler": {"class_path": "zoo.audiosr.DDIM", "init_args": {"steps": 2}}, "seed": 3
     }  # fmt: skip
-    assert task.restore.sampler.steps == 2
+    assert task.restore.sampler.steps == 2 and task.validation_sampler is task.restore.sampler
 
 
 def test_resume_goes_on_bit_for_bit(tmp_path: Path) -> None:

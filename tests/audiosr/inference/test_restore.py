@@ -15,13 +15,14 @@ from tests.audiosr.task_parts import AUTOENCODER, RATE, VOCODER, denoiser, featu
 from zoo.audio.corpora.synthetic import SyntheticSpeech
 from zoo.audio.io import files
 from zoo.audiosr.data.simulate import lowpass
-from zoo.audiosr.diffusion import DDIM, CosineDiffusion, DPMSolver
+from zoo.audiosr.diffusion import CosineDiffusion
 from zoo.audiosr.evaluation.evaluate import low_band_si_sdr
 from zoo.audiosr.inference.chunks import clip_mel
 from zoo.audiosr.inference.restore import Restorer
 from zoo.audiosr.nets.denoiser import UNCONDITIONAL
 from zoo.audiosr.nets.frozen import FrozenAutoencoder, FrozenVocoder
 from zoo.audiosr.options import RestoreOptions
+from zoo.audiosr.samplers import DDIM, DPMSolver
 
 SHORT = {"chunk_seconds": 0.8, "overlap_seconds": 0.32}
 FULL = {"chunk_seconds": 1000.0, "overlap_seconds": 0.32}
