@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ from zoo.cli.parser import (
 )
 from zoo.cli.recipes import GROUPS, WrongNameError, compose_arguments, config_files, iterate_keys
 from zoo.cli.resume import choose_run_folder, recipe_name, resolve_checkpoint
-from zoo.common.atomic_files import write_atomic
+from zoo.common.atomic_files import LOCK_NAME, write_atomic
 from zoo.common.configs import check_config_paths
-from zoo.common.locks import lock_folder
+from zoo.common.locks import is_rank_zero, lock_folder
 from zoo.runs import frozen, frozen_files
 from zoo.runs import run_folder as runs
 from zoo.runs.checkpoints import load_checkpoint, parse_step
@@ -141,6 +142,7 @@ class ZooCLI(LightningCLI):
         self.lock_stack = lock_stack
         self.recipe = recipe_name(config_files(args))
         self.folder = Path()
+        self.is_new_folder = False
         self.checkpoint: Path | None = None
         super().__init__(
             ZooTask,
@@ -215,6 +217,7 @@ class ZooCLI(LightningCLI):
         if self.command == "fit" and self.checkpoint is None:  # the run's config says which commit it began with
             self.config["init_from"] = pin_revisions(self.config["init_from"])
         runs.refuse_links(self.folder)
+        self.is_new_folder = not self.folder.exists()
         if self.command == "fit" and self.lock_stack is not None:
             self.lock_stack.enter_context(lock_folder(self.folder, "fit"))
         self.config["trainer.default_root_dir"] = str(self.folder)
@@ -295,6 +298,8 @@ def run(command: str, args: list[str], source_run: Path | None = None) -> int:
                 evaluate = getattr(cli.trainer, command)
                 evaluate(cli.model, cli.datamodule, ckpt_path=str(cli.checkpoint), weights_only=True)
         except Exception as error:
+            if command == "fit" and is_rank_zero():
+                remove_unstarted_run(cli)
             explained = explain_error(error, cli.config.as_dict())
             if not isinstance(explained, ConnectionLostError):  # else it would wait for the lost process
                 _leave_process_group()
@@ -315,6 +320,16 @@ def fit(cli: ZooCLI) -> None:
         if resumed is None:
             start_from_weights(cli)
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resumed, weights_only=True)
+
+
+def remove_unstarted_run(cli: ZooCLI) -> None:
+    """Delete what a new run left that failed before its config was written; `lock_folder` removes the folder."""
+    if cli.is_new_folder and cli.folder.is_dir() and not (cli.folder / runs.CONFIG_NAME).exists():
+        for path in cli.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif not path.name.startswith(LOCK_NAME):
+                path.unlink()
 
 
 def start_from_weights(cli: ZooCLI) -> None:

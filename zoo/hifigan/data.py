@@ -45,7 +45,7 @@ class ValidationSplit:
         train_list: files to train on: lines `id|anything` or paths below `root`, or JSONL with `path`; all when null.
             An entry is a path relative to `root`, with or without suffix, or the end of one clip's path alone.
         val_list: files to validate on, likewise; the last `items` of the sorted corpus when null.
-        items: number of validation clips when there is no list.
+        items: number of validation clips when there is no list; a tenth of a corpus for which it is too large.
         seconds: longest excerpt of a validation clip.
     """
 

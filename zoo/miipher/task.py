@@ -33,6 +33,7 @@ class AdapterTask(SingleOptimizerTask):
 
     inference_class = "zoo.miipher.FeatureExtractor"
     inference_modules = ("encoder",)
+    usage_command = "zoo fit FINETUNE_RECIPE --init_from '[{run}, VOCODER_RUN]'"
 
     def __init__(
         self,

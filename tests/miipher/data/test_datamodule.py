@@ -157,7 +157,6 @@ def test_wrong_options_are_refused(corpus: Path) -> None:
     for match, make in (
         (r"degradation\.noise", lambda: SpeechData(degradation=DegradationOptions(noise="nowhere"))),
         ("24010", lambda: VocoderSegments(sample_rate=24010)),
-        ("not both", lambda: SpeechData(folder, degraded=folder, degradation=noisy("noise"))),
         ("val_degraded", lambda: SpeechData(folder, degraded=folder, val_root=folder)),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=match):

@@ -46,7 +46,7 @@ class SpeakerSplit:
 
     Args:
         speakers: whose clips they are; none takes the last `items` of the sorted corpus.
-        items: number of validation clips when no speakers are named.
+        items: number of validation clips when no speakers are named; a tenth of a corpus for which it is too large.
         seconds: longest excerpt of a validation clip.
     """
 
@@ -93,7 +93,7 @@ class SpeechData(ZooDataModule):
         kind: its layout; auto detects it.
         degraded: folder of degraded versions, the tree mirrored, as `zoo degrade` writes it, or flat where stems are
             unique; of the clean clip's length within 20 ms. Null degrades on the spot.
-        degradation: on the spot.
+        degradation: on the spot; not used where `degraded` is given.
         val_root: folder of clean speech for validation, such as `val/clean` of `zoo degrade`; `root` is then for
             training alone.
         val_degraded: folder of its degraded versions.
@@ -124,10 +124,8 @@ class SpeechData(ZooDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, seed=seed)
-        if degraded is not None and degradation.degrader is not None:
-            raise ValueError(
-                "data: give either degraded (versions made before) or degradation.degrader (on the spot), not both"
-            )
+        if degraded is not None:
+            degradation = DEFAULT_DEGRADATION
         self.rates = [SAMPLE_RATE]  # of the clean corpus, in Hz
         optional = corpus.embedded_if_missing
         self.root = find_data_folder("root", root, optional)

@@ -26,6 +26,7 @@ from zoo.common.journal import Journal, begin_output
 from zoo.common.locks import writes_into
 
 SPLITS = ("val", "train")
+MAX_VAL_ITEMS = 600
 QUIET_PEAK = 2.0**-6  # recordings below it (-36 dBFS) are written with 32 bits
 Row = dict[str, Any]
 
@@ -172,7 +173,7 @@ def degrade(
     copies: int = 4,
     sample_rate: int = 22050,
     seed: int = 172957,
-    val_items: int = 600,
+    val_items: int | None = None,
     workers: int = 0,
     recipe: Literal["miipher2_offline", "open_miipher"] = "miipher2_offline",
     degrader: Degrader | None = None,
@@ -192,7 +193,7 @@ def degrade(
         copies: degraded copies of each utterance.
         sample_rate: of the degraded audio in Hz.
         seed: of the split and of all randomness.
-        val_items: utterances of the shuffled corpus that go to val/.
+        val_items: utterances of the shuffled corpus that go to val/; a tenth, at most 600, when not given.
         workers: processes; 0 works in this one.
         recipe: miipher2_offline (noise, reverb for half, a codec) or open_miipher (up to 3 of 4 steps in any order).
         degrader: settings of your own instead of the recipe, e.g. --degrader.steps '[reverb, noise, codec]'.
@@ -202,10 +203,12 @@ def degrade(
         Counts: done, failed, skipped (copies that were there), bad_files.
     """
     check_at_least(1, copies=copies, sample_rate=sample_rate)
-    check_at_least(0, workers=workers, val_items=val_items)
+    check_at_least(0, workers=workers, val_items=val_items or 0)
     if output.resolve().is_relative_to(clean.resolve()):
         raise ValueError(f"output {output} lies in the corpus {clean}; choose a folder outside")
     utterances = list_utterances(clean, kind)
+    if val_items is None:
+        val_items = min(MAX_VAL_ITEMS, len(utterances) // 10 or 1)
     jobs = assign_copies(utterances, copies, seed, val_items)
     noises = _load_noises(noise, cache, sample_rate)
     rirs = rooms.load_rirs(rir, sample_rate, 200)
